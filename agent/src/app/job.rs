@@ -101,6 +101,11 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let (crew, together) = match plan.hosts {
         None => (crew, None),
         Some(hosts) => match come_together(hosts, crew, &plan.settings, &mut signals, &terminal).await? {
+            (_, Together::Over { exit, why }) => {
+                terminal.say(format!("the job ended before this host had a place in it: {why}"));
+                terminal.flush(Duration::from_millis(500));
+                return Ok(exit);
+            }
             (_, Together::Stopped(signal)) => {
                 terminal.say(format!("signal {signal} before all hosts had joined: nothing was started"));
                 terminal.flush(Duration::from_millis(500));
@@ -231,6 +236,13 @@ fn launch(run_id: &str) -> String {
     format!("{run_id}@{}.{:x}", std::process::id(), clock::now().wall.0)
 }
 
+/// What no other launcher is called, with letters that keys of the coordination store may have.
+fn launcher_name(host: &str) -> String {
+    let fits = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
+    let host: String = host.chars().take(64).map(fits).collect();
+    format!("{host}_{}_{:x}", std::process::id(), clock::now().wall.0)
+}
+
 fn crew(settings: &Settings, places: &Places) -> anyhow::Result<Crew> {
     let checkpoint_dir = match &settings.checkpoint_dir {
         Some(directory) => std::path::absolute(directory)
@@ -280,7 +292,7 @@ async fn come_together(
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         run_id: settings.run_id.clone(),
-        launcher: format!("{}#{}", host.to_string_lossy(), crew.launch),
+        launcher: launcher_name(&host.to_string_lossy()),
         host: host.to_string_lossy().into_owned(),
         address: gather::local_address(&hosts),
         node_rank: hosts.node_rank,
@@ -288,6 +300,7 @@ async fn come_together(
         hosts: hosts.hosts,
         program: program::hash(&settings.command),
         have: (0, 0),
+        have_of: String::new(),
     };
     crew.launcher = Some(crew.launch.clone());
     if settings.checkpoint_dir.is_none() {
@@ -298,7 +311,8 @@ async fn come_together(
         );
     }
     let say = |text: String| terminal.say(text);
-    let together = gather::gather(hosts, join, signals, &say).await?;
+    let names = (crew.job.clone(), crew.launch.clone());
+    let together = gather::gather(hosts, join, names, &crew.run_dir, signals, &say).await?;
     if let Some(seat) = together.seat() {
         crew.seat = seat.clone();
         let last = seat.first_rank + settings.local_world_size.saturating_sub(1);

@@ -124,7 +124,7 @@ pub struct Args {
         hide_short_help = true
     )]
     rdzv_id: Option<String>,
-    /// How hosts find each other: static (numbered hosts) or c10d
+    /// How hosts find each other: static (numbered hosts), c10d, or etcd (a cluster of etcd)
     ///
     /// Default: static, or c10d if --rdzv-endpoint is given without --node-rank. Not needed with one host.
     #[arg(
@@ -136,8 +136,10 @@ pub struct Args {
         hide_short_help = true
     )]
     rdzv_backend: Option<String>,
-    /// Address of one of the hosts, where all hosts meet; its launcher leads the job
+    /// Where all hosts meet: one host, three or five hosts of the job, or etcd
     ///
+    /// With one host its launcher coordinates the job, which does not survive the loss of that host. With three or five,
+    /// HOST:PORT,HOST:PORT,…, their launchers run etcd between them. https://HOST:PORT needs --rdzv-backend etcd.
     /// With one host and the static backend it sets MASTER_ADDR and MASTER_PORT.
     #[arg(
         long,
@@ -148,7 +150,9 @@ pub struct Args {
         hide_short_help = true
     )]
     rdzv_endpoint: Option<String>,
-    /// Settings for several hosts: join_timeout, last_call_timeout (seconds), token, is_host
+    /// Settings for several hosts: join_timeout, last_call_timeout, lease (seconds), token, is_host
+    ///
+    /// With etcd also user, password, cacert, cert and key.
     #[arg(
         long,
         alias = "rdzv_conf",

@@ -40,16 +40,20 @@ pub enum FromLeader {
     },
 }
 
-/// Keeps a connection to the leader for as long as somebody reads the events. `join` is sent first on each one.
+/// Keeps a connection to the leader at one of its addresses, for as long as somebody reads the events. `join` is sent first
+/// on each one.
 pub async fn keep(
-    leader: (String, u16),
+    addresses: Vec<String>,
     token: Token,
     join: watch::Receiver<Join>,
     events: mpsc::Sender<FromLeader>,
 ) {
     let mut pause = RETRY.0;
-    while !events.is_closed() {
-        let ended = one(&leader, &token, &join, &events).await;
+    for address in addresses.iter().cycle() {
+        if events.is_closed() {
+            return;
+        }
+        let ended = one(address, &token, &join, &events).await;
         let (connected, why) = match ended {
             Ok(()) => return,
             Err(ended) => ended,
@@ -64,13 +68,13 @@ pub async fn keep(
 
 /// One connection, from its first try to its end. Whether it was made, and why it ended.
 async fn one(
-    (host, port): &(String, u16),
+    address: &str,
     token: &Token,
     join: &watch::Receiver<Join>,
     events: &mpsc::Sender<FromLeader>,
 ) -> Result<(), (bool, String)> {
     let unmade = |error: StreamError| (false, error.to_string());
-    let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect((host.as_str(), *port)));
+    let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect(address));
     let stream = connecting.await.map_err(|_| unmade(StreamError::Silent(CONNECTED_WITHIN)))?;
     let mut stream = stream.map_err(|error| unmade(error.into()))?;
     stream.set_nodelay(true).map_err(|error| unmade(error.into()))?;

@@ -55,31 +55,38 @@ pub enum FromHost {
 pub struct Listener {
     /// What arrives.
     pub events: mpsc::Receiver<FromHost>,
-    address: SocketAddr,
     task: JoinHandle<()>,
 }
 
-impl Listener {
-    /// Listens on this port of all addresses.
+/// A port that is taken, at which no one is answered yet.
+#[derive(Debug)]
+pub struct Bound(TcpListener);
+
+impl Bound {
+    /// Takes a free port of all addresses.
     ///
     /// # Errors
-    /// The port is in use, or reserved.
-    pub async fn bind(port: u16, token: Token) -> io::Result<Listener> {
+    /// There is none.
+    pub async fn new() -> io::Result<Bound> {
         // Both families where there is IPv6.
-        let listener = match TcpListener::bind(("::", port)).await {
-            Ok(listener) => listener,
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
-            Err(_) => TcpListener::bind(("0.0.0.0", port)).await?,
-        };
-        let address = listener.local_addr()?;
-        let (sender, events) = mpsc::channel(1024);
-        let task = tokio::spawn(accept(listener, token, sender));
-        Ok(Listener { events, address, task })
+        match TcpListener::bind("[::]:0").await {
+            Ok(listener) => Ok(Bound(listener)),
+            Err(_) => TcpListener::bind("0.0.0.0:0").await.map(Bound),
+        }
     }
 
-    /// Where it listens.
-    pub fn port(&self) -> u16 {
-        self.address.port()
+    /// The port.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn port(&self) -> io::Result<u16> {
+        self.0.local_addr().map(|address| address.port())
+    }
+
+    /// Answers those who know the token.
+    pub fn listen(self, token: Token) -> Listener {
+        let (sender, events) = mpsc::channel(1024);
+        Listener { events, task: tokio::spawn(accept(self.0, token, sender)) }
     }
 }
 

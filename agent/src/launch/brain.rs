@@ -3,7 +3,7 @@
 //! All that happens on this host goes through `step`, and all that is to be done here comes out as a [`Task`]. With one host
 //! the job is driven directly.
 
-use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::progress::goodput::Ledger;
@@ -22,6 +22,8 @@ pub(super) enum Brain {
     Alone(Box<Job>),
     Leading(Box<Leading>),
     Following(Box<Following>),
+    /// For the moment in which a follower becomes the leader, and after the end.
+    Gone,
 }
 
 /// What the hands of this launcher are to do.
@@ -39,7 +41,7 @@ impl Brain {
         match self {
             Brain::Alone(job) => Some(job),
             Brain::Leading(leading) => Some(&leading.job),
-            Brain::Following(_) => None,
+            Brain::Following(_) | Brain::Gone => None,
         }
     }
 
@@ -47,7 +49,16 @@ impl Brain {
         match self {
             Brain::Alone(job) => Some(job),
             Brain::Leading(leading) => Some(&mut leading.job),
-            Brain::Following(_) => None,
+            Brain::Following(_) | Brain::Gone => None,
+        }
+    }
+
+    /// The process of the coordination store that runs on this host.
+    pub(super) fn store_process(&self) -> Option<Pid> {
+        match self {
+            Brain::Leading(leading) => leading.meeting.store_process(),
+            Brain::Following(following) => following.meeting.store_process(),
+            Brain::Alone(_) | Brain::Gone => None,
         }
     }
 
@@ -58,8 +69,12 @@ impl Brain {
     /// How the job went.
     pub(super) fn summary(&self, at: Mono, exit: i32) -> Summary {
         let told = match self {
+            Brain::Leading(leading) if leading.deposed => {
+                let reason = "another launcher leads the job, or this host is cut off".to_owned();
+                Some(Summary { exit, reason, ..leading.job.summary(at) })
+            }
             Brain::Following(following) => following.summary.clone(),
-            Brain::Alone(_) | Brain::Leading(_) => self.job().map(|job| job.summary(at)),
+            Brain::Alone(_) | Brain::Leading(_) | Brain::Gone => self.job().map(|job| job.summary(at)),
         };
         told.unwrap_or_else(|| Summary {
             exit,
@@ -81,18 +96,20 @@ impl Launcher {
                 job.step(at, input, &mut out);
                 self.publish(at, out);
             }
+            Brain::Leading(leading) if leading.deposed => self.see_deposed(at, input),
             Brain::Leading(leading) => {
                 leading.see(at, input);
                 self.lead(at);
             }
             Brain::Following(_) => self.report_input(at, input),
+            Brain::Gone => {}
         }
     }
 
     /// Reports what only leaders want to know.
     pub(super) fn report(&mut self, at: Mono, report: Report) {
         match &mut self.brain {
-            Brain::Alone(_) => {}
+            Brain::Alone(_) | Brain::Gone => {}
             Brain::Leading(leading) => {
                 leading.report_of_mine(at, report);
                 self.lead(at);

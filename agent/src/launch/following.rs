@@ -1,7 +1,10 @@
 //! Another launcher leads: what is seen here goes to it, and what it orders is done here. Its journal is written here as
 //! well, so that each host shows the whole job.
 
-use mainstay_core::base::time::{Mono, Span, Stamp};
+use std::collections::VecDeque;
+
+use mainstay_coord::Leader;
+use mainstay_core::base::time::{Mono, Stamp};
 use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::{Mapping, times};
 use mainstay_core::recovery::hosts::sequence::{Inbox, Outbox, Received};
@@ -9,18 +12,22 @@ use mainstay_core::recovery::hosts::wire::{Command, Down, Join, Report, Seat, Up
 use mainstay_core::recovery::job::{Input, StopWhy, Summary};
 use tokio::sync::{mpsc, watch};
 
-use crate::hosts::connect::FromLeader;
+use crate::hosts::connect::{self, FromLeader};
+use crate::hosts::listen::Listener;
 use crate::launch::brain::{Brain, Task};
-use crate::launch::gather::Aborting;
-use crate::launch::hosts::HostsPlan;
+use crate::launch::hosts::{Aborting, HostsPlan};
+use crate::launch::meeting::{FromStore, Meeting, exit_of};
 use crate::launch::shell::Launcher;
 use crate::os::clock;
 
 /// Reports that the leader has not acknowledged; with more this host counts as cut off.
 const REPORTS: usize = 16_384;
 
-/// A launcher without a leader for so long stops its ranks.
-const LEASE: Span = Span::seconds(10);
+/// A launcher that the store answers waits for another leader for so many leases.
+const LEASES: u64 = 3;
+
+/// What a host has seen of an attempt is kept for the next leader, so much of it at most.
+const LOG: usize = 65_536;
 
 /// What a follower starts with.
 #[derive(Debug)]
@@ -31,6 +38,10 @@ pub struct Followed {
     pub job: String,
     /// The job's launch for ranks of all hosts.
     pub launch: String,
+    /// The leader's epoch.
+    pub epoch: u64,
+    /// Who leads.
+    pub leader: Leader,
     /// What arrives from the leader.
     pub events: mpsc::Receiver<FromLeader>,
     /// The way to it, while there is one.
@@ -43,6 +54,10 @@ pub struct Followed {
     pub plan: HostsPlan,
     /// The task that keeps the connection.
     pub task: Aborting,
+    /// The group of the job.
+    pub meeting: Meeting,
+    /// Where followers would come, should this launcher lead.
+    pub listener: Listener,
 }
 
 /// What a follower has.
@@ -52,23 +67,54 @@ pub(super) struct Following {
     to: Option<mpsc::Sender<Up>>,
     clock: Mapping,
     join: watch::Sender<Join>,
-    plan: HostsPlan,
-    _task: Aborting,
+    pub(super) plan: HostsPlan,
+    task: Aborting,
+    pub(super) meeting: Meeting,
+    listener: Listener,
+    leader: Leader,
+    /// Orders of a lower epoch are refused.
+    epoch: u64,
+    seat: Seat,
     outbox: Outbox<(Mono, Report)>,
     inbox: Inbox,
+    /// What was seen of the current attempt, by the clock here: a new leader has it told again.
+    log: VecDeque<(Mono, Report)>,
+    /// A new leader has not been told yet what was seen before.
+    catches_up: bool,
     /// The newest entry of the leader's journal that was written here.
     entries: u64,
+    /// The newest entry here when the present leader began.
+    since: u64,
     gone: Option<Mono>,
     /// Whether the leader was given up.
     pub(super) cut_off: bool,
     /// What this host's journal says of the job.
-    spec: JobSpec,
+    pub(super) spec: JobSpec,
     pub(super) summary: Option<Summary>,
+}
+
+/// What a follower takes with it when it leads.
+pub(super) struct Parts {
+    pub(super) plan: HostsPlan,
+    pub(super) meeting: Meeting,
+    pub(super) listener: Listener,
+    pub(super) leader: String,
+    pub(super) since: u64,
+    pub(super) log: VecDeque<(Mono, Report)>,
+}
+
+/// What comes from outside to a follower.
+#[derive(Debug)]
+pub(super) enum ToFollower {
+    Leader(FromLeader),
+    Store(FromStore),
 }
 
 impl Following {
     pub(super) fn new(followed: Followed, spec: JobSpec) -> Following {
-        let Followed { events, to, clock, join, plan, task, .. } = followed;
+        let Followed { seat, epoch, leader, events, to, clock, join, plan, task, meeting, listener, .. } =
+            followed;
+        join.send_modify(|join| join.have_of.clone_from(&leader.launch));
         Following {
             events,
             gone: to.is_none().then(clock::mono),
@@ -76,21 +122,74 @@ impl Following {
             clock,
             join,
             plan,
-            _task: task,
+            task,
+            meeting,
+            listener,
+            leader,
+            epoch,
+            seat,
             outbox: Outbox::new(REPORTS),
             inbox: Inbox::default(),
+            log: VecDeque::new(),
+            catches_up: false,
             entries: 0,
+            since: 0,
             cut_off: false,
             spec,
             summary: None,
         }
     }
 
-    pub(super) async fn next(&mut self) -> FromLeader {
-        match self.events.recv().await {
-            Some(event) => event,
-            None => std::future::pending().await,
+    pub(super) fn into_parts(self) -> Parts {
+        let Following { plan, meeting, listener, leader, since, log, .. } = self;
+        Parts { plan, meeting, listener, leader: leader.launch, since, log }
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.gone.is_none()
+    }
+
+    /// The next message of the leader or of the store.
+    pub(super) async fn next(&mut self) -> ToFollower {
+        loop {
+            tokio::select! {
+                Some(event) = self.events.recv() => return ToFollower::Leader(event),
+                news = self.meeting.next() => return ToFollower::Store(news),
+                // Whoever takes this launcher for the leader is not answered.
+                Some(_) = self.listener.events.recv() => {}
+            }
         }
+    }
+
+    /// Keeps what was seen for a leader to come. What is of earlier attempts is decided.
+    fn keep(&mut self, at: Mono, report: &Report) {
+        if let Report::Fact { fact: Fact::AttemptStarted { .. } | Fact::StartFailed { .. } } = report {
+            self.log.retain(|(_, report)| matches!(report, Report::Fact { fact: Fact::StopRequested { .. } }));
+        }
+        // Steps are many, and the next ones tell of those before. That an attempt has ended is asked for again by whoever has
+        // it stopped: an old answer would be taken for the new one.
+        let again = match report {
+            Report::Steps { .. } | Report::Opened { .. } => false,
+            Report::Fact { fact } => !matches!(fact, Fact::AttemptEnded { .. }),
+            Report::Role { .. } => true,
+        };
+        if again && self.log.len() < LOG {
+            self.log.push_back((at, report.clone()));
+        }
+    }
+
+    /// Follows another leader.
+    fn follow(&mut self, leader: Leader, since: u64) {
+        let (sender, events) = mpsc::channel(1024);
+        self.events = events;
+        let (addresses, token) = (leader.addresses.clone(), self.meeting.token.clone());
+        self.task =
+            Aborting(tokio::spawn(connect::keep(addresses, token, self.join.subscribe(), sender)));
+        (self.to, self.gone, self.since) = (None, Some(clock::mono()), since);
+        (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
+        (self.clock, self.catches_up) = (Mapping::default(), true);
+        self.epoch = leader.epoch;
+        self.leader = leader;
     }
 
     /// A way that takes no more is given up; another connection is made.
@@ -99,6 +198,13 @@ impl Following {
             self.to = None;
             self.gone.get_or_insert(clock::mono());
         }
+    }
+
+    /// A leader that was replaced and does not know it: its connection is ended.
+    fn refuse_epoch(&mut self, epoch: u64) {
+        tracing::warn!(epoch, now = self.epoch, "orders of a leader that was replaced are refused");
+        self.to = None;
+        self.gone.get_or_insert(clock::mono());
     }
 
     fn send_again(&mut self) {
@@ -112,7 +218,20 @@ impl Following {
 
     fn remember(&self) {
         let have = (self.inbox.have(), self.entries);
-        self.join.send_modify(|join| join.have = have);
+        self.join.send_modify(|join| {
+            join.have = have;
+            join.have_of.clone_from(&self.leader.launch);
+        });
+    }
+
+    /// Tells a new leader what was seen of the current attempt.
+    fn catch_up(&mut self) {
+        self.catches_up = false;
+        for (at, report) in self.log.clone() {
+            // No more than what a leader that lives leaves unread.
+            let _ = self.outbox.push((self.clock.to_leader(at), self.clock.report(report)));
+        }
+        self.send_again();
     }
 }
 
@@ -154,8 +273,7 @@ impl Launcher {
                 return self.publish_body(at, Body::Fact(fact.clone()));
             }
         }
-        let at = following.clock.to_leader(at);
-        if let Some(report) = Report::of(following.clock.input(input)) {
+        if let Some(report) = Report::of(input) {
             self.report_up(at, report);
         }
     }
@@ -163,6 +281,11 @@ impl Launcher {
     /// Sends a report, now or when there is a connection again.
     pub(super) fn report_up(&mut self, at: Mono, report: Report) {
         let Brain::Following(following) = &mut self.brain else { return };
+        following.keep(at, &report);
+        if following.catches_up {
+            return;
+        }
+        let (at, report) = (following.clock.to_leader(at), following.clock.report(report));
         match following.outbox.push((at, report.clone())) {
             Ok(number) => following.send(Up::Report { number, at, report }),
             // Far more than a leader that lives leaves unread.
@@ -182,9 +305,12 @@ impl Launcher {
                 following.to = None;
                 if following.gone.is_none() {
                     following.gone = Some(clock::mono());
-                    let endpoint = following.plan.endpoint();
+                    let host = &following.leader.host;
                     self.terminal
-                        .say(format!("no connection to the leader at {endpoint}: {why}; the ranks go on"));
+                        .say(format!("no connection to the leader on host {host}: {why}; the ranks go on"));
+                }
+                if !following.cut_off {
+                    following.meeting.campaign();
                 }
             }
             FromLeader::Said { at, down } => self.said_by_leader(at, down),
@@ -194,17 +320,29 @@ impl Launcher {
     fn said_by_leader(&mut self, received: Mono, down: Down) {
         let Brain::Following(following) = &mut self.brain else { return };
         match down {
-            Down::Welcome { have, .. } => {
-                following.gone = None;
-                following.outbox.acknowledged(have);
-                following.send_again();
+            Down::Welcome { epoch, .. } if epoch < following.epoch => following.refuse_epoch(epoch),
+            Down::Welcome { seat, .. } if seat != following.seat => {
+                self.terminal.say("the leader has given this host's place to another one".to_owned());
+                self.cut_off();
+            }
+            Down::Welcome { have, epoch, .. } => {
+                (following.gone, following.epoch) = (None, epoch);
+                following.meeting.stand_down();
+                if following.catches_up {
+                    following.entries = 0;
+                    following.remember();
+                } else {
+                    following.outbox.acknowledged(have);
+                    following.send_again();
+                }
             }
             Down::Refused { why } => {
                 self.terminal.say(format!("the leader refuses this host: {why}"));
                 self.cut_off();
             }
             Down::Waiting { told } => self.terminal.say(told),
-            Down::Command { number, command } => match following.inbox.receive(number) {
+            Down::Command { epoch, .. } if epoch < following.epoch => following.refuse_epoch(epoch),
+            Down::Command { number, command, .. } => match following.inbox.receive(number) {
                 Received::New => {
                     following.send(Up::Received { number });
                     following.remember();
@@ -232,28 +370,70 @@ impl Launcher {
             }
             Down::Entry { .. } => {}
             Down::Received { number } => following.outbox.acknowledged(number),
-            Down::Beat { sent, at } => following.clock.round_trip(sent, at, received),
+            Down::Beat { sent, at } => {
+                following.clock.round_trip(sent, at, received);
+                if following.catches_up && following.gone.is_none() {
+                    following.catch_up();
+                }
+            }
         }
     }
 
-    /// A follower that has had no leader for too long ends by itself.
+    /// News from the store for a follower.
+    pub(super) fn hear_store_as_follower(&mut self, news: FromStore) {
+        let newest = self.board.reader().newest();
+        let Brain::Following(following) = &mut self.brain else { return };
+        match news {
+            FromStore::Leader(Some(leader)) if following.meeting.is_me(&leader) => {}
+            FromStore::Leader(Some(leader)) if leader.launch == following.leader.launch => {
+                following.epoch = following.epoch.max(leader.epoch);
+            }
+            FromStore::Leader(Some(leader)) if leader.epoch > following.epoch => {
+                self.terminal
+                    .say(format!("host {} leads the job now (epoch {})", leader.host, leader.epoch));
+                following.follow(leader, newest);
+            }
+            FromStore::Elected(elected) => self.take_over(elected),
+            // The leader itself says so, where there is a connection to it.
+            FromStore::Ended(ended) if !following.is_connected() && !following.cut_off => {
+                self.terminal.say(format!("the job has ended: {}", ended.why));
+                self.exit = Some(exit_of(&ended));
+            }
+            FromStore::Trouble(why) => self.terminal.say(why),
+            FromStore::Leader(_) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {}
+        }
+    }
+
+    /// A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the store answers, the
+    /// leader may be lost, and its lease not over yet: a store that elects a leader of its own makes leases longer.
     pub(super) fn look_for_leader(&mut self) {
         let Brain::Following(following) = &mut self.brain else { return };
-        let now = clock::mono();
-        if following.cut_off || following.gone.is_none_or(|since| now.since(since) < LEASE) {
+        let (now, lease) = (clock::mono(), following.plan.lease());
+        if following.cut_off || following.gone.is_none_or(|since| now.since(since) < lease) {
+            return;
+        }
+        let waits = match following.meeting.silent_for() {
+            Some(silent) => silent < following.plan.lease,
+            None => {
+                let led = following.meeting.leader().is_some_and(|leader| !following.meeting.is_me(leader));
+                !led || following.gone.is_none_or(|since| now.since(since).0 < LEASES.saturating_mul(lease.0))
+            }
+        };
+        if waits {
             return;
         }
         let endpoint = following.plan.endpoint();
         self.terminal.say(format!(
-            "no leader at {endpoint} for {LEASE}: the ranks of this host are stopped. Start the job again on all hosts"
+            "no leader at {endpoint} for {lease}: the ranks of this host are stopped. Start the job again on all hosts"
         ));
         self.cut_off();
     }
 
-    fn cut_off(&mut self) {
+    pub(super) fn cut_off(&mut self) {
         let (attempt, hand_back) = (self.attempt, self.settings.policy.hand_back_exit);
         let Brain::Following(following) = &mut self.brain else { return };
         following.cut_off = true;
+        following.meeting.stand_down();
         if self.ranks.iter().any(|rank| rank.exit.is_none()) {
             self.tasks.push_back(Task::Command(Command::Stop {
                 attempt,

@@ -1,25 +1,37 @@
-//! Before the first round: the hosts of the job come together. The host whose address is the endpoint leads and waits for
-//! the others; those connect to it. The terminal of each shows who is missing.
+//! Before the first round: the hosts of the job come together. They meet in the coordination store; one of them is elected
+//! and waits for the others, which connect to it. The terminal of each shows who is missing.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use mainstay_coord::{Ended, Leader};
 use mainstay_core::recovery::hosts::clock::Mapping;
+use mainstay_core::base::id::Attempt;
+use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::round::{self, Lacking, Member, Seated};
-use mainstay_core::recovery::hosts::wire::{Down, Join, Seat};
+use mainstay_core::recovery::hosts::wire::{Down, Join, Seat, Up};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::hosts::Token;
 use crate::hosts::connect::{self, FromLeader};
-use crate::hosts::listen::{FromHost, Listener};
+use crate::hosts::listen::{Bound, FromHost, Listener};
 use crate::launch::following::Followed;
-use crate::launch::hosts::HostsPlan;
+use crate::launch::hosts::{Aborting, HostsPlan};
 use crate::launch::leading::protocol;
+use crate::launch::meeting::{Elected, FromStore, Meeting, Office, exit_of};
+use crate::launch::store_access;
+use crate::os::clock;
 
 /// The same line is not printed more often.
 const TOLD_EVERY: Duration = Duration::from_secs(30);
+
+/// A launcher without a seat looks this often whether it may stand for election.
+const MAY_LEAD_EVERY: Duration = Duration::from_secs(1);
+
+/// The number of the record that has the first round.
+pub(super) const FIRST_RECORD: u64 = 1;
 
 /// What a leader starts with.
 #[derive(Debug)]
@@ -34,10 +46,12 @@ pub struct Gathered {
     pub connections: Vec<(String, u64, mpsc::Sender<Down>)>,
     /// Launchers beyond the round.
     pub spares: Vec<(Member, u64, mpsc::Sender<Down>)>,
-    /// `MASTER_ADDR` of all ranks.
-    pub master_addr: String,
     /// What was asked for.
     pub plan: HostsPlan,
+    /// The group of the job.
+    pub meeting: Meeting,
+    /// Where this leader writes.
+    pub office: Office,
 }
 
 /// How a launcher takes part.
@@ -49,6 +63,13 @@ pub enum Together {
     Following(Box<Followed>),
     /// It was asked to stop by this signal while it waited.
     Stopped(i32),
+    /// The job ended without it.
+    Over {
+        /// The status of the job.
+        exit: i32,
+        /// Why it ended.
+        why: String,
+    },
 }
 
 impl Together {
@@ -59,53 +80,112 @@ impl Together {
                 gathered.round.get(gathered.me as usize).map(|seated| &seated.seat)
             }
             Together::Following(followed) => Some(&followed.seat),
-            Together::Stopped(_) => None,
+            Together::Stopped(_) | Together::Over { .. } => None,
         }
     }
 }
 
-/// Waits until all hosts are there.
+/// What one try to come together came to.
+enum Outcome {
+    /// This launcher leads; the round is stored.
+    Round(Vec<Seated>, Vec<Waiting>, Office),
+    /// It has a seat.
+    Seated(Box<Welcomed>),
+    /// Another launcher leads now, or none.
+    Again,
+    Stopped(i32),
+    Over(Ended),
+}
+
+struct Welcomed {
+    seat: Seat,
+    job: String,
+    launch: String,
+    epoch: u64,
+    leader: Leader,
+    events: mpsc::Receiver<FromLeader>,
+    to: Option<mpsc::Sender<Up>>,
+    clock: Mapping,
+    join: watch::Sender<Join>,
+    task: Aborting,
+}
+
+/// Waits until all hosts are there. `names` are the job and its launch, should this launcher lead; `directory` is for the
+/// data of a store that runs here.
 ///
 /// # Errors
 /// They did not come in time, or this one cannot take part; in words that say what to check.
 pub async fn gather(
     plan: HostsPlan,
-    join: Join,
+    mut join: Join,
+    names: (String, String),
+    directory: &Path,
     signals: &mut mpsc::Receiver<i32>,
     say: &impl Fn(String),
 ) -> anyhow::Result<Together> {
-    let token = Token::of(&join.run_id, plan.token.as_deref());
-    if !may_lead(&plan) {
-        return follow(plan, join, token, signals, say).await;
-    }
-    match Listener::bind(plan.endpoint.1, token.clone()).await {
-        Ok(listener) => lead(plan, join, listener, signals, say).await,
-        // Another launcher of this host has the port: it leads.
-        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && plan.node_rank.is_none() => {
-            follow(plan, join, token, signals, say).await
+    let timeout = Instant::now() + Duration::from_nanos(plan.join_timeout.0);
+    let bound = Bound::new().await.context("listening for the other hosts")?;
+    let port = bound.port().context("listening for the other hosts")?;
+    join.address = store_access::address(&plan, &join);
+    let mut meeting = tokio::select! {
+        meeting = Meeting::open(&plan, &join, port, directory, say) => meeting?,
+        Some(signal) = signals.recv() => return Ok(Together::Stopped(signal)),
+    };
+    let mut listener = bound.listen(meeting.token.clone());
+    let mut elected = None;
+    loop {
+        let gathering = Gathering { plan: &plan, join: &join, names: &names, timeout };
+        let outcome = match (elected.take(), meeting.leader().cloned()) {
+            (Some(elected), _) => {
+                gathering.lead(elected, &mut meeting, &mut listener, signals, say).await?
+            }
+            (None, Some(leader)) if !meeting.is_me(&leader) => {
+                gathering.follow(leader, &mut meeting, &mut listener, signals, say).await?
+            }
+            (None, _) => gathering.stand(&mut meeting, &mut elected, signals).await?,
+        };
+        match outcome {
+            Outcome::Again => {}
+            Outcome::Stopped(signal) => {
+                meeting.leave_early("it was asked to stop before the job began").await;
+                return Ok(Together::Stopped(signal));
+            }
+            Outcome::Over(ended) => {
+                return Ok(Together::Over { exit: exit_of(&ended), why: ended.why });
+            }
+            Outcome::Round(round, waiting, office) => {
+                meeting.take_seat();
+                let gathered = gathered(plan, &join, round, listener, waiting, (meeting, office));
+                return Ok(Together::Leading(Box::new(gathered)));
+            }
+            Outcome::Seated(welcomed) => {
+                meeting.take_seat();
+                let Welcomed { seat, job, launch, epoch, leader, events, to, clock, join, task } = *welcomed;
+                return Ok(Together::Following(Box::new(Followed {
+                    seat,
+                    job,
+                    launch,
+                    epoch,
+                    leader,
+                    events,
+                    to,
+                    clock,
+                    join,
+                    plan,
+                    task,
+                    meeting,
+                    listener,
+                })));
+            }
         }
-        Err(error) => Err(error).with_context(|| {
-            format!(
-                "listening on port {} for the other hosts (--master-port, or the port of --rdzv-endpoint)",
-                plan.endpoint.1
-            )
-        }),
     }
 }
 
-/// Whether this is the host whose address is the endpoint.
-fn may_lead(plan: &HostsPlan) -> bool {
-    match (plan.node_rank, plan.is_host) {
-        (Some(rank), _) => rank == 0,
-        (None, Some(is_host)) => is_host,
-        (None, None) => is_here(&plan.endpoint.0),
-    }
-}
-
-/// Whether a name is of this host: an address can be bound only where it is.
-fn is_here(host: &str) -> bool {
-    let Ok(addresses) = (host, 0).to_socket_addrs() else { return false };
-    addresses.into_iter().any(|address: SocketAddr| TcpListener::bind(address).is_ok())
+struct Gathering<'a> {
+    plan: &'a HostsPlan,
+    join: &'a Join,
+    names: &'a (String, String),
+    timeout: Instant,
 }
 
 /// Why a launcher cannot take part, whatever its seat; none if it can.
@@ -143,68 +223,218 @@ struct Waiting {
     to: mpsc::Sender<Down>,
 }
 
-async fn lead(
-    plan: HostsPlan,
-    mine: Join,
-    mut listener: Listener,
-    signals: &mut mpsc::Receiver<i32>,
-    say: &impl Fn(String),
-) -> anyhow::Result<Together> {
-    let (least, most) = plan.hosts;
-    let me = Member { leads: true, ..member(&mine) };
-    let mut waiting: Vec<Waiting> = Vec::new();
-    let began = Instant::now();
-    let timeout = began + Duration::from_nanos(plan.join_timeout.0);
-    let mut enough_since: Option<Instant> = None;
-    say(format!(
-        "this host leads at port {}; if it is lost, the job is: the other hosts then exit with status 75",
-        listener.port()
-    ));
-    let mut told = String::new();
-    loop {
-        let members: Vec<Member> =
-            std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
-        let joined = u32::try_from(members.len()).unwrap_or(u32::MAX);
-        let last_call_over =
-            enough_since.is_some_and(|since| since.elapsed() >= Duration::from_nanos(plan.last_call.0));
-        let hosts = if joined < most && last_call_over { joined.max(least) } else { most };
-        let lacking = match round::first(&members, hosts) {
-            Ok(round) => {
-                return Ok(Together::Leading(Box::new(gathered(plan, &mine, round, listener, waiting))));
-            }
-            Err(lacking) => lacking,
-        };
-        if lacking.to_string() != told {
-            told = lacking.to_string();
-            say(told.clone());
-            for of in &waiting {
-                let _ = of.to.try_send(Down::Waiting { told: told.clone() });
+impl Gathering<'_> {
+    /// No launcher leads: this one stands for election, where it may.
+    async fn stand(
+        &self,
+        meeting: &mut Meeting,
+        elected: &mut Option<Elected>,
+        signals: &mut mpsc::Receiver<i32>,
+    ) -> anyhow::Result<Outcome> {
+        let mut looks = tokio::time::interval(MAY_LEAD_EVERY);
+        loop {
+            tokio::select! {
+                news = meeting.next() => match news {
+                    FromStore::Elected(now) => {
+                        *elected = Some(now);
+                        return Ok(Outcome::Again);
+                    }
+                    FromStore::Leader(Some(leader)) if !meeting.is_me(&leader) => {
+                        meeting.stand_down();
+                        return Ok(Outcome::Again);
+                    }
+                    FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
+                    FromStore::Trouble(why) => bail!("{why}"),
+                    FromStore::Leader(_) | FromStore::Deposed(_) | FromStore::Written(_) => {}
+                },
+                // A job that others can go on with is not begun again.
+                _ = looks.tick() => {
+                    if meeting.may_begin && !meeting.goes_on_elsewhere().await {
+                        meeting.campaign();
+                    }
+                }
+                Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
+                () = tokio::time::sleep_until(self.timeout) => bail!("{}", self.not_in("no launcher leads the job")),
             }
         }
-        enough_since = if joined >= least { enough_since.or_else(|| Some(Instant::now())) } else { None };
-        let last_call = enough_since.map(|since| since + Duration::from_nanos(plan.last_call.0));
-        let wake = last_call.filter(|at| *at > Instant::now()).map_or(timeout, |at| at.min(timeout));
-        tokio::select! {
-            event = listener.events.recv() => {
-                let Some(event) = event else { bail!("the listening socket is gone") };
-                arrived(&plan, &mine, &me, event, &mut waiting, say);
+    }
+
+    async fn lead(
+        &self,
+        elected: Elected,
+        meeting: &mut Meeting,
+        listener: &mut Listener,
+        signals: &mut mpsc::Receiver<i32>,
+        say: &impl Fn(String),
+    ) -> anyhow::Result<Outcome> {
+        let Gathering { plan, join: mine, timeout, .. } = *self;
+        let (least, most) = plan.hosts;
+        let office = elected.office;
+        say(format!("this host leads the job (epoch {})", office.epoch));
+        let me = Member { leads: true, ..member(mine) };
+        let mut waiting: Vec<Waiting> = Vec::new();
+        let mut enough_since: Option<Instant> = None;
+        let mut told = String::new();
+        // Once it is being written it is the round: hosts that come later are spares.
+        let mut round: Option<Vec<Seated>> = None;
+        loop {
+            let members: Vec<Member> =
+                std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
+            let joined = u32::try_from(members.len()).unwrap_or(u32::MAX);
+            let last_call_over =
+                enough_since.is_some_and(|since| since.elapsed() >= Duration::from_nanos(plan.last_call.0));
+            let hosts = if joined < most && last_call_over { joined.max(least) } else { most };
+            let mut lacking = None;
+            if round.is_none() {
+                match round::first(&members, hosts) {
+                    Ok(now) => {
+                        office.write(FIRST_RECORD, &self.record(&now));
+                        round = Some(now);
+                    }
+                    Err(error) => lacking = Some(error),
+                }
             }
-            Some(signal) = signals.recv() => return Ok(Together::Stopped(signal)),
-            () = tokio::time::sleep_until(wake) => {
-                if Instant::now() >= timeout {
-                    bail!("{}", not_come(&plan, &mine.run_id, &lacking));
+            if let Some(lacking) = &lacking
+                && lacking.to_string() != told
+            {
+                told = lacking.to_string();
+                say(told.clone());
+                for of in &waiting {
+                    let _ = of.to.try_send(Down::Waiting { told: told.clone() });
+                }
+            }
+            enough_since = if joined >= least { enough_since.or_else(|| Some(Instant::now())) } else { None };
+            let last_call = enough_since.map(|since| since + Duration::from_nanos(plan.last_call.0));
+            let wake = last_call.filter(|at| *at > Instant::now()).map_or(timeout, |at| at.min(timeout));
+            tokio::select! {
+                event = listener.events.recv() => {
+                    let Some(event) = event else { bail!("the listening socket is gone") };
+                    arrived(plan, mine, &me, event, &mut waiting, say);
+                }
+                news = meeting.next() => match news {
+                    FromStore::Written(FIRST_RECORD) => {
+                        if let Some(round) = round {
+                            return Ok(Outcome::Round(round, waiting, office));
+                        }
+                    }
+                    FromStore::Deposed(_) => {
+                        say("the coordination store lost this leader; the hosts come together again".to_owned());
+                        return Ok(Outcome::Again);
+                    }
+                    FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
+                    FromStore::Trouble(why) => bail!("{why}"),
+                    FromStore::Leader(_) | FromStore::Elected(_) | FromStore::Written(_) => {}
+                },
+                Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
+                () = tokio::time::sleep_until(wake) => {
+                    if Instant::now() >= timeout {
+                        match lacking {
+                            Some(lacking) => bail!("{}", not_come(plan, &mine.run_id, &lacking)),
+                            None => bail!("{}", self.not_in("the coordination store did not take the round")),
+                        }
+                    }
                 }
             }
         }
     }
+
+    fn record(&self, round: &[Seated]) -> Record {
+        let (job, launch) = self.names.clone();
+        Record {
+            at: clock::now(),
+            seats: round.to_vec(),
+            leader: self.join.launcher.clone(),
+            job,
+            launch,
+            attempt: Attempt(0),
+            running: false,
+            carried: None,
+            ended: None,
+        }
+    }
+
+    async fn follow(
+        &self,
+        leader: Leader,
+        meeting: &mut Meeting,
+        listener: &mut Listener,
+        signals: &mut mpsc::Receiver<i32>,
+        say: &impl Fn(String),
+    ) -> anyhow::Result<Outcome> {
+        let (join_sender, join_receiver) = watch::channel(self.join.clone());
+        let (sender, mut events) = mpsc::channel(1024);
+        let keep = connect::keep(leader.addresses.clone(), meeting.token.clone(), join_receiver, sender);
+        let task = Aborting(tokio::spawn(keep));
+        let at = format!("{} at {}", leader.host, leader.addresses.join(", "));
+        say(format!("joining the job; its leader is {at}"));
+        let mut to = None;
+        let mut clock = Mapping::default();
+        let (mut trouble, mut told_at) = (String::new(), None::<Instant>);
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    None => bail!("the connection to {at} is gone"),
+                    Some(FromLeader::Connected { to: way }) => to = Some(way),
+                    Some(FromLeader::Lost { why }) => {
+                        to = None;
+                        if meeting.leader().is_none() {
+                            return Ok(Outcome::Again);
+                        }
+                        if why != trouble || told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
+                            say(format!("cannot reach the leader {at}: {why}; still trying"));
+                            (trouble, told_at) = (why, Some(Instant::now()));
+                        }
+                    }
+                    Some(FromLeader::Said { at: received, down }) => match down {
+                        Down::Waiting { told } => say(told),
+                        Down::Refused { why } => bail!("the leader {at} refuses this host: {why}"),
+                        Down::Beat { sent, at: leader } => clock.round_trip(sent, leader, received),
+                        Down::Welcome { seat, job, launch, epoch, .. } => {
+                            return Ok(Outcome::Seated(Box::new(Welcomed {
+                                seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
+                            })));
+                        }
+                        Down::Command { .. } | Down::Entry { .. } | Down::Received { .. } => {}
+                    },
+                },
+                news = meeting.next() => match news {
+                    FromStore::Leader(Some(now)) if now.launch != leader.launch => return Ok(Outcome::Again),
+                    // One that has a connection is there, whatever the store has lost.
+                    FromStore::Leader(None) if to.is_none() => return Ok(Outcome::Again),
+                    FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
+                    FromStore::Trouble(why) => say(why),
+                    FromStore::Leader(_)
+                    | FromStore::Elected(_)
+                    | FromStore::Deposed(_)
+                    | FromStore::Written(_) => {}
+                },
+                // Whoever takes this launcher for the leader is not answered.
+                Some(_) = listener.events.recv() => {}
+                Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
+                () = tokio::time::sleep_until(self.timeout) => bail!("{}", self.not_in(&trouble)),
+            }
+        }
+    }
+
+    fn not_in(&self, trouble: &str) -> String {
+        format!(
+            "this host did not get into the job at {} within {}{}. Check that `mainstay run` is running on the \
+             endpoint's host with the same --nnodes and --rdzv-id, and that the port is open in the firewall",
+            self.plan.endpoint(),
+            self.plan.join_timeout,
+            if trouble.is_empty() { String::new() } else { format!(" ({trouble})") }
+        )
+    }
 }
 
-fn member(join: &Join) -> Member {
+/// A launcher as rounds see it.
+pub(super) fn member(join: &Join) -> Member {
     Member {
         launcher: join.launcher.clone(),
         host: join.host.clone(),
         node_rank: join.node_rank,
         ranks: join.ranks,
+        address: join.address.clone(),
         leads: false,
     }
 }
@@ -259,6 +489,7 @@ fn gathered(
     round: Vec<Seated>,
     listener: Listener,
     waiting: Vec<Waiting>,
+    (meeting, office): (Meeting, Office),
 ) -> Gathered {
     let seated = |launcher: &str| round.iter().any(|seated| seated.member.launcher == launcher);
     let (taking_part, beyond): (Vec<Waiting>, Vec<Waiting>) =
@@ -272,9 +503,7 @@ fn gathered(
     let connections = taking_part.into_iter().map(|of| (of.member.launcher, of.connection, of.to)).collect();
     let me = round.iter().find(|seated| seated.member.launcher == mine.launcher);
     let me = me.map_or(0, |seated| seated.seat.group_rank);
-    // Followers have reached this host under the endpoint's name.
-    let master_addr = if mine.address.is_empty() { plan.endpoint.0.clone() } else { mine.address.clone() };
-    Gathered { round, me, listener, connections, spares, master_addr, plan }
+    Gathered { round, me, listener, connections, spares, plan, meeting, office }
 }
 
 /// What to check when hosts do not come.
@@ -286,69 +515,6 @@ fn not_come(plan: &HostsPlan, run_id: &str, lacking: &Lacking) -> String {
         plan.join_timeout,
         plan.endpoint()
     )
-}
-
-async fn follow(
-    plan: HostsPlan,
-    join: Join,
-    token: Token,
-    signals: &mut mpsc::Receiver<i32>,
-    say: &impl Fn(String),
-) -> anyhow::Result<Together> {
-    let (join_sender, join_receiver) = watch::channel(join);
-    let (sender, mut events) = mpsc::channel(1024);
-    let task = tokio::spawn(connect::keep(plan.endpoint.clone(), token, join_receiver, sender));
-    let task = Aborting(task);
-    let timeout = Instant::now() + Duration::from_nanos(plan.join_timeout.0);
-    say(format!("joining the job at {}", plan.endpoint()));
-    let mut to = None;
-    let mut clock = Mapping::default();
-    let (mut trouble, mut told_at) = (String::new(), None::<Instant>);
-    loop {
-        tokio::select! {
-            event = events.recv() => match event {
-                None => bail!("the connection to {} is gone", plan.endpoint()),
-                Some(FromLeader::Connected { to: way }) => to = Some(way),
-                Some(FromLeader::Lost { why }) => {
-                    to = None;
-                    if why != trouble || told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
-                        say(format!("cannot reach the leader at {}: {why}; still trying", plan.endpoint()));
-                        (trouble, told_at) = (why, Some(Instant::now()));
-                    }
-                }
-                Some(FromLeader::Said { at, down }) => match down {
-                    Down::Waiting { told } => say(told),
-                    Down::Refused { why } => bail!("the leader at {} refuses this host: {why}", plan.endpoint()),
-                    Down::Beat { sent, at: leader } => clock.round_trip(sent, leader, at),
-                    Down::Welcome { seat, job, launch, .. } => {
-                        let followed = Followed {
-                            seat, job, launch, events, to, clock, join: join_sender, plan, task,
-                        };
-                        return Ok(Together::Following(Box::new(followed)));
-                    }
-                    Down::Command { .. } | Down::Entry { .. } | Down::Received { .. } => {}
-                },
-            },
-            Some(signal) = signals.recv() => return Ok(Together::Stopped(signal)),
-            () = tokio::time::sleep_until(timeout) => bail!(
-                "this host did not get into the job at {} within {}{}. Check that `mainstay run` is running on the \
-                 endpoint's host with the same --nnodes and --rdzv-id, and that the port is open in the firewall",
-                plan.endpoint(),
-                plan.join_timeout,
-                if trouble.is_empty() { String::new() } else { format!(" ({trouble})") }
-            ),
-        }
-    }
-}
-
-/// A task that ends with its handle.
-#[derive(Debug)]
-pub struct Aborting(pub tokio::task::JoinHandle<()>);
-
-impl Drop for Aborting {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 /// The address by which other hosts reach this one, where the user gave one.

@@ -1,5 +1,8 @@
 //! What the command line asks for when a job has several hosts.
 
+use std::time::Duration;
+
+use mainstay_coord::{Credentials, Endpoint, TlsFiles};
 use mainstay_core::base::time::Span;
 
 /// Where the hosts of a job meet.
@@ -7,8 +10,10 @@ use mainstay_core::base::time::Span;
 pub struct HostsPlan {
     /// Hosts at least and at most.
     pub hosts: (u32, u32),
-    /// Host and port at which the leader listens.
-    pub endpoint: (String, u16),
+    /// Where the coordination store answers.
+    pub endpoints: Vec<Endpoint>,
+    /// Who runs it.
+    pub store: StoreKind,
     /// `--node-rank`, where hosts are numbered.
     pub node_rank: Option<u32>,
     /// The address of this host for others, if the user gave one.
@@ -21,14 +26,54 @@ pub struct HostsPlan {
     pub join_timeout: Span,
     /// How long is waited for more hosts once there are enough.
     pub last_call: Span,
+    /// A launcher that the store has not heard of for so long is lost, and one that has no leader for so long is cut off.
+    pub lease: Duration,
+}
+
+/// Who runs the coordination store.
+#[derive(Clone, Debug)]
+pub enum StoreKind {
+    /// The launcher on the host with the endpoint; it does not survive that host.
+    Builtin,
+    /// The launchers on the three or five hosts with the endpoints: etcd between them.
+    Managed,
+    /// Somebody else: a cluster of etcd that is there.
+    Etcd {
+        /// Who asks it.
+        user: Option<Credentials>,
+        /// Certificates for `https` endpoints.
+        tls: Option<TlsFiles>,
+    },
 }
 
 impl HostsPlan {
     /// Port that torchrun takes when none is given.
     pub const PORT: u16 = 29_400;
 
-    /// `HOST:PORT`.
+    /// Port of etcd for clients.
+    pub const ETCD_PORT: u16 = 2379;
+
+    /// The lease that is taken when none is given.
+    pub const LEASE: Duration = Duration::from_secs(10);
+
+    /// The endpoints, for people.
     pub fn endpoint(&self) -> String {
-        format!("{}:{}", self.endpoint.0, self.endpoint.1)
+        let all: Vec<String> = self.endpoints.iter().map(Endpoint::authority).collect();
+        all.join(", ")
+    }
+
+    /// The lease as a span.
+    pub fn lease(&self) -> Span {
+        Span(u64::try_from(self.lease.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// A task that ends with its handle.
+#[derive(Debug)]
+pub struct Aborting(pub tokio::task::JoinHandle<()>);
+
+impl Drop for Aborting {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }

@@ -4,17 +4,20 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::model::entry::{Body, Entry};
+use mainstay_core::base::id::Attempt;
+use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::recovery::hosts::merge::{Merge, Next};
 use mainstay_core::recovery::hosts::round::{self, Member, Seated};
 use mainstay_core::recovery::hosts::sequence::{Inbox, Outbox, Received};
 use mainstay_core::recovery::hosts::wire::{Command, Down, Join, PROTOCOL, Report, Up};
-use mainstay_core::recovery::job::{Input, Job, Output};
+use mainstay_core::recovery::job::{Input, Job, Order, Output};
 use tokio::sync::mpsc;
 
 use crate::hosts::listen::{FromHost, Listener};
 use crate::launch::brain::{Brain, Task};
-use crate::launch::gather::{Gathered, refusal};
+use crate::launch::gather::{FIRST_RECORD, Gathered, member, refusal};
+use crate::launch::meeting::{FromStore, Meeting, Office};
+use crate::launch::predecessor::{Predecessor, is_to_be_remembered};
 use crate::launch::shell::Launcher;
 use crate::launch::{hosts::HostsPlan, save};
 use crate::os::clock;
@@ -37,22 +40,50 @@ pub(super) struct Leading {
     /// What the job has said and is not carried out yet.
     outputs: VecDeque<(Mono, Output)>,
     listener: Listener,
-    links: Vec<Link>,
-    me: u32,
-    plan: HostsPlan,
+    pub(super) links: Vec<Link>,
+    pub(super) me: u32,
+    pub(super) plan: HostsPlan,
     /// The job and its launch, as ranks of all hosts get them.
-    names: (String, String),
+    pub(super) names: (String, String),
     /// Launchers that wait for a seat.
-    spares: Vec<(Member, u64, mpsc::Sender<Down>)>,
+    pub(super) spares: Vec<(Member, u64, mpsc::Sender<Down>)>,
+    pub(super) meeting: Meeting,
+    /// Where it writes; none while the store does not know that this launcher leads.
+    pub(super) office: Option<Office>,
+    /// The epoch of its orders.
+    pub(super) epoch: u64,
+    /// The newest record that was asked to be stored.
+    pub(super) newest_record: u64,
+    /// Whether something is to be remembered that the newest record does not have.
+    pub(super) record_due: bool,
+    /// Orders that wait until their record is stored, or until that time.
+    pub(super) held: VecDeque<(u64, Mono, Order)>,
+    /// The status of the job, once it is over.
+    pub(super) over: Option<i32>,
+    /// Another launcher leads: nothing more is decided here.
+    pub(super) deposed: bool,
+    /// Whose place it took.
+    pub(super) predecessor: Option<Predecessor>,
+    /// When it last looked after its hosts.
+    pub(super) looked: Mono,
+}
+
+/// What comes from outside to a leader.
+#[derive(Debug)]
+pub(super) enum ToLeader {
+    Host(FromHost),
+    Store(FromStore),
 }
 
 /// A follower.
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     seated: Seated,
-    connection: Option<(u64, mpsc::Sender<Down>)>,
+    pub(super) connection: Option<(u64, mpsc::Sender<Down>)>,
     /// Since when there is none.
-    gone: Option<(Mono, String)>,
+    pub(super) gone: Option<(Mono, String)>,
+    /// How long it may be gone.
+    back_within: Span,
     lost: bool,
     inbox: Inbox,
     outbox: Outbox<Command>,
@@ -61,46 +92,73 @@ struct Link {
 }
 
 impl Leading {
+    /// The leader of a round that has come together.
     pub(super) fn new(job: Job, gathered: Gathered, names: (String, String)) -> Leading {
-        let Gathered { round, me, listener, connections, plan, master_addr, spares } = gathered;
-        let merge = Merge::new(round.clone(), master_addr, plan.join_timeout);
-        let links = round
-            .into_iter()
-            .map(|seated| {
-                let connection = connections
-                    .iter()
-                    .find(|(launcher, ..)| *launcher == seated.member.launcher)
-                    .map(|(_, connection, to)| (*connection, to.clone()));
-                let mine = seated.seat.group_rank == me;
-                let gone = (connection.is_none() && !mine)
-                    .then(|| (clock::mono(), "its connection ended".to_owned()));
-                Link {
-                    seated,
-                    connection,
-                    gone,
-                    lost: false,
-                    inbox: Inbox::default(),
-                    outbox: Outbox::new(COMMANDS),
-                    entries: 0,
-                }
-            })
-            .collect();
-        let mut leading = Leading {
+        let Gathered { round, me, listener, connections, plan, spares, meeting, office } = gathered;
+        let merge = Merge::new(round, plan.join_timeout);
+        let mut leading = Leading::of(job, merge, me, listener, plan, names, meeting, office);
+        leading.spares = spares;
+        for link in &mut leading.links {
+            let connection = connections
+                .iter()
+                .find(|(launcher, ..)| *launcher == link.seated.member.launcher)
+                .map(|(_, connection, to)| (*connection, to.clone()));
+            link.back_within = BACK_WITHIN;
+            if connection.is_some() {
+                (link.connection, link.gone) = (connection, None);
+            }
+        }
+        for seat in 0..leading.links.len() {
+            leading.welcome(seat);
+        }
+        leading
+    }
+
+    /// A leader that no follower is connected to yet.
+    #[expect(clippy::too_many_arguments, reason = "all of it is what a leader has")]
+    pub(super) fn of(
+        job: Job,
+        merge: Merge,
+        me: u32,
+        listener: Listener,
+        plan: HostsPlan,
+        names: (String, String),
+        meeting: Meeting,
+        office: Office,
+    ) -> Leading {
+        let now = clock::mono();
+        let link = |seated: &Seated| Link {
+            seated: seated.clone(),
+            connection: None,
+            gone: (seated.seat.group_rank != me).then(|| (now, "it has not come back".to_owned())),
+            back_within: plan.lease().plus(BACK_WITHIN),
+            lost: false,
+            inbox: Inbox::default(),
+            outbox: Outbox::new(COMMANDS),
+            entries: 0,
+        };
+        Leading {
+            links: merge.seats().map(link).collect(),
             job,
             merge,
             next: VecDeque::new(),
             outputs: VecDeque::new(),
             listener,
-            links,
             me,
             plan,
             names,
-            spares,
-        };
-        for seat in 0..leading.links.len() {
-            leading.welcome(seat);
+            spares: Vec::new(),
+            meeting,
+            epoch: office.epoch,
+            office: Some(office),
+            newest_record: FIRST_RECORD,
+            record_due: false,
+            held: VecDeque::new(),
+            over: None,
+            deposed: false,
+            predecessor: None,
+            looked: now,
         }
-        leading
     }
 
     /// What the job says at its begin. Its first orders wait until what it records is written.
@@ -118,14 +176,44 @@ impl Leading {
     }
 
     pub(super) fn report_of_mine(&mut self, at: Mono, report: Report) {
-        self.merge.report(at, self.me, report, &mut self.next);
+        self.take_report(at, self.me, report);
     }
 
-    /// The next message of a follower.
-    pub(super) async fn next(&mut self) -> FromHost {
-        match self.listener.events.recv().await {
-            Some(event) => event,
-            None => std::future::pending().await,
+    fn take_report(&mut self, at: Mono, seat: u32, report: Report) {
+        if matches!(report, Report::Fact { fact: Fact::StopRequested { .. } }) {
+            self.give_up_held_start(at);
+        }
+        self.merge.report(at, seat, report, &mut self.next);
+    }
+
+    /// Something that the job learns from its leader.
+    pub(super) fn tell_job(&mut self, at: Mono, input: Input) {
+        self.next.push_back(Next::Job(at, input));
+    }
+
+    /// Hands an order of the job to the hosts.
+    pub(super) fn pass_on(&mut self, at: Mono, order: Order) {
+        self.merge.order(at, order, &mut self.next);
+    }
+
+    pub(super) fn give_up_start(&mut self, at: Mono) {
+        self.merge.give_up_start(at, &mut self.next);
+    }
+
+    pub(super) fn seats(&self) -> Vec<Seated> {
+        self.merge.seats().cloned().collect()
+    }
+
+    /// Whether all ranks of this attempt have started.
+    pub(super) fn has_started(&self, attempt: Attempt) -> bool {
+        self.merge.has_started() && self.merge.attempt() == attempt
+    }
+
+    /// The next message of a follower or of the store.
+    pub(super) async fn next(&mut self) -> ToLeader {
+        tokio::select! {
+            Some(event) = self.listener.events.recv() => ToLeader::Host(event),
+            news = self.meeting.next() => ToLeader::Store(news),
         }
     }
 
@@ -135,14 +223,15 @@ impl Leading {
 
     fn welcome(&mut self, seat: usize) {
         let (job, launch) = self.names.clone();
+        let epoch = self.epoch;
         let link = &mut self.links[seat];
         let have = link.inbox.have();
         let seated = link.seated.seat.clone();
-        link.send(Down::Welcome { seat: seated, job, launch, have });
+        link.send(Down::Welcome { seat: seated, job, launch, have, epoch });
         let again: Vec<Down> = link
             .outbox
             .unacknowledged()
-            .map(|(number, command)| Down::Command { number, command: command.clone() })
+            .map(|(number, command)| Down::Command { number, epoch, command: command.clone() })
             .collect();
         again.into_iter().for_each(|down| link.send(down));
     }
@@ -162,19 +251,17 @@ impl Leading {
                 let _ = to.try_send(Down::Refused { why: why.to_owned() });
                 return None;
             }
-            link.outbox.acknowledged(join.have.0);
-            link.entries = join.have.1;
-            (link.connection, link.gone) = (Some((connection, to)), None);
+            if self.meeting.launcher() == join.have_of {
+                link.outbox.acknowledged(join.have.0);
+                link.entries = join.have.1;
+            } else if let Some(predecessor) = &self.predecessor {
+                link.entries = link.entries.max(predecessor.position(join));
+            }
+            (link.connection, link.gone, link.back_within) = (Some((connection, to)), None, BACK_WITHIN);
             self.welcome(seat);
             return None;
         }
-        let member = Member {
-            launcher: join.launcher.clone(),
-            host: join.host.clone(),
-            node_rank: join.node_rank,
-            ranks: join.ranks,
-            leads: false,
-        };
+        let member = member(join);
         let said = format!("host {} has joined and waits for a seat", join.host);
         self.spares.retain(|(other, ..)| other.launcher != member.launcher);
         let _ = to.try_send(Down::Waiting { told: "all hosts are there; waiting as a spare".to_owned() });
@@ -194,11 +281,13 @@ impl Leading {
                 seated: seated.clone(),
                 connection: Some((*connection, to.clone())),
                 gone: None,
+                back_within: BACK_WITHIN,
                 lost: false,
                 inbox: Inbox::default(),
                 outbox: Outbox::new(COMMANDS),
                 entries: 0,
             };
+            self.record_due = true;
             self.welcome(seat as usize);
             self.merge.taken(at, seated, &mut self.next);
             false
@@ -206,7 +295,7 @@ impl Leading {
         self.spares = waiting;
     }
 
-    fn lose(&mut self, at: Mono, seat: usize, how: &str) {
+    pub(super) fn lose(&mut self, at: Mono, seat: usize, how: &str) {
         let link = &mut self.links[seat];
         (link.lost, link.connection, link.gone) = (true, None, None);
         self.merge.lost(at, link.seated.seat.group_rank, how, &mut self.next);
@@ -219,7 +308,7 @@ impl Leading {
         }
         let link = self.links.get_mut(seat as usize)?;
         match link.outbox.push(command.clone()) {
-            Ok(number) => link.send(Down::Command { number, command }),
+            Ok(number) => link.send(Down::Command { number, epoch: self.epoch, command }),
             Err(error) => link.gone = Some((Mono(0), error.to_string())),
         }
         None
@@ -227,10 +316,13 @@ impl Leading {
 
     /// Sends what followers have not of the job's journal.
     fn feed(&mut self, entries_after: impl Fn(u64) -> Vec<Entry>) {
+        // What a leader wrote before it led is of the leader before it, or of its host alone.
+        let since = self.predecessor.as_ref().map_or(0, Predecessor::since);
         for link in self.links.iter_mut().filter(|link| link.connection.is_some()) {
             for entry in entries_after(link.entries) {
                 link.entries = entry.seq;
-                let of_the_job = entry.job.is_some() && !matches!(entry.body, Body::Health(_));
+                let mine = entry.seq > since || entry.origin_seq.is_some();
+                let of_the_job = mine && entry.job.is_some() && !matches!(entry.body, Body::Health(_));
                 if of_the_job {
                     link.send(Down::Entry { seq: entry.seq, at: entry.at, body: Box::new(entry.body) });
                 }
@@ -255,10 +347,16 @@ impl Launcher {
     pub(super) fn lead(&mut self, now: Mono) {
         loop {
             let Brain::Leading(leading) = &mut self.brain else { return };
+            if leading.deposed {
+                return;
+            }
             if let Some((at, output)) = leading.outputs.pop_front() {
                 match output {
-                    Output::Record(body) => self.publish_body(at, body),
-                    Output::Order(order) => leading.merge.order(now, order, &mut leading.next),
+                    Output::Record(body) => {
+                        leading.record_due |= is_to_be_remembered(&body);
+                        self.publish_body(at, body);
+                    }
+                    Output::Order(order) => leading.order(now, order),
                 }
                 continue;
             }
@@ -288,6 +386,11 @@ impl Launcher {
                 }
                 Next::Local(order) => self.tasks.push_back(Task::Order(order)),
             }
+        }
+        if let Brain::Leading(leading) = &mut self.brain
+            && leading.record_due
+        {
+            leading.write_record();
         }
         self.feed();
     }
@@ -325,7 +428,7 @@ impl Launcher {
                     Up::Report { number, at, report } => match link.inbox.receive(number) {
                         Received::New => {
                             link.send(Down::Received { number });
-                            leading.merge.report(at, seat as u32, report, &mut leading.next);
+                            leading.take_report(at, seat as u32, report);
                         }
                         Received::Again => link.send(Down::Received { number: link.inbox.have() }),
                         Received::Gap => {
@@ -345,9 +448,21 @@ impl Launcher {
     pub(super) fn look_at_hosts(&mut self) {
         let now = clock::mono();
         let Brain::Leading(leading) = &mut self.brain else { return };
+        if leading.deposed {
+            return;
+        }
+        let stalled = now.since(std::mem::replace(&mut leading.looked, now)) >= BACK_WITHIN;
+        leading.release_held(now, 0);
+        if stalled || leading.office.is_none() {
+            // Those that were not heard may have spoken; and without the store nothing is decided.
+            leading.links.iter_mut().filter_map(|link| link.gone.as_mut()).for_each(|gone| gone.0 = now);
+            self.look_at_store();
+            return self.lead(now);
+        }
         for seat in 0..leading.links.len() {
+            let within = leading.links[seat].back_within;
             let gone = leading.links[seat].gone.clone();
-            if let Some((since, why)) = gone.filter(|(since, _)| now.since(*since) >= BACK_WITHIN) {
+            if let Some((since, why)) = gone.filter(|(since, _)| now.since(*since) >= within) {
                 let silent = now.since(since);
                 leading.lose(now, seat, &format!("its launcher has had no connection for {silent} ({why})"));
             }
@@ -370,18 +485,19 @@ impl Launcher {
     }
 
     /// Waits until all followers know that the job is over, or long enough.
-    pub(super) async fn part_from_hosts(&mut self) {
+    pub(super) async fn tell_the_end(&mut self) {
         self.feed();
         let until = tokio::time::Instant::now() + END_WITHIN;
         loop {
             let Brain::Leading(leading) = &mut self.brain else { return };
             // One that has no connection at this moment may come back for it.
             let open = |link: &Link| !link.lost && !link.outbox.is_empty();
-            if !leading.links.iter().any(open) {
+            if leading.deposed || !leading.links.iter().any(open) {
                 return;
             }
             match tokio::time::timeout_at(until, leading.next()).await {
-                Ok(event) => self.hear_host(event),
+                Ok(ToLeader::Host(event)) => self.hear_host(event),
+                Ok(ToLeader::Store(_)) => {}
                 Err(_) => return,
             }
         }

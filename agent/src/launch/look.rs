@@ -38,7 +38,7 @@ impl Launcher {
         if self.stop.is_none() && self.brain.job_mut().is_some_and(is_due) {
             match self.brain {
                 Brain::Leading(_) => self.save_is_due_everywhere(),
-                Brain::Alone(_) | Brain::Following(_) => save::tell_due(&self.ranks, &self.pages),
+                Brain::Alone(_) | Brain::Following(_) | Brain::Gone => save::tell_due(&self.ranks, &self.pages),
             }
         }
         self.look_at_hosts();
@@ -50,7 +50,8 @@ impl Launcher {
             said.into_iter().for_each(|line| self.terminal.say(line));
             self.compare_what_was_saved();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
-            let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).collect();
+            let store = self.brain.store_process();
+            let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).chain(store).collect();
             // The guardian too, should somebody have killed it: it would stand before all the others in line.
             reap_orphans(|pid| !ranks.contains(&pid));
             if self.stop.is_none() && self.ranks.iter().any(|rank| rank.exit.is_none()) {

@@ -13,6 +13,7 @@ use mainstay_core::model::report::Judged;
 use mainstay_core::progress::memory::Learned;
 use mainstay_core::recovery::in_process::{Round, Word};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, Summary, policy_trouble};
+use mainstay_core::recovery::policy;
 use mainstay_tier::pool::Keeper;
 use tokio::sync::mpsc;
 
@@ -24,14 +25,12 @@ use crate::act::ranks::{Crew, RankProcess};
 use crate::act::rounds::Desk;
 use crate::act::stop::{Stop, sweep};
 use crate::board::Board;
-use crate::hosts::connect::FromLeader;
-use crate::hosts::listen::FromHost;
 use crate::launch::brain::{Brain, Task};
 use crate::launch::drill::Injected;
-use crate::launch::following::Following;
+use crate::launch::following::{Following, ToFollower};
 use crate::launch::gather::Together;
 use crate::launch::hang::{Evidence, Judge};
-use crate::launch::leading::Leading;
+use crate::launch::leading::{Leading, ToLeader};
 use crate::launch::order::Ordered;
 use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::words::Spoken;
@@ -164,8 +163,7 @@ impl Launcher {
         let Beside { guardian, keeper, cgroup, together } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
-        let seed = mainstay_core::recovery::policy::seed([crew.job.as_str()].into_iter());
-        let policy = mainstay_core::recovery::policy::Settings { seed, ..settings.policy.clone() };
+        let policy = policy_of(&settings, &crew.job);
         let mut spec = job_spec(&settings, &crew, policy.clone());
         let memory = memory(&settings, &crew, &spec);
         let learned = memory.as_ref().and_then(Memory::read).unwrap_or_default();
@@ -295,8 +293,10 @@ impl Launcher {
                     self.end_attempt_if_over().await;
                 }
                 event = next_from_hosts(&mut self.brain) => match event {
-                    FromOthers::Host(event) => self.hear_host(*event),
-                    FromOthers::Leader(event) => self.hear_leader(*event),
+                    FromOthers::Leading(ToLeader::Host(event)) => self.hear_host(event),
+                    FromOthers::Leading(ToLeader::Store(news)) => self.hear_store_as_leader(news),
+                    FromOthers::Following(ToFollower::Leader(event)) => self.hear_leader(event),
+                    FromOthers::Following(ToFollower::Store(news)) => self.hear_store_as_follower(news),
                 },
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
@@ -343,6 +343,39 @@ impl Launcher {
         }
     }
 
+    /// Processes beside the ranks that are not theirs: the guardian, and a coordination store.
+    pub(super) fn helpers(&self) -> Vec<Pid> {
+        self.guardian.as_ref().map(Guardian::pid).into_iter().chain(self.brain.store_process()).collect()
+    }
+
+    /// The policy of this job.
+    pub(super) fn policy(&self) -> policy::Settings {
+        policy_of(&self.settings, &self.crew.job)
+    }
+
+    /// Gives a job what earlier runs learned of it.
+    pub(super) fn recall(&self, job: &mut Job) {
+        if let Some(learned) = self.memory.as_ref().and_then(|(memory, _)| memory.read()) {
+            job.recall(&learned);
+        }
+    }
+
+    /// Takes part in the group of the job no more, if it has several hosts.
+    async fn leave_meeting(&mut self, exit: i32, why: &str) {
+        match std::mem::replace(&mut self.brain, Brain::Gone) {
+            Brain::Alone(_) | Brain::Gone => {}
+            Brain::Leading(leading) => match (leading.office, leading.over) {
+                (Some(office), Some(_)) => leading.meeting.end(office, exit, why).await,
+                _ => leading.meeting.leave_early(why).await,
+            },
+            Brain::Following(following) if following.cut_off => {
+                following.into_parts().meeting.leave_early(why).await;
+            }
+            // The leader removes what the job has in the store.
+            Brain::Following(following) => following.into_parts().meeting.stop_store().await,
+        }
+    }
+
     pub(super) fn fact(&mut self, fact: Fact) {
         self.fact_at(clock::mono(), fact);
     }
@@ -355,7 +388,7 @@ impl Launcher {
     fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
         match &mut self.brain {
             Brain::Leading(leading) => leading.begin_with(at, out),
-            Brain::Alone(_) | Brain::Following(_) => return self.publish(at, out),
+            Brain::Alone(_) | Brain::Following(_) | Brain::Gone => return self.publish(at, out),
         }
         self.lead(at);
     }
@@ -411,17 +444,19 @@ impl Launcher {
         self.sample();
         self.board.sync();
         self.remember();
-        self.part_from_hosts().await;
+        self.tell_the_end().await;
         let summary = self.brain.summary(clock::mono(), exit);
         self.warm.end();
         // Its template may have been forking just now; nothing of the job is to outlive it, not even for a moment.
-        let guardian = self.guardian.as_ref().map(Guardian::pid);
-        sweep(None, || guardian.into_iter().collect(), Span::default()).await;
+        let helpers = self.helpers();
+        sweep(None, || helpers.clone(), Span::default()).await;
         if let Some(keeper) = self.keeper.take() {
             // The guardian stays until this is done: should we be killed meanwhile, it goes on with it.
             let said = tokio::task::spawn_blocking(move || keeper.finish()).await.unwrap_or_default();
             said.into_iter().for_each(|line| self.terminal.say(line));
         }
+        // Last: until then what was said to the leader goes its way.
+        self.leave_meeting(exit, &summary.reason).await;
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
         }
@@ -429,17 +464,17 @@ impl Launcher {
     }
 }
 
-/// What arrives from other launchers of the job.
+/// What arrives from other launchers of the job, and from where they meet.
 enum FromOthers {
-    Host(Box<FromHost>),
-    Leader(Box<FromLeader>),
+    Leading(ToLeader),
+    Following(ToFollower),
 }
 
 async fn next_from_hosts(brain: &mut Brain) -> FromOthers {
     match brain {
-        Brain::Alone(_) => std::future::pending().await,
-        Brain::Leading(leading) => FromOthers::Host(Box::new(leading.next().await)),
-        Brain::Following(following) => FromOthers::Leader(Box::new(following.next().await)),
+        Brain::Alone(_) | Brain::Gone => std::future::pending().await,
+        Brain::Leading(leading) => FromOthers::Leading(leading.next().await),
+        Brain::Following(following) => FromOthers::Following(following.next().await),
     }
 }
 
@@ -469,6 +504,11 @@ async fn until(deadline: Option<tokio::time::Instant>) {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
+}
+
+/// The policy of a job; its waits differ from those of other jobs.
+fn policy_of(settings: &Settings, job: &str) -> policy::Settings {
+    policy::Settings { seed: policy::seed([job].into_iter()), ..settings.policy.clone() }
 }
 
 /// The runtime's clock for a point of ours.

@@ -9,7 +9,6 @@ use mainstay_core::recovery::in_process::Round;
 use mainstay_core::recovery::policy;
 use tokio::sync::mpsc;
 
-use crate::act::guardian::Guardian;
 use crate::act::output::{self, Duplicate, Stream};
 use crate::act::page_files;
 use crate::act::port::HeldPort;
@@ -110,10 +109,10 @@ impl Launcher {
         Ok((ranks, trouble))
     }
 
-    /// The guardian, and ranks that live.
+    /// The helpers, and ranks that live.
     pub(super) fn not_of_a_lost_rank(&self) -> Vec<Pid> {
         let living = self.ranks.iter().filter(|rank| rank.exit.is_none()).map(|rank| rank.pid);
-        living.chain(self.guardian.as_ref().map(Guardian::pid)).collect()
+        living.chain(self.helpers()).collect()
     }
 
     /// All ranks of an attempt are there.

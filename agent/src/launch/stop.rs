@@ -9,7 +9,6 @@ use mainstay_core::model::entry::{ExitStatus, Fact};
 use mainstay_core::recovery::job::StopWhy;
 use nix::sys::signal::Signal;
 
-use crate::act::guardian::Guardian;
 use crate::act::ranks::{RankFiles, RankProcess};
 use crate::act::stop::{Grace, Stop, sweep};
 use crate::launch::save;
@@ -180,9 +179,9 @@ impl Launcher {
             StopWhy::Done => self.settings.grace.done,
         };
         self.stop = None;
-        let guardian = self.guardian.as_ref().map(Guardian::pid);
+        let helpers = self.helpers();
         let warm = &self.warm;
-        let spared = || warm.processes().into_iter().chain(guardian).collect();
+        let spared = || warm.processes().into_iter().chain(helpers.iter().copied()).collect();
         let swept = sweep(self.cgroup.as_ref(), spared, patience).await;
         self.undying = swept.undying;
         self.terminal.flush(LAST_WORDS_WITHIN);
@@ -200,8 +199,8 @@ impl Launcher {
             return;
         }
         let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
-        let guardian = self.guardian.as_ref().map(Guardian::pid);
-        let spared: Vec<Pid> = self.warm.processes().into_iter().chain(guardian).chain([us]).collect();
+        let helpers = self.helpers();
+        let spared: Vec<Pid> = self.warm.processes().into_iter().chain(helpers).chain([us]).collect();
         let mark = self.crew.mark();
         for pid in processes::marked(&mark).into_iter().filter(|pid| !spared.contains(pid)) {
             self.terminal.say(format!("process {} was left behind by the ranks and is killed", pid.0));

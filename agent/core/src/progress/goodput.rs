@@ -52,7 +52,7 @@ impl std::fmt::Display for Spending {
 }
 
 /// The running account of one job.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
     began: Mono,
     state: Spending,
@@ -127,6 +127,17 @@ impl Ledger {
         }
         self.state = state;
         self.since = at;
+    }
+
+    /// The same account with its times on another clock.
+    #[must_use]
+    pub fn on_clock(self, at: &dyn Fn(Mono) -> Mono) -> Ledger {
+        Ledger {
+            began: at(self.began),
+            since: at(self.since),
+            last_step_end: self.last_step_end.map(at),
+            ..self
+        }
     }
 
     /// What the time goes into at present.

@@ -5,10 +5,12 @@
 //! - `sequence`: messages are numbered, acknowledged, and sent again after a reconnection; each takes effect once.
 //! - `round`: who gets which ranks.
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
+//! - `record`: what a leader keeps in the store for the next one.
 //! - `clock`: times of a follower on the leader's clock.
 
 pub mod clock;
 pub mod merge;
+pub mod record;
 pub mod round;
 pub mod sequence;
 pub mod wire;

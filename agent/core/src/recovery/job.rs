@@ -19,6 +19,7 @@
 //! Total: an input that does not fit the state is recorded and changes nothing else.
 
 mod asking;
+mod carried;
 mod deciding;
 mod found;
 mod heard;
@@ -46,6 +47,7 @@ use crate::progress::memory::Learned;
 use crate::progress::monitor::{Pace, Watch};
 use crate::recovery::policy::{self, Advisor, Experience, PastFailure, Rung, Settings};
 
+pub use carried::Carried;
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, told as policy_trouble};
 use late::Decided;

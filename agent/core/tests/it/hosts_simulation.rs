@@ -155,6 +155,7 @@ impl World {
                 host: format!("h{host}"),
                 node_rank: Some(host),
                 ranks: 1 + chance.below(3) as u32,
+                address: format!("h{host}"),
                 leads: host == 0,
             })
             .collect();
@@ -163,7 +164,7 @@ impl World {
         let budget = Budget { max_restarts: 3, window: None };
         let mut out = Vec::new();
         let job = Job::begin(Mono(1), spec, Settings::from(budget), &mut out);
-        let merge = Merge::new(round.clone(), "h0".to_owned(), Span::seconds(5));
+        let merge = Merge::new(round.clone(), Span::seconds(5));
         let mut world = World {
             in_process: chance.one_in(2),
             chance,

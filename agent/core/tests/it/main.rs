@@ -37,6 +37,7 @@ mod host;
 mod host_system;
 mod hostile;
 mod hosts_simulation;
+mod leaders_simulation;
 mod job;
 mod job_hangs;
 mod job_in_process;

@@ -2,16 +2,29 @@
 
 use std::collections::BTreeMap;
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use anyhow::{Context, bail};
+use mainstay_coord::{Credentials, Endpoint, TlsFiles};
 use mainstay_core::base::time::Span;
 
 use super::Args;
 use crate::cli::torchrun;
-use crate::launch::hosts::HostsPlan;
+use crate::launch::hosts::{HostsPlan, StoreKind};
 
 /// Defaults of torchrun, in seconds.
 const JOIN_TIMEOUT: u64 = 600;
 const LAST_CALL: u64 = 30;
+
+/// A shorter lease ends while a host is only busy.
+const LEAST_LEASE: u64 = 3;
+
+/// etcd that has lost its own leader answers after some seconds.
+const LEAST_MANAGED_LEASE: u64 = 6;
+
+/// The password of etcd's user, where the command line does not have it.
+const PASSWORD: &str = "MAINSTAY_ETCD_PASSWORD";
 
 /// Where torchrun's static rendezvous meets without `--master-port`.
 const STATIC_PORT: u16 = 29_500;
@@ -37,26 +50,41 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         let given = given.with_context(|| format!("--rdzv-conf {key}={text}: write a number of seconds"))?;
         Ok(Span((given * 1e9) as u64))
     };
+    let etcd = args.rdzv_backend.as_deref() == Some("etcd");
     let numbered = match args.rdzv_backend.as_deref() {
         Some("static") => true,
-        Some("c10d") => false,
+        Some("c10d" | "etcd") => false,
         None => args.rdzv_endpoint.is_none() || args.node_rank.is_some(),
-        Some(etcd @ ("etcd" | "etcd-v2")) => bail!(
-            "--rdzv-backend {etcd}: not supported by this version; use c10d with the address of one of the hosts"
+        Some("etcd-v2") => bail!(
+            "--rdzv-backend etcd-v2: etcd's version 2 API is not supported; use --rdzv-backend etcd with etcd 3.4 or later"
         ),
-        Some(other) => bail!("--rdzv-backend {other}: use static or c10d"),
+        Some(other) => bail!("--rdzv-backend {other}: use static, c10d or etcd"),
     };
     if numbered && least != most {
-        bail!("--nnodes {}: a range of hosts needs --rdzv-backend c10d", args.nnodes);
+        bail!("--nnodes {}: a range of hosts needs --rdzv-backend c10d or etcd", args.nnodes);
     }
-    let endpoint = match (&args.rdzv_endpoint, numbered) {
-        (Some(endpoint), _) => address(endpoint, if numbered { STATIC_PORT } else { HostsPlan::PORT })?,
+    let port = match (etcd, numbered) {
+        (true, _) => HostsPlan::ETCD_PORT,
+        (false, true) => STATIC_PORT,
+        (false, false) => HostsPlan::PORT,
+    };
+    let endpoints = match (&args.rdzv_endpoint, numbered) {
+        (Some(text), _) => {
+            Endpoint::parse_list(text, port).map_err(|error| anyhow::anyhow!("--rdzv-endpoint: {error}"))?
+        }
         (None, true) => {
             let host = args.master_addr.clone().unwrap_or_else(|| "127.0.0.1".to_owned());
-            (host, args.master_port.filter(|port| *port != 0).unwrap_or(STATIC_PORT))
+            let port = args.master_port.filter(|port| *port != 0).unwrap_or(STATIC_PORT);
+            vec![Endpoint { tls: false, host, port }]
         }
         (None, false) => bail!("--rdzv-endpoint: give HOST:PORT of one of the hosts; all hosts meet there"),
     };
+    let store = store(args, &conf, &endpoints, etcd)?;
+    let lease = seconds("lease", HostsPlan::LEASE.as_secs())?;
+    let least_lease = if matches!(store, StoreKind::Managed) { LEAST_MANAGED_LEASE } else { LEAST_LEASE };
+    if lease < Span::seconds(least_lease) {
+        bail!("--rdzv-conf lease={}: write at least {least_lease} seconds", lease.as_seconds());
+    }
     let is_host = match conf.get("is_host").map(String::as_str) {
         None => None,
         Some("1" | "true" | "True") => Some(true),
@@ -65,14 +93,53 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
     };
     Ok(Some(HostsPlan {
         hosts,
-        endpoint,
+        endpoints,
+        store,
         node_rank: numbered.then(|| args.node_rank.unwrap_or(0)),
         local_addr: args.local_addr.clone(),
         token: conf.get("token").cloned(),
         is_host,
         join_timeout: seconds("join_timeout", JOIN_TIMEOUT)?,
         last_call: seconds("last_call_timeout", LAST_CALL)?,
+        lease: Duration::from_nanos(lease.0),
     }))
+}
+
+/// Who runs the store at these endpoints, and how it is asked.
+fn store(
+    args: &Args,
+    conf: &BTreeMap<String, String>,
+    endpoints: &[Endpoint],
+    etcd: bool,
+) -> anyhow::Result<StoreKind> {
+    if etcd {
+        if args.rdzv_id.is_none() {
+            bail!("--rdzv-id: name the job, the same on all hosts; other jobs may use the same etcd");
+        }
+        let file = |key: &str| conf.get(key).map(PathBuf::from);
+        let tls =
+            TlsFiles { authorities: file("cacert"), certificate: file("cert"), key: file("key") };
+        let user = conf.get("user").map(|user| {
+            let password = conf.get("password").cloned().or_else(|| std::env::var(PASSWORD).ok());
+            let password = password.with_context(|| {
+                format!("--rdzv-conf user={user}: add password=… or set {PASSWORD}")
+            });
+            password.map(|password| Credentials { user: user.clone(), password })
+        });
+        let tls = (tls != TlsFiles::default()).then_some(tls);
+        return Ok(StoreKind::Etcd { user: user.transpose()?, tls });
+    }
+    if endpoints.iter().any(|endpoint| endpoint.tls) {
+        bail!("--rdzv-endpoint: https needs --rdzv-backend etcd");
+    }
+    match endpoints.len() {
+        1 => Ok(StoreKind::Builtin),
+        3 | 5 => Ok(StoreKind::Managed),
+        other => bail!(
+            "--rdzv-endpoint: {other} hosts are named; name one, or three or five that keep the job's coordination \
+             between them, or use --rdzv-backend etcd with a cluster that is there"
+        ),
+    }
 }
 
 /// `KEY=VALUE,…`. Keys of torchrun that mean nothing here are accepted.
@@ -84,29 +151,6 @@ fn conf(text: &str) -> anyhow::Result<BTreeMap<String, String>> {
         Ok((key.trim().to_owned(), value.trim().to_owned()))
     });
     pairs.collect()
-}
-
-/// `HOST:PORT`, `HOST` or `[ADDRESS]:PORT`.
-fn address(text: &str, default: u16) -> anyhow::Result<(String, u16)> {
-    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((host, rest)) => (host, rest.strip_prefix(':')),
-        None => match text.rsplit_once(':') {
-            Some((host, port)) if !host.contains(':') => (host, Some(port)),
-            _ => (text, None),
-        },
-    };
-    if host.is_empty() {
-        bail!("--rdzv-endpoint: {text:?} names no host: write HOST:PORT");
-    }
-    let port = match port {
-        None => default,
-        Some(port) => port
-            .parse()
-            .ok()
-            .filter(|port| *port != 0)
-            .with_context(|| format!("--rdzv-endpoint: {port:?} is no port: write HOST:PORT"))?,
-    };
-    Ok((host.to_owned(), port))
 }
 
 #[cfg(test)]
@@ -144,13 +188,13 @@ mod tests {
     fn numbered_hosts_meet_at_the_master_address() {
         let numbered = plan("--nnodes 2 --node-rank 1 --master-addr a --master-port 7");
         assert_eq!(
-            (numbered.hosts, numbered.endpoint, numbered.node_rank),
-            ((2, 2), ("a".to_owned(), 7), Some(1))
+            (numbered.hosts, numbered.endpoint(), numbered.node_rank),
+            ((2, 2), "a:7".to_owned(), Some(1))
         );
         let usual = plan("--nnodes 2 --master-addr a");
-        assert_eq!((usual.endpoint.1, usual.node_rank), (29_500, Some(0)));
+        assert_eq!((usual.endpoint(), usual.node_rank), ("a:29500".to_owned(), Some(0)));
         let numbered = plan("--nnodes 2 --node-rank 1 --rdzv-backend static --rdzv-endpoint a:8");
-        assert_eq!((numbered.endpoint, numbered.node_rank), (("a".to_owned(), 8), Some(1)));
+        assert_eq!((numbered.endpoint(), numbered.node_rank), ("a:8".to_owned(), Some(1)));
     }
 
     #[test]
@@ -158,10 +202,25 @@ mod tests {
         let elastic = plan(
             "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint [fd00::1]:7 --rdzv-conf join_timeout=5,token=x",
         );
-        assert_eq!((elastic.hosts, elastic.endpoint), ((1, 2), ("fd00::1".to_owned(), 7)));
+        assert_eq!((elastic.hosts, elastic.endpoint()), ((1, 2), "[fd00::1]:7".to_owned()));
         assert_eq!((elastic.join_timeout, elastic.token.as_deref()), (Span::seconds(5), Some("x")));
-        assert_eq!(plan("--nnodes 2 --rdzv-endpoint a").endpoint.1, 29_400);
+        assert_eq!(plan("--nnodes 2 --rdzv-endpoint a").endpoint(), "a:29400");
         assert_eq!(plan("--nnodes=1:2 --rdzv-endpoint other:7").hosts, (1, 2), "it does not start alone");
+    }
+
+    #[test]
+    fn the_store_follows_from_backend_and_endpoints() {
+        assert!(matches!(plan("--nnodes 2 --rdzv-endpoint a").store, StoreKind::Builtin));
+        let three = plan("--nnodes 3 --rdzv-endpoint a:1,b:1,c:1");
+        assert!(matches!(three.store, StoreKind::Managed), "{three:?}");
+        let etcd = plan(
+            "--nnodes 2 --rdzv-id job --rdzv-backend etcd --rdzv-endpoint https://e1,e2:7 \
+             --rdzv-conf cacert=/ca,user=u,password=p,lease=5",
+        );
+        assert_eq!(etcd.endpoints[0].to_string(), "https://e1:2379");
+        assert_eq!(etcd.lease, Duration::from_secs(5));
+        let StoreKind::Etcd { user: Some(user), tls: Some(tls) } = etcd.store else { panic!("no etcd") };
+        assert_eq!((user.user.as_str(), tls.authorities), ("u", Some(PathBuf::from("/ca"))));
     }
 
     #[test]
@@ -174,6 +233,11 @@ mod tests {
             ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:x", "--rdzv-endpoint"),
             ("--nnodes 1:2 --master-addr a", "needs --rdzv-backend c10d"),
             ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf join_timeout=soon", "join_timeout=soon"),
+            ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf lease=1", "lease=1"),
+            ("--nnodes 2 --rdzv-endpoint a:1,b:1", "three or five"),
+            ("--nnodes 2 --rdzv-endpoint https://a:1", "https needs --rdzv-backend etcd"),
+            ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1", "--rdzv-id"),
+            ("--nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint a:1", "etcd-v2"),
         ] {
             let error = of(line).expect_err(line);
             assert!(error.contains(told), "{line}: {error}");

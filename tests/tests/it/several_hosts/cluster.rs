@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mainstay_tests::{End, Job, Stage};
+use mainstay_tests::{End, Job, Stage, Waiting};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -14,12 +14,19 @@ pub struct Cluster {
     id: String,
     port: u16,
     network: Option<Network>,
+    /// Options by which they meet elsewhere than at the first of them.
+    meets: Option<String>,
 }
 
 impl Cluster {
     /// Hosts that share the machine's network.
     pub fn new(hosts: usize) -> Cluster {
         Cluster::of(hosts, None)
+    }
+
+    /// Hosts that share the machine's network and meet as these options say.
+    pub fn meeting_at(hosts: usize, options: &str) -> Cluster {
+        Cluster { meets: Some(options.to_owned()), ..Cluster::of(hosts, None) }
     }
 
     /// Hosts with a network namespace each.
@@ -33,7 +40,7 @@ impl Cluster {
         // Free at this moment; in a namespace nobody else has it.
         let free = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let port = free.local_addr().expect("bound").port();
-        Cluster { stages: (0..hosts).map(|_| Stage::new()).collect(), id, port, network }
+        Cluster { stages: (0..hosts).map(|_| Stage::new()).collect(), id, port, network, meets: None }
     }
 
     pub fn stage(&self, host: usize) -> &Stage {
@@ -44,6 +51,14 @@ impl Cluster {
     pub fn read(&self, host: usize, mark: &str) -> String {
         let path = self.stages[host].marks().join(mark);
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// Waits until a rank of one of the hosts has left a mark, and says which host.
+    pub fn host_with(&self, mark: &str) -> usize {
+        let directories = self.stages.iter().map(|stage| stage.marks()).collect();
+        let look = || self.stages.iter().position(|stage| stage.marks().join(mark).exists());
+        let found = Waiting { directories, process: None }.until(look);
+        found.unwrap_or_else(|failed| panic!("waiting for the mark {mark}: {failed:?}"))
     }
 
     /// Starts the launchers of all hosts, the leader last: hosts come in any order.
@@ -63,11 +78,10 @@ impl Cluster {
     pub fn start_host_as(&self, host: usize, script: &str, options: &str, variables: &[(&str, &str)]) -> Job {
         let leader = self.network.as_ref().map_or("127.0.0.1".to_owned(), |network| network.address(0));
         let shared = self.stages[0].work().join("checkpoints");
-        let mut plan = self.stages[host].python(script).named(&self.id).options(&format!(
-            "--master-addr {leader} --master-port {} --checkpoint-dir {} {options}",
-            self.port,
-            shared.display()
-        ));
+        let meets = self.meets.clone();
+        let meets = meets.unwrap_or_else(|| format!("--master-addr {leader} --master-port {}", self.port));
+        let options = format!("{meets} --checkpoint-dir {} {options}", shared.display());
+        let mut plan = self.stages[host].python(script).named(&self.id).options(&options);
         for (name, value) in variables {
             plan = plan.variable(name, value);
         }

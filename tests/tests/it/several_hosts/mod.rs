@@ -2,6 +2,8 @@
 //! the loopback address.
 
 mod cluster;
+mod etcd;
+mod leaders;
 
 use cluster::Cluster;
 use mainstay_core::base::id::Rank;

@@ -3,7 +3,7 @@
 
 use crate::base::time::{Mono, Span};
 use crate::model::entry::{Fact, StepDone};
-use crate::recovery::job::Input;
+use crate::recovery::hosts::wire::Report;
 
 /// So many round trips are compared; the shortest one counts. Clocks drift by some microseconds per second, so old ones go.
 const KEPT: usize = 32;
@@ -53,16 +53,16 @@ impl Mapping {
         shifted(at, self.best().map_or(0, |trip| -trip.offset))
     }
 
-    /// An input with all its times on the leader's clock.
-    pub fn input(&self, input: Input) -> Input {
-        match input {
-            Input::Fact(fact) => Input::Fact(times(fact, &|at| self.to_leader(at))),
-            Input::Steps { attempt, rank, done } => {
+    /// A report with all its times on the leader's clock.
+    pub fn report(&self, report: Report) -> Report {
+        match report {
+            Report::Fact { fact } => Report::Fact { fact: times(fact, &|at| self.to_leader(at)) },
+            Report::Steps { attempt, rank, done } => {
                 let at = |at| self.to_leader(at);
                 let done = done.into_iter();
                 let done =
                     done.map(|step| StepDone { start: at(step.start), end: at(step.end), ..step }).collect();
-                Input::Steps { attempt, rank, done }
+                Report::Steps { attempt, rank, done }
             }
             other => other,
         }

@@ -94,8 +94,6 @@ pub struct Merge {
     phase: Phase,
     attempt: Attempt,
     in_process: bool,
-    /// `MASTER_ADDR` for all.
-    master_addr: String,
     /// How long a lost host is waited for.
     patience: Span,
     /// Whether an end of the attempt is awaited.
@@ -107,7 +105,7 @@ pub struct Merge {
 
 impl Merge {
     /// All hosts of a round are there; nothing runs. The port of the ranks' store is reserved on the first seat's host.
-    pub fn new(round: Vec<Seated>, master_addr: String, patience: Span) -> Merge {
+    pub fn new(round: Vec<Seated>, patience: Span) -> Merge {
         let host = |seated| Host {
             seated,
             here: true,
@@ -122,12 +120,55 @@ impl Merge {
             phase: Phase::Idle,
             attempt: Attempt(0),
             in_process: false,
-            master_addr,
             patience,
             ending: false,
             collecting: false,
             dropped: 0,
         }
+    }
+
+    /// What another leader left, by its record: all hosts of its round, and an attempt that runs, or of which it is not
+    /// known whether it started everywhere. Hosts report again what they have seen of it.
+    pub fn resume(round: Vec<Seated>, patience: Span, attempt: Attempt, running: bool) -> Merge {
+        let mut merge = Merge::new(round, patience);
+        merge.attempt = attempt;
+        merge.phase = match running {
+            true => Phase::Started,
+            false => {
+                let error = "the leader was lost before it was known that all ranks had started";
+                Phase::Abandoning { error: error.to_owned() }
+            }
+        };
+        for host in merge.hosts.iter_mut().filter(|_| running) {
+            let first = host.seated.seat.first_rank;
+            let started = |rank| StartedRank { rank: Rank(rank), local_rank: rank - first, pid: Pid(0), page: None };
+            host.started = Some((first..first + host.seated.member.ranks).map(started).collect());
+        }
+        merge
+    }
+
+    /// Ranks of the attempt, as far as they are known.
+    pub fn ranks(&self) -> Vec<StartedRank> {
+        self.hosts.iter().flat_map(|host| host.started.iter().flatten().cloned()).collect()
+    }
+
+    /// Has a start that the leader before did not bring about stopped on all hosts that are there.
+    pub fn give_up_start(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        if let Phase::Abandoning { error } = &self.phase {
+            let error = error.clone();
+            self.abandon(error, next);
+            self.end_if_over(at, next);
+        }
+    }
+
+    /// Whether all ranks of the attempt have started.
+    pub fn has_started(&self) -> bool {
+        self.phase == Phase::Started
+    }
+
+    /// Who has which seat, also on hosts that are lost.
+    pub fn seats(&self) -> impl Iterator<Item = &Seated> {
+        self.hosts.iter().map(|host| &host.seated)
     }
 
     /// The current attempt.
@@ -278,7 +319,7 @@ impl Merge {
                 let start = Command::Start {
                     attempt: self.attempt,
                     in_process: self.in_process,
-                    master_addr: self.master_addr.clone(),
+                    master_addr: self.host(0).map(|host| host.seated.member.address.clone()).unwrap_or_default(),
                     master_port: port,
                 };
                 self.to_all(&start, next);

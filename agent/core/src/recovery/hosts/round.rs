@@ -3,10 +3,12 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use super::wire::Seat;
 
 /// A launcher that wants to take part.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// The launcher, unique among all.
     pub launcher: String,
@@ -16,12 +18,16 @@ pub struct Member {
     pub node_rank: Option<u32>,
     /// Ranks on this host.
     pub ranks: u32,
+    /// The address by which ranks of other hosts reach it.
+    #[serde(default)]
+    pub address: String,
     /// Whether it is the launcher that leads.
+    #[serde(default)]
     pub leads: bool,
 }
 
 /// A member with its seat.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seated {
     /// Who.
     pub member: Member,
@@ -155,7 +161,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn member(host: &str, node_rank: Option<u32>, ranks: u32) -> Member {
-        Member { launcher: host.to_owned(), host: host.to_owned(), node_rank, ranks, leads: false }
+        Member {
+            launcher: host.to_owned(),
+            host: host.to_owned(),
+            node_rank,
+            ranks,
+            ..Member::default()
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::model::entry::{Body, Fact, StepDone};
 use crate::recovery::job::{Input, StopWhy, Summary};
 
 /// The number of this protocol.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// A longer message ends its connection.
 pub const LONGEST_MESSAGE: usize = 16 << 20;
@@ -43,6 +43,9 @@ pub struct Join {
     /// The newest command that it has received, and the newest entry: the leader continues there.
     #[serde(default)]
     pub have: (u64, u64),
+    /// The launcher whose commands and entries these are; empty before it had a leader.
+    #[serde(default)]
+    pub have_of: String,
 }
 
 /// Where a host is in the job.
@@ -99,6 +102,9 @@ pub enum Down {
         launch: String,
         /// The newest report that the leader has received from this launcher.
         have: u64,
+        /// The leader's epoch. Commands of a lower one are refused from now on.
+        #[serde(default)]
+        epoch: u64,
     },
     /// The host cannot take part.
     Refused {
@@ -114,6 +120,9 @@ pub enum Down {
     Command {
         /// Its number.
         number: u64,
+        /// The leader's epoch.
+        #[serde(default)]
+        epoch: u64,
         /// What.
         command: Command,
     },

@@ -1,11 +1,13 @@
 //! What was tried before in this job and what came of it.
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::time::{Mono, Span};
 use crate::model::verdict::Cause;
 use crate::recovery::policy::Rung;
 
 /// A failure of this job that was decided on before, and what came of the decision.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PastFailure {
     /// When it was decided.
     pub decided_at: Mono,

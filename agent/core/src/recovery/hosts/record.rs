@@ -1,0 +1,53 @@
+//! What a leader keeps in the coordination store, so that another launcher can go on in its place. It is written before the
+//! ranks of an attempt are started, so that no restart is forgotten, and again when they have started.
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::id::Attempt;
+use crate::base::time::{Mono, Stamp};
+use crate::recovery::job::Carried;
+
+use super::round::Seated;
+
+/// The job as its leader last wrote it down. Fields are added, never renamed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// When it was written, on the leader's clocks.
+    pub at: Stamp,
+    /// Who has which ranks.
+    pub seats: Vec<Seated>,
+    /// The launcher that wrote it.
+    pub leader: String,
+    /// The job's name, as ranks of all hosts get it.
+    pub job: String,
+    /// The job's launch, as ranks of all hosts get it.
+    pub launch: String,
+    /// The newest attempt that may have started anywhere.
+    pub attempt: Attempt,
+    /// Whether all of its ranks have started.
+    #[serde(default)]
+    pub running: bool,
+    /// What is kept of the job; none before its first start.
+    #[serde(default)]
+    pub carried: Option<Carried>,
+    /// The status with which all launchers exit, once that is decided.
+    #[serde(default)]
+    pub ended: Option<i32>,
+}
+
+impl Record {
+    /// What is kept of the job, with its times on the clock of this host. Wall clocks tell how the clocks of two hosts
+    /// differ: a host that takes over may never have spoken to the one that wrote it.
+    pub fn carried_here(&self, now: Stamp) -> Option<Carried> {
+        let passed = i128::from(now.wall.0) - i128::from(self.at.wall.0);
+        let offset = i128::from(now.mono.0) - passed.max(0) - i128::from(self.at.mono.0);
+        let here = |at: Mono| {
+            if at == Mono(0) || at == Mono::NEVER {
+                return at;
+            }
+            let moved = (i128::from(at.0) + offset).clamp(1, i128::from(u64::MAX - 1));
+            Mono(u64::try_from(moved).unwrap_or(1))
+        };
+        self.carried.clone().map(|carried| carried.on_clock(&here))
+    }
+}

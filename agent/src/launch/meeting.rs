@@ -1,0 +1,458 @@
+//! Where the launchers of a job meet: the coordination store, with this launcher as a member. Here it learns who leads, and
+//! is elected; what a leader writes for its successor goes through its [`Office`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use mainstay_coord::{
+    Client, CoordError, Ended, Group, GroupEvent, GroupOptions, GroupWatch, Leader, Leadership, Managed,
+    ManagedState, Member, MemberState, Membership, Server,
+};
+use mainstay_core::base::id::Pid;
+use mainstay_core::recovery::hosts::record::Record;
+use mainstay_core::recovery::hosts::wire::Join;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use crate::hosts::Token;
+use crate::launch::hosts::{Aborting, HostsPlan, StoreKind};
+use crate::launch::store_access;
+
+/// In a member's body: whether it has a seat.
+const SEATED: &str = "seated";
+
+/// The pause before the store is asked again.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// The same trouble is not told more often.
+const TOLD_EVERY: Duration = Duration::from_secs(30);
+
+/// How long the end of the job waits for the store.
+const END_WITHIN: Duration = Duration::from_secs(3);
+
+/// What the store tells.
+#[derive(Debug)]
+pub enum FromStore {
+    /// Who leads now, if any launcher does.
+    Leader(Option<Leader>),
+    /// This launcher has been elected.
+    Elected(Elected),
+    /// The leadership of this epoch is over, or the store lost it.
+    Deposed(u64),
+    /// This write of the record is stored.
+    Written(u64),
+    /// The job has ended.
+    Ended(Ended),
+    /// Something that people should know.
+    Trouble(String),
+}
+
+/// This launcher leads from now on.
+#[derive(Debug)]
+pub struct Elected {
+    /// Where it writes.
+    pub office: Office,
+    /// What the leader before it left.
+    pub record: Option<Record>,
+}
+
+/// The leader's pen.
+#[derive(Debug)]
+pub struct Office {
+    /// The epoch of this leadership.
+    pub epoch: u64,
+    wanted: mpsc::UnboundedSender<Wanted>,
+}
+
+#[derive(Debug)]
+enum Wanted {
+    Record(u64, Value),
+    /// What could not be written before.
+    Again,
+    End { why: String, exit: i32, done: oneshot::Sender<()> },
+}
+
+impl Office {
+    /// Has the record stored; [`FromStore::Written`] says when it is. A newer one replaces one that is not stored yet.
+    pub fn write(&self, number: u64, record: &Record) {
+        // The receiver goes with the leadership, which is told by itself.
+        let _ = self.wanted.send(Wanted::Record(number, json!(record)));
+    }
+}
+
+/// This launcher's part in the group of the job.
+#[derive(Debug)]
+pub struct Meeting {
+    group: Group,
+    membership: Arc<Membership>,
+    launcher: String,
+    events: mpsc::UnboundedReceiver<FromStore>,
+    sender: mpsc::UnboundedSender<FromStore>,
+    campaign: Option<Aborting>,
+    _watch: Aborting,
+    leader: Option<Leader>,
+    record: watch::Receiver<Option<Record>>,
+    silent_since: Option<Instant>,
+    /// Whether this launcher may be elected before there is a round.
+    pub may_begin: bool,
+    /// The proof between launchers.
+    pub token: Token,
+    /// Runs for as long as this is kept.
+    server: Option<Server>,
+    managed: Option<Managed>,
+}
+
+impl Meeting {
+    /// Opens the store, and joins the group. A store that does not answer is waited for.
+    ///
+    /// # Errors
+    /// The store does not answer in time or refuses this launcher, in words that say what to check.
+    pub async fn open(
+        plan: &HostsPlan,
+        join: &Join,
+        port: u16,
+        directory: &Path,
+        say: &impl Fn(String),
+    ) -> anyhow::Result<Meeting> {
+        let until = Instant::now() + Duration::from_nanos(plan.join_timeout.0);
+        let (server, managed) = store_access::run_here(plan, join, directory, say).await?;
+        let client = Client::new(store_access::settings(plan, join, server.as_ref()))?;
+        let options = GroupOptions { member_ttl: plan.lease, ..GroupOptions::default() };
+        let group = Group::new(client, store_access::job_id(&join.run_id)?, options);
+        let me = member(join, port);
+        let joining = retry(plan, until, say, || join_group(&group, &me));
+        let membership = Arc::new(joining.await?);
+        let secret = retry(plan, until, say, || group.secret()).await?;
+        let secret = format!("{}\0{secret}", plan.token.as_deref().unwrap_or_default());
+        let token = Token::of(&join.run_id, Some(&secret));
+        let (sender, events) = mpsc::unbounded_channel();
+        let (record_sender, record) = watch::channel(None);
+        let watch = Aborting(tokio::spawn(watch_group(group.watch(), sender.clone(), record_sender)));
+        let may_begin = match plan.store {
+            StoreKind::Builtin => server.is_some(),
+            StoreKind::Managed | StoreKind::Etcd { .. } => true,
+        };
+        Ok(Meeting {
+            group,
+            membership,
+            launcher: join.launcher.clone(),
+            events,
+            sender,
+            campaign: None,
+            _watch: watch,
+            leader: None,
+            record,
+            silent_since: None,
+            may_begin,
+            token,
+            server,
+            managed,
+        })
+    }
+
+    /// The next news. May be dropped and called again.
+    pub async fn next(&mut self) -> FromStore {
+        match self.events.recv().await {
+            Some(news) => {
+                if let FromStore::Leader(leader) = &news {
+                    self.leader.clone_from(leader);
+                }
+                if let FromStore::Elected(_) = &news {
+                    self.campaign = None;
+                }
+                news
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// This launcher.
+    pub fn launcher(&self) -> &str {
+        &self.launcher
+    }
+
+    /// Who leads, as far as is known.
+    pub fn leader(&self) -> Option<&Leader> {
+        self.leader.as_ref()
+    }
+
+    /// Whether this is the launcher that leads.
+    pub fn is_me(&self, leader: &Leader) -> bool {
+        leader.launch == self.launcher
+    }
+
+    /// The highest epoch that was seen.
+    pub fn epoch(&self) -> u64 {
+        self.group.highest_epoch()
+    }
+
+    /// Stands for election, until it is elected or stands down.
+    pub fn campaign(&mut self) {
+        if self.campaign.is_some() {
+            return;
+        }
+        let (membership, sender, record) =
+            (Arc::clone(&self.membership), self.sender.clone(), self.record.clone());
+        self.campaign = Some(Aborting(tokio::spawn(async move {
+            match membership.campaign().await {
+                Ok(leadership) => {
+                    // A store that was wiped has none; what was last read of it counts.
+                    let kept = leadership.record().and_then(|record| read(&record.body));
+                    let record = kept.or_else(|| record.borrow().clone());
+                    let (wanted, orders) = mpsc::unbounded_channel();
+                    let office = Office { epoch: leadership.epoch(), wanted };
+                    let _ = sender.send(FromStore::Elected(Elected { office, record }));
+                    tokio::spawn(hold(leadership, orders, sender));
+                }
+                Err(error) => {
+                    let _ = sender.send(FromStore::Trouble(format!("this host cannot lead: {error}")));
+                }
+            }
+        })));
+    }
+
+    /// Does not stand for election any more.
+    pub fn stand_down(&mut self) {
+        self.campaign = None;
+    }
+
+    /// Lets the others know that this launcher has a seat: it goes on with the job if the leader is lost.
+    pub fn take_seat(&self) {
+        let membership = Arc::clone(&self.membership);
+        tokio::spawn(async move {
+            let me = Member { body: json!({ SEATED: true }), ..membership.member() };
+            if let Err(error) = membership.update(me).await {
+                tracing::debug!(%error, "the seat is written when the store answers");
+            }
+        });
+    }
+
+    /// Whether there is a launcher that can go on with the job. This one, which has no seat, must not begin it anew then.
+    pub async fn goes_on_elsewhere(&self) -> bool {
+        match self.group.state().await {
+            Ok(state) => state.members.values().any(|member| member.body.get(SEATED) == Some(&Value::Bool(true))),
+            Err(_) => true,
+        }
+    }
+
+    /// How long the store has not answered; none while it does.
+    pub fn silent_for(&mut self) -> Option<Duration> {
+        self.silent_since = match *self.membership.state().borrow() {
+            MemberState::Kept | MemberState::Ended => None,
+            MemberState::Unanswered { since } => Some(since),
+            MemberState::Lost => self.silent_since.or_else(|| Some(Instant::now())),
+        };
+        self.silent_since.map(|since| since.elapsed())
+    }
+
+    /// The process of etcd that runs on this host for the job.
+    pub fn store_process(&self) -> Option<Pid> {
+        match *self.managed.as_ref()?.state().borrow() {
+            ManagedState::Running { pid, .. } => i32::try_from(pid).ok().map(Pid),
+            ManagedState::Restarting { .. } | ManagedState::Stopped => None,
+        }
+    }
+
+    /// The job is over: its leader removes what it has in the store.
+    pub async fn end(self, office: Office, exit: i32, why: &str) {
+        let (done, is_done) = oneshot::channel();
+        let _ = office.wanted.send(Wanted::End { why: why.to_owned(), exit, done });
+        let _ = tokio::time::timeout(END_WITHIN, is_done).await;
+        self.stop_store().await;
+    }
+
+    /// Takes part no more, while the job goes on.
+    pub async fn leave_early(mut self, why: &str) {
+        self.campaign = None;
+        let Meeting { membership, server, managed, .. } = self;
+        if let Some(membership) = Arc::into_inner(membership) {
+            let _ = tokio::time::timeout(END_WITHIN, membership.goodbye(why)).await;
+        }
+        drop(server);
+        if let Some(managed) = managed {
+            managed.stop().await;
+        }
+    }
+
+    /// Stops what of the store runs on this host.
+    pub async fn stop_store(self) {
+        // The built-in store ends with this.
+        if let Some(managed) = self.managed {
+            managed.stop().await;
+        }
+    }
+}
+
+/// Joins; the note of an earlier job of the same name is removed.
+async fn join_group(group: &Group, me: &Member) -> Result<Membership, CoordError> {
+    match group.join(me.clone()).await {
+        Err(CoordError::Ended { .. }) => {
+            group.forget_end().await?;
+            group.join(me.clone()).await
+        }
+        joined => joined,
+    }
+}
+
+/// Asks again for as long as the store does not answer.
+async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
+    plan: &HostsPlan,
+    until: Instant,
+    say: &impl Fn(String),
+    ask: impl Fn() -> F,
+) -> anyhow::Result<T> {
+    let mut told_at = None::<Instant>;
+    loop {
+        let error = match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        if error.is_refused() && !matches!(plan.store, StoreKind::Etcd { .. }) {
+            bail!(
+                "the launcher at {} does not have the same token: use the same --rdzv-id and --rdzv-conf token=… on \
+                 all hosts",
+                plan.endpoint()
+            );
+        }
+        if !error.is_unreachable() && !error.is_unsure() {
+            return Err(error).with_context(|| format!("meeting at {} (--rdzv-endpoint)", plan.endpoint()));
+        }
+        if Instant::now() >= until {
+            bail!("{}", store_access::not_met(plan, &error));
+        }
+        if told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
+            told_at = Some(Instant::now());
+            say(format!("no answer at {} yet: still trying", plan.endpoint()));
+            tracing::debug!(%error, "the coordination store does not answer");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Passes on what concerns launchers.
+async fn watch_group(
+    mut watch: GroupWatch,
+    news: mpsc::UnboundedSender<FromStore>,
+    record: watch::Sender<Option<Record>>,
+) {
+    let keep = |body: &Value| {
+        if let Some(found) = read(body) {
+            record.send_replace(Some(found));
+        }
+    };
+    loop {
+        let event = match watch.next().await {
+            Ok(event) => event,
+            Err(error) => {
+                let _ = news.send(FromStore::Trouble(format!("the coordination store: {error}")));
+                tokio::time::sleep(TOLD_EVERY).await;
+                continue;
+            }
+        };
+        let told = match event {
+            GroupEvent::Snapshot(state) => {
+                state.record.iter().for_each(|found| keep(&found.body));
+                let ended = state.ended.map(FromStore::Ended);
+                [Some(FromStore::Leader(state.leader)), ended].into_iter().flatten().collect()
+            }
+            GroupEvent::Elected(leader) => vec![FromStore::Leader(Some(leader))],
+            GroupEvent::LeaderGone(_) => vec![FromStore::Leader(None)],
+            GroupEvent::RecordChanged(found) => {
+                keep(&found.body);
+                continue;
+            }
+            GroupEvent::Ended(ended) => vec![FromStore::Ended(ended)],
+            GroupEvent::Unreadable { key, why } => vec![FromStore::Trouble(format!("{key}: {why}"))],
+            GroupEvent::Joined(_)
+            | GroupEvent::Changed { .. }
+            | GroupEvent::Left { .. }
+            | GroupEvent::RoundPublished(_) => continue,
+        };
+        for news_of_it in told {
+            if news.send(news_of_it).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Holds the office: writes what the leader wants to be stored, and says when it is over.
+async fn hold(
+    leadership: Leadership,
+    mut wanted: mpsc::UnboundedReceiver<Wanted>,
+    news: mpsc::UnboundedSender<FromStore>,
+) {
+    let deposed = FromStore::Deposed(leadership.epoch());
+    let mut unwritten: Option<(u64, Value)> = None;
+    loop {
+        let order = tokio::select! {
+            () = leadership.lost() => {
+                let _ = news.send(deposed);
+                return;
+            }
+            order = wanted.recv() => order,
+            () = tokio::time::sleep(PAUSE), if unwritten.is_some() => Some(Wanted::Again),
+        };
+        match order {
+            None => {
+                let _ = leadership.resign().await;
+                return;
+            }
+            Some(Wanted::End { why, exit, done }) => {
+                if let Err(error) = leadership.end(&why, json!({ "exit": exit })).await {
+                    tracing::debug!(%error, "the keys of the job stay until their leases end");
+                }
+                let _ = done.send(());
+                return;
+            }
+            Some(Wanted::Again) => {}
+            Some(Wanted::Record(number, record)) => unwritten = Some((number, record)),
+        }
+        let Some((number, record)) = unwritten.clone() else { continue };
+        match leadership.write_record(record).await {
+            Ok(_) => {
+                unwritten = None;
+                if news.send(FromStore::Written(number)).is_err() {
+                    return;
+                }
+            }
+            Err(CoordError::Superseded { .. }) => {
+                let _ = news.send(deposed);
+                return;
+            }
+            Err(error) if error.is_unreachable() || error.is_unsure() => {
+                tracing::debug!(%error, "the job's record is not written yet");
+            }
+            Err(error) => {
+                let told = format!("the job's record cannot be written, so nothing is restarted: {error}");
+                let _ = news.send(FromStore::Trouble(told));
+                tokio::time::sleep(TOLD_EVERY).await;
+            }
+        }
+    }
+}
+
+/// The status of a job that has ended.
+pub fn exit_of(ended: &Ended) -> i32 {
+    let exit = ended.body.get("exit").and_then(serde_json::Value::as_i64);
+    exit.and_then(|exit| i32::try_from(exit).ok()).unwrap_or(1)
+}
+
+fn read(body: &Value) -> Option<Record> {
+    serde_json::from_value(body.clone()).ok()
+}
+
+fn member(join: &Join, port: u16) -> Member {
+    let host = if join.address.contains(':') { format!("[{}]", join.address) } else { join.address.clone() };
+    Member {
+        addresses: vec![format!("{host}:{port}")],
+        ranks: join.ranks,
+        mainstay: join.version.clone(),
+        script: join.program.clone(),
+        node_rank: join.node_rank,
+        ..Member::new(join.launcher.clone(), join.host.clone())
+    }
+}

@@ -1,0 +1,167 @@
+//! Leaders of jobs that meet in etcd: elected, lost, only slow; and a store that is gone or wiped.
+
+use mainstay_tests::{End, Job, has_client, story};
+use nix::sys::signal::Signal;
+
+use super::TRAINER;
+use super::cluster::Cluster;
+use super::etcd::{Etcd, has_etcd};
+
+/// Starts the hosts one after the other: the first leads, and has the first ranks.
+fn start(cluster: &Cluster, hosts: usize, options: &str) -> Vec<Job> {
+    start_with(cluster, hosts, options, &[("WAITS", "0")])
+}
+
+fn start_with(cluster: &Cluster, hosts: usize, options: &str, variables: &[(&str, &str)]) -> Vec<Job> {
+    let mut jobs: Vec<Job> = Vec::new();
+    for host in 0..hosts {
+        jobs.push(cluster.start_host_as(host, TRAINER, options, variables));
+        match host {
+            0 => jobs[0].wait_until_said("this host leads the job"),
+            _ => jobs[host].wait_until_said("joining the job; its leader is"),
+        }
+    }
+    jobs
+}
+
+fn ends(jobs: Vec<Job>) -> Vec<End> {
+    let ended: Vec<bool> = jobs.iter().map(Job::has_ended).collect();
+    let ends: Vec<End> = jobs.into_iter().map(Job::end).collect();
+    for (end, ended) in ends.iter().zip(ended) {
+        assert!(ended, "{end}");
+    }
+    ends
+}
+
+fn kill(job: Job) {
+    job.signal(Signal::SIGKILL);
+    assert!(job.has_ended());
+}
+
+#[test]
+fn hosts_that_meet_in_etcd_are_one_job_and_leave_nothing_there() {
+    if !has_client() || !has_etcd() {
+        return;
+    }
+    let etcd = Etcd::start();
+    let cluster = Cluster::meeting_at(3, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
+    let jobs = start(&cluster, 3, "--nnodes 3");
+    for rank in 0..3 {
+        cluster.host_with(&format!("waits.0.{rank}"));
+    }
+    assert!(etcd.all_keys().contains("\"kvs\""), "{}", etcd.all_keys());
+    jobs[0].kill_rank(0, 1);
+    for end in ends(jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 2, "{end}");
+        end.assert_said("rank 1 was ended by SIGKILL");
+    }
+    let left = etcd.all_keys();
+    // The note of the end, which is known for some minutes.
+    assert!(left.contains("\"count\":\"1\""), "{left}");
+}
+
+#[test]
+fn a_lost_leader_is_replaced_and_the_budget_goes_on() {
+    if !has_client() || !has_etcd() {
+        return;
+    }
+    let etcd = Etcd::start();
+    let cluster = Cluster::meeting_at(3, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
+    // The third is a spare.
+    let mut jobs = start_with(&cluster, 2, "--nnodes 2 --rdzv-conf lease=4", &[("WAITS", "0,1")]);
+    jobs[0].mark("waits.0.0");
+    jobs[1].mark("waits.0.1");
+    jobs.push(cluster.start_host_as(2, TRAINER, "--nnodes 2 --rdzv-conf lease=4", &[("WAITS", "0,1")]));
+    jobs[2].wait_until_said("waiting as a spare");
+    // A restart that the first leader counts.
+    jobs[1].kill_rank(0, 1);
+    jobs[0].mark("waits.1.0");
+    jobs[1].mark("waits.1.1");
+    kill(jobs.remove(0));
+    jobs[0].wait_until_said("this host leads now (epoch 2)");
+    let ends = ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 3, "{end}");
+    }
+    ends[0].assert_said("restart 2 of 3");
+    ends[0].assert_said("was lost");
+    let incidents = story::verdicts(&ends[0].story);
+    assert_eq!(incidents.last().expect("a verdict").incident.0, 2, "{}", ends[0]);
+}
+
+#[test]
+fn a_leader_that_was_only_slow_steps_down() {
+    if !has_client() || !has_etcd() {
+        return;
+    }
+    let etcd = Etcd::start();
+    let cluster = Cluster::meeting_at(3, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
+    let mut jobs = start(&cluster, 2, "--nnodes 2 --rdzv-conf lease=4");
+    jobs[0].mark("waits.0.0");
+    jobs[1].mark("waits.0.1");
+    jobs.push(cluster.start_host_as(2, TRAINER, "--nnodes 2 --rdzv-conf lease=4", &[("WAITS", "0")]));
+    jobs[2].wait_until_said("waiting as a spare");
+    let slow = jobs.remove(0);
+    slow.signal(Signal::SIGSTOP);
+    jobs[0].wait_until_said("this host leads now (epoch 2)");
+    slow.signal(Signal::SIGCONT);
+    assert!(slow.has_ended());
+    // Processes of all hosts have the same job in their names here: the first to end is looked at last.
+    for end in ends(jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 2, "{end}");
+    }
+    let slow = slow.end();
+    slow.assert_status(75).assert_said("leads the job now (epoch 2)");
+    slow.assert_said("the ranks of this host are stopped");
+}
+
+#[test]
+fn training_goes_on_without_the_store_and_what_was_wiped_is_written_anew() {
+    if !has_client() || !has_etcd() {
+        return;
+    }
+    let mut etcd = Etcd::start();
+    let cluster = Cluster::meeting_at(2, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
+    let jobs = start(&cluster, 2, "--nnodes 2 --rdzv-conf lease=3");
+    jobs[0].mark("waits.0.0");
+    jobs[1].mark("waits.0.1");
+    etcd.wipe();
+    jobs[0].wait_until_said("nothing is decided until it does");
+    // A failure that cannot be decided on.
+    jobs[1].kill_rank(0, 1);
+    etcd.resume();
+    jobs[0].wait_until_said("this host leads again (epoch");
+    for end in ends(jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 2, "{end}");
+    }
+}
+
+#[test]
+fn three_hosts_of_the_job_run_etcd_and_lose_one_with_its_leader() {
+    if !has_client() || !has_etcd() {
+        return;
+    }
+    let endpoints: Vec<String> = (0..3).map(|_| format!("127.0.0.1:{}", super::etcd::pair())).collect();
+    let cluster = Cluster::meeting_at(4, &format!("--rdzv-endpoint {}", endpoints.join(",")));
+    let options = "--nnodes 3 --rdzv-conf lease=6";
+    let mut jobs: Vec<Job> = Vec::new();
+    for host in 0..4 {
+        jobs.push(cluster.start_host_as(host, TRAINER, options, &[("WAITS", "0")]));
+        if host < 3 {
+            // Each takes the first endpoint that is free on this machine.
+            jobs[host].wait_until_said("coordination: etcd runs on this host");
+        }
+    }
+    let of_rank_0 = cluster.host_with("waits.0.0");
+    let leader = jobs.remove(of_rank_0);
+    kill(leader);
+    let ends = ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 2, "{end}");
+    }
+}
