@@ -1,15 +1,15 @@
 //! What a policy is given: the case as a value, and the list of all its fields, to which the value is held by a test.
 
-use mainstay_core::base::id::Attempt;
 use mainstay_core::base::time::Mono;
 use mainstay_core::failure::repeats::SeenBefore;
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::model::verdict::{Action, Cause, Verdict};
+use mainstay_core::model::verdict::{Cause, Verdict};
 use mainstay_core::recovery::policy::{
-    Budget, Case, CauseKind, Experience, PastFailure, Rung, Settings, hands, passes_with_the_ranks,
+    Budget, Case, CauseKind, Experience, PastFailure, Settings, hands, passes_with_the_ranks,
 };
 
 use crate::language::{Heap, Made, Value};
+use crate::words::{self, word};
 
 /// A field of the case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,7 +263,7 @@ fn cause(heap: &mut Heap<'_>, cause: &Cause) -> Made<Value> {
         Cause::ExitCode { code: number } => code = Some(*number),
         Cause::Signal { signal: number } => signal = Some(*number),
         Cause::Hang { hang: kind, place: at } => {
-            (hang, place) = (Some(crate::words::hang(*kind)), Some(at.as_str()))
+            (hang, place) = (Some(words::hang(*kind)), Some(at.as_str()))
         }
         Cause::OutOfMemory | Cause::StartFailed => {}
     }
@@ -393,11 +393,6 @@ fn job(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>) -> Made<Value> 
             ("hand_back_exit", Value::Int(settings.hand_back_exit.into())),
         ],
     )
-}
-
-/// A rung's word in the journal.
-pub(crate) fn word(rung: Rung) -> &'static str {
-    Action::of(rung, Attempt(0), 0).word()
 }
 
 pub(crate) fn state(state: HealthState) -> &'static str {

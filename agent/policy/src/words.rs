@@ -1,10 +1,11 @@
 //! The functions that a policy finds beside those of the language, and what its decision must look like.
 
+use mainstay_core::base::id::Attempt;
 use mainstay_core::base::time::Span;
 use mainstay_core::hang::HangKind;
+use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::policy::{Advice, Rung, jitter};
 
-use crate::fields::word;
 use crate::language::{Arguments, Heap, Host, Made, Place, Value};
 
 /// The functions of a policy.
@@ -135,6 +136,11 @@ pub(crate) fn rung(text: &str) -> Made<Option<Rung>> {
     }
     let known = Rung::ALL.into_iter().find(|rung| word(*rung) == text);
     known.map(Some).ok_or_else(|| format!("action: there is no {text:?}; there are {}", actions().join(", ")))
+}
+
+/// A rung's word in the journal.
+pub(crate) fn word(rung: Rung) -> &'static str {
+    Action::of(rung, Attempt(0), 0).word()
 }
 
 /// A hang's word in the journal.

@@ -164,7 +164,8 @@ impl Following {
     /// Keeps what was seen for a leader to come. What is of earlier attempts is decided.
     fn keep(&mut self, at: Mono, report: &Report) {
         if let Report::Fact { fact: Fact::AttemptStarted { .. } | Fact::StartFailed { .. } } = report {
-            self.log.retain(|(_, report)| matches!(report, Report::Fact { fact: Fact::StopRequested { .. } }));
+            self.log
+                .retain(|(_, report)| matches!(report, Report::Fact { fact: Fact::StopRequested { .. } }));
         }
         // Steps are many, and the next ones tell of those before. That an attempt has ended is asked for again by whoever has
         // it stopped: an old answer would be taken for the new one.
@@ -183,8 +184,7 @@ impl Following {
         let (sender, events) = mpsc::channel(1024);
         self.events = events;
         let (addresses, token) = (leader.addresses.clone(), self.meeting.token.clone());
-        self.task =
-            Aborting(tokio::spawn(connect::keep(addresses, token, self.join.subscribe(), sender)));
+        self.task = Aborting(tokio::spawn(connect::keep(addresses, token, self.join.subscribe(), sender)));
         (self.to, self.gone, self.since) = (None, Some(clock::mono()), since);
         (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
         (self.clock, self.catches_up) = (Mapping::default(), true);
@@ -389,8 +389,7 @@ impl Launcher {
                 following.epoch = following.epoch.max(leader.epoch);
             }
             FromStore::Leader(Some(leader)) if leader.epoch > following.epoch => {
-                self.terminal
-                    .say(format!("host {} leads the job now (epoch {})", leader.host, leader.epoch));
+                self.terminal.say(format!("host {} leads the job now (epoch {})", leader.host, leader.epoch));
                 following.follow(leader, newest);
             }
             FromStore::Elected(elected) => self.take_over(elected),

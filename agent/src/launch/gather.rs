@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use mainstay_coord::{Ended, Leader};
-use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::base::id::Attempt;
+use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::round::{self, Lacking, Member, Seated};
 use mainstay_core::recovery::hosts::wire::{Down, Join, Seat, Up};
@@ -136,9 +136,7 @@ pub async fn gather(
     loop {
         let gathering = Gathering { plan: &plan, join: &join, names: &names, timeout };
         let outcome = match (elected.take(), meeting.leader().cloned()) {
-            (Some(elected), _) => {
-                gathering.lead(elected, &mut meeting, &mut listener, signals, say).await?
-            }
+            (Some(elected), _) => gathering.lead(elected, &mut meeting, &mut listener, signals, say).await?,
             (None, Some(leader)) if !meeting.is_me(&leader) => {
                 gathering.follow(leader, &mut meeting, &mut listener, signals, say).await?
             }

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::base::id::Attempt;
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::recovery::hosts::merge::{Merge, Next};
 use mainstay_core::recovery::hosts::round::{self, Member, Seated};

@@ -72,7 +72,11 @@ enum Wanted {
     Record(u64, Value),
     /// What could not be written before.
     Again,
-    End { why: String, exit: i32, done: oneshot::Sender<()> },
+    End {
+        why: String,
+        exit: i32,
+        done: oneshot::Sender<()>,
+    },
 }
 
 impl Office {
@@ -233,7 +237,9 @@ impl Meeting {
     /// Whether there is a launcher that can go on with the job. This one, which has no seat, must not begin it anew then.
     pub async fn goes_on_elsewhere(&self) -> bool {
         match self.group.state().await {
-            Ok(state) => state.members.values().any(|member| member.body.get(SEATED) == Some(&Value::Bool(true))),
+            Ok(state) => {
+                state.members.values().any(|member| member.body.get(SEATED) == Some(&Value::Bool(true)))
+            }
             Err(_) => true,
         }
     }

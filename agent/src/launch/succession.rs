@@ -210,11 +210,13 @@ impl Launcher {
         let mut leading =
             Leading::of(job, merge, me, parts.listener, parts.plan, names, parts.meeting, office);
         let reader = self.board.reader();
-        let entries = reader.entries_after(parts.since, usize::MAX).map(|read| read.entries).unwrap_or_default();
+        let entries =
+            reader.entries_after(parts.since, usize::MAX).map(|read| read.entries).unwrap_or_default();
         leading.predecessor = Some(Predecessor::new(parts.leader, &entries, reader.newest()));
         let lost = record.seats.iter().find(|seated| seated.member.launcher == record.leader);
         let host = lost.map(|seated| seated.member.host.clone()).unwrap_or_default();
-        self.terminal.say(format!("host {host}, which led the job, is lost: this host leads now (epoch {epoch})"));
+        self.terminal
+            .say(format!("host {host}, which led the job, is lost: this host leads now (epoch {epoch})"));
         leading.begin_with(now.mono, out);
         leading.tell_job(now.mono, Input::Fact(leader_replaced(&host, me, epoch)));
         for (at, report) in parts.log {

@@ -3,6 +3,7 @@
 //! A GPU that fails does not hide the others, and what one GPU does not offer is absent, not zero. Events of the
 //! driver are passed on as they come, between the answers.
 
+mod address;
 mod calls;
 mod details;
 mod events;
@@ -10,6 +11,7 @@ mod fields;
 mod gpu;
 mod links;
 mod lost;
+mod notes;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::inventory::StepKey;
+use crate::checkpoint::owner::owner;
 
 /// The step that a job is restored to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,12 +30,19 @@ pub enum Word {
     Refused(Decision),
 }
 
+/// Jobs whose decisions are known; any user may ask for any name.
+const RUNS: usize = 1024;
+
 /// The decisions that an agent knows, the newest of each job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decisions {
     newest: BTreeMap<String, Decision>,
     /// Who has taken the newest one.
     taken: BTreeMap<String, BTreeSet<String>>,
+    /// When each was last asked for or told: counts what is told.
+    used: BTreeMap<String, u64>,
+    told: u64,
+    forgotten: u64,
 }
 
 impl Decisions {
@@ -55,9 +63,35 @@ impl Decisions {
             _ => {
                 self.newest.insert(decision.run.clone(), decision.clone());
                 self.taken.remove(&decision.run);
+                self.told += 1;
+                self.used.insert(decision.run.clone(), self.told);
+                self.make_room();
                 Word::Accepted
             }
         }
+    }
+
+    /// How many decisions were forgotten because there were too many.
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    /// Forgets the decision of the user with the most that was told first: one user's names push out no other's.
+    fn make_room(&mut self) {
+        if self.newest.len() <= RUNS {
+            return;
+        }
+        let mut of_users: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+        for run in self.newest.keys() {
+            *of_users.entry(owner(run)).or_default() += 1;
+        }
+        let most = of_users.into_iter().max_by_key(|(_, count)| *count).map(|(user, _)| user);
+        let of_most = self.newest.keys().filter(|run| Some(owner(run)) == most);
+        let Some(run) = of_most.min_by_key(|run| self.used.get(*run).copied()).cloned() else { return };
+        self.newest.remove(&run);
+        self.taken.remove(&run);
+        self.used.remove(&run);
+        self.forgotten += 1;
     }
 
     /// The decision for `asker`, where `newest` is the newest whole step now.
@@ -75,5 +109,25 @@ impl Decisions {
         let _ = self.tell(&decision);
         self.taken.entry(run.to_owned()).or_default().insert(asker.to_owned());
         decision
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Decisions, RUNS};
+    use crate::checkpoint::owner::owned;
+
+    #[test]
+    fn one_user_s_names_push_out_none_of_another_s_decisions() {
+        let mut decisions = Decisions::default();
+        let of_a = owned(1, "train");
+        decisions.decide("host", &of_a, "host", None);
+        for number in 0..2 * RUNS {
+            decisions.decide("host", &owned(2, &number.to_string()), "host", None);
+        }
+        assert!(decisions.newest(&of_a).is_some());
+        assert_eq!((decisions.newest.len(), decisions.used.len()), (RUNS, RUNS));
+        assert_eq!(decisions.forgotten(), RUNS as u64 + 1);
+        assert!(decisions.newest(&owned(2, &(2 * RUNS - 1).to_string())).is_some(), "the newest is there");
     }
 }

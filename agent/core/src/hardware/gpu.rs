@@ -15,6 +15,7 @@ mod driver;
 mod fabric;
 mod faults;
 mod history;
+mod intake;
 mod limits;
 mod links;
 mod log;

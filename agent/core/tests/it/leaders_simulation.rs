@@ -211,7 +211,12 @@ impl World {
             in_process: chance.one_in(2),
             chance,
             now: Mono(1),
-            store: Store { away: false, leader: Some((0, 1)), record: Some(record.clone()), read: Some(record) },
+            store: Store {
+                away: false,
+                leader: Some((0, 1)),
+                record: Some(record.clone()),
+                read: Some(record),
+            },
             highest_epoch: 1,
             hosts,
             counted: BTreeSet::new(),
@@ -350,7 +355,10 @@ impl World {
                 assert!(attempt.0 == 0 || self.counted.contains(&attempt), "{attempt} was counted by nobody");
                 assert!(attempt.0 <= BUDGET, "{attempt} is beyond the budget");
                 let host = &mut self.hosts[seat];
-                assert!(host.attempt.is_none_or(|before| before < attempt), "{attempt} starts once on a host");
+                assert!(
+                    host.attempt.is_none_or(|before| before < attempt),
+                    "{attempt} starts once on a host"
+                );
                 host.attempt = Some(attempt);
                 let living = &host.living;
                 assert!(in_process || living.is_empty(), "{living:?} still live at the start of {attempt}");
@@ -481,7 +489,9 @@ impl World {
         }
         let seated = host.seated.clone();
         let have = host.commands_in.have();
-        let Some(leader) = self.hosts[to].leads.as_mut().filter(|leader| leader.epoch >= epoch) else { return };
+        let Some(leader) = self.hosts[to].leads.as_mut().filter(|leader| leader.epoch >= epoch) else {
+            return;
+        };
         if leader.merge.lost_seats().iter().any(|lost| lost.seat == seated.seat) {
             // It was taken for lost: it is refused, stops its ranks and ends.
             return self.hosts[seat].crash();
@@ -510,7 +520,8 @@ impl World {
         }
         let Some(now) = self.store.leader else { return };
         let host = &mut self.hosts[seat];
-        if now.0 == seat || now.1 <= host.follows.1.max(host.leads.as_ref().map_or(0, |leader| leader.epoch)) {
+        if now.0 == seat || now.1 <= host.follows.1.max(host.leads.as_ref().map_or(0, |leader| leader.epoch))
+        {
             return;
         }
         if host.leads.is_some() {
@@ -567,7 +578,8 @@ impl World {
     /// A follower without a leader takes its place.
     fn elect(&mut self, seat: usize) {
         let host = &self.hosts[seat];
-        let may = host.leads.is_none() && !host.connected && host.attempt.is_some() && host.finished.is_none();
+        let may =
+            host.leads.is_none() && !host.connected && host.attempt.is_some() && host.finished.is_none();
         if !may || !self.reaches_store(seat) || self.store.leader.is_some() {
             return;
         }
@@ -627,9 +639,10 @@ impl World {
     /// A leader takes a crashed host for lost; later a new launcher has its place.
     fn come_back(&mut self, seat: usize) {
         let now = self.now;
-        let leads = self.hosts.iter().position(|host| {
-            host.runs() && host.leads.as_ref().is_some_and(|leader| leader.over.is_none())
-        });
+        let leads = self
+            .hosts
+            .iter()
+            .position(|host| host.runs() && host.leads.as_ref().is_some_and(|leader| leader.over.is_none()));
         let Some(me) = leads.filter(|_| self.hosts[seat].crashed) else { return };
         let seated = self.hosts[seat].seated.clone();
         // Only the one whom the store knows gives places away.
@@ -680,7 +693,9 @@ impl World {
     /// The end in the store is seen by those that no leader tells.
     fn is_over(&self) -> bool {
         let ended = self.store.read.as_ref().and_then(|record| record.ended);
-        let over = |host: &Host| host.finished.is_some() || host.crashed || (ended.is_some() && host.leads.is_none());
+        let over = |host: &Host| {
+            host.finished.is_some() || host.crashed || (ended.is_some() && host.leads.is_none())
+        };
         self.hosts.iter().any(|host| host.finished.is_some()) && self.hosts.iter().all(over)
     }
 }
@@ -747,11 +762,22 @@ impl World {
     fn told(&self) -> String {
         let hosts = self.hosts.iter().map(|host| {
             let leads = host.leads.as_ref().map(|leader| {
-                (leader.epoch, leader.merge.waits_for(), leader.held.clone(), leader.over, leader.merge.attempt())
+                (
+                    leader.epoch,
+                    leader.merge.waits_for(),
+                    leader.held.clone(),
+                    leader.over,
+                    leader.merge.attempt(),
+                )
             });
             format!(
                 "\n{} crashed {} connected {} follows {:?} attempt {:?} living {:?} leads {leads:?}",
-                host.seated.member.host, host.crashed, host.connected, host.follows, host.attempt, host.living
+                host.seated.member.host,
+                host.crashed,
+                host.connected,
+                host.follows,
+                host.attempt,
+                host.living
             )
         });
         format!("{:?} {}", self.store.leader, hosts.collect::<String>())

@@ -7,8 +7,8 @@ use nvml_wrapper_sys::bindings::{nvmlEccSramErrorStatus_v1_t, nvmlRepairStatus_v
 use super::Library;
 use super::calls::{Answer, Handle, Nvml, counter, flag, short_counter, version};
 use super::fields::{self, PAGES_RETIRED, SLOWDOWN_MARGIN, WHOLE};
-use super::gpu::Notes;
 use super::links;
+use super::notes::Notes;
 
 /// The memory beside the chip and all of that on it, by NVML's numbers.
 const DRAM: u32 = 2;

@@ -8,9 +8,10 @@ use mainstay_core::base::pci::PciAddress;
 use mainstay_core::hardware::gpu::{GpuEvent, ProbeLine};
 use nvml_wrapper::error::NvmlError;
 
+use super::address::address;
 use super::calls::{EventSet, Handle, Nvml, by_index};
 use super::lost::{self, Place};
-use super::{Library, Lines, gpu};
+use super::{Library, Lines};
 
 /// Kinds by NVML's bits: XIDs and memory errors that could not be corrected; of newer drivers storms of corrected errors,
 /// pages that were or should be taken out of use, poisoned memory, a GPU that is not available any more and a change of
@@ -108,7 +109,7 @@ fn whose(nvml: &Nvml, handle: Handle, addresses: &[(Handle, PciAddress)]) -> Opt
     if let Some((_, address)) = addresses.iter().find(|(of, _)| *of == handle) {
         return Some(*address);
     }
-    match gpu::address(nvml, handle) {
+    match address(nvml, handle) {
         Ok(address) => Some(address),
         Err(NvmlError::GpuLost) => {
             let mut lost = addresses.iter().filter(|(of, _)| lost::is_lost(nvml, *of));

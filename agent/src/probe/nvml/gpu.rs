@@ -5,70 +5,26 @@ use std::collections::BTreeMap;
 use mainstay_core::base::id::Pid;
 use mainstay_core::base::pci::PciAddress;
 use mainstay_core::hardware::gpu::{
-    Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, PcieLink, PeerAccess, Read,
-    RemappedRows, SlowdownTimes,
+    Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, PcieLink, PeerAccess, RemappedRows,
+    SlowdownTimes,
 };
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{
     nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t,
-    nvmlPciInfo_t, nvmlTemperature_v1_t, nvmlUtilization_t, nvmlViolationTime_t,
+    nvmlTemperature_v1_t, nvmlUtilization_t, nvmlViolationTime_t,
 };
 
-use super::calls::{
-    Answer, Handle, Nvml, by_index, counter, flag, is_not_offered, or, short_counter, text_of, version,
-};
+use super::address::address;
+use super::calls::{Answer, Handle, Nvml, by_index, counter, flag, or, short_counter, version};
 use super::fields::{
     self, ECC_AGGREGATE, ECC_CORRECTED, ECC_VOLATILE, MEMORY_TEMPERATURE, PAGES_PENDING, PCIE_REPLAYS,
     RECOVERY_ACTION, REMAPPED_ROWS, WHOLE,
 };
+use super::notes::{Notes, trouble};
 use super::{Library, details, links};
 
 /// A number that stands for none (NVML_VALUE_NOT_AVAILABLE).
 const NOT_AVAILABLE: u64 = u64::MAX;
-
-/// What was told of a GPU as a whole while it was read: some calls go on answering for a GPU that is lost, so that
-/// one that says so counts for all.
-#[derive(Default)]
-pub(super) struct Notes {
-    fatal: Option<GpuTrouble>,
-    /// Whether anything was told at all.
-    told: bool,
-    /// How a call failed for which the driver knows no reason.
-    unknown: Option<String>,
-}
-
-impl Notes {
-    /// Whether the GPU is lost or unusable: there is no point in asking it more.
-    pub(super) fn is_fatal(&self) -> bool {
-        self.fatal.is_some()
-    }
-
-    /// What is wrong with the GPU as a whole: it was said, or nothing was told and the driver does not know why.
-    fn trouble(self) -> Option<GpuTrouble> {
-        let of_unknown = self.unknown.filter(|_| !self.told).map(GpuTrouble::Unopened);
-        self.fatal.or(of_unknown)
-    }
-
-    /// What a call came to.
-    pub(super) fn take<T>(&mut self, result: Answer<T>) -> Read<T> {
-        match result {
-            Ok(value) => {
-                self.told = true;
-                Read::Value(value)
-            }
-            Err(error) if is_not_offered(&error) => Read::NotOffered,
-            Err(error) => {
-                if matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired) && self.fatal.is_none() {
-                    self.fatal = Some(trouble(&error));
-                }
-                if matches!(error, NvmlError::Unknown) {
-                    self.unknown = Some(error.to_string());
-                }
-                Read::Failed(error.to_string())
-            }
-        }
-    }
-}
 
 /// What is to be read of a GPU.
 #[derive(Clone, Copy)]
@@ -109,7 +65,7 @@ pub(super) fn read(
     wires(nvml, gpu, &mut reading, &mut notes);
     (wanted.alive)();
     work(nvml, gpu, &mut reading, &mut notes);
-    if wanted.details && notes.fatal.is_none() {
+    if wanted.details && !notes.is_fatal() {
         (wanted.alive)();
         let links: Vec<u32> = reading.nvlinks.iter().map(|of| of.link).collect();
         // Without NVLinks there is nobody to be reached over them.
@@ -130,45 +86,6 @@ fn peers(nvml: &Nvml, gpu: Handle, others: &[u32]) -> Vec<PeerAccess> {
         Some(PeerAccess { peer: address(nvml, other).ok()?, status: gpu.reaches(nvml, other).ok()? })
     };
     others.iter().filter_map(access).collect()
-}
-
-/// Where a GPU sits, by the newest variant of the function that the library has.
-pub(super) fn address(nvml: &Nvml, gpu: Handle) -> Answer<PciAddress> {
-    let lib = nvml.lib();
-    let older = || {
-        or(gpu.get(&lib.nvmlDeviceGetPciInfo_v2, no_address()), || {
-            gpu.get(&lib.nvmlDeviceGetPciInfo, no_address())
-        })
-    };
-    let info = or(gpu.get(&lib.nvmlDeviceGetPciInfo_v3, no_address()), older)?;
-    address_of(&info)
-}
-
-/// An address that has not been told.
-pub(super) fn no_address() -> nvmlPciInfo_t {
-    nvmlPciInfo_t {
-        busIdLegacy: [0; 16],
-        domain: 0,
-        bus: 0,
-        device: 0,
-        pciDeviceId: 0,
-        pciSubSystemId: 0,
-        busId: [0; 32],
-    }
-}
-
-/// An address as it was told: older variants write the short text only, and some write numbers alone.
-pub(super) fn address_of(info: &nvmlPciInfo_t) -> Answer<PciAddress> {
-    let (long, short) = (text_of(&info.busId), text_of(&info.busIdLegacy));
-    let by_number = || {
-        let (bus, device) = (u8::try_from(info.bus).ok()?, u8::try_from(info.device).ok()?);
-        // No GPU sits there: it is what stands in a struct that nobody wrote to.
-        ((info.domain, bus, device) != (0, 0, 0)).then_some(PciAddress { domain: info.domain, bus, device })
-    };
-    PciAddress::parse(&long)
-        .or_else(|| PciAddress::parse(&short))
-        .or_else(by_number)
-        .ok_or_else(|| NvmlError::FailedToLoadSymbol(format!("{long:?} is no PCI address")))
 }
 
 /// Who sits there. A driver that does not tell the name for once has not changed the board.
@@ -411,15 +328,5 @@ fn unopened(error: &NvmlError) -> GpuTrouble {
         NvmlError::IrqIssue => GpuTrouble::NoInterrupts,
         NvmlError::Unknown => GpuTrouble::Unopened(error.to_string()),
         error => trouble(error),
-    }
-}
-
-fn trouble(error: &NvmlError) -> GpuTrouble {
-    match error {
-        // The second: a GPU that is not found.
-        NvmlError::GpuLost | NvmlError::UnexpectedVariant(28) => GpuTrouble::Lost,
-        NvmlError::ResetRequired => GpuTrouble::ResetRequired,
-        NvmlError::NoPermission | NvmlError::OperatingSystem => GpuTrouble::NoPermission,
-        error => GpuTrouble::Other(error.to_string()),
     }
 }

@@ -5,9 +5,10 @@ use nvml_wrapper::error::NvmlError;
 
 use mainstay_core::base::pci::PciAddress;
 
+use super::address::{address_of, no_address};
 use super::calls::{Answer, Handle, Nvml, or};
 use super::fields::{self, LINK_5, LINK_ERRORS};
-use super::gpu::{self, Notes};
+use super::notes::Notes;
 
 /// The most links that a GPU has (NVML_NVLINK_MAX_LINKS).
 const LINKS: u32 = 18;
@@ -89,7 +90,7 @@ fn older(nvml: &Nvml, gpu: Handle, errors: &mut LinkErrors) -> bool {
 /// By the newest variant of the function that the library has.
 fn far_end(nvml: &Nvml, gpu: Handle, link: u32) -> Answer<PciAddress> {
     let lib = nvml.lib();
-    let newer = gpu.get_at(&lib.nvmlDeviceGetNvLinkRemotePciInfo_v2, link, gpu::no_address());
-    let info = or(newer, || gpu.get_at(&lib.nvmlDeviceGetNvLinkRemotePciInfo, link, gpu::no_address()))?;
-    gpu::address_of(&info)
+    let newer = gpu.get_at(&lib.nvmlDeviceGetNvLinkRemotePciInfo_v2, link, no_address());
+    let info = or(newer, || gpu.get_at(&lib.nvmlDeviceGetNvLinkRemotePciInfo, link, no_address()))?;
+    address_of(&info)
 }

@@ -36,6 +36,7 @@ mod signature;
 mod structure;
 pub mod traceback;
 pub mod vote;
+pub mod votes;
 #[cfg_attr(not(test), allow(dead_code, reason = "the build script uses the rest"))]
 mod wording;
 mod words;
@@ -129,7 +130,7 @@ pub struct Attribution {
 /// Judges.
 pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let evidence = &*current::current(catalog, evidence);
-    let mut votes = vote::votes(catalog, evidence);
+    let mut votes = votes::votes(catalog, evidence);
     let mut posterior = fuse::fuse(&votes, evidence.job.as_ref());
     let likeliest = Class::ALL.into_iter().filter(|class| *class != Class::Unknown);
     let likeliest = likeliest.max_by(|a, b| posterior.of(*a).total_cmp(&posterior.of(*b)));

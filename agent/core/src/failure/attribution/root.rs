@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use super::Evidence;
 use super::lines;
 use super::scan::Spot;
-use super::vote::{Vote, is_log};
+use super::vote::Vote;
+use super::votes::is_log;
 
 /// Root lines that are told at most.
 const LINES: usize = 3;

@@ -2,13 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::checks;
 use super::details::GpuDetails;
 use super::links::Links;
 use super::opinion::Own;
 use super::peers;
-use super::reading::{GpuProcess, GpuReading, GpuTrouble, Read, SlowdownTimes};
-use super::rules::Rules;
+use super::reading::{GpuProcess, GpuReading, Read, SlowdownTimes};
 use super::watch::{Change, Growth, Look, Patience, Problem, Watch};
 use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};
@@ -46,7 +44,7 @@ pub(super) struct Readings {
     /// What was read seldom the time before.
     pub(super) details_before: Option<GpuDetails>,
     /// Readings in a row at which the driver could not open it.
-    refused: u32,
+    pub(super) refused: u32,
     /// Other GPUs that it reaches over NVLink when it is well.
     pub(super) peers: BTreeSet<PciAddress>,
     /// When it was last read without trouble.
@@ -63,76 +61,6 @@ pub(super) struct Readings {
 }
 
 impl Readings {
-    /// Takes in a reading. Returns which checks changed.
-    pub(super) fn take_in(
-        &mut self,
-        at: Mono,
-        reading: &GpuReading,
-        rules: Rules<'_>,
-    ) -> Vec<(String, Change)> {
-        let mut changes = Vec::new();
-        let reading = &self.missing_what_was_told(reading);
-        let refused = matches!(reading.trouble, Some(GpuTrouble::Unopened(_)));
-        self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
-        if reading.trouble.is_some() {
-            // What else such a GPU says is not to be believed.
-            let look = checks::trouble(at, reading, rules, self.refused);
-            self.step(checks::TROUBLE, look, rules.at_once(), &mut changes);
-        } else {
-            self.step(checks::TROUBLE, Look::Well, rules.at_once(), &mut changes);
-            self.read_at = Some(at);
-            if let Some(details) = &reading.details {
-                self.details_before = self.details.replace(GpuDetails::clone(details));
-            }
-            self.slowed(at, reading);
-            for (name, look) in checks::at_once(self, at, reading, rules) {
-                self.step(name, look, rules.at_once(), &mut changes);
-            }
-            for (name, look) in checks::patient(self, at, reading, rules) {
-                self.step(name, look, rules.patient(), &mut changes);
-            }
-            changes.extend(self.links.take_in(at, reading, rules));
-        }
-        let mut kept = reading.clone();
-        // They are kept beside.
-        kept.details = None;
-        self.last = Some(kept);
-        changes
-    }
-
-    /// The reading, in which what the driver told before and does not any more counts as not read: a fault is not over,
-    /// nor a GPU well, because nothing is said of it now. A GPU that was split, or whose ECC was switched off, has less to
-    /// tell by design.
-    fn missing_what_was_told(&self, reading: &GpuReading) -> GpuReading {
-        fn told<T: Clone>(now: &Read<T>, before: &Read<T>) -> Read<T> {
-            match (now, before) {
-                (Read::NotOffered, Read::Value(_) | Read::Failed(_)) => {
-                    Read::Failed("the driver told it before and does not any more".to_owned())
-                }
-                _ => now.clone(),
-            }
-        }
-        let mut reading = reading.clone();
-        let details = reading.details.as_deref().or(self.details.as_ref());
-        let no_ecc = details.is_some_and(|details| details.ecc_on.value() == Some(&false));
-        let Some(before) = self.last.as_ref().filter(|_| reading.mig.value() != Some(&true)) else {
-            return reading;
-        };
-        if !no_ecc {
-            reading.ecc_volatile = told(&reading.ecc_volatile, &before.ecc_volatile);
-            reading.ecc_corrected = told(&reading.ecc_corrected, &before.ecc_corrected);
-            reading.remapped = told(&reading.remapped, &before.remapped);
-            reading.pages_pending = told(&reading.pages_pending, &before.pages_pending);
-            reading.unrepairable = told(&reading.unrepairable, &before.unrepairable);
-        }
-        reading.recovery_action = told(&reading.recovery_action, &before.recovery_action);
-        reading.temperature = told(&reading.temperature, &before.temperature);
-        reading.memory_temperature = told(&reading.memory_temperature, &before.memory_temperature);
-        reading.clock_reasons = told(&reading.clock_reasons, &before.clock_reasons);
-        reading.fabric = told(&reading.fabric, &before.fabric);
-        reading
-    }
-
     /// Takes in what is said of the GPU beside others.
     pub(super) fn compared(
         &mut self,
@@ -157,7 +85,7 @@ impl Readings {
         self.peers.extend(reached);
     }
 
-    fn step(
+    pub(super) fn step(
         &mut self,
         name: &'static str,
         look: Look,
@@ -184,7 +112,7 @@ impl Readings {
 
     /// Whether heat or the power supply held clocks down, by the counters of time, which miss nothing between two
     /// readings, and by what is the case at the moment.
-    fn slowed(&mut self, at: Mono, reading: &GpuReading) {
+    pub(super) fn slowed(&mut self, at: Mono, reading: &GpuReading) {
         let reasons = reading.clock_reasons.value().copied().unwrap_or(0);
         let brake = reasons & BRAKE != 0;
         // The brake sets the bit of hardware too.

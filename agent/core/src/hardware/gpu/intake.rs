@@ -1,0 +1,81 @@
+//! A reading of a GPU is held against what is remembered of it.
+
+use super::checks;
+use super::details::GpuDetails;
+use super::reading::{GpuReading, GpuTrouble, Read};
+use super::readings::Readings;
+use super::rules::Rules;
+use super::watch::{Change, Look};
+use crate::base::time::Mono;
+
+impl Readings {
+    /// Takes in a reading. Returns which checks changed.
+    pub(super) fn take_in(
+        &mut self,
+        at: Mono,
+        reading: &GpuReading,
+        rules: Rules<'_>,
+    ) -> Vec<(String, Change)> {
+        let mut changes = Vec::new();
+        let reading = &self.missing_what_was_told(reading);
+        let refused = matches!(reading.trouble, Some(GpuTrouble::Unopened(_)));
+        self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
+        if reading.trouble.is_some() {
+            // What else such a GPU says is not to be believed.
+            let look = checks::trouble(at, reading, rules, self.refused);
+            self.step(checks::TROUBLE, look, rules.at_once(), &mut changes);
+        } else {
+            self.step(checks::TROUBLE, Look::Well, rules.at_once(), &mut changes);
+            self.read_at = Some(at);
+            if let Some(details) = &reading.details {
+                self.details_before = self.details.replace(GpuDetails::clone(details));
+            }
+            self.slowed(at, reading);
+            for (name, look) in checks::at_once(self, at, reading, rules) {
+                self.step(name, look, rules.at_once(), &mut changes);
+            }
+            for (name, look) in checks::patient(self, at, reading, rules) {
+                self.step(name, look, rules.patient(), &mut changes);
+            }
+            changes.extend(self.links.take_in(at, reading, rules));
+        }
+        let mut kept = reading.clone();
+        // They are kept beside.
+        kept.details = None;
+        self.last = Some(kept);
+        changes
+    }
+
+    /// The reading, in which what the driver told before and does not any more counts as not read: a fault is not over,
+    /// nor a GPU well, because nothing is said of it now. A GPU that was split, or whose ECC was switched off, has less to
+    /// tell by design.
+    fn missing_what_was_told(&self, reading: &GpuReading) -> GpuReading {
+        fn told<T: Clone>(now: &Read<T>, before: &Read<T>) -> Read<T> {
+            match (now, before) {
+                (Read::NotOffered, Read::Value(_) | Read::Failed(_)) => {
+                    Read::Failed("the driver told it before and does not any more".to_owned())
+                }
+                _ => now.clone(),
+            }
+        }
+        let mut reading = reading.clone();
+        let details = reading.details.as_deref().or(self.details.as_ref());
+        let no_ecc = details.is_some_and(|details| details.ecc_on.value() == Some(&false));
+        let Some(before) = self.last.as_ref().filter(|_| reading.mig.value() != Some(&true)) else {
+            return reading;
+        };
+        if !no_ecc {
+            reading.ecc_volatile = told(&reading.ecc_volatile, &before.ecc_volatile);
+            reading.ecc_corrected = told(&reading.ecc_corrected, &before.ecc_corrected);
+            reading.remapped = told(&reading.remapped, &before.remapped);
+            reading.pages_pending = told(&reading.pages_pending, &before.pages_pending);
+            reading.unrepairable = told(&reading.unrepairable, &before.unrepairable);
+        }
+        reading.recovery_action = told(&reading.recovery_action, &before.recovery_action);
+        reading.temperature = told(&reading.temperature, &before.temperature);
+        reading.memory_temperature = told(&reading.memory_temperature, &before.memory_temperature);
+        reading.clock_reasons = told(&reading.clock_reasons, &before.clock_reasons);
+        reading.fabric = told(&reading.fabric, &before.fabric);
+        reading
+    }
+}
