@@ -176,6 +176,15 @@ pub struct Incident {
     pub reached_before: Option<u64>,
 }
 
+/// All failures in a journal after which the job went on, in order.
+pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
+    let outcomes = entries.split_inclusive(|entry| entry.is("outcome"));
+    outcomes
+        .filter(|part| part.last().is_some_and(|last| last.is("outcome")))
+        .filter_map(first_incident)
+        .collect()
+}
+
 /// The first failure in a journal.
 pub fn first_incident(entries: &[Entry]) -> Option<Incident> {
     let begin = entries.iter().position(|e| e.is("verdict") || e.rank_died().is_some())?;

@@ -1,6 +1,7 @@
 //! `cargo xtask demo`: a real training run loses a rank in the middle and ends with the same bits as one that did
 //! not. Exit status 0 says that all of it held; the times are shown, not judged.
 
+mod hosts;
 mod job;
 mod report;
 
@@ -28,9 +29,16 @@ pub struct Args {
     /// The rank that is killed in the middle.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..2))]
     kill_rank: u64,
+    /// Hosts of the job: several launchers on this machine, each with one rank. A rank is killed, and later a whole launcher.
+    #[arg(long, default_value_t = 1, value_parser = hosts_of)]
+    hosts: usize,
     /// Show what the ranks and the launcher print instead of keeping it in files only.
     #[arg(long)]
     verbose: bool,
+}
+
+fn hosts_of(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|hosts| (1..=8).contains(hosts)).ok_or_else(|| "from 1 to 8 hosts".to_owned())
 }
 
 /// What the training script writes at its end.
@@ -46,7 +54,16 @@ struct Trained {
 /// Builds, trains undisturbed, trains disturbed, compares.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
-    println!("Mainstay's demo: a 2-rank PyTorch run loses a rank in the middle, and ends as if it had not.");
+    if args.hosts > 1 {
+        println!(
+            "Mainstay's demo: a PyTorch run on {} hosts loses a rank, then a host, and ends as if it had not.",
+            args.hosts
+        );
+    } else {
+        println!(
+            "Mainstay's demo: a 2-rank PyTorch run loses a rank in the middle, and ends as if it had not."
+        );
+    }
     if !places::release_mainstay().exists() {
         println!(
             "A first run builds the program (some minutes) and may fetch PyTorch (about 3 GB); later runs do not."
@@ -58,6 +75,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let folder = places::target().join("demo");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
+    }
+
+    if args.hosts > 1 {
+        let held = hosts::run(&story, &venv, args, &folder)?;
+        return Ok(end(&story, &folder, held));
     }
 
     println!();
@@ -83,10 +105,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         undisturbed: &undisturbed,
         disturbed: &disturbed,
     });
+    Ok(end(&story, &folder, held))
+}
+
+fn end(story: &Story, folder: &Path, held: bool) -> ExitCode {
     println!();
     println!("Journal, logs and checkpoints of both runs: {}", folder.display());
     println!("All of it took {:.0} s.", story.elapsed().as_secs_f64());
-    Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Everything that must be there before training starts.

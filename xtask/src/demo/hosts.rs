@@ -1,0 +1,273 @@
+//! `cargo xtask demo --hosts 3`: one job over several launchers, each of which plays a host. A rank is killed, later a whole
+//! launcher with its ranks, and the job ends with the same bits as one that nothing happened to.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{Args, Trained, activate};
+use crate::journal::{self, Entry, Follower, Incident};
+use crate::places;
+use crate::say::{LiveLine, Story};
+use crate::venv::Venv;
+
+/// How often the journal is looked at.
+const LOOK: Duration = Duration::from_millis(40);
+/// A run of this demo takes seconds; one that takes this long will not end.
+const LIMIT: Duration = Duration::from_secs(300);
+/// The host that is lost: not the one that leads, which a job with one endpoint cannot lose.
+const LOST: usize = 1;
+
+/// Trains undisturbed, trains disturbed, compares. Whether all of it held.
+pub fn run(story: &Story, venv: &Venv, args: &Args, folder: &Path) -> Result<bool> {
+    let hosts = args.hosts;
+    println!();
+    story.note(&format!("Training undisturbed, for the comparison: {} steps on {hosts} hosts", args.steps));
+    let mut plain = Cluster::new(&folder.join("undisturbed"), hosts, args.steps)?;
+    plain.follow(venv, &mut Vec::new())?;
+    let undisturbed = plain.trained()?;
+    story.note(&format!("  final loss {:.6}", undisturbed.loss));
+
+    println!();
+    let (first, second) = (args.steps / 3 + 5, 2 * args.steps / 3 + 5);
+    let last = hosts as u64 - 1;
+    story.note(&format!(
+        "The same again. SIGKILL to rank {last} about step {first}, and to the launcher of host {LOST} about step {second}"
+    ));
+    let mut hurt = Cluster::new(&folder.join("disturbed"), hosts, args.steps)?;
+    let mut faults = vec![(second, Fault::Launcher(LOST)), (first, Fault::Rank(last))];
+    let entries = hurt.follow(venv, &mut faults)?;
+    let disturbed = hurt.trained()?;
+
+    let incidents = journal::incidents(&entries);
+    print_timeline(&incidents);
+    println!();
+    println!("Final loss  undisturbed: {:<22} {}", undisturbed.loss_hex, undisturbed.loss);
+    println!("              disturbed: {:<22} {}", disturbed.loss_hex, disturbed.loss);
+    println!();
+    let mut held = true;
+    for (what, ok) in checks(&incidents, &undisturbed, &disturbed, last) {
+        println!("  {} {what}", if ok { "[ok]  " } else { "[FAIL]" });
+        held &= ok;
+    }
+    Ok(held)
+}
+
+fn print_timeline(incidents: &[Incident]) {
+    for (number, incident) in incidents.iter().enumerate() {
+        println!();
+        println!("Failure {}, times since it was detected:", number + 1);
+        let begun = incident.detected.or_else(|| incident.verdict.as_ref().map(|(at, _)| *at)).unwrap_or(0);
+        let row = |at: u64, what: &str, detail: &str| {
+            let seconds = at.saturating_sub(begun) as f64 / 1e9;
+            println!("  {seconds:>7.2} s  {what:<15} {detail}");
+        };
+        if let Some((at, headline)) = &incident.verdict {
+            row(*at, "cause", headline);
+        }
+        if let Some((at, why)) = &incident.decision {
+            row(*at, "decision", why);
+        }
+        if let Some(at) = incident.ranks_started {
+            row(at, "ranks running", "on all hosts");
+        }
+        if let Some((at, step)) = incident.first_step {
+            row(at, "first step", &format!("step {step} done by every rank"));
+        }
+    }
+}
+
+/// What must hold for the demo to have shown what it says.
+fn checks(
+    incidents: &[Incident],
+    undisturbed: &Trained,
+    disturbed: &Trained,
+    killed: u64,
+) -> Vec<(String, bool)> {
+    let named = |incident: Option<&Incident>| incident.is_some_and(|of| of.culprit == Some(killed));
+    let says_lost = |incident: Option<&Incident>| {
+        let verdict = incident.and_then(|of| of.verdict.as_ref());
+        verdict.is_some_and(|(_, headline)| headline.contains("lost"))
+    };
+    vec![
+        ("two failures, each with one restart on all hosts".to_owned(), incidents.len() == 2),
+        (format!("the first names rank {killed} as its cause"), named(incidents.first())),
+        (format!("the second says that host {LOST} was lost"), says_lost(incidents.get(1))),
+        (
+            format!("resumed from the checkpoint of step {}", disturbed.resumed_from),
+            disturbed.resumed_from > 0,
+        ),
+        ("both runs trained the same steps".to_owned(), disturbed.steps == undisturbed.steps),
+        ("the final loss is equal bit for bit".to_owned(), disturbed.loss_hex == undisturbed.loss_hex),
+        (
+            "every parameter is equal bit for bit".to_owned(),
+            disturbed.parameters_sha256 == undisturbed.parameters_sha256,
+        ),
+    ]
+}
+
+/// What is done to the run.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// SIGKILL to a rank.
+    Rank(u64),
+    /// SIGKILL to the launcher of a host, which is then started again: the host comes back.
+    Launcher(usize),
+}
+
+/// The launchers of a job, and where each has its files.
+struct Cluster {
+    folder: PathBuf,
+    /// Sockets have short paths.
+    runtime: PathBuf,
+    launchers: Vec<Option<Child>>,
+    port: u16,
+    steps: u64,
+}
+
+impl Cluster {
+    fn new(folder: &Path, hosts: usize, steps: u64) -> Result<Cluster> {
+        // Free at this moment; the first launcher takes it at once.
+        let free = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free port")?;
+        let port = free.local_addr().context("looking for a free port")?.port();
+        let runtime = std::env::temp_dir().join(format!("mainstay-demo-{}", std::process::id()));
+        let launchers = (0..hosts).map(|_| None).collect();
+        Ok(Cluster { folder: folder.to_path_buf(), runtime, launchers, port, steps })
+    }
+
+    fn logs(&self, host: usize) -> PathBuf {
+        self.folder.join(format!("host-{host}/logs"))
+    }
+
+    /// The launcher of a host with the training script, as a person would start it there.
+    fn start(&mut self, venv: &Venv, host: usize) -> Result<()> {
+        let logs = self.logs(host);
+        fs::create_dir_all(&logs).with_context(|| format!("creating {}", logs.display()))?;
+        let log = logs.join("launcher.log");
+        let file = File::options().create(true).append(true).open(&log);
+        let file = file.with_context(|| format!("creating {}", log.display()))?;
+        let second = file.try_clone().with_context(|| format!("opening {} twice", log.display()))?;
+        let mut command = Command::new(places::release_mainstay());
+        command
+            .args(["run", "--no-agent", "--nnodes", &self.launchers.len().to_string()])
+            .args(["--node-rank", &host.to_string(), "--rdzv-id", "demo"])
+            .args(["--master-addr", "127.0.0.1", "--master-port", &self.port.to_string()])
+            .args(["--nproc-per-node", "1", "--max-restarts", "3", "--checkpoint-dir"])
+            .arg(self.folder.join("checkpoints"))
+            .arg("--log-dir")
+            .arg(&logs)
+            .arg("--runtime-dir")
+            .arg(self.runtime.join(host.to_string()))
+            .arg(places::root().join("xtask/demo/train.py"))
+            .args(["--steps", &self.steps.to_string()])
+            .arg("--result")
+            .arg(self.folder.join("result.json"))
+            .stdin(Stdio::null())
+            .stdout(file)
+            .stderr(second);
+        activate(&mut command, venv);
+        let child = command.spawn().with_context(|| format!("starting the launcher of host {host}"))?;
+        self.launchers[host] = Some(child);
+        Ok(())
+    }
+
+    /// Runs the job to its end, and does to it what is due on the way; the last of `faults` comes first. The journal of the
+    /// first host, which has the whole job.
+    fn follow(&mut self, venv: &Venv, faults: &mut Vec<(u64, Fault)>) -> Result<Vec<Entry>> {
+        for host in (0..self.launchers.len()).rev() {
+            self.start(venv, host)?;
+        }
+        let mut journal = Follower::new(&self.logs(0));
+        let mut line = LiveLine::new(Duration::from_secs(2));
+        let (began, mut step, mut attempt) = (Instant::now(), 0, None);
+        loop {
+            let ended = self.ended()?;
+            let fresh = journal.poll()?;
+            for entry in &journal.entries[fresh..] {
+                attempt = entry.attempt_started().or(attempt);
+                step = entry.progress().map_or(step, |(step, _)| step);
+            }
+            if let Some((_, fault)) = faults.pop_if(|(at, _)| step >= *at) {
+                line.keep(&format!("  {} at step {step}", self.strike(fault, attempt.as_ref(), venv)?));
+            }
+            line.show(&format!("  step {step:>4}/{}", self.steps));
+            if ended {
+                break;
+            }
+            if began.elapsed() > LIMIT {
+                bail!("the run did not end within {} s; see {}", LIMIT.as_secs(), self.folder.display());
+            }
+            thread::sleep(LOOK);
+        }
+        line.close();
+        Ok(journal.entries)
+    }
+
+    /// Whether all launchers have ended.
+    ///
+    /// # Errors
+    /// One ended badly.
+    fn ended(&mut self) -> Result<bool> {
+        let mut all = true;
+        for (host, launcher) in self.launchers.iter_mut().enumerate() {
+            let Some(child) = launcher else { continue };
+            match child.try_wait().context("waiting for a launcher")? {
+                Some(status) => {
+                    let log = self.folder.join(format!("host-{host}/logs/launcher.log"));
+                    ensure!(
+                        status.success(),
+                        "the launcher of host {host} ended with {status}; see {}",
+                        log.display()
+                    );
+                    *launcher = None;
+                }
+                None => all = false,
+            }
+        }
+        Ok(all)
+    }
+
+    fn strike(&mut self, fault: Fault, attempt: Option<&journal::Attempt>, venv: &Venv) -> Result<String> {
+        match fault {
+            Fault::Rank(rank) => {
+                let pid = attempt.and_then(|attempt| attempt.pids.get(&rank));
+                let pid = *pid.with_context(|| format!("the journal names no process of rank {rank}"))?;
+                kill(Pid::from_raw(pid), Signal::SIGKILL).with_context(|| format!("killing rank {rank}"))?;
+                Ok(format!("SIGKILL to rank {rank}"))
+            }
+            Fault::Launcher(host) => {
+                let launcher = self.launchers[host].take();
+                let mut launcher = launcher.with_context(|| format!("host {host} has no launcher"))?;
+                launcher.kill().with_context(|| format!("killing the launcher of host {host}"))?;
+                launcher.wait().context("waiting for a launcher")?;
+                self.start(venv, host)?;
+                Ok(format!("SIGKILL to the launcher of host {host}, which is started again"))
+            }
+        }
+    }
+
+    fn trained(&self) -> Result<Trained> {
+        let path = self.folder.join("result.json");
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("the training script left no {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("parsing {}", path.display()))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for launcher in self.launchers.iter_mut().flatten() {
+            // It may have ended this very moment; its guardian ends the ranks.
+            let _ = launcher.kill();
+            let _ = launcher.wait();
+        }
+        let _ = fs::remove_dir_all(&self.runtime);
+    }
+}
