@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Endpoint, Uri};
 
-use crate::link::wire;
+use crate::link::{handover, wire};
 
 /// How often an agent is looked for while there is none.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -84,9 +84,22 @@ pub enum LinkOrder {
 }
 
 /// Looks for an agent at `sockets`, in their order, for as long as `events` is listened to.
-pub async fn keep(sockets: Vec<PathBuf>, job: JobId, events: mpsc::Sender<LinkEvent>) {
+/// `directories` are handed over to each.
+pub async fn keep(
+    sockets: Vec<PathBuf>,
+    job: JobId,
+    directories: Vec<PathBuf>,
+    events: mpsc::Sender<LinkEvent>,
+) {
     while !events.is_closed() {
         for socket in sockets.iter().filter(|socket| socket.exists()) {
+            let (to, handed) = (socket.clone(), directories.clone());
+            // Nobody waits for it: an agent that was started again looks at the directories when it has them.
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = handover::hand_over(&to, &handed) {
+                    tracing::debug!(socket = %to.display(), %error, "no directory was handed over");
+                }
+            });
             match attach(socket.clone(), &job, &events).await {
                 Ok(()) => {}
                 Err(Broken::BeforeWelcome(error)) => {
@@ -185,7 +198,7 @@ async fn greet(
 pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
     let stream = UnixStream::connect(&socket).await?;
     let owner = stream.peer_cred()?.uid();
-    if owner != 0 && owner != nix::unistd::geteuid().as_raw() && !is_given_by_root(&socket, owner) {
+    if !is_trusted(&socket, owner) {
         let message = format!(
             "{} is served by user {owner}: that is neither root nor us, and the directory is not one that root \
              has made for that user",
@@ -197,6 +210,11 @@ pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStre
         return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
     }
     Ok(TokioIo::new(stream))
+}
+
+/// Whether an agent of this user is trusted at this socket.
+pub(super) fn is_trusted(socket: &Path, owner: u32) -> bool {
+    owner == 0 || owner == nix::unistd::geteuid().as_raw() || is_given_by_root(socket, owner)
 }
 
 /// Whether the socket's directory belongs to `owner` and lies where only root can make one, as `/run/mainstay`.

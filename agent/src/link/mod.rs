@@ -2,4 +2,5 @@
 
 pub mod agent;
 pub mod checkpoint;
+pub mod handover;
 pub mod wire;
