@@ -29,7 +29,7 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
-use super::homes::{Home, Homes};
+use super::homes::{Home, Homes, newest_of_each};
 use super::roles::Roles;
 use super::{saving, unlike};
 use crate::board::BoardReader;
@@ -37,9 +37,6 @@ use crate::store::kept::Kept;
 
 /// Ranks without a copy that are named at most.
 const MISSING: usize = 64;
-
-/// Directories of one user that are remembered: the newest.
-const REMEMBERED: usize = 64;
 
 /// Restores of one user that may run at once.
 const RESTORES: usize = 16;
@@ -222,19 +219,6 @@ impl FilesPlace {
             shared: None,
         })
     }
-}
-
-/// The newest of each user: whoever watches many directories loses only their own.
-pub(super) fn newest_of_each<T>(mut all: Vec<T>, uid: impl Fn(&T) -> Option<u32>) -> Vec<T> {
-    let mut seen: BTreeMap<Option<u32>, usize> = BTreeMap::new();
-    all.reverse();
-    all.retain(|place| {
-        let of_user = seen.entry(uid(place)).or_insert(0);
-        *of_user += 1;
-        *of_user <= REMEMBERED
-    });
-    all.reverse();
-    all
 }
 
 /// A restore that runs: it counts against its user until it is dropped.

@@ -1,6 +1,7 @@
 //! Which directory of this host each run wrote into. A run has a name and the path of its directory in its id; where the directory at that
 //! path is another one than before, only the user can say whether the job is the same.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -10,8 +11,10 @@ use mainstay_tier::peer::Watched;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use super::checkpoint::newest_of_each;
 use crate::store::kept::Kept;
+
+/// Directories of one user that are remembered: the newest.
+const REMEMBERED: usize = 64;
 
 /// Letters of a directory's id.
 const LONGEST: usize = 128;
@@ -99,6 +102,19 @@ impl Homes {
     fn kept(&self) -> std::sync::MutexGuard<'_, Kept<Vec<Home>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The newest of each user: whoever watches many directories loses only their own.
+pub(super) fn newest_of_each<T>(mut all: Vec<T>, uid: impl Fn(&T) -> Option<u32>) -> Vec<T> {
+    let mut seen: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+    all.reverse();
+    all.retain(|place| {
+        let of_user = seen.entry(uid(place)).or_insert(0);
+        *of_user += 1;
+        *of_user <= REMEMBERED
+    });
+    all.reverse();
+    all
 }
 
 #[cfg(test)]

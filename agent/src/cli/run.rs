@@ -334,9 +334,8 @@ pub struct Args {
     checkpoint_dir: Option<PathBuf>,
     /// Run whose checkpoints this job resumes from: NAME, NAME~ID or its directory
     ///
-    /// A job resumes by itself from its own directory. This option is for another directory or another
-    /// host. NAME may stand in a job's script for ever: without such a run the job is a new one. Can be
-    /// repeated.
+    /// A job resumes from its own directory without this option. It is for a directory that has another
+    /// path. If no run is called NAME, the job is a new run. Can be repeated.
     #[arg(long, env = "MAINSTAY_RESUME_FROM", value_name = "RUN", help_heading = "Checkpoints")]
     resume_from: Vec<String>,
     /// Directory into which the trainer writes its own checkpoints

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-use super::agent::is_trusted;
+use super::trust::is_trusted;
 use crate::os::handover::{self, MOST};
 
 /// How long the agent may take.

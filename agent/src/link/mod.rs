@@ -3,4 +3,5 @@
 pub mod agent;
 pub mod checkpoint;
 pub mod handover;
+mod trust;
 pub mod wire;

@@ -365,7 +365,7 @@ impl Service {
         let elsewhere = copies.iter().filter(|copy| copy.shard.of == *key).find(is_theirs);
         if let Some(copy) = elsewhere.filter(|_| shared.pass.tls().is_none()) {
             return Err(PeerError::Local(format!(
-                "ranks on {} wrote step {}, and agents without TLS delete what ranks of another host wrote for nobody: run \
+                "ranks on {} wrote step {}, and agents without TLS do not delete what ranks of another host wrote: run \
                  `mainstay ckpt rm` on that host",
                 copy.holder, key.step
             )));
