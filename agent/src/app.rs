@@ -11,6 +11,7 @@ pub mod logging;
 pub mod look;
 mod nvrx;
 mod recalled;
+mod resume;
 mod rooms;
 pub mod usual;
 mod watch;

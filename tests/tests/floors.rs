@@ -63,6 +63,7 @@ const CLIENT_DEPENDENCIES: &[(&str, &[&str])] = &[
 const TIER_DEPENDENCIES: &[&str] = &[
     "mainstay-checkpoint",
     "mainstay-core",
+    "mainstay-guarded",
     "nix",
     "reed-solomon-simd",
     "rustix",

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use mainstay_checkpoint::bucket::StepRecord;
 use mainstay_checkpoint::{MANIFEST_NAME, Manifest};
 use mainstay_core::checkpoint::inventory::{Copy, Medium, StepState, steps as states};
+use mainstay_core::checkpoint::lineage::is_asked;
 use mainstay_tier::disk::{Pace, shard_directory, step_directory};
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;
@@ -76,6 +77,20 @@ impl Direct {
             }
             Ok((states(&copies, run_id), problems))
         })
+    }
+
+    /// The runs that have whole steps, with their owners.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn runs(&self) -> Result<Vec<String>, DurableError> {
+        let (states, _) = self.list(None)?;
+        let runs: std::collections::BTreeSet<String> = states
+            .iter()
+            .filter(|state| state.is_whole())
+            .map(|state| state.key.run_id().to_owned())
+            .collect();
+        Ok(runs.into_iter().collect())
     }
 
     /// Reads every byte of the steps of a run (of all runs without it) and compares it. Tells of each shard; good shards and bytes.
@@ -156,7 +171,9 @@ impl Direct {
             shard: sealed.shard.clone(),
         };
         let copies: Vec<Copy> = found.iter().map(|(sealed, _)| copy(sealed)).collect();
-        let newest = states(&copies, Some(run_id)).into_iter().find(StepState::is_whole);
+        let copies: Vec<Copy> =
+            copies.into_iter().filter(|copy| is_asked(copy.shard.of.run_id(), run_id)).collect();
+        let newest = states(&copies, None).into_iter().find(StepState::is_whole);
         let Some((state, record)) = newest.and_then(|state| Some((state.clone(), listing::record(&state)?)))
         else {
             return Ok(None);

@@ -30,7 +30,7 @@ pub struct Crew {
     pub job: String,
     /// The run id as the user gave it.
     pub run_id: String,
-    /// This launch of it: the run id, and behind an `@` what no other launch has. The same on all hosts of a job.
+    /// This launch of it: the run that its checkpoints belong to, and behind an `@` what no other launch has. The same on all hosts of a job.
     pub launch: String,
     /// This launcher and no other, where a job has several: its processes are found by it.
     pub launcher: Option<String>,
@@ -248,6 +248,11 @@ impl Crew {
             Some(launcher) => format!("MAINSTAY_LAUNCHER={launcher}"),
             None => format!("MAINSTAY_LAUNCH={}", self.launch),
         }
+    }
+
+    /// The run that the job's checkpoints belong to, without the launch.
+    pub fn checkpoint_run(&self) -> &str {
+        self.launch.split_once('@').map_or(&self.launch, |(run, _)| run)
     }
 
     /// The number of a rank in the job.

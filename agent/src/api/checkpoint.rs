@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_core::base::id::JobId;
 use mainstay_core::checkpoint::files::Kind;
-use mainstay_core::checkpoint::inventory::{Medium, StepKey, StepState, steps};
+use mainstay_core::checkpoint::inventory::{Medium, StepKey, StepState, newest_whole, steps};
+use mainstay_core::checkpoint::lineage;
 use mainstay_core::checkpoint::owner::{self, owned};
 use mainstay_core::view::node::JobView;
 use mainstay_durable::Tier;
@@ -22,12 +23,13 @@ use mainstay_proto::v1::{
     RestoreProgress, RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
 use mainstay_tier::files::{FileWatch, Files, Wanted, ensure_directory};
-use mainstay_tier::peer::{Peer, Progress, Restored, Service, User, Watched};
+use mainstay_tier::peer::{Peer, Progress, Reach, Restored, Service, User, Watched, reach};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
+use super::homes::{Home, Homes, newest_of_each};
 use super::roles::Roles;
 use super::{saving, unlike};
 use crate::board::BoardReader;
@@ -35,9 +37,6 @@ use crate::store::kept::Kept;
 
 /// Ranks without a copy that are named at most.
 const MISSING: usize = 64;
-
-/// Directories of one user that are remembered: the newest.
-const REMEMBERED: usize = 64;
 
 /// Restores of one user that may run at once.
 const RESTORES: usize = 16;
@@ -58,6 +57,8 @@ pub struct Checkpoints {
     kept: Arc<Mutex<Kept<Vec<Watched>>>>,
     /// Those into which trainers write in their own way.
     kept_files: Arc<Mutex<Kept<Vec<FilesPlace>>>>,
+    /// Which directories runs wrote into.
+    homes: Arc<Homes>,
     /// Restores that run, by user.
     running: Arc<Mutex<BTreeMap<u32, usize>>>,
 }
@@ -88,7 +89,8 @@ impl Checkpoints {
             }
         }
         let (kept, kept_files) = (Arc::new(Mutex::new(kept)), Arc::new(Mutex::new(kept_files)));
-        Checkpoints { peers, durable, files, board, roles, kept, kept_files, running: Arc::default() }
+        let homes = Arc::new(Homes::open(state_dir));
+        Checkpoints { peers, durable, files, board, roles, kept, kept_files, homes, running: Arc::default() }
     }
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
@@ -219,19 +221,6 @@ impl FilesPlace {
     }
 }
 
-/// The newest of each user: whoever watches many directories loses only their own.
-fn newest_of_each<T>(mut all: Vec<T>, uid: impl Fn(&T) -> Option<u32>) -> Vec<T> {
-    let mut seen: BTreeMap<Option<u32>, usize> = BTreeMap::new();
-    all.reverse();
-    all.retain(|place| {
-        let of_user = seen.entry(uid(place)).or_insert(0);
-        *of_user += 1;
-        *of_user <= REMEMBERED
-    });
-    all.reverse();
-    all
-}
-
 /// A restore that runs: it counts against its user until it is dropped.
 #[derive(Debug)]
 struct Restoring {
@@ -273,6 +262,21 @@ fn pull_caches(files: &Files, user: User) {
     }
 }
 
+/// What this agent cannot do for the user of a directory, and why.
+fn problem_of(place: &Watched) -> Option<String> {
+    let directory = place.directory.display();
+    match reach(place.user, &place.directory) {
+        Reach::All => None,
+        Reach::Reads => Some(format!(
+            "the agent runs as user {} and may not act as user {}: it replicates what it reads in {directory}, and cannot \
+             write restored steps there",
+            nix::unistd::geteuid(),
+            place.user.uid
+        )),
+        Reach::Nothing(why) => Some(format!("nothing in {directory} is replicated or restored: {why}")),
+    }
+}
+
 /// Work that may take long and blocks, on a thread of its own.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
     tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
@@ -298,17 +302,21 @@ impl CheckpointService for Checkpoints {
         let WatchCheckpointsRequest { run, directory } = request.into_inner();
         let place = place(run, directory, String::new(), user)?;
         let enabled = self.peers.is_some();
+        let mut problem = String::new();
         if let Some(peers) = self.peers.clone() {
             let of = format!("run {} in {}", owner::name(&place.run), place.directory.display());
-            self.roles.changes(caller, "WatchCheckpoints", &of);
             let watching = self.watching();
-            aside(move || {
+            problem = aside(move || {
+                let problem = problem_of(&place).unwrap_or_default();
                 watching.remember(&place);
                 peers.watch(place);
+                problem
             })
             .await?;
+            let told = if problem.is_empty() { of } else { format!("{of}: {problem}") };
+            self.roles.changes(caller, "WatchCheckpoints", &told);
         }
-        Ok(Response::new(WatchCheckpointsResponse { enabled }))
+        Ok(Response::new(WatchCheckpointsResponse { enabled, problem }))
     }
 
     async fn list_checkpoints(
@@ -348,16 +356,29 @@ impl CheckpointService for Checkpoints {
         let caller = self.roles.user(&request, "RestoreCheckpoint")?;
         let user = caller.user;
         let peers = self.peers()?;
-        let RestoreCheckpointRequest { run, directory, ranks, pool, files_kind } = request.into_inner();
+        let RestoreCheckpointRequest { run, directory, ranks, pool, files_kind, directory_id, on_purpose } =
+            request.into_inner();
         let place = place(run, directory, pool, user)?;
+        let home = Home::of(&place, &directory_id)?;
         let restoring = self.restoring(user)?;
         let of = format!("run {} into {}", owner::name(&place.run), place.directory.display());
         self.roles.changes(caller, "RestoreCheckpoint", &of);
         let files = self.files.clone();
         let watching = self.watching();
+        let homes = Arc::clone(&self.homes);
         let (sender, receiver) = mpsc::channel(64);
         tokio::task::spawn_blocking(move || {
             let _restoring = restoring;
+            if let Some(home) = home {
+                let newest = || {
+                    peers.refresh();
+                    peers.refresh_durable(&home.run);
+                    newest_whole(&peers.copies(), &home.run).map(|state| state.key.step)
+                };
+                if let Err(refused) = homes.enter(&home, on_purpose, newest) {
+                    return drop(sender.blocking_send(Err(Status::already_exists(refused))));
+                }
+            }
             // A directory on a file system that does not answer holds up this thread and nothing else.
             let watch = match watching.watch_files(&place, &files_kind) {
                 Ok(watch) => watch,
@@ -368,6 +389,11 @@ impl CheckpointService for Checkpoints {
             }
             files.iter().for_each(|files| pull_caches(files, user));
             let ranks = (!ranks.is_empty()).then_some(ranks.as_slice());
+            if let Some(told) = problem_of(&place) {
+                tracing::warn!("{told}");
+                let told = Message::Progress(RestoreProgress { told, ..RestoreProgress::default() });
+                let _ = sender.blocking_send(Ok(RestoreCheckpointResponse { message: Some(told) }));
+            }
             let progress = |at: Progress| {
                 let message = Message::Progress(progress_out(at));
                 // Counts that nobody has read yet are not waited for.
@@ -408,6 +434,11 @@ impl CheckpointService for Checkpoints {
             if owners.len() > 1 {
                 return Err(format!("{} users have a run named {run}: say whose is meant", owners.len()));
             }
+            let runs: BTreeSet<&str> = found.iter().map(|state| owner::name(state.key.run_id())).collect();
+            if runs.len() > 1 {
+                let runs: Vec<&str> = runs.into_iter().collect();
+                return Err(format!("{} runs are named {run}: name one of {}", runs.len(), runs.join(", ")));
+            }
             let removed = found.into_iter().map(|state| peers.remove(&state.key)).sum::<Result<usize, _>>();
             removed.map_err(|error| error.to_string())
         });
@@ -442,7 +473,7 @@ struct Seen<'a> {
 impl Seen<'_> {
     fn has(&self, of: &StepKey) -> bool {
         let run = of.run_id();
-        self.run.is_none_or(|wanted| owner::name(run) == wanted)
+        self.run.is_none_or(|wanted| lineage::is_asked(run, wanted))
             && self.owner.is_none_or(|uid| owner::owner(run) == Some(uid))
     }
 }

@@ -111,6 +111,13 @@ impl UnixSocket {
         &self.path
     }
 
+    /// The same socket for a thread that waits for its callers. The file stays as long as `self` does.
+    pub(super) fn blocking(&self) -> io::Result<std::os::unix::net::UnixListener> {
+        let listener = self.listener.try_clone()?;
+        listener.set_nonblocking(false)?;
+        Ok(listener)
+    }
+
     /// Its callers, until the stop. Must be called within a tokio runtime.
     pub(super) fn incoming(
         &self,

@@ -27,6 +27,7 @@ use crate::act::page_files::private_directory;
 use crate::act::reset::ResetPlan;
 use crate::api::attach::Launchers;
 use crate::api::checkpoint::Checkpoints;
+use crate::api::handover;
 use crate::api::operator::Operators;
 use crate::api::roles::{Allowed, Roles};
 use crate::api::{self, DeepChecks, Listeners, Mode, UnixSocket};
@@ -40,6 +41,7 @@ use crate::app::recalled::Recalled;
 use crate::app::rooms;
 use crate::board::{Board, Roster};
 use crate::config::Config;
+use crate::link::handover::socket_of;
 use crate::node::{Before, DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
 use crate::source::active::{ActivePlan, Deep};
@@ -210,6 +212,14 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
     if let Some(directory) = config.socket.parent().filter(|directory| !directory.exists()) {
         make_socket_directory(directory)
             .with_context(|| format!("making the socket's directory {} (socket)", directory.display()))?;
+    }
+    let directories =
+        UnixSocket::bind_for(&socket_of(&config.socket), 0o660, u32::try_from(config.socket_gid).ok());
+    // Without it, an agent that may not act as its users cannot read their checkpoints; all else goes on.
+    if let Err(error) =
+        directories.map_err(anyhow::Error::from).and_then(|socket| Ok(handover::take(socket)?))
+    {
+        tracing::error!("no directories are taken from launchers: {error:#}");
     }
     let tcp = async |address: Option<SocketAddr>, key: &str| -> anyhow::Result<Option<TcpListener>> {
         match address {

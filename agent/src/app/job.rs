@@ -28,7 +28,7 @@ use crate::act::ranks::Crew;
 use crate::api::orders::Orders;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::host::sense;
-use crate::app::{about, usual};
+use crate::app::{about, resume, usual};
 use crate::board::Board;
 use crate::launch::gather::{self, Together};
 use crate::launch::hosts::HostsPlan;
@@ -97,7 +97,19 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
     let voice = Voice { timestamps: plan.timestamps, log: Some(places.run_dir.join("launcher.log")) };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
+    let sockets = match plan.agent_socket.clone() {
+        _ if !plan.look_for_agent => Vec::new(),
+        Some(socket) => vec![socket],
+        None => usual::agent_sockets(geteuid().as_raw(), &usual::environment),
+    };
+    let say = |text: String| terminal.say(text);
     let crew = crew(&plan.settings, &places)?;
+    let bound = tokio::select! {
+        biased;
+        Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
+        bound = resume::bind(&plan.settings, &log_dir, &crew.checkpoint_dir, &sockets, &say) => bound?,
+    };
+    let crew = Crew { launch: launch(bound.run()), ..crew };
     let (crew, together) = match plan.hosts {
         None => (crew, None),
         Some(hosts) => match come_together(hosts, crew, &plan.settings, &mut signals, &terminal).await? {
@@ -119,6 +131,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         .ok();
     let crew = Crew { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..crew };
     // Both may take minutes: a launcher before this one, or a file system, may not let go. Until ranks run, a signal ends it at once.
+    let outputs = bound.of_job(crew.checkpoint_run());
+    resume::note(&log_dir, &places.run_dir, &outputs).await;
     let starting = async {
         match &together {
             // Ranks of several hosts write to the disk themselves: a step is whole when all of them see all of it.
@@ -135,9 +149,10 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let crew = Crew { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
     let guardian = start_guardian(&crew.mark(), cgroup.as_ref(), crew.checkpoint_pool.as_deref());
     terminal.say(format!(
-        "job {}: {} rank(s); logs in {}",
+        "job {}: {} rank(s); run id {}; logs in {}",
         places.job,
         plan.settings.local_world_size,
+        crew.checkpoint_run(),
         places.run_dir.display()
     ));
     if let Err(reason) = &places.runtime_dir {
@@ -148,30 +163,15 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let (order_sender, orders) = mpsc::channel(16);
     let served = serve(&places, &board, &terminal, order_sender, stop.clone());
     let (link_sender, link_events) = mpsc::channel(64);
-    let sockets = match plan.agent_socket {
-        _ if !plan.look_for_agent => Vec::new(),
-        Some(socket) => vec![socket],
-        None => usual::agent_sockets(geteuid().as_raw(), &usual::environment),
-    };
     let agent_expected = sockets.iter().any(|socket| socket.exists());
-    let say = |text: String| terminal.say(text);
     let pool = crew.checkpoint_pool.as_deref();
-    let watches = !plan.settings.checkpoints.watch.is_empty();
-    let restoring = async {
-        link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, pool, watches, &say)
-            .await;
-        for (kind, directory) in &plan.settings.checkpoints.watch {
-            let name = directory.file_name().unwrap_or_default().to_string_lossy();
-            let run = format!("{}:{name}", plan.settings.run_id);
-            link::checkpoint::restore_files(&sockets, &run, directory, kind, &say).await;
-        }
-    };
     tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
-        () = restoring => {}
+        restored = resume::restore(&sockets, &outputs, pool, bound.is_named, &say) => restored?,
     }
-    let link = tokio::spawn(link::agent::keep(sockets, JobId(crew.job.clone()), link_sender));
+    let directories = resume::directories(&outputs, pool);
+    let link = tokio::spawn(link::agent::keep(sockets, JobId(crew.job.clone()), directories, link_sender));
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
@@ -232,8 +232,8 @@ fn serve(
 
 /// What no other launch is called. Agents on other hosts find the steps by what stands before the `@`. The process id alone would not
 /// do: in a container it may be the same in each.
-fn launch(run_id: &str) -> String {
-    format!("{run_id}@{}.{:x}", std::process::id(), clock::now().wall.0)
+fn launch(run: &str) -> String {
+    format!("{run}@{}.{:x}", std::process::id(), clock::now().wall.0)
 }
 
 /// What no other launcher is called, with letters that keys of the coordination store may have.

@@ -4,10 +4,12 @@ mod bucket;
 mod files;
 mod show;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use mainstay_core::checkpoint::lineage;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{ListCheckpointsResponse, RestoreCheckpointResponse};
 use serde_json::json;
@@ -223,7 +225,9 @@ async fn show_step(args: Show) -> anyhow::Result<ExitCode> {
 async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
     let directory = std::path::absolute(&args.directory)?;
     let client = connect(&args.ask).await?;
-    let mut messages = client.restore_checkpoint(args.run, &directory, args.ranks).await?;
+    let known = client.list_checkpoints(Some(args.run.clone()), true).await?;
+    let run = one_of(&args.run, known.steps.iter().filter(|step| step.whole).map(|step| &*step.run))?;
+    let mut messages = client.restore_checkpoint(run, &directory, args.ranks).await?;
     loop {
         let message = match messages.message().await {
             Ok(Some(RestoreCheckpointResponse { message: Some(message) })) => message,
@@ -248,7 +252,11 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
 async fn push(args: Push) -> anyhow::Result<ExitCode> {
     let directory = std::path::absolute(&args.directory)?;
     let client = connect(&args.ask).await?;
-    if !client.watch_checkpoints(args.run.clone(), &directory).await? {
+    let (enabled, problem) = client.watch_checkpoints(args.run.clone(), &directory).await?;
+    if !problem.is_empty() {
+        output::note(&output::clean(&problem));
+    }
+    if !enabled {
         anyhow::bail!(
             "this agent keeps no replicas: neither checkpoint.listen nor checkpoint.durable is set in its configuration"
         );
@@ -267,25 +275,56 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
             );
         }
         if std::time::Instant::now() >= until {
-            output::note(&why_not(&answer));
+            output::note(&why_not(&answer, &problem));
             return Ok(ExitCode::from(exit::DEGRADED));
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
+/// The run that a person means by a name: the only one that has it, with its id.
+///
+/// # Errors
+/// Several runs have the name.
+fn one_of<'a>(asked: &str, runs: impl Iterator<Item = &'a str>) -> anyhow::Result<String> {
+    let of_launch = |run: &'a str| run.split_once('@').map_or(run, |(run, _)| run);
+    let runs: BTreeSet<&str> = runs.map(of_launch).filter(|run| lineage::is_asked(run, asked)).collect();
+    match runs.len() {
+        0 => Ok(asked.to_owned()),
+        1 => Ok(runs.into_iter().collect()),
+        many => {
+            let runs: Vec<&str> = runs.into_iter().collect();
+            anyhow::bail!("{many} runs are named {asked}: name one of {}", output::clean(&runs.join(", ")))
+        }
+    }
+}
+
 /// Why the newest step has too few copies, as far as it is known.
-fn why_not(answer: &ListCheckpointsResponse) -> String {
+fn why_not(answer: &ListCheckpointsResponse, problem: &str) -> String {
     let peers =
         answer.peers.iter().filter_map(|peer| Some(format!("{}: {}", peer.name, peer.error.as_ref()?)));
     let peers: Vec<String> = peers.collect();
-    let known = if peers.is_empty() { "no peer reports an error".to_owned() } else { peers.join("; ") };
+    let known = match (problem, peers.is_empty()) {
+        ("", true) => "no peer reports an error".to_owned(),
+        ("", false) => peers.join("; "),
+        (problem, _) => problem.to_owned(),
+    };
     format!("no whole step has {} copies yet; {}", answer.redundancy + 1, output::clean(&known))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_means_the_only_run_that_has_it() {
+        let runs = ["train~1@8.f", "train~1@9.f", "train~2", "else~3"];
+        assert_eq!(one_of("else", runs.into_iter()).expect("one"), "else~3");
+        assert_eq!(one_of("train~1", runs.into_iter()).expect("one"), "train~1");
+        assert_eq!(one_of("new", runs.into_iter()).expect("none"), "new");
+        let told = one_of("train", runs.into_iter()).expect_err("two").to_string();
+        assert!(told.contains("train~1, train~2"), "{told}");
+    }
 
     #[test]
     fn the_status_is_that_of_the_best_step() {

@@ -20,11 +20,13 @@ use mainstay_proto::v1::{
     ListJobsRequest, Node, PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest,
     RestoreCheckpointRequest, RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server,
     SilenceComponentRequest, StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest,
-    WatchEventsRequest, WatchEventsResponse,
+    WatchCheckpointsResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status, Streaming};
+
+use crate::link::handover;
 
 /// How long a server may take to answer before a person is informed that it does not.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
@@ -288,13 +290,21 @@ impl Client {
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
-    /// Has a directory's steps replicated, within the deadline; whether the agent has peers.
-    pub(super) async fn watch_checkpoints(&self, run: String, directory: &Path) -> Result<bool, AskError> {
+    /// Has a directory's steps replicated, within the deadline; whether the agent has peers, and what it cannot do.
+    pub(super) async fn watch_checkpoints(
+        &self,
+        run: String,
+        directory: &Path,
+    ) -> Result<(bool, String), AskError> {
+        let (socket, directories) = (self.socket.clone(), vec![directory.to_owned()]);
+        // An agent of an earlier version takes none, and says what it cannot do in its own way.
+        let _ = tokio::task::spawn_blocking(move || handover::hand_over(&socket, &directories)).await;
         let request = WatchCheckpointsRequest { run, directory: directory.display().to_string() };
         let mut checkpoints = self.checkpoints();
         within(&self.socket, async {
             let answer = checkpoints.watch_checkpoints(request).await;
-            answer.map(|answer| answer.into_inner().enabled).map_err(|status| self.failed(&status))
+            let told = |answer: WatchCheckpointsResponse| (answer.enabled, answer.problem);
+            answer.map(|answer| told(answer.into_inner())).map_err(|status| self.failed(&status))
         })
         .await
     }

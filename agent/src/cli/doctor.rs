@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::{Value, json};
 
 use super::find::{Ask, find};
@@ -76,6 +77,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         usable: Some(std::os::unix::net::UnixStream::connect(&place.socket).is_ok()),
         detail: place.socket.display().to_string(),
     }));
+    findings.extend(agent.and_then(|place| acts_for_users(&place.socket)));
     if agent.is_none() {
         let detail = "none found; jobs run without one, with less knowledge of the host".to_owned();
         findings.push(Finding { what: "agent socket", usable: None, detail });
@@ -84,6 +86,33 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     output::print(&if args.ask.json { as_json(&findings, status) } else { as_text(&findings) })?;
     Ok(ExitCode::from(status))
 }
+
+/// Whether the agent may act as the users whose checkpoints it replicates and restores.
+fn acts_for_users(socket: &Path) -> Option<Finding> {
+    let stream = std::os::unix::net::UnixStream::connect(socket).ok()?;
+    let agent = getsockopt(&stream, PeerCredentials).ok()?;
+    if agent.uid() == 0 || agent.uid() == nix::unistd::geteuid().as_raw() {
+        return None;
+    }
+    let text = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap_or_default();
+    let held = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let held = held.and_then(|held| u64::from_str_radix(held.trim(), 16).ok()).unwrap_or(0);
+    let all = CAP_SETUID | CAP_SETGID;
+    let usable = held & all == all;
+    let detail = match usable {
+        true => "the agent may act as the users of jobs".to_owned(),
+        false => format!(
+            "the agent runs as user {} and may not act as the users of jobs: it replicates checkpoints that launchers hand \
+             over, and cannot write restored steps into directories of users. Run it as root for that",
+            agent.uid()
+        ),
+    };
+    Some(Finding { what: "checkpoints of users", usable: Some(usable), detail })
+}
+
+/// From linux/capability.h: to act as another group, and as another user.
+const CAP_SETGID: u64 = 1 << 6;
+const CAP_SETUID: u64 = 1 << 7;
 
 fn readable(what: &'static str, path: &str) -> Finding {
     // The first byte shows it: some files of the kernel can be opened and not read. A device is only opened.

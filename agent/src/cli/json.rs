@@ -86,6 +86,7 @@ pub(super) fn job(job: &Job) -> Value {
         "uid": job.uid,
         "run_dir": job.run_dir,
         "checkpoint_dir": job.checkpoint_dir,
+        "run": job.run,
         "ranks": job.ranks.iter().map(rank).collect::<Vec<Value>>(),
         "last_verdict": job.last_verdict.as_ref().map(verdict),
         "hang": job.hang.as_ref().map(hang),

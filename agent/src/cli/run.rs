@@ -20,8 +20,7 @@ use crate::app::{self, JobPlan, logging, usual};
 use crate::cli::{exit, output, torchrun};
 use crate::config::{Config, Environment};
 use crate::launch::hang::{HangSettings, Mode};
-use crate::launch::{CheckpointSettings, Settings, Shown, WarmSettings, places};
-use crate::os::clock;
+use crate::launch::{CheckpointSettings, Settings, Shown, WarmSettings, lineage};
 
 use command::command;
 use host_options::HostOptions;
@@ -337,6 +336,12 @@ pub struct Args {
     /// Directory for checkpoints; a later run resumes from it. Default: in the run directory
     #[arg(long, env = "MAINSTAY_CHECKPOINT_DIR", value_name = "DIR", help_heading = "Checkpoints")]
     checkpoint_dir: Option<PathBuf>,
+    /// Run whose checkpoints this job resumes from: NAME, NAME~ID or its directory
+    ///
+    /// A job resumes from its own directory without this option. It is for a directory that has another
+    /// path. If no run is called NAME, the job is a new run. Can be repeated.
+    #[arg(long, env = "MAINSTAY_RESUME_FROM", value_name = "RUN", help_heading = "Checkpoints")]
+    resume_from: Vec<String>,
     /// Directory into which the trainer writes its own checkpoints
     ///
     /// The agent replicates them and restores them before the ranks start. KIND is auto, megatron,
@@ -451,7 +456,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         (Some(id), _) => id.clone(),
         // All hosts have to have the same; it is torchrun's.
         (None, Some(_)) => "none".to_owned(),
-        (None, None) => places::made_up_run_id(clock::now().wall),
+        (None, None) => lineage::new_run_id().context("making a run id")?,
     };
     // Where several hosts meet is not where the ranks of a round do.
     let fixed_port = args.master_port.or(endpoint_port).filter(|port| *port != 0 && hosts.is_none());
@@ -485,6 +490,8 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         checkpoint_dir: args.checkpoint_dir,
         remember: !args.forget,
         checkpoints: CheckpointSettings {
+            is_named: args.rdzv_id.is_some(),
+            resume_from: args.resume_from,
             watch: args.checkpoint_watch,
             memory: args.checkpoint_memory.and_then(|memory| memory.0),
             in_memory: args.checkpoint_memory != Some(CheckpointMemory(None)),

@@ -159,6 +159,9 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
         &format!("job {}  {}  {}", paint.bold(&clean(&job.id)), phase(job, paint), facts.join(", ")),
     );
     line(screen, &format!("  {}", paint.dim(&shortened(&clean(&job.command.join(" ")), COMMAND_WIDTH))));
+    if !job.run.is_empty() && !is_over(job) {
+        line(screen, &format!("  run id:       {}", clean(&job.run)));
+    }
     if let Some(reason) = &job.end_reason {
         line(screen, &format!("  {}", clean(reason)));
     }

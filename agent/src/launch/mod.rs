@@ -9,6 +9,7 @@ pub mod gather;
 pub mod hang;
 pub mod hosts;
 mod leading;
+pub mod lineage;
 mod look;
 mod meeting;
 mod notice;
@@ -88,6 +89,10 @@ pub struct Settings {
 /// The memory for checkpoints, and the disk behind it.
 #[derive(Clone, Debug)]
 pub struct CheckpointSettings {
+    /// Whether the user named the run, so that others may have the same name.
+    pub is_named: bool,
+    /// The runs to resume from, as the user names them.
+    pub resume_from: Vec<String>,
     /// Directories into which the trainer writes in its own way, each with whose way that is.
     pub watch: Vec<(String, PathBuf)>,
     /// Bytes for all ranks; none for half of what is free.

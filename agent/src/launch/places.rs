@@ -75,12 +75,6 @@ pub fn make(log_dir: &Path, runtime_root: &Path, run_id: &str) -> Result<Places,
     Ok(Places { job, run_dir, runtime_dir })
 }
 
-/// A run id for those who give none: the time and the process.
-pub fn made_up_run_id(wall: mainstay_core::base::time::Wall) -> String {
-    let time = jiff::Timestamp::from_nanosecond(i128::from(wall.0)).unwrap_or_default();
-    format!("{}-{}", time.strftime("%Y%m%d-%H%M%S"), std::process::id())
-}
-
 fn is_file_name(run_id: &str) -> bool {
     let good = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
     (1..=64).contains(&run_id.len())

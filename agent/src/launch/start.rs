@@ -212,6 +212,7 @@ pub(super) fn job_spec(settings: &Settings, crew: &Crew, policy: policy::Setting
         // A directory that is gone or not readable only makes the run harder to find.
         started_in: std::env::current_dir()
             .map_or_else(|_| String::new(), |place| place.display().to_string()),
+        run: crew.checkpoint_run().to_owned(),
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
         program: program::hash(&settings.command),

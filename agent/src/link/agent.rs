@@ -1,8 +1,7 @@
 //! The launcher's end: looks for the host's agent, reports to it, and looks again when it is gone. Nothing here
 //! ever holds up the launcher: its queue is bounded, and a full one breaks the link rather than wait.
 
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -24,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Endpoint, Uri};
 
-use crate::link::wire;
+use crate::link::{handover, trust, wire};
 
 /// How often an agent is looked for while there is none.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -84,9 +83,22 @@ pub enum LinkOrder {
 }
 
 /// Looks for an agent at `sockets`, in their order, for as long as `events` is listened to.
-pub async fn keep(sockets: Vec<PathBuf>, job: JobId, events: mpsc::Sender<LinkEvent>) {
+/// `directories` are handed over to each.
+pub async fn keep(
+    sockets: Vec<PathBuf>,
+    job: JobId,
+    directories: Vec<PathBuf>,
+    events: mpsc::Sender<LinkEvent>,
+) {
     while !events.is_closed() {
         for socket in sockets.iter().filter(|socket| socket.exists()) {
+            let (to, handed) = (socket.clone(), directories.clone());
+            // Nobody waits for it: an agent that was started again looks at the directories when it has them.
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = handover::hand_over(&to, &handed) {
+                    tracing::debug!(socket = %to.display(), %error, "no directory was handed over");
+                }
+            });
             match attach(socket.clone(), &job, &events).await {
                 Ok(()) => {}
                 Err(Broken::BeforeWelcome(error)) => {
@@ -185,7 +197,7 @@ async fn greet(
 pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
     let stream = UnixStream::connect(&socket).await?;
     let owner = stream.peer_cred()?.uid();
-    if owner != 0 && owner != nix::unistd::geteuid().as_raw() && !is_given_by_root(&socket, owner) {
+    if !trust::is_trusted(&socket, owner) {
         let message = format!(
             "{} is served by user {owner}: that is neither root nor us, and the directory is not one that root \
              has made for that user",
@@ -197,16 +209,6 @@ pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStre
         return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
     }
     Ok(TokioIo::new(stream))
-}
-
-/// Whether the socket's directory belongs to `owner` and lies where only root can make one, as `/run/mainstay`.
-fn is_given_by_root(socket: &Path, owner: u32) -> bool {
-    let Some(directory) = socket.parent() else { return false };
-    let is_roots = |path: &Path| {
-        std::fs::metadata(path).is_ok_and(|above| above.uid() == 0 && above.mode() & 0o022 == 0)
-    };
-    std::fs::metadata(directory).is_ok_and(|found| found.uid() == owner && found.mode() & 0o022 == 0)
-        && directory.ancestors().skip(1).all(is_roots)
 }
 
 fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::Result<()> {

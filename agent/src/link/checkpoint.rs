@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use mainstay_proto::v1::checkpoint_service_client::CheckpointServiceClient;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
-use mainstay_proto::v1::{RestoreCheckpointRequest, RestoreProgress, RestoreResult};
+use mainstay_proto::v1::{
+    CheckpointStep, ListCheckpointsRequest, RestoreCheckpointRequest, RestoreProgress, RestoreResult,
+};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
@@ -15,86 +17,168 @@ use super::agent::connect;
 /// How long the agent may take to answer at all.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long the agent may take to ask its peers what they have.
+const LIST_WITHIN: Duration = Duration::from_secs(30);
+
 /// How long nothing may come from it while shards are on their way.
 const GO_ON_WITHIN: Duration = Duration::from_secs(600);
 
 /// How often counts are told.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
-/// Has the agent bring the newest whole step of `run` into `directory`, and replicate from then on what is sealed there and in `pool`,
+/// What the agent is asked to bring, and where to.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The run, with its id.
+    pub run: &'a str,
+    /// The directory.
+    pub directory: &'a Path,
+    /// Which directory that is; empty if it is not known.
+    pub id: &'a str,
+    /// Whose way trainers write there; empty for `mainstay.checkpoint`.
+    pub kind: &'a str,
+    /// Whether the user named the run to resume from.
+    pub on_purpose: bool,
+}
+
+/// A whole step that the agent knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownStep {
+    /// Its run, with the id and without the owner.
+    pub run: String,
+    /// The step.
+    pub step: u64,
+}
+
+/// The whole steps of this user that the agent knows, of runs of one name or of all. With `refresh` its peers are asked anew. None if no
+/// agent answers, or it keeps no checkpoints.
+pub async fn known(sockets: &[PathBuf], name: Option<&str>, refresh: bool) -> Option<Vec<KnownStep>> {
+    for socket in sockets.iter().filter(|socket| socket.exists()) {
+        match tokio::time::timeout(LIST_WITHIN, list(socket, name, refresh)).await {
+            Ok(Ok(steps)) => return Some(steps),
+            Ok(Err(status)) => tracing::debug!(socket = %socket.display(), %status, "no list"),
+            Err(_) => tracing::debug!(socket = %socket.display(), "no list in time"),
+        }
+    }
+    None
+}
+
+async fn list(socket: &Path, name: Option<&str>, refresh: bool) -> Result<Vec<KnownStep>, Status> {
+    let mut client = CheckpointServiceClient::new(channel(socket.to_owned()).await?);
+    let owner = Some(nix::unistd::geteuid().as_raw());
+    let request = ListCheckpointsRequest { run: name.map(str::to_owned), refresh, owner };
+    let steps = client.list_checkpoints(request).await?.into_inner().steps.into_iter();
+    let known = |of: CheckpointStep| KnownStep {
+        run: of.run.split_once('@').map_or(&*of.run, |(run, _)| run).to_owned(),
+        step: of.step,
+    };
+    Ok(steps.filter(|step| step.whole).map(known).collect())
+}
+
+/// What came of a restore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resumed {
+    /// A step is there.
+    Step,
+    /// No step of the run is known.
+    Nothing,
+    /// Nobody said.
+    Unknown,
+}
+
+/// Has the agent bring the newest whole step of a run into its directory, and replicate from then on what is sealed there and in `pool`,
 /// this launcher's memory.
 ///
 /// Without an agent, or with one that keeps no replicas, nothing happens. Whatever goes wrong is said, and the job begins
 /// with what lies there. `watches_trainer`: the trainer's own checkpoints are watched, and of them is said next what was found.
+///
+/// # Errors
+/// The run is that of another directory; what to do is in the words.
 pub async fn restore(
     sockets: &[PathBuf],
-    run: &str,
-    directory: &Path,
+    place: Place<'_>,
     pool: Option<&Path>,
     watches_trainer: bool,
     say: &dyn Fn(String),
-) {
+) -> Result<Resumed, String> {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, run, directory, pool, "", say).await {
-            Ok(Some(result)) if is_news(&result, watches_trainer) => return say(told(&result)),
-            Ok(_) => return,
+        match ask(socket, place, pool, say).await {
+            Ok(Some(result)) => {
+                if is_news(&result, watches_trainer) {
+                    say(told(&result));
+                }
+                return Ok(if result.step.is_some() { Resumed::Step } else { Resumed::Nothing });
+            }
+            Ok(None) => return Ok(Resumed::Unknown),
+            Err(status) if status.code() == Code::AlreadyExists => return Err(status.message().to_owned()),
             Err(status) if status.code() == Code::Aborted => {
-                return say(format!(
+                say(format!(
                     "no checkpoint was restored from peers: {}; the ranks load what lies on this host",
                     status.message()
                 ));
+                return Ok(Resumed::Unknown);
             }
             Err(status) => {
                 tracing::debug!(socket = %socket.display(), %status, "no restore");
             }
         }
     }
+    Ok(Resumed::Unknown)
 }
 
 /// The same for a directory into which the trainer writes in its own way, and which is watched from then on.
+///
+/// # Errors
+/// As for [`restore`].
 pub async fn restore_files(
     sockets: &[PathBuf],
-    run: &str,
-    directory: &Path,
-    kind: &str,
+    files: Place<'_>,
     say: &dyn Fn(String),
-) {
-    let place = directory.display();
+) -> Result<Resumed, String> {
+    let place = files.directory.display();
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, run, directory, None, kind, say).await {
+        match ask(socket, files, None, say).await {
             Ok(result) => {
-                return say(format!(
-                    "{place}: {}",
-                    result.as_ref().map_or_else(|| "watched".to_owned(), told)
-                ));
+                say(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), told)));
+                return Ok(match result {
+                    Some(result) if result.step.is_some() => Resumed::Step,
+                    Some(_) => Resumed::Nothing,
+                    None => Resumed::Unknown,
+                });
             }
+            Err(status) if status.code() == Code::AlreadyExists => return Err(status.message().to_owned()),
             Err(status) if status.code() != Code::Unavailable => {
-                return say(format!(
+                say(format!(
                     "{place}: not restored: {}; the trainer finds what lies there",
                     status.message()
                 ));
+                return Ok(Resumed::Unknown);
             }
             Err(status) => tracing::debug!(socket = %socket.display(), %status, "no restore"),
         }
     }
     say(format!("{place}: no agent answers: what the trainer writes there is kept on this host only"));
+    Ok(Resumed::Unknown)
 }
 
 async fn ask(
     socket: &Path,
-    run: &str,
-    directory: &Path,
+    place: Place<'_>,
     pool: Option<&Path>,
-    kind: &str,
     say: &dyn Fn(String),
 ) -> Result<Option<RestoreResult>, Status> {
     let late = |_| Status::deadline_exceeded("the agent does not answer");
     let channel = tokio::time::timeout(ANSWER_WITHIN, channel(socket.to_owned())).await.map_err(late)??;
     let mut client = CheckpointServiceClient::new(channel);
-    let directory = directory.display().to_string();
-    let pool = pool.map(|pool| pool.display().to_string()).unwrap_or_default();
-    let (run, files_kind) = (run.to_owned(), kind.to_owned());
-    let request = RestoreCheckpointRequest { run, directory, ranks: Vec::new(), pool, files_kind };
+    let request = RestoreCheckpointRequest {
+        run: place.run.to_owned(),
+        directory: place.directory.display().to_string(),
+        ranks: Vec::new(),
+        pool: pool.map(|pool| pool.display().to_string()).unwrap_or_default(),
+        files_kind: place.kind.to_owned(),
+        directory_id: place.id.to_owned(),
+        on_purpose: place.on_purpose,
+    };
     let answer =
         tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
     let mut messages = answer?.into_inner();

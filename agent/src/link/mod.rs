@@ -2,4 +2,6 @@
 
 pub mod agent;
 pub mod checkpoint;
+pub mod handover;
+mod trust;
 pub mod wire;

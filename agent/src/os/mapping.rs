@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use mainstay_guarded::Guard;
 use mainstay_heartbeat::{Claim, LayoutError, PAGE_BYTES, Page, PageWords};
-use mainstay_tier::guarded::Guard;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 /// The smallest page of Linux; a mapping ends with one.

@@ -4,6 +4,7 @@ pub mod affinity;
 pub mod calls;
 pub mod cgroup;
 pub mod clock;
+pub mod handover;
 pub mod inotify;
 pub mod lifeline;
 pub mod limits;

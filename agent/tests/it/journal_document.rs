@@ -25,6 +25,7 @@ fn entries() -> Vec<Body> {
         Body::Fact(Fact::JobStarted(JobSpec {
             page_dir: Some("pages".into()),
             started_in: "here".into(),
+            run: "train~1".into(),
             ..JobSpec::default()
         })),
         Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![started] }),

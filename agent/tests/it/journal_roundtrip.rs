@@ -89,7 +89,7 @@ fn experience() -> impl Strategy<Value = Experience> {
 
 fn job_spec() -> impl Strategy<Value = JobSpec> {
     let who = (any::<[u32; 4]>(), rank(), pid());
-    let places = (text(), text(), option::of(text()), option::of(text()), text());
+    let places = (text(), text(), option::of(text()), option::of(text()), text(), text());
     let restarts = (option::of(policy()), vec(experience(), 0..3));
     let all = (vec(text(), 0..4), who, places, restarts);
     all.prop_map(|(command, (numbers, first_rank, launcher), places, (policy, earlier))| JobSpec {
@@ -102,6 +102,7 @@ fn job_spec() -> impl Strategy<Value = JobSpec> {
         uid: numbers[3],
         run_dir: places.0,
         started_in: places.4,
+        run: places.5,
         checkpoint_dir: places.1,
         page_dir: places.2,
         program: places.3,

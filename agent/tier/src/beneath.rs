@@ -12,6 +12,8 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use crate::handed;
+
 /// Directories in directories that are removed at most.
 const DEEPEST: usize = 64;
 
@@ -23,6 +25,9 @@ const MOST_NAMES: usize = 1 << 20;
 pub struct Beneath {
     root: Arc<OwnedFd>,
     path: Arc<Path>,
+    /// Whose files these are, where this process reads them through a descriptor that this user handed over: others' files are not
+    /// read, and nothing is written.
+    reads_for: Option<u32>,
 }
 
 impl Beneath {
@@ -43,8 +48,30 @@ impl Beneath {
     }
 
     fn open_with(path: &Path, more: OFlags) -> io::Result<Beneath> {
+        if let Some(handed) = handed::directory(path) {
+            let (uid, root, way) = handed?;
+            let at = Beneath { root: Arc::new(root), path: path.into(), reads_for: Some(uid) };
+            let root = Arc::new(at.directory(&way)?);
+            return Ok(Beneath { root, ..at });
+        }
         let root = rustix::fs::openat(CWD, path, directory_flags() | more, Mode::empty())?;
-        Ok(Beneath { root: Arc::new(root), path: path.into() })
+        Ok(Beneath { root: Arc::new(root), path: path.into(), reads_for: None })
+    }
+
+    fn check_owner(&self, found: &Stat, below: &Path) -> io::Result<()> {
+        let Some(uid) = self.reads_for.filter(|uid| *uid != found.st_uid) else { return Ok(()) };
+        let problem = format!("{} is not of user {uid}", self.path.join(below).display());
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, problem))
+    }
+
+    /// What is written is written with the user's own rights, or not at all.
+    fn check_write(&self) -> io::Result<()> {
+        let Some(uid) = self.reads_for else { return Ok(()) };
+        let problem = format!(
+            "this agent runs as user {} and may read what user {uid} handed over, and write nothing for that user",
+            nix::unistd::geteuid()
+        );
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, problem))
     }
 
     /// The directory's name when it was opened, for messages.
@@ -75,7 +102,7 @@ impl Beneath {
     /// There is no directory, or a link is on the way.
     pub fn below(&self, below: &Path) -> io::Result<Beneath> {
         let root = Arc::new(self.directory(below)?);
-        Ok(Beneath { root, path: self.path.join(below).into() })
+        Ok(Beneath { root, path: self.path.join(below).into(), reads_for: self.reads_for })
     }
 
     /// What is below, without following a link.
@@ -109,6 +136,7 @@ impl Beneath {
     /// # Errors
     /// It is none, or cannot be written to.
     pub fn write_over(&self, below: &Path) -> io::Result<File> {
+        self.check_write()?;
         self.plain(below, OFlags::WRONLY)
     }
 
@@ -121,6 +149,7 @@ impl Beneath {
             let problem = format!("{} is no plain file", self.path.join(below).display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
+        self.check_owner(&rustix::fs::fstat(&file)?, below)?;
         Ok(file)
     }
 
@@ -129,6 +158,7 @@ impl Beneath {
     /// # Errors
     /// The name is taken, or the file cannot be made.
     pub fn create(&self, below: &Path, mode: u32) -> io::Result<File> {
+        self.check_write()?;
         let (parent, name) = self.parent(below)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(File::from(rustix::fs::openat(&parent, name, flags, Mode::from_raw_mode(mode))?))
@@ -139,6 +169,7 @@ impl Beneath {
     /// # Errors
     /// The name is taken, or the directory cannot be made.
     pub fn make_directory(&self, below: &Path) -> io::Result<()> {
+        self.check_write()?;
         let (parent, name) = self.parent(below)?;
         Ok(rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o777))?)
     }
@@ -200,6 +231,7 @@ impl Beneath {
     }
 
     fn rename_with(&self, from: &Path, to: &Path, flags: RenameFlags) -> io::Result<()> {
+        self.check_write()?;
         let ((from_parent, from), (to_parent, to)) = (self.parent(from)?, self.parent(to)?);
         Ok(rustix::fs::renameat_with(&from_parent, from, &to_parent, to, flags)?)
     }
@@ -209,6 +241,7 @@ impl Beneath {
     /// # Errors
     /// As unlinkat(2).
     pub fn remove_file(&self, below: &Path) -> io::Result<()> {
+        self.check_write()?;
         let (parent, name) = self.parent(below)?;
         Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?)
     }
@@ -218,6 +251,7 @@ impl Beneath {
     /// # Errors
     /// As unlinkat(2).
     pub fn remove_directory(&self, below: &Path) -> io::Result<()> {
+        self.check_write()?;
         let (parent, name) = self.parent(below)?;
         Ok(rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR)?)
     }
@@ -227,6 +261,7 @@ impl Beneath {
     /// # Errors
     /// Something of it cannot be removed.
     pub fn remove_tree(&self, below: &Path) -> io::Result<()> {
+        self.check_write()?;
         let (parent, name) = match self.parent(below) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             found => found?,
@@ -239,6 +274,7 @@ impl Beneath {
     /// # Errors
     /// As symlinkat(2).
     pub fn link_to(&self, words: &Path, below: &Path) -> io::Result<()> {
+        self.check_write()?;
         let (parent, name) = self.parent(below)?;
         Ok(rustix::fs::symlinkat(words, &parent, name)?)
     }
@@ -275,6 +311,7 @@ impl Beneath {
     /// There is no directory, a link is on the way, or it cannot be read.
     pub fn readable(&self, below: &Path) -> io::Result<OwnedFd> {
         let found = self.directory(below)?;
+        self.check_owner(&rustix::fs::fstat(&found)?, below)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(&found, ".", flags, Mode::empty())?)
     }

@@ -9,7 +9,7 @@ pub mod beneath;
 pub mod bytes;
 pub mod disk;
 pub mod files;
-pub mod guarded;
+pub mod handed;
 mod os;
 pub mod parity;
 pub mod peer;

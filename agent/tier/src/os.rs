@@ -12,9 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mainstay_checkpoint::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
 use mainstay_core::base::time::Mono;
 use mainstay_core::checkpoint::backoff::Signs;
+use mainstay_guarded::Guard;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-
-use crate::guarded::Guard;
 
 /// A control page that is mapped for as long as this value lives.
 #[derive(Debug)]
@@ -352,5 +351,27 @@ mod tests {
         drop(middle);
         assert!(mapped.lend(0, 100).is_some());
         assert!(MappedFile::of(&file, 101).is_err());
+    }
+
+    #[test]
+    fn a_page_that_is_cut_short_is_no_page_any_more_and_others_stay() {
+        let page = |file: &File| {
+            file.set_len(CONTROL_BYTES as u64).unwrap();
+            let page = ControlPage::of(file).unwrap();
+            let _ = Control::format(page.words().unwrap(), 3, 8, 0, 1);
+            page
+        };
+        let (cut, whole) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let (of_cut, of_whole) = (page(&cut), page(&whole));
+        assert_eq!(of_cut.control().unwrap().rank(), 3);
+        let before = mainstay_guarded::cut_short();
+        cut.set_len(0).unwrap();
+        // Without the guard this ends the test's process.
+        assert!(of_cut.control().is_err());
+        assert!(mainstay_guarded::cut_short() > before);
+        assert_eq!(of_whole.control().unwrap().rank(), 3);
+        drop(of_cut);
+        let again = page(&cut);
+        assert_eq!(again.control().unwrap().rank(), 3, "what is mapped later is another mapping");
     }
 }

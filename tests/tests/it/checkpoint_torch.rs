@@ -96,7 +96,7 @@ fn a_host_that_is_lost_with_its_memory_and_disk_costs_no_sealed_step() {
     let run = "run-torch";
     let options = |host: usize| {
         format!(
-            "--nproc-per-node 2 --rdzv-id {run} --checkpoint-bandwidth 1 --log-dir {} --runtime-dir {} --checkpoint-dir {}",
+            "--nproc-per-node 2 --rdzv-id {run} --resume-from {run} --checkpoint-bandwidth 1 --log-dir {} --runtime-dir {} --checkpoint-dir {}",
             hosts.stages[host].logs().display(),
             hosts.stages[host].tmpfs().display(),
             hosts.directory(host).display()

@@ -118,7 +118,7 @@ fn what_orbax_saves_by_itself_is_back_on_a_host_that_lost_it() {
             .variable("SAID", &said)
             .own_places()
             .options(&format!(
-                "--rdzv-id run-o --log-dir {} --runtime-dir {} --checkpoint-watch orbax:{}",
+                "--rdzv-id run-o --resume-from run-o~1 --log-dir {} --runtime-dir {} --checkpoint-watch orbax:{}",
                 stage.logs().display(),
                 stage.tmpfs().display(),
                 directory.display()

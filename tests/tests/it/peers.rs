@@ -30,7 +30,7 @@ fn bytes(rank: u32, size: usize) -> Vec<u8> {
 }
 
 /// Seals the shards of a step as the ranks of a job do.
-fn save(directory: &Path, run: &str, step: u64, world: u32, size: usize) {
+pub fn save(directory: &Path, run: &str, step: u64, world: u32, size: usize) {
     (0..world).for_each(|rank| save_rank(directory, run, (step, rank, world), size, None));
 }
 
@@ -65,7 +65,7 @@ fn save_rank(
     fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
 }
 
-fn assert_lies_in(directory: &Path, step: u64, world: u32, size: usize) {
+pub fn assert_lies_in(directory: &Path, step: u64, world: u32, size: usize) {
     for rank in 0..world {
         let found = directory.join(format!("step-{step:012}/rank-{rank:05}/state.safetensors"));
         assert!(fs::read(&found).unwrap() == bytes(rank, size), "{} is as it was saved", found.display());
@@ -93,7 +93,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
         .with(&others[1])
         .own_places()
         .options(&format!(
-            "--rdzv-id {run} --log-dir {} --runtime-dir {} --checkpoint-dir {}",
+            "--rdzv-id {run} --resume-from {run} --log-dir {} --runtime-dir {} --checkpoint-dir {}",
             hosts.stages[2].logs().display(),
             hosts.stages[2].tmpfs().display(),
             place.display()
@@ -192,14 +192,19 @@ fn a_step_that_is_removed_is_gone_everywhere_and_the_next_stays() {
     assert_eq!((collected.status.code(), &json(&collected)["replicas"]), (Some(0), &0.into()));
     assert_eq!(steps(&agents[1]).len(), 2);
 
-    // By an agent that has only the replica.
-    let removed = ckpt(&agents[1], &["rm", run, "10", "--json"]);
+    // An agent that has only the replica shows no certificate: it is not to delete what ranks of another host wrote.
+    let refused = ckpt(&agents[1], &["rm", run, "10", "--json"]);
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains(&format!("ranks on {} wrote step 10", hosts.names[0])), "{said}");
+    assert_eq!(steps(&agents[1]).len(), 2);
+    let removed = ckpt(&agents[0], &["rm", run, "10", "--json"]);
     assert_eq!((removed.status.code(), &json(&removed)["copies"]), (Some(0), &2.into()));
     assert!(!owned.join("step-000000000010").exists(), "the owner's own copy too");
     for agent in &agents {
         processes::wait_until("only one step is known", || steps(agent) == [20]);
     }
-    let again = ckpt(&agents[0], &["rm", run, "10", "--json"]);
+    let again = ckpt(&agents[1], &["rm", run, "10", "--json"]);
     assert_eq!((again.status.code(), &json(&again)["copies"]), (Some(0), &0.into()));
     let place = hosts.directory(1);
     let pulled = ckpt(&agents[1], &["pull", run, &place.display().to_string(), "--json"]);

@@ -24,6 +24,7 @@ const SAVES: &str = "mkdir -p \"$DIR/iter_0000010\" && echo \"state of $HOST\" >
 const LOADS: &str = "test \"$(cat \"$DIR/latest_checkpointed_iteration.txt\")\" = 10 && \
                      test \"$(cat \"$DIR/iter_0000010/model.pt\")\" = \"state of $HOST\"";
 
+/// The hosts of a test have directories with different paths: `--resume-from` says that they are of one run.
 fn launch(hosts: &Hosts, agent: &Agent, host: usize, run: &str, script: &str) -> Job {
     let stage = &hosts.stages[host];
     let directory = hosts.directory(host);
@@ -34,7 +35,7 @@ fn launch(hosts: &Hosts, agent: &Agent, host: usize, run: &str, script: &str) ->
         .variable("HOST", format!("host-{host}"))
         .own_places()
         .options(&format!(
-            "--rdzv-id {run} --log-dir {} --runtime-dir {} --checkpoint-watch megatron:{}",
+            "--rdzv-id {run} --resume-from {run}~1 --log-dir {} --runtime-dir {} --checkpoint-watch megatron:{}",
             stage.logs().display(),
             stage.tmpfs().display(),
             directory.display()

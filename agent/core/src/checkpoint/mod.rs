@@ -14,6 +14,7 @@ pub mod durable;
 pub mod files;
 pub mod interval;
 pub mod inventory;
+pub mod lineage;
 pub mod owner;
 pub mod parity;
 pub mod placement;

@@ -331,6 +331,9 @@ pub struct JobSpec {
     /// The directory in which the launcher was started; empty in journals of earlier versions.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub started_in: String,
+    /// The run that its checkpoints belong to, `NAME~ID`; empty in journals of earlier versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub run: String,
     /// Where the ranks keep their checkpoints.
     pub checkpoint_dir: String,
     /// Where the heartbeat pages are, if there are any.

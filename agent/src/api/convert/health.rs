@@ -151,6 +151,7 @@ pub(in crate::api) fn job(
         uid: spec.uid,
         run_dir: spec.run_dir.clone(),
         checkpoint_dir: spec.checkpoint_dir.clone(),
+        run: spec.run.clone(),
         ranks: job.ranks.values().map(|of| rank(of, now)).collect(),
         last_verdict: job.last_verdict.as_ref().map(|of| verdict(of, now)),
         last_decision: job.last_decision.as_ref().map(decision),

@@ -8,8 +8,8 @@ use mainstay_durable::direct::Direct;
 use serde_json::json;
 
 use super::files::{told, weighed};
-use super::said;
 use super::show::size;
+use super::{one_of, said};
 use crate::cli::output::clean;
 use crate::cli::{exit, output};
 
@@ -19,14 +19,26 @@ pub(super) fn is_url(place: &Path) -> bool {
 }
 
 /// The name under which a run is stored: agents store a user's run with its owner, `UID!NAME`; a run without an owner was
-/// stored by a person or by an older agent. The caller's own run is preferred.
+/// stored by a person or by an older agent. The caller's own run is preferred. A name alone means the only run that has it.
 fn stored_name(storage: &Direct, run: &str) -> anyhow::Result<String> {
     if owner::owner(run).is_some() {
         return Ok(run.to_owned());
     }
-    let owned = owner::owned(nix::unistd::geteuid().as_raw(), run);
-    let (states, problems) = storage.list(Some(&owned))?;
-    Ok(if states.is_empty() && problems.is_empty() { run.to_owned() } else { owned })
+    let uid = nix::unistd::geteuid().as_raw();
+    let owned = owner::owned(uid, run);
+    for name in [&owned, run] {
+        let (states, problems) = storage.list(Some(name))?;
+        if !states.is_empty() || !problems.is_empty() {
+            return Ok(name.to_owned());
+        }
+    }
+    let all = storage.runs()?;
+    let is_own = |of: &&String| owner::owner(of).is_none_or(|owner| owner == uid);
+    let own = all.iter().filter(is_own).map(|of| owner::name(of));
+    let one = one_of(run, own)?;
+    let stored = all.into_iter().filter(|of| owner::name(of) == one);
+    // The caller's own before one that no user owns.
+    Ok(stored.max_by_key(|of| owner::owner(of) == Some(uid)).unwrap_or_else(|| run.to_owned()))
 }
 
 pub(super) fn list(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {

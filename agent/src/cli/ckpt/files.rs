@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use mainstay_core::checkpoint::inventory::{Copy, Medium, StepState, steps};
+use mainstay_core::checkpoint::lineage;
 use mainstay_tier::peer::{Sealed, look_directory, verify_directory};
 use serde_json::{Value, json};
 
@@ -23,7 +24,8 @@ pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow
         Ok(sealed) => copies.push(copy(sealed)),
         Err(problem) => problems.push(format!("{}: {problem}", path.display())),
     });
-    told(&directory.display().to_string(), &steps(&copies, run), &problems, as_json)
+    copies.retain(|copy| run.is_none_or(|run| lineage::is_asked(copy.shard.of.run_id(), run)));
+    told(&directory.display().to_string(), &steps(&copies, None), &problems, as_json)
 }
 
 /// Tells steps that lie in one place.

@@ -14,6 +14,8 @@ struct Run {
     dir: PathBuf,
     started: Wall,
     started_in: PathBuf,
+    /// The run that its checkpoints belong to.
+    checkpoints: String,
 }
 
 /// What became of a run.
@@ -68,7 +70,11 @@ impl Run {
             true => String::new(),
             false => format!(" in {}", self.started_in.display()),
         };
-        format!("{name}, started {}{place}", self.started)
+        let run = match self.checkpoints.is_empty() {
+            true => String::new(),
+            false => format!(", run id {}", self.checkpoints),
+        };
+        format!("{name}, started {}{place}{run}", self.started)
     }
 }
 
@@ -83,11 +89,11 @@ fn newest_first(runs: &Path) -> Vec<Run> {
 fn begun(dir: PathBuf) -> Option<Run> {
     let journal = dir.join("journal");
     let first = JournalReader::new(&journal).entries_after(0, 1).ok()?.entries.into_iter().next()?;
-    let started_in = match first.body {
-        Body::Fact(Fact::JobStarted(spec)) => spec.started_in.into(),
-        _ => PathBuf::new(),
+    let (started_in, checkpoints) = match first.body {
+        Body::Fact(Fact::JobStarted(spec)) => (spec.started_in.into(), spec.run),
+        _ => (PathBuf::new(), String::new()),
     };
-    Some(Run { dir, started: first.at.wall, started_in })
+    Some(Run { dir, started: first.at.wall, started_in, checkpoints })
 }
 
 fn state(entries: &[Entry]) -> State {

@@ -14,6 +14,7 @@ use super::FilesError;
 use super::cache::{self, Cache};
 use super::replicator::{self, Replicator};
 use super::watch::{self, FileWatch};
+use crate::beneath::Beneath;
 use crate::peer::Service;
 use crate::peer::user::{As, User};
 
@@ -225,7 +226,14 @@ fn place_for(directory: &Path, run: &str) -> String {
 /// # Errors
 /// It cannot be made, or is somebody else's.
 pub fn ensure_directory(directory: &Path, user: User) -> io::Result<()> {
-    let _as_user = As::user(user)?;
+    let _as_user = match As::to_write(user) {
+        Ok(as_user) => as_user,
+        // Where it was handed over, that is who it belongs to; a link's name was followed by its user, and never is again.
+        Err(error) => {
+            let _as_user = As::user(user)?;
+            return Beneath::open(directory).map(drop).map_err(|_| error);
+        }
+    };
     fs::create_dir_all(directory)?;
     let found = fs::symlink_metadata(directory)?;
     if !found.is_dir() {

@@ -197,7 +197,7 @@ impl Inner {
         let Settings { directory, spool, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         {
-            let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
+            let _as_user = As::to_write(user).map_err(FilesError::reading(directory))?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
         let place = self

@@ -88,7 +88,9 @@ impl Acting {
     pub(super) fn in_directory(&self, directory: &Path) -> Option<Place> {
         let own = User::own();
         let is_root = own.uid == 0;
-        let _as_user = As::user(self.known().filter(|_| is_root).unwrap_or(own)).ok()?;
+        // A user's own directory is touched for that user or not at all; one of the configuration with this process's rights.
+        let user = self.known().filter(|_| is_root || self.asked_for).unwrap_or(own);
+        let _as_user = As::user(user).ok()?;
         let at = match self.asked_for {
             true => Beneath::open_no_link(directory),
             false => Beneath::open(directory),
@@ -96,7 +98,7 @@ impl Acting {
         let at = at.ok()?;
         let found = at.own_stat().ok()?;
         if !is_root {
-            return Some(Place { user: own, at });
+            return (!self.asked_for || user.uid == found.st_uid).then_some(Place { user, at });
         }
         let user = *self.user.get_or_init(|| User { uid: found.st_uid, gid: found.st_gid });
         (user.uid == found.st_uid).then_some(Place { user, at })

@@ -387,7 +387,7 @@ impl Inner {
         let own = User::own();
         let maker = self.acting.known().or_else(|| (own.uid != 0).then_some(own));
         if let Some(maker) = maker {
-            let _as_user = As::user(maker).map_err(FilesError::reading(directory))?;
+            let _as_user = As::to_write(maker).map_err(FilesError::reading(directory))?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
         let refused = || {

@@ -5,7 +5,8 @@
 //! | 0..4 | magic `MSTP` |
 //! | 4 | version |
 //! | 5 | kind |
-//! | 6..8 | zero |
+//! | 6 | 1 if a code of 16 bytes follows the bytes of the chunk, else 0 |
+//! | 7 | zero |
 //! | 8..12 | request: what an answer belongs to |
 //! | 12..16 | length of what follows |
 //! | 16..24 | attempt: the epoch of the shard |
@@ -17,6 +18,9 @@
 //! | 60..64 | zero |
 //! | 64..80 | keyed BLAKE3 over direction, sequence number, the 64 bytes before, and what follows unless it is a chunk |
 //!
+//! The code behind a chunk is the same over direction, sequence number, the 64 bytes of its header and its bytes. Where bytes leave the host
+//! without TLS, every chunk has one: xxh3 tells of damage, and can be forged.
+//!
 //! There is never a path in it: what is asked for is named by its root.
 
 /// Size of a header on the wire, bytes.
@@ -26,7 +30,7 @@ pub const HEADER_BYTES: usize = 80;
 pub const SIGNED_BYTES: usize = 64;
 
 /// The version that is spoken.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// The longest message beside a chunk, bytes: the longest manifest, or an inventory of some ten thousand shards.
 pub const MAX_MESSAGE: u32 = 33 << 20;
@@ -124,12 +128,25 @@ pub struct Header {
     pub digest: u64,
     /// The chunk's number.
     pub chunk: u32,
+    /// Whether a code follows the bytes of the chunk.
+    pub code: bool,
 }
 
 impl Header {
     /// A header of `kind` with nothing else in it.
     pub fn of(kind: Kind) -> Header {
-        Header { kind, request: 0, length: 0, attempt: 0, step: 0, key: 0, offset: 0, digest: 0, chunk: 0 }
+        Header {
+            kind,
+            request: 0,
+            length: 0,
+            attempt: 0,
+            step: 0,
+            key: 0,
+            offset: 0,
+            digest: 0,
+            chunk: 0,
+            code: false,
+        }
     }
 }
 
@@ -159,6 +176,7 @@ pub fn encode(header: &Header) -> [u8; SIGNED_BYTES] {
     bytes[0..4].copy_from_slice(&MAGIC);
     bytes[4] = VERSION;
     bytes[5] = header.kind as u8;
+    bytes[6] = u8::from(header.code);
     bytes[8..12].copy_from_slice(&header.request.to_le_bytes());
     bytes[12..16].copy_from_slice(&header.length.to_le_bytes());
     for (at, word) in
@@ -184,7 +202,8 @@ pub fn decode(bytes: &[u8; SIGNED_BYTES]) -> Result<Header, FrameError> {
     }
     let kind =
         Kind::ALL.into_iter().find(|kind| *kind as u8 == bytes[5]).ok_or(FrameError::Kind(bytes[5]))?;
-    if bytes[6..8] != [0; 2] || bytes[60..64] != [0; 4] {
+    let is_code = bytes[6] == 1 && kind == Kind::Chunk;
+    if (bytes[6] != 0 && !is_code) || bytes[7] != 0 || bytes[60..64] != [0; 4] {
         return Err(FrameError::Reserved);
     }
     let length = word(bytes, 12);
@@ -202,6 +221,7 @@ pub fn decode(bytes: &[u8; SIGNED_BYTES]) -> Result<Header, FrameError> {
         offset: double(bytes, 40),
         digest: double(bytes, 48),
         chunk: word(bytes, 56),
+        code: is_code,
     })
 }
 

@@ -88,7 +88,7 @@ impl<'a> Landing<'a> {
     }
 
     fn begin_as_user(&self, sealed: &Sealed) -> io::Result<(Beneath, PathBuf, PathBuf, File)> {
-        let _as_user = As::user(self.user)?;
+        let _as_user = As::to_write(self.user)?;
         fs::create_dir_all(self.directory)?;
         let at = Beneath::open(self.directory)?;
         let home = shard_directory(sealed);

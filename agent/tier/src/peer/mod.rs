@@ -47,4 +47,4 @@ pub use own::{Opened, Watched};
 pub use restore::{Progress, Restored, look_directory, verify_directory};
 pub use sealed::{Sealed, SealedError};
 pub use service::{Counts, Peer, Service, Settings, StartError};
-pub use user::{User, groups_of, learn_groups};
+pub use user::{Reach, User, groups_of, learn_groups, reach};

@@ -47,7 +47,8 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<(), PeerError
             Kind::Drop => {
                 let asked: Drop = read(wire, &message)?;
                 let replicas = asked.roots.iter().filter(|root| shared.store.forget(root)).count();
-                let own = if asked.everything { shared.remove_own(&asked.roots) } else { 0 };
+                // Who knows the token may be any host of it: what ranks of this one wrote is removed for a host that showed a certificate.
+                let own = if asked.everything && wire.is_tls() { shared.remove_own(&asked.roots) } else { 0 };
                 let count = replicas + own;
                 wire.send_json(Header::of(Kind::Dropped), &Dropped { count })?;
             }

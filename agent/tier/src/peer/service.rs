@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::decision::Decisions;
-use mainstay_core::checkpoint::inventory::{Copy, StepKey};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey};
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::checkpoint::standing::Standing;
@@ -360,6 +360,16 @@ impl Service {
         let shared = &self.shared;
         let copies = shared.copies();
         let of_step = || copies.iter().map(|copy| &copy.shard).filter(|shard| shard.of == *key);
+        let is_theirs =
+            |copy: &&Copy| copy.own && copy.medium != Medium::Durable && copy.holder != shared.name();
+        let elsewhere = copies.iter().filter(|copy| copy.shard.of == *key).find(is_theirs);
+        if let Some(copy) = elsewhere.filter(|_| shared.pass.tls().is_none()) {
+            return Err(PeerError::Local(format!(
+                "ranks on {} wrote step {}, and agents without TLS do not delete what ranks of another host wrote: run \
+                 `mainstay ckpt rm` on that host",
+                copy.holder, key.step
+            )));
+        }
         let roots: BTreeSet<String> = of_step().map(|shard| shard.root.clone()).collect();
         // A copy that is made just now, or that lies on a host which is away, goes later.
         shared.are_withdrawn(of_step().map(|shard| shard.whole().to_owned()));

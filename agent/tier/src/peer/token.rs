@@ -120,10 +120,15 @@ impl Signer {
 
     /// The code for the next frame.
     pub(crate) fn sign(&mut self, header: &[u8], message: &[u8]) -> blake3::Hash {
+        self.begin(header).update(message).finalize()
+    }
+
+    /// The code for what follows a header, which comes piece by piece.
+    pub(crate) fn begin(&mut self, header: &[u8]) -> blake3::Hasher {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
-        hasher.update(&self.sequence.to_le_bytes()).update(header).update(message);
+        hasher.update(&self.sequence.to_le_bytes()).update(header);
         self.sequence += 1;
-        hasher.finalize()
+        hasher
     }
 }
 

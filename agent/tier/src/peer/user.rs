@@ -3,10 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use nix::unistd::{Gid, Uid, geteuid, setfsgid, setfsuid};
 use serde::{Deserialize, Serialize};
+
+use crate::beneath::Beneath;
+use crate::handed::Reading;
 
 /// A user and the group of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +65,8 @@ pub fn groups_of(user: User) -> Arc<[u32]> {
 /// capabilities that pass over permissions along with it. The supplementary groups are the user's too, and none of this process's.
 #[derive(Debug)]
 pub(crate) struct As {
+    /// Where this process may not act as the user: what that user handed over is read.
+    reading: Option<Reading>,
     before: User,
     groups: Vec<rustix::fs::Gid>,
     is_other: bool,
@@ -70,6 +76,26 @@ pub(crate) struct As {
 
 impl As {
     pub(crate) fn user(user: User) -> io::Result<As> {
+        As::by_rights(user).or_else(|error| {
+            let reading = Reading::of(user.uid).ok_or(error)?;
+            let before = User::own();
+            let not_send = std::marker::PhantomData;
+            Ok(As {
+                reading: Some(reading),
+                before,
+                groups: Vec::new(),
+                is_other: false,
+                _not_send: not_send,
+            })
+        })
+    }
+
+    /// The same, and not where the user's files can only be read.
+    pub(crate) fn to_write(user: User) -> io::Result<As> {
+        As::by_rights(user)
+    }
+
+    fn by_rights(user: User) -> io::Result<As> {
         let before = User::own();
         let mut groups = Vec::new();
         if user != before {
@@ -80,8 +106,8 @@ impl As {
                 match rustix::thread::set_thread_groups(&theirs) {
                     Ok(()) => {}
                     // An agent that is not root cannot act as another one anyway, which is said below.
-                    Err(error) if before.uid == 0 || !groups.is_empty() => return Err(error.into()),
-                    Err(_) => {}
+                    Err(error) if before.uid == 0 => return Err(error.into()),
+                    Err(_) => return Err(cannot(before, user)),
                 }
             }
             // The group first: as another user the thread may not change it any more.
@@ -90,19 +116,53 @@ impl As {
             // These calls report no errors; the next one returns what holds.
             let holds = setfsuid(Uid::from_raw(u32::MAX));
             if holds.as_raw() != user.uid {
-                drop(As { before, groups, is_other: true, _not_send: std::marker::PhantomData });
-                return Err(io::Error::new(
-                    io::ErrorKind::PermissionDenied,
-                    format!("this agent runs as user {} and cannot act as user {}", before.uid, user.uid),
-                ));
+                let not_send = std::marker::PhantomData;
+                drop(As { reading: None, before, groups, is_other: true, _not_send: not_send });
+                return Err(cannot(before, user));
             }
         }
-        Ok(As { before, groups, is_other: user != before, _not_send: std::marker::PhantomData })
+        let not_send = std::marker::PhantomData;
+        Ok(As { reading: None, before, groups, is_other: user != before, _not_send: not_send })
     }
+}
+
+/// What this process may do in a user's directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// What that user may.
+    All,
+    /// Read what the user handed over.
+    Reads,
+    /// Nothing, for this reason.
+    Nothing(String),
+}
+
+/// Looks what this process may do for `user` in `directory`.
+#[must_use]
+pub fn reach(user: User, directory: &Path) -> Reach {
+    if As::to_write(user).is_ok() {
+        return Reach::All;
+    }
+    let look = || {
+        let _as_user = As::user(user)?;
+        Beneath::open(directory)?.list(Path::new(""))
+    };
+    match look() {
+        Ok(_) => Reach::Reads,
+        Err(error) => Reach::Nothing(error.to_string()),
+    }
+}
+
+fn cannot(before: User, user: User) -> io::Error {
+    let problem = format!("this agent runs as user {} and cannot act as user {}", before.uid, user.uid);
+    io::Error::new(io::ErrorKind::PermissionDenied, problem)
 }
 
 impl Drop for As {
     fn drop(&mut self) {
+        if self.reading.is_some() {
+            return;
+        }
         setfsuid(Uid::from_raw(self.before.uid));
         setfsgid(Gid::from_raw(self.before.gid));
         if self.is_other {

@@ -43,7 +43,14 @@ pub struct Wire {
     incoming: Signer,
     /// What is copied on its way out.
     copied: Vec<u8>,
+    /// Whether others may change what is on its way: it leaves this host, and not by TLS. Chunks then have codes of their own.
+    is_exposed: bool,
+    /// The code over the chunk that is being read.
+    reading: Option<blake3::Hasher>,
 }
+
+/// Bytes of a code.
+const CODE_BYTES: usize = HEADER_BYTES - SIGNED_BYTES;
 
 impl std::fmt::Debug for Wire {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -63,12 +70,21 @@ pub enum Frame {
 impl Wire {
     /// A connection whose greeting is over.
     pub(super) fn over(channel: Channel, peer: String, outgoing: Signer, incoming: Signer) -> Wire {
-        Wire { channel, peer, outgoing, incoming, copied: Vec::new() }
+        let is_exposed = channel.plain().is_some_and(|socket| {
+            // Both ends see the same two addresses, and come to the same.
+            !matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip())
+        });
+        Wire { channel, peer, outgoing, incoming, copied: Vec::new(), is_exposed, reading: None }
     }
 
     /// Who is at the other end.
     pub fn peer(&self) -> &str {
         &self.peer
+    }
+
+    /// Whether the other side has shown a certificate.
+    pub(super) fn is_tls(&self) -> bool {
+        self.channel.plain().is_none()
     }
 
     /// The socket.
@@ -98,7 +114,7 @@ impl Wire {
         self.send(header, &text)
     }
 
-    /// Sends a chunk: where it lies in one file and nothing is encrypted, without copying it through this process. Before each piece of it
+    /// Sends a chunk: where it lies in one file and stays on this host, without copying it through this process. Before each piece of it
     /// `allow` is told how many bytes are left, and returns after as long as it likes how many of them may go now.
     ///
     /// # Errors
@@ -115,18 +131,23 @@ impl Wire {
             _ => allow(channel.stream(), left).clamp(1, left),
         };
         let mut now = allowed(&self.channel, left);
+        let header = Header { code: self.is_exposed, ..header };
         self.send_header(&header)?;
+        let mut code = self.is_exposed.then(|| self.outgoing.begin(&frame::encode(&header)));
         while now > 0 {
             match (bytes, self.channel.plain()) {
-                (Bytes::File(file, memory), Some(socket)) => {
+                (Bytes::File(file, memory), Some(socket)) if !self.is_exposed => {
                     self.hand_over(socket, (file, memory.as_ref()), at, now)?;
                 }
-                _ => self.copy_piece(bytes, at, now)?,
+                // What is hashed is what is sent, though the file may change meanwhile.
+                _ => self.copy_piece(bytes, at, now, code.as_mut())?,
             }
             (at, left) = (at + now, left - now);
             now = allowed(&self.channel, left);
         }
-        Ok(())
+        let Some(code) = code else { return Ok(()) };
+        let sent = self.channel.write_all(&code.finalize().as_bytes()[..CODE_BYTES]);
+        sent.map_err(|source| PeerError::lost(&self.peer, source))
     }
 
     /// The header of a chunk: it goes in one packet with what follows.
@@ -171,8 +192,14 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends a part of a shard through this process: it lies in several files, or is to be encrypted.
-    fn copy_piece(&mut self, bytes: &Bytes, mut at: u64, count: u64) -> Result<(), PeerError> {
+    /// Sends a part of a shard through this process: it lies in several files, or is to be encrypted or to have a code.
+    fn copy_piece(
+        &mut self,
+        bytes: &Bytes,
+        mut at: u64,
+        count: u64,
+        mut code: Option<&mut blake3::Hasher>,
+    ) -> Result<(), PeerError> {
         self.copied.resize(PIECE, 0);
         let end = at + count;
         while at < end {
@@ -180,6 +207,9 @@ impl Wire {
             let piece = &mut self.copied[..piece];
             let read = bytes.read_exact_at(piece, at);
             read.map_err(|error| PeerError::Local(format!("reading a shard: {error}")))?;
+            if let Some(code) = &mut code {
+                code.update(piece);
+            }
             let sent = self.channel.write_all(piece);
             sent.map_err(|source| PeerError::lost(&self.peer, source))?;
             at += piece.len() as u64;
@@ -221,15 +251,30 @@ impl Wire {
             }
         }
         let code = self.incoming.sign(&signed, &message);
-        let differs = code.as_bytes().iter().zip(&bytes[SIGNED_BYTES..]).fold(0, |all, (a, b)| all | (a ^ b));
-        if differs != 0 {
-            return Err(PeerError::Forged { peer: self.peer.clone() });
-        }
+        self.compare(&code, &bytes[SIGNED_BYTES..])?;
         Ok(Some(if header.kind == Kind::Chunk {
+            // One that should have a code and has none is not read at all.
+            if self.is_exposed && !header.code {
+                return Err(PeerError::Forged { peer: self.peer.clone() });
+            }
+            self.reading = header.code.then(|| self.incoming.begin(&signed));
             Frame::Chunk(header)
         } else {
             Frame::Message(header, message)
         }))
+    }
+
+    fn compare(&self, code: &blake3::Hash, came: &[u8]) -> Result<(), PeerError> {
+        let differs = code.as_bytes().iter().zip(came).fold(0, |all, (a, b)| all | (a ^ b));
+        if differs != 0 { Err(PeerError::Forged { peer: self.peer.clone() }) } else { Ok(()) }
+    }
+
+    /// All bytes of a chunk have come: they are what the other side sent only if the code behind them says so.
+    fn end_chunk(&mut self) -> Result<(), PeerError> {
+        let Some(code) = self.reading.take() else { return Ok(()) };
+        let mut came = [0; CODE_BYTES];
+        self.channel.read_exact(&mut came).map_err(|source| PeerError::lost(&self.peer, source))?;
+        self.compare(&code.finalize(), &came)
     }
 
     fn read_header(&mut self, bytes: &mut [u8; HEADER_BYTES]) -> Result<bool, PeerError> {
@@ -249,7 +294,7 @@ impl Wire {
     /// Reads the bytes of a chunk piece by piece, each while it is in the cache.
     ///
     /// # Errors
-    /// The connection is lost, or `take` fails.
+    /// The connection is lost, `take` fails, or the bytes are not those that the other side sent: then nothing of what was taken counts.
     pub fn read_chunk(
         &mut self,
         length: u32,
@@ -261,16 +306,19 @@ impl Wire {
         while left > 0 {
             let piece = &mut buffer[..left.min(PIECE)];
             self.channel.read_exact(piece).map_err(|source| PeerError::lost(&self.peer, source))?;
+            if let Some(code) = &mut self.reading {
+                code.update(piece);
+            }
             take(piece)?;
             left -= piece.len();
         }
-        Ok(())
+        self.end_chunk()
     }
 
     /// Reads the bytes of a chunk to where they stay, and shows each piece while it is in the cache.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// As for [`Wire::read_chunk`].
     pub fn read_chunk_into(
         &mut self,
         memory: &mut [u8],
@@ -278,9 +326,12 @@ impl Wire {
     ) -> Result<(), PeerError> {
         for piece in memory.chunks_mut(PIECE) {
             self.channel.read_exact(piece).map_err(|source| PeerError::lost(&self.peer, source))?;
+            if let Some(code) = &mut self.reading {
+                code.update(piece);
+            }
             show(piece);
         }
-        Ok(())
+        self.end_chunk()
     }
 
     /// The next message, which must be of `kind`; an error that the other side reports is returned as one.

@@ -7,6 +7,7 @@ mod clock;
 mod courtesy;
 mod excluded;
 mod failures;
+mod forged;
 mod lies;
 mod memory;
 mod overheard;

@@ -120,32 +120,3 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
     // SAFETY: the default again; the instruction is tried once more when this returns, and ends the process.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
 }
-
-#[cfg(test)]
-mod tests {
-    use mainstay_checkpoint::control::{CONTROL_BYTES, Control};
-
-    use crate::os::ControlPage;
-
-    #[test]
-    fn a_page_that_is_cut_short_is_no_page_any_more_and_others_stay() {
-        let page = |file: &std::fs::File| {
-            file.set_len(CONTROL_BYTES as u64).unwrap();
-            let page = ControlPage::of(file).unwrap();
-            let _ = Control::format(page.words().unwrap(), 3, 8, 0, 1);
-            page
-        };
-        let (cut, whole) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-        let (of_cut, of_whole) = (page(&cut), page(&whole));
-        assert_eq!(of_cut.control().unwrap().rank(), 3);
-        let before = super::cut_short();
-        cut.set_len(0).unwrap();
-        // Without the guard this ends the test's process.
-        assert!(of_cut.control().is_err());
-        assert!(super::cut_short() > before);
-        assert_eq!(of_whole.control().unwrap().rank(), 3);
-        drop(of_cut);
-        let again = page(&cut);
-        assert_eq!(again.control().unwrap().rank(), 3, "what is mapped later is another mapping");
-    }
-}

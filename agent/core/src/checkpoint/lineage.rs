@@ -1,0 +1,109 @@
+//! Which checkpoints are a job's own. A name (`--rdzv-id`) says little: two experiments may have the same. So a run of checkpoints is
+//! named `NAME~ID`, where the id comes from the directory into which the job writes, and two directories make two runs. The same directory
+//! is known by device and inode, and by the time of its creation, because the kernel uses inodes again.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::owner;
+
+/// Between the name and the id. No `--rdzv-id` has it.
+const MARK: char = '~';
+
+/// The run `name` with this id.
+#[must_use]
+pub fn identified(name: &str, id: &str) -> String {
+    format!("{name}{MARK}{id}")
+}
+
+/// The name alone, without owner, id and launch.
+#[must_use]
+pub fn plain(run: &str) -> &str {
+    let run = run.split_once('@').map_or(run, |(run, _)| run);
+    let name = owner::name(run);
+    name.rsplit_once(MARK).map_or(name, |(name, _)| name)
+}
+
+/// The id; none for a run that was named without one.
+#[must_use]
+pub fn id(run: &str) -> Option<&str> {
+    let run = run.split_once('@').map_or(run, |(run, _)| run);
+    owner::name(run).rsplit_once(MARK).map(|(_, id)| id)
+}
+
+/// Whether a person who names a run `asked` may mean this one: by its name alone, or with its id.
+#[must_use]
+pub fn is_asked(run: &str, asked: &str) -> bool {
+    owner::name(run) == asked || plain(run) == asked
+}
+
+/// A directory, known again after it was renamed, and not taken for another one that got its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryId {
+    /// The boot in which `device` holds: the kernel may number devices in another order in the next one.
+    pub boot: String,
+    /// The device of its file system.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+    /// When it was created, nanoseconds since 1970; 0 where the file system does not keep that.
+    pub born: u64,
+}
+
+impl DirectoryId {
+    /// Whether both are one directory.
+    #[must_use]
+    pub fn is_same(&self, other: &DirectoryId) -> bool {
+        let is_device = self.boot != other.boot || self.device == other.device;
+        self.inode == other.inode && self.born == other.born && is_device
+    }
+}
+
+impl fmt::Display for DirectoryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DirectoryId { boot, device, inode, born } = self;
+        write!(f, "{boot}:{device:x}:{inode:x}:{born:x}")
+    }
+}
+
+impl FromStr for DirectoryId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<DirectoryId, ()> {
+        let mut parts = text.rsplitn(4, ':');
+        let mut number = || parts.next().and_then(|part| u64::from_str_radix(part, 16).ok()).ok_or(());
+        let (born, inode, device) = (number()?, number()?, number()?);
+        let boot = parts.next().ok_or(())?.to_owned();
+        Ok(DirectoryId { boot, device, inode, born })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DirectoryId, id, identified, is_asked, plain};
+
+    #[test]
+    fn a_run_is_asked_for_by_its_name_or_with_its_id() {
+        let run = format!("1000!{}@81.5f", identified("train:out", "ab12"));
+        assert_eq!((plain(&run), id(&run)), ("train:out", Some("ab12")));
+        let run = "1000!train~ab12";
+        assert!(is_asked(run, "train") && is_asked(run, "train~ab12"));
+        assert!(!is_asked(run, "train~ab13") && !is_asked(run, "trai") && !is_asked(run, "ab12"));
+        assert_eq!((plain("train"), id("train")), ("train", None));
+    }
+
+    #[test]
+    fn a_directory_is_known_by_inode_and_birth_and_within_a_boot_by_its_device() {
+        let one = DirectoryId { boot: "b-1".into(), device: 2, inode: 3, born: 4 };
+        assert_eq!(one.to_string().parse(), Ok(one.clone()));
+        assert!(one.is_same(&DirectoryId { boot: "b-2".into(), device: 9, ..one.clone() }));
+        for other in [
+            DirectoryId { device: 9, ..one.clone() },
+            DirectoryId { inode: 9, ..one.clone() },
+            DirectoryId { born: 9, boot: "b-2".into(), ..one.clone() },
+        ] {
+            assert!(!one.is_same(&other), "{other}");
+        }
+        assert!("".parse::<DirectoryId>().is_err() && "a:b".parse::<DirectoryId>().is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! Before a job starts: which run its checkpoints belong to, and the newest whole step of that run.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use mainstay_core::checkpoint::lineage::DirectoryId;
+
+use crate::launch::Settings;
+use crate::launch::lineage::{self, Known, Output};
+use crate::link::checkpoint::{self, KnownStep, Place, Resumed};
+use crate::link::handover;
+
+/// The outputs of a job with their runs.
+#[derive(Debug)]
+pub(super) struct Bound {
+    outputs: Vec<Output>,
+    /// Whether the user named the run, so that others may have the same name.
+    pub(super) is_named: bool,
+}
+
+impl Bound {
+    /// The run of `mainstay.checkpoint`, before a leader says another one.
+    pub(super) fn run(&self) -> &str {
+        self.outputs.first().map_or("", |own| &own.run)
+    }
+
+    /// The outputs, where ranks save under the run that the job's leader has.
+    pub(super) fn of_job(&self, run: &str) -> Vec<Output> {
+        let mut outputs = self.outputs.clone();
+        if let Some(own) = outputs.first_mut() {
+            run.clone_into(&mut own.run);
+        }
+        outputs
+    }
+}
+
+/// Finds the run of each output.
+///
+/// # Errors
+/// A run that the user named cannot be resumed there.
+pub(super) async fn bind(
+    settings: &Settings,
+    log_dir: &Path,
+    checkpoint_dir: &Path,
+    sockets: &[PathBuf],
+    say: &dyn Fn(String),
+) -> anyhow::Result<Bound> {
+    let (of, logs, place) = (settings.clone(), log_dir.to_owned(), checkpoint_dir.to_owned());
+    let outputs = tokio::task::spawn_blocking(move || lineage::outputs(&of, &logs, &place)).await?;
+    let asked = settings.checkpoints.resume_from.clone();
+    let is_named = settings.checkpoints.is_named;
+    if asked.is_empty() {
+        return Ok(Bound { outputs, is_named });
+    }
+    // All of this user's, once: their number is bounded by what is kept of them.
+    let steps = checkpoint::known(sockets, None, true).await;
+    let logs = log_dir.to_owned();
+    let chosen = tokio::task::spawn_blocking(move || {
+        let known = steps.map(|steps| steps.into_iter().map(known_of).collect::<Vec<Known>>());
+        let known = known.as_deref().ok_or("no agent that keeps checkpoints of other directories answers");
+        let mut outputs = outputs;
+        let mut said = Vec::new();
+        for output in &mut outputs {
+            said.extend(lineage::choose(output, &asked, &logs, known)?);
+        }
+        anyhow::Ok((outputs, said))
+    });
+    let (outputs, said) = chosen.await??;
+    said.into_iter().for_each(say);
+    Ok(Bound { outputs, is_named })
+}
+
+fn known_of(step: KnownStep) -> Known {
+    Known { run: step.run, step: step.step }
+}
+
+/// Notes which run each output belongs to, for later launches.
+pub(super) async fn note(log_dir: &Path, run_dir: &Path, outputs: &[Output]) {
+    let (logs, runs, outputs) = (log_dir.to_owned(), run_dir.to_owned(), outputs.to_vec());
+    // It says itself what went wrong.
+    let _ = tokio::task::spawn_blocking(move || lineage::note(&logs, &runs, &outputs)).await;
+}
+
+/// What the agent is handed over.
+pub(super) fn directories(outputs: &[Output], pool: Option<&Path>) -> Vec<PathBuf> {
+    outputs.iter().map(|output| output.directory.clone()).chain(pool.map(Path::to_owned)).collect()
+}
+
+/// An agent that may not act as this user reads the directories so; one that may does not need them.
+async fn hand_over(sockets: &[PathBuf], directories: Vec<PathBuf>) {
+    let sockets: Vec<PathBuf> = sockets.iter().filter(|socket| socket.exists()).cloned().collect();
+    let give = move || {
+        for socket in sockets {
+            match handover::hand_over(&socket, &directories) {
+                Ok(refused) if refused.is_empty() => {}
+                Ok(refused) => tracing::warn!("the agent did not take a checkpoint directory: {refused}"),
+                Err(error) => {
+                    tracing::debug!(socket = %socket.display(), %error, "no directory was handed over")
+                }
+            }
+        }
+    };
+    let _ = tokio::task::spawn_blocking(give).await;
+}
+
+/// Has the agent bring the newest whole step into each output. Of runs that only have the same name it is said that they are left alone.
+///
+/// # Errors
+/// A directory is not the one that its run wrote into.
+pub(super) async fn restore(
+    sockets: &[PathBuf],
+    outputs: &[Output],
+    pool: Option<&Path>,
+    is_named: bool,
+    say: &dyn Fn(String),
+) -> anyhow::Result<()> {
+    hand_over(sockets, directories(outputs, pool)).await;
+    let watches = outputs.iter().any(|output| !output.kind.is_empty());
+    for output in outputs {
+        let id = output.id.as_ref().map(DirectoryId::to_string).unwrap_or_default();
+        let place = Place {
+            run: &output.run,
+            directory: &output.directory,
+            id: &id,
+            kind: &output.kind,
+            on_purpose: output.on_purpose,
+        };
+        let resumed = match output.kind.is_empty() {
+            true => checkpoint::restore(sockets, place, pool, watches, say).await,
+            false => checkpoint::restore_files(sockets, place, say).await,
+        };
+        let resumed = match resumed {
+            Ok(resumed) => resumed,
+            Err(refused) => bail!(refused),
+        };
+        if resumed == Resumed::Nothing && is_named {
+            let steps = checkpoint::known(sockets, Some(output.name()), false).await.unwrap_or_default();
+            let steps: Vec<Known> = steps.into_iter().map(known_of).collect();
+            lineage::others(output, &steps).into_iter().for_each(say);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! Open directories from one process to another, over a Unix socket (`SCM_RIGHTS`): one message with their names and descriptors, and one
+//! answer. gRPC over the agent's socket cannot carry descriptors, so this has a socket of its own.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+
+/// Descriptors in one message at most.
+pub const MOST: usize = 16;
+
+/// Bytes of the names in one message, and of an answer, at most.
+pub const LONGEST: usize = 64 << 10;
+
+/// Sends the names and the descriptors; what is answered.
+///
+/// # Errors
+/// Nobody takes them, or there are too many.
+pub fn send(mut stream: &UnixStream, names: &[u8], directories: &[OwnedFd]) -> io::Result<Vec<u8>> {
+    if directories.len() > MOST || names.len() > LONGEST {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too much for one message"));
+    }
+    let raw: Vec<RawFd> = directories.iter().map(AsRawFd::as_raw_fd).collect();
+    let length = u32::try_from(names.len()).unwrap_or(u32::MAX).to_le_bytes();
+    let control = [ControlMessage::ScmRights(&raw)];
+    let sent =
+        sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&length)], &control, MsgFlags::MSG_NOSIGNAL, None)?;
+    if sent != length.len() {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    stream.write_all(names)?;
+    let mut answer = Vec::new();
+    stream.take(LONGEST as u64).read_to_end(&mut answer)?;
+    Ok(answer)
+}
+
+/// Receives the names and the descriptors.
+///
+/// # Errors
+/// What comes is no such message.
+pub fn receive(mut stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut length = [0; 4];
+    let mut control = nix::cmsg_space!([RawFd; MOST]);
+    let mut directories = Vec::new();
+    let came = {
+        let mut into = [IoSliceMut::new(&mut length)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_WAITALL;
+        let message = recvmsg::<()>(stream.as_raw_fd(), &mut into, Some(&mut control), flags)?;
+        for control in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(raw) = control {
+                // SAFETY: the kernel has just opened these descriptors for this process, and nobody else knows them.
+                directories.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+            }
+        }
+        if message.flags.contains(MsgFlags::MSG_CTRUNC) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "more descriptors than one message may have",
+            ));
+        }
+        message.bytes
+    };
+    let length = u32::from_le_bytes(length) as usize;
+    if came != 4 || length > LONGEST {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "no message of a launcher"));
+    }
+    let mut names = vec![0; length];
+    stream.read_exact(&mut names)?;
+    Ok((names, directories))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+    use std::time::Duration;
+
+    #[test]
+    fn a_directory_arrives_as_the_one_that_it_is() {
+        let place = tempfile::tempdir().expect("a directory");
+        let opened = File::open(place.path()).expect("a directory");
+        let inode = opened.metadata().expect("a stat").ino();
+        let (one, other) = UnixStream::pair().expect("sockets");
+        let taking = std::thread::spawn(move || {
+            let (names, directories) = receive(&other).expect("a message");
+            (&other).write_all(b"taken").expect("an answer");
+            (names, directories)
+        });
+        let answer = send(&one, b"names", &[opened.into()]).expect("an answer");
+        let (names, mut directories) = taking.join().expect("a message");
+        assert_eq!((&*answer, &*names, directories.len()), (&b"taken"[..], &b"names"[..], 1));
+        let arrived = File::from(directories.remove(0));
+        assert_eq!(arrived.metadata().expect("a stat").ino(), inode);
+    }
+
+    #[test]
+    fn what_is_no_message_ends_without_a_descriptor() {
+        let (one, other) = UnixStream::pair().expect("sockets");
+        other.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
+        (&one).write_all(&u32::MAX.to_le_bytes()).expect("bytes");
+        assert!(receive(&other).is_err());
+        drop(one);
+        assert!(receive(&other).is_err());
+    }
+}

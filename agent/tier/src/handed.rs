@@ -1,0 +1,239 @@
+//! Directories that users handed over, as open descriptors. An agent that may not act as a user (the shipped unit runs as a user of its own,
+//! without the right to become another) reads that user's checkpoints through them and in no other way: a descriptor that is open for
+//! reading shows that its user may read the directory, and whoever exchanges the directory's name later changes nothing. Files below
+//! must belong to that user. Nothing is written through them.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustix::fs::{FileType, OFlags};
+
+/// Directories of one user that are kept: the newest.
+const EACH: usize = 64;
+
+/// Users whose directories are kept; those of further ones are refused.
+const USERS: usize = 64;
+
+/// What one user handed over, the newest last.
+type Handed = VecDeque<(PathBuf, Arc<OwnedFd>)>;
+
+static ALL: RwLock<BTreeMap<u32, Handed>> = RwLock::new(BTreeMap::new());
+
+thread_local! {
+    /// The user whose directories this thread reads.
+    static READS_FOR: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// Keeps a directory of the user `uid`, whom the kernel named, under the name by which the user asks for it.
+///
+/// # Errors
+/// It is no directory that is open for reading, is another user's, or there are too many.
+pub fn keep(uid: u32, path: &Path, directory: OwnedFd) -> io::Result<()> {
+    let refused = |problem: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+    let found = rustix::fs::fstat(&directory)?;
+    if !path.is_absolute() || FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+        return refused(format!("{}: no directory with an absolute path", path.display()));
+    }
+    // To open a directory as a mere place needs no right to read it.
+    if rustix::fs::fcntl_getfl(&directory)?.contains(OFlags::PATH) {
+        return refused(format!("{}: it is not open for reading", path.display()));
+    }
+    if found.st_uid != uid {
+        return refused(format!("{}: it is of user {}, not of user {uid}", path.display(), found.st_uid));
+    }
+    let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+    all.values_mut().for_each(|of_user| of_user.retain(|(_, directory)| is_there(directory)));
+    all.retain(|_, of_user| !of_user.is_empty());
+    if all.len() >= USERS && !all.contains_key(&uid) {
+        return refused(format!("{USERS} users have handed directories over, which is the most"));
+    }
+    let of_user = all.entry(uid).or_default();
+    of_user.retain(|(other, _)| other != path);
+    of_user.push_back((path.to_owned(), Arc::new(directory)));
+    while of_user.len() > EACH {
+        of_user.pop_front();
+    }
+    Ok(())
+}
+
+fn is_there(directory: &OwnedFd) -> bool {
+    rustix::fs::fstat(directory).is_ok_and(|found| found.st_nlink > 0)
+}
+
+/// The directory that a user handed over under this name or above it, and the way from there.
+fn find(uid: u32, path: &Path) -> Option<(Arc<OwnedFd>, PathBuf)> {
+    let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
+    let of_user = all.get(&uid)?;
+    let below = of_user.iter().rev().filter_map(|(root, directory)| {
+        let way = path.strip_prefix(root).ok()?;
+        Some((Arc::clone(directory), way.to_owned()))
+    });
+    below.filter(|(directory, _)| is_there(directory)).min_by_key(|(_, way)| way.components().count())
+}
+
+/// While it lives, this thread reads what a user handed over.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    before: Option<u32>,
+}
+
+impl Reading {
+    /// None if that user handed nothing over.
+    pub(crate) fn of(uid: u32) -> Option<Reading> {
+        ALL.read().unwrap_or_else(PoisonError::into_inner).get(&uid).filter(|of_user| !of_user.is_empty())?;
+        Some(Reading { before: READS_FOR.replace(Some(uid)) })
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        READS_FOR.set(self.before);
+    }
+}
+
+/// Where this thread reads what a user handed over: that user, the directory to begin from, and the way from there to `path`. None
+/// where it acts with rights of its own.
+pub(crate) fn directory(path: &Path) -> Option<io::Result<(u32, OwnedFd, PathBuf)>> {
+    let uid = READS_FOR.get()?;
+    Some(match find(uid, path) {
+        Some((directory, way)) => directory.as_fd().try_clone_to_owned().map(|own| (uid, own, way)),
+        None => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{}: user {uid} has not handed this directory over", path.display()),
+        )),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::{OpenOptionsExt, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{CWD, RenameFlags};
+
+    use super::*;
+    use crate::beneath::Beneath;
+
+    fn own() -> u32 {
+        nix::unistd::geteuid().as_raw()
+    }
+
+    fn open(path: &Path) -> OwnedFd {
+        File::open(path).unwrap().into()
+    }
+
+    /// What is handed over is one list for the whole process: one test after the other.
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    #[test]
+    fn only_a_users_own_directory_that_is_open_for_reading_is_kept() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = tempfile::tempdir().unwrap();
+        let file = at.path().join("file");
+        fs::write(&file, "words").unwrap();
+        let place = File::options().read(true).custom_flags(nix::libc::O_PATH).open(at.path()).unwrap();
+        let told = |path: &Path, directory: OwnedFd| keep(own(), path, directory).unwrap_err().to_string();
+        assert!(told(at.path(), place.into()).contains("not open for reading"));
+        assert!(told(&file, open(&file)).contains("no directory"));
+        assert!(told(Path::new("out"), open(at.path())).contains("absolute"));
+        let other = keep(own() + 1, at.path(), open(at.path())).unwrap_err().to_string();
+        assert!(other.contains(&format!("not of user {}", own() + 1)), "{other}");
+        assert!(Reading::of(own() + 1).is_none());
+    }
+
+    #[test]
+    fn what_was_handed_over_is_read_and_nothing_else_and_nothing_is_written() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = tempfile::tempdir().unwrap();
+        let (out, secret) = (at.path().join("out"), at.path().join("secret"));
+        for (directory, words) in [(&out, "own"), (&secret, "secret")] {
+            fs::create_dir_all(directory.join("sub")).unwrap();
+            fs::write(directory.join("sub/file"), words).unwrap();
+        }
+        symlink(&secret, out.join("way")).unwrap();
+        nix::unistd::mkfifo(&out.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        keep(own(), &out, open(&out)).unwrap();
+        let _reading = Reading::of(own()).unwrap();
+        let of_out = Beneath::open(&out).unwrap();
+        assert!(of_out.read(Path::new("sub/file")).is_ok());
+        assert!(Beneath::open(&out.join("sub")).unwrap().read(Path::new("file")).is_ok(), "what is below it");
+        assert!(Beneath::open(&secret).is_err() && Beneath::open(at.path()).is_err());
+        let giant = "n".repeat(300);
+        for below in ["way/sub/file", "pipe", "../secret/sub/file", &giant] {
+            assert!(of_out.read(Path::new(below)).is_err(), "{below}");
+        }
+        let new = Path::new("sub/new");
+        for refused in [
+            of_out.create(new, 0o600).map(drop),
+            of_out.make_directory(new),
+            of_out.write_whole(new, b"x"),
+            of_out.write_over(Path::new("sub/file")).map(drop),
+            of_out.rename(Path::new("sub/file"), new),
+            of_out.remove_tree(Path::new("sub")),
+            of_out.remove_file(Path::new("sub/file")),
+            of_out.link_to(Path::new("/"), new),
+        ] {
+            assert!(refused.unwrap_err().to_string().contains("write nothing"));
+        }
+        if nix::unistd::geteuid().is_root() {
+            // Another user's file under a second name in this user's directory.
+            let theirs = at.path().join("theirs");
+            fs::write(&theirs, "theirs").unwrap();
+            std::os::unix::fs::chown(&theirs, Some(61_001), Some(61_001)).unwrap();
+            fs::hard_link(&theirs, out.join("linked")).unwrap();
+            let told = of_out.read(Path::new("linked")).unwrap_err().to_string();
+            assert!(told.contains("is not of user 0"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_exchanged_after_it_was_handed_over_leads_nowhere_else() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = tempfile::tempdir().unwrap();
+        let (out, way, secret) = (at.path().join("out"), at.path().join("way"), at.path().join("secret"));
+        for (directory, words) in [(&out, "own"), (&secret, "secret")] {
+            fs::create_dir(directory).unwrap();
+            fs::write(directory.join("file"), words).unwrap();
+        }
+        symlink(&secret, &way).unwrap();
+        keep(own(), &out, open(&out)).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(CWD, &out, CWD, &way, RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            let _reading = Reading::of(own()).unwrap();
+            for _ in 0..2_000 {
+                let file = Beneath::open(&out).and_then(|at| at.read(Path::new("file"))).unwrap();
+                assert_eq!(io::read_to_string(file).unwrap(), "own");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_user_who_hands_over_very_many_loses_the_oldest_and_takes_no_more_descriptors() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = tempfile::tempdir().unwrap();
+        let descriptors = || fs::read_dir("/proc/self/fd").unwrap().count();
+        let name = |index: usize| at.path().join(index.to_string());
+        (0..4 * EACH).for_each(|index| fs::create_dir(name(index)).unwrap());
+        (0..EACH).for_each(|index| keep(own(), &name(index), open(&name(index))).unwrap());
+        let before = descriptors();
+        (EACH..4 * EACH).for_each(|index| keep(own(), &name(index), open(&name(index))).unwrap());
+        // Other tests of this process open files meanwhile.
+        assert!(descriptors() < before + EACH);
+        let _reading = Reading::of(own()).unwrap();
+        assert!(Beneath::open(&name(0)).is_err() && Beneath::open(&name(4 * EACH - 1)).is_ok());
+        // A directory that is removed is let go.
+        fs::remove_dir(name(4 * EACH - 1)).unwrap();
+        assert!(Beneath::open(&name(4 * EACH - 1)).is_err());
+    }
+}

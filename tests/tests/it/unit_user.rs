@@ -1,0 +1,196 @@
+//! The agent as the shipped unit runs it: a user of its own with the unit's capabilities, which cannot become another user. It replicates
+//! what launchers and `ckpt push` hand over, and says what it cannot do.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "in a test, a panic is the report"
+)]
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, lchown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use mainstay_tests::{as_nobody, mainstay, processes, skipped};
+
+use crate::hosts::{Hosts, ckpt, json};
+use crate::peers::save;
+
+/// The unit's user and group.
+const UNIT: u32 = 61_010;
+
+/// Users who train; both are members of the unit's group.
+const A: u32 = 61_011;
+const B: u32 = 61_012;
+
+/// `AmbientCapabilities` of systemd/mainstay.service, as setpriv writes them.
+fn capabilities() -> String {
+    let unit = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd/mainstay.service"));
+    let unit = unit.expect("the unit");
+    let listed =
+        unit.lines().find_map(|line| line.strip_prefix("AmbientCapabilities=")).expect("its capabilities");
+    let each =
+        listed.split_whitespace().map(|name| format!("+{}", name.trim_start_matches("CAP_").to_lowercase()));
+    format!("-all,{}", each.collect::<Vec<_>>().join(","))
+}
+
+/// An agent with a socket where only root can have put it.
+struct UnitAgent {
+    process: Child,
+    run: PathBuf,
+}
+
+impl UnitAgent {
+    fn start(hosts: &Hosts, program: &str, capabilities: &str) -> UnitAgent {
+        let stage = hosts.stages[0].open_to_all();
+        let run = PathBuf::from(format!("/run/mainstay-it-{}", hosts.names[0].replace(':', "-")));
+        fs::create_dir(&run).expect("a directory in /run");
+        let state = stage.work().join("agent-state");
+        fs::create_dir_all(&state).unwrap();
+        let token = stage.work().join("token");
+        fs::write(&token, "the same on all hosts of this test").unwrap();
+        fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+        let log = hosts.kernel_log(0);
+        fs::write(&log, "").unwrap();
+        for path in [&run, &state, &token, &log] {
+            chown(path, Some(UNIT), Some(UNIT)).unwrap();
+        }
+        fs::set_permissions(&run, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = Command::new("setpriv");
+        let unit = UNIT.to_string();
+        command
+            .args(["--reuid", &unit, "--regid", &unit, "--clear-groups", "--no-new-privs"])
+            .args([
+                "--inh-caps",
+                capabilities,
+                "--ambient-caps",
+                capabilities,
+                "--bounding-set",
+                capabilities,
+            ])
+            .args([program, "agent", "--socket"])
+            .arg(run.join("agent.sock"))
+            .arg("--state-dir")
+            .arg(&state)
+            .env("MAINSTAY_AGENT_KERNEL_LOG_PATH", &log)
+            .env("MAINSTAY_AGENT_CHECKPOINT_LISTEN", &hosts.names[0])
+            .env("MAINSTAY_AGENT_CHECKPOINT_PEERS", hosts.names.join(","))
+            .env("MAINSTAY_AGENT_CHECKPOINT_TOKEN_FILE", &token)
+            .env("MAINSTAY_AGENT_CHECKPOINT_STORE", hosts.store(0))
+            .env("MAINSTAY_AGENT_CHECKPOINT_INTERVAL", "100ms")
+            .current_dir(stage.work())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(stage.home().join("agent.err")).unwrap());
+        let process = command.spawn().expect("setpriv");
+        let agent = UnitAgent { process, run };
+        processes::wait_until("the agent's sockets", || {
+            agent.socket().exists() && agent.run.join("agent.sock.directories").exists()
+        });
+        agent
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.run.join("agent.sock")
+    }
+
+    /// What a user of the unit's group is answered.
+    fn asked(&self, program: &str, uid: u32, arguments: &[&str]) -> Output {
+        let (uid, group) = (uid.to_string(), UNIT.to_string());
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &uid, "--regid", &uid, "--groups", &group, program]).args(arguments);
+        command.arg("--socket").arg(self.socket()).env("HOME", "/nonexistent").current_dir("/");
+        command.output().expect("setpriv")
+    }
+}
+
+impl Drop for UnitAgent {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.run);
+    }
+}
+
+fn give(path: &Path, uid: u32) {
+    lchown(path, Some(uid), Some(uid)).unwrap();
+    if path.is_dir() {
+        fs::read_dir(path).unwrap().for_each(|entry| give(&entry.unwrap().path(), uid));
+    }
+}
+
+/// A directory of a user's with a step.
+fn saved(hosts: &Hosts, name: &str, uid: u32, mode: u32) -> PathBuf {
+    let directory = hosts.stages[0].work().join(name);
+    save(&directory, "train~1", 40, 2, 1 << 20);
+    give(&directory, uid);
+    fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+    directory
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
+    if let Err(reason) = as_nobody() {
+        return skipped(reason);
+    }
+    let hosts = Hosts::new(14, 2, &[]);
+    let program = hosts.stages[0].program("mainstay", &mainstay());
+    let peer = hosts.agent(1);
+    let agent = UnitAgent::start(&hosts, &program, &capabilities());
+    let of_a = saved(&hosts, "of-a", A, 0o700);
+    let place = of_a.display().to_string();
+    let pushed = agent.asked(&program, A, &["ckpt", "push", "train", &place, "--wait", "90", "--json"]);
+    assert_eq!(json(&pushed)["copies"], 2, "{}", text(&pushed.stderr));
+    let said = text(&pushed.stderr);
+    assert!(said.contains("cannot write restored steps there"), "{said}");
+    let listed = json(&ckpt(&peer, &["ls", "--run", "train", "--json"]));
+    assert_eq!(
+        (&listed["steps"][0]["owner"], &listed["steps"][0]["whole"]),
+        (&A.into(), &true.into()),
+        "{listed}"
+    );
+
+    // Another user of the group has nothing of it, and is told why.
+    let tried = agent.asked(&program, B, &["ckpt", "push", "theirs", &place, "--wait", "1"]);
+    let said = text(&tried.stderr);
+    assert!(
+        !tried.status.success() && said.contains("nothing in") && said.contains("is replicated"),
+        "{said}"
+    );
+    let seen = json(&agent.asked(&program, B, &["ckpt", "ls", "--json"]));
+    assert!(seen["steps"].as_array().is_none_or(Vec::is_empty), "{seen}");
+
+    // What it cannot do is refused with words, by the call and by the doctor.
+    let back = hosts.stages[0].work().join("back");
+    fs::create_dir(&back).unwrap();
+    give(&back, A);
+    let pulled = agent.asked(&program, A, &["ckpt", "pull", "train", &back.display().to_string()]);
+    let said = text(&pulled.stderr);
+    assert!(!pulled.status.success() && said.contains(&format!("cannot act as user {A}")), "{said}");
+    let checked = agent.asked(&program, A, &["doctor"]);
+    let said = text(&checked.stdout);
+    assert!(said.contains("checkpoints of users") && said.contains("cannot write restored steps"), "{said}");
+}
+
+#[test]
+fn without_any_capability_what_others_may_read_is_replicated_and_the_rest_is_said() {
+    if let Err(reason) = as_nobody() {
+        return skipped(reason);
+    }
+    let hosts = Hosts::new(15, 2, &[]);
+    let program = hosts.stages[0].program("mainstay", &mainstay());
+    let _peer = hosts.agent(1);
+    let agent = UnitAgent::start(&hosts, &program, "-all");
+    let open = saved(&hosts, "open", A, 0o755).display().to_string();
+    let pushed = agent.asked(&program, A, &["ckpt", "push", "train", &open, "--wait", "90", "--json"]);
+    assert_eq!(json(&pushed)["copies"], 2, "{}", text(&pushed.stderr));
+    let closed = saved(&hosts, "closed", A, 0o700).display().to_string();
+    let tried = agent.asked(&program, A, &["ckpt", "push", "other", &closed, "--wait", "1"]);
+    let said = text(&tried.stderr);
+    assert!(!tried.status.success() && said.contains("Permission denied"), "{said}");
+}
