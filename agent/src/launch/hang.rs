@@ -16,6 +16,7 @@ use mainstay_core::progress::memory::Learned;
 
 use tokio::sync::oneshot;
 
+use crate::act::log_files;
 use crate::act::ranks::RankProcess;
 use crate::os::clock;
 use crate::source::activity;
@@ -196,8 +197,8 @@ impl Judge {
         for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
             // Of a rank that cannot be read nothing is known, and then nothing is judged.
             let probe = activity::probe(rank.pid, Some(&rank.files.stacks))?;
-            let output = [&rank.files.stdout, &rank.files.stderr]
-                .map(|file| std::fs::metadata(file).map_or(0, |of| of.len()));
+            let output =
+                [&rank.files.stdout, &rank.files.stderr].map(|file| log_files::length(file).unwrap_or(0));
             let pulse = Pulse { probe, output: output.iter().sum(), network: activity::network(rank.pid) };
             if let Some(place) = pulses.get_mut(rank.local_rank as usize) {
                 *place = Some(pulse);
