@@ -232,6 +232,7 @@ impl Board {
     /// Writes what still waits and waits until the disk has everything (fdatasync), but not for ever. An error is told by
     /// [`Board::journal_error`] and mended by a later call.
     pub fn sync(&mut self) {
+        self.writing.settle(LAST_PATIENCE);
         let synced = self.write_waiting().and_then(|()| self.ask(LAST_PATIENCE, Journal::sync)?);
         self.note_journal(synced);
     }
@@ -261,6 +262,11 @@ impl Board {
             error
         });
         self.note_journal(forced);
+    }
+
+    /// Entries that wait for the journal.
+    pub fn unwritten(&self) -> usize {
+        self.unwritten.len()
     }
 
     /// The view as it stands, published or not.

@@ -431,6 +431,13 @@ impl Launcher {
         }
         self.sample();
         self.board.sync();
+        if self.board.unwritten() > 0 {
+            self.terminal.say(format!(
+                "{} entries are not in the journal: its file system in {} does not answer",
+                self.board.unwritten(),
+                self.crew.run_dir.display()
+            ));
+        }
         self.remember();
         self.part_from_hosts().await;
         let summary = self.brain.summary(clock::mono(), exit);

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether work that is waited for is over.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// A thread for one file system. It is started when it is first needed.
 #[derive(Debug)]
@@ -61,6 +64,18 @@ impl Patient {
         answered.recv_timeout(patience).ok()
     }
 
+    /// Waits for the last work to be over, but no longer than this; whether it is.
+    pub fn settle(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        while self.is_stuck() {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        true
+    }
+
     /// Whether the last work is not over.
     pub fn is_stuck(&self) -> bool {
         let slot = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,12 +105,10 @@ mod tests {
         assert_eq!(patient.ask(LONG, || 1), Some(1));
         let (go_on, wait) = channel::<()>();
         assert_eq!(patient.ask(Duration::from_millis(1), move || wait.recv().is_ok()), None);
-        assert!(patient.is_stuck());
+        assert!(patient.is_stuck() && !patient.settle(Duration::ZERO));
         assert_eq!(patient.ask(LONG, || 2), None, "its time is not waited for again");
         go_on.send(()).expect("it waits");
-        while patient.is_stuck() {
-            std::thread::yield_now();
-        }
+        assert!(patient.settle(LONG));
         assert_eq!(patient.ask(LONG, || 3), Some(3));
     }
 
@@ -103,9 +116,7 @@ mod tests {
     fn work_that_panics_costs_that_work_only() {
         let patient = Patient::new("test");
         assert_eq!(patient.ask(LONG, || -> u8 { panic!("a fault of the work") }), None);
-        while patient.is_stuck() {
-            std::thread::yield_now();
-        }
+        assert!(patient.settle(LONG));
         assert_eq!(patient.ask(LONG, || 3), Some(3));
     }
 }
