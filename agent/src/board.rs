@@ -7,9 +7,11 @@
 mod roster;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use mainstay_core::base::id::{Attempt, JobId, Rank};
+use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
 use mainstay_core::base::time::Stamp;
 use mainstay_core::hardware::gpu::GpuView;
 use mainstay_core::host::os::changes;
@@ -22,6 +24,7 @@ use tokio::sync::watch;
 
 pub use roster::{Looking, Roster};
 
+use crate::os::patient::Patient;
 use crate::store::forcing::Forced;
 use crate::store::journal::{Journal, JournalError, JournalReader, Read, Replayed, Unforced};
 
@@ -31,10 +34,28 @@ pub const FINISHED_JOBS: usize = 32;
 /// Entries kept in memory while the journal cannot be written.
 pub const UNWRITTEN_ENTRIES: usize = 1024;
 
+/// How long an entry waits for the journal's file system. Once it has not answered, none waits until it does.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The same for the last entries of all, which are forced onto the disk.
+const LAST_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A disk that is busy for less is not worth a word.
+const TOLD_AFTER: Duration = Duration::from_secs(2);
+
 /// The writing end, owned by the one task of the launcher or the agent.
 #[derive(Debug)]
 pub struct Board {
-    journal: Journal,
+    /// Written by a thread of its own: it may be on a file system of a user's.
+    journal: Arc<Mutex<Journal>>,
+    writing: Patient,
+    reads: JournalReader,
+    boot: BootId,
+    dir: PathBuf,
+    /// The number of the oldest entry that the journal holds.
+    oldest: u64,
+    /// What did not reach the disk and could not be handed back to the journal so far.
+    not_forced: Vec<Unforced>,
     view: NodeView,
     newest: u64,
     /// Jobs of the view that are over, in the order in which they ended.
@@ -49,6 +70,8 @@ pub struct Board {
     /// Whether nothing is shown for the moment, and whether there is something to show.
     is_held: bool,
     is_due: bool,
+    /// Since when the journal's file system has not answered.
+    silent_since: Option<Instant>,
     /// Entries that the journal never got.
     lost: u64,
 }
@@ -69,6 +92,12 @@ impl Board {
     pub fn open(journal: Journal) -> Result<Board, JournalError> {
         let mut board = Board {
             newest: journal.next_seq() - 1,
+            writing: Patient::new("journal"),
+            reads: journal.reader(),
+            boot: journal.boot().clone(),
+            dir: journal.dir().to_owned(),
+            oldest: journal.oldest().unwrap_or(0),
+            not_forced: Vec::new(),
             view: NodeView::default(),
             finished: VecDeque::new(),
             unwritten: VecDeque::new(),
@@ -79,11 +108,11 @@ impl Board {
             standing: Standing::default(),
             is_held: false,
             is_due: false,
+            silent_since: None,
             lost: 0,
-            journal,
+            journal: Arc::new(Mutex::new(journal)),
         };
-        let reader = board.journal.reader();
-        let boot = board.journal.boot().clone();
+        let (reader, boot) = (board.reads.clone(), board.boot.clone());
         board.replayed = reader.replay(|entry| {
             if let Body::Health(change) = &entry.body
                 && entry.boot == boot
@@ -112,7 +141,7 @@ impl Board {
     /// shown them together.
     pub fn note(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
         self.newest = self.newest.saturating_add(1);
-        let boot = self.journal.boot().clone();
+        let boot = self.boot.clone();
         let entry = Entry { seq: self.newest, at, boot, job: job.cloned(), origin_seq, body };
         self.write(&entry);
         self.apply(&entry);
@@ -193,24 +222,30 @@ impl Board {
         }
         self.publisher.send_replace(Published {
             view: Arc::new(self.view.clone()),
-            oldest: self.journal.oldest().unwrap_or(0),
+            oldest: self.oldest,
             newest: self.newest,
             unwritten: self.unwritten.iter().cloned().collect(),
             journal_error: self.journal_error.clone(),
         });
     }
 
-    /// Writes what still waits and waits until the disk has everything (fdatasync). An error is told by
+    /// Writes what still waits and waits until the disk has everything (fdatasync), but not for ever. An error is told by
     /// [`Board::journal_error`] and mended by a later call.
     pub fn sync(&mut self) {
-        let synced = self.write_waiting().and_then(|()| self.journal.sync());
+        self.writing.settle(LAST_PATIENCE);
+        let synced = self.write_waiting().and_then(|()| self.ask(LAST_PATIENCE, Journal::sync)?);
         self.note_journal(synced);
     }
 
     /// Writes what still waits, and hands out what is to be forced onto the disk elsewhere; none where that cannot be
     /// had, which [`Board::journal_error`] tells.
     pub fn unforced(&mut self) -> Option<Unforced> {
-        let unforced = self.write_waiting().and_then(|()| self.journal.unforced());
+        let before = std::mem::take(&mut self.not_forced);
+        let hand_out = move |journal: &mut Journal| {
+            before.into_iter().for_each(|unforced| journal.not_forced(unforced));
+            journal.unforced()
+        };
+        let unforced = self.write_waiting().and_then(|()| self.ask(PATIENCE, hand_out)?);
         match unforced {
             Ok(unforced) => Some(unforced),
             Err(error) => {
@@ -223,10 +258,15 @@ impl Board {
     /// Takes in whether what was handed out is on the disk.
     pub fn forced(&mut self, forced: Forced) {
         let forced = forced.map_err(|(error, unforced)| {
-            self.journal.not_forced(unforced);
+            self.not_forced.push(unforced);
             error
         });
         self.note_journal(forced);
+    }
+
+    /// Entries that wait for the journal.
+    pub fn unwritten(&self) -> usize {
+        self.unwritten.len()
     }
 
     /// The view as it stands, published or not.
@@ -242,7 +282,7 @@ impl Board {
     /// A reader of what is published.
     pub fn reader(&self) -> BoardReader {
         BoardReader {
-            journal: self.journal.reader(),
+            journal: self.reads.clone(),
             published: self.publisher.subscribe(),
             roster: self.roster.clone(),
         }
@@ -259,45 +299,62 @@ impl Board {
     }
 
     fn write(&mut self, entry: &Entry) {
-        let written = self.write_waiting().and_then(|()| self.journal.append_entry(entry));
-        if written.is_err() {
-            if self.unwritten.len() >= UNWRITTEN_ENTRIES
-                && let Some(lost) = self.unwritten.pop_front()
-            {
-                self.lost += 1;
-                // Once for each power of two: it goes on for as long as the disk does not come back.
-                if self.lost.is_power_of_two() {
-                    tracing::error!(
-                        seq = lost.seq,
-                        lost = self.lost,
-                        "entries are lost to the journal, which cannot be written"
-                    );
-                }
+        self.unwritten.push_back(Arc::new(entry.clone()));
+        let written = self.write_waiting();
+        if self.unwritten.len() > UNWRITTEN_ENTRIES
+            && let Some(lost) = self.unwritten.pop_front()
+        {
+            self.lost += 1;
+            // Once for each power of two: it goes on for as long as the disk does not come back.
+            if self.lost.is_power_of_two() {
+                tracing::error!(
+                    seq = lost.seq,
+                    lost = self.lost,
+                    "entries are lost to the journal, which cannot be written"
+                );
             }
-            self.unwritten.push_back(Arc::new(entry.clone()));
         }
         self.note_journal(written);
     }
 
+    /// Has what waits written. Of what was still being written when it was last asked, the journal knows what it has.
     fn write_waiting(&mut self) -> Result<(), JournalError> {
-        while let Some(entry) = self.unwritten.front() {
-            match self.journal.append_entry(entry) {
-                Err(error) if error.is_disk() => return Err(error),
-                // Time will not mend this entry; it must not hold up those behind it.
-                Err(error) => tracing::error!(%error, seq = entry.seq, "an entry is lost to the journal"),
-                Ok(()) => {}
-            }
+        if self.unwritten.is_empty() {
+            return Ok(());
+        }
+        let waiting: Vec<Arc<Entry>> = self.unwritten.iter().cloned().collect();
+        let wrote = self.ask(PATIENCE, move |journal| append(journal, &waiting))?;
+        self.oldest = wrote.oldest;
+        while self.unwritten.front().is_some_and(|entry| entry.seq <= wrote.through) {
             self.unwritten.pop_front();
         }
-        Ok(())
+        wrote.result
+    }
+
+    /// What comes of work on the journal, if its file system answers.
+    fn ask<T: Send + 'static>(
+        &self,
+        patience: Duration,
+        work: impl FnOnce(&mut Journal) -> T + Send + 'static,
+    ) -> Result<T, JournalError> {
+        let journal = Arc::clone(&self.journal);
+        let answer = self.writing.ask(patience, move || work(&mut lock(&journal)));
+        answer.ok_or_else(|| JournalError::Silent { dir: self.dir.clone() })
     }
 
     /// Logs when the journal fails and when it is well again, not each time in between.
     fn note_journal(&mut self, result: Result<(), JournalError>) {
+        if let Err(JournalError::Silent { .. }) = result {
+            if self.silent_since.get_or_insert_with(Instant::now).elapsed() < TOLD_AFTER {
+                return;
+            }
+        } else {
+            self.silent_since = None;
+        }
         match (result, &self.journal_error) {
             (Ok(()), None) => {}
             (Ok(()), Some(_)) => {
-                tracing::info!(dir = %self.journal.dir().display(), "the journal can be written again");
+                tracing::info!(dir = %self.dir.display(), "the journal can be written again");
                 self.journal_error = None;
             }
             (Err(error), before) => {
@@ -333,6 +390,43 @@ impl Board {
             }
         }
     }
+}
+
+/// What came of appending entries.
+struct Wrote {
+    /// All entries up to this number were written, or cannot be.
+    through: u64,
+    oldest: u64,
+    result: Result<(), JournalError>,
+}
+
+fn append(journal: &mut Journal, entries: &[Arc<Entry>]) -> Wrote {
+    let mut result = Ok(());
+    let mut through = journal.next_seq() - 1;
+    for entry in entries {
+        if entry.seq < journal.next_seq() {
+            continue;
+        }
+        match journal.append_entry(entry) {
+            Err(error) if error.is_disk() => {
+                result = Err(error);
+                break;
+            }
+            // Time will not mend this entry; it must not hold up those behind it.
+            Err(error) => {
+                tracing::error!(%error, seq = entry.seq, "an entry is lost to the journal");
+                result = Err(error);
+            }
+            Ok(()) => {}
+        }
+        through = entry.seq;
+    }
+    Wrote { through, oldest: journal.oldest().unwrap_or(0), result }
+}
+
+/// A panic of another holder leaves the journal as the next append finds it after a crash.
+fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
+    journal.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The reading end. Each clone notices changes on its own.

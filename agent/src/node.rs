@@ -45,6 +45,9 @@ use crate::store::forcing::Forcing;
 /// Inputs that are taken in before the loop looks at the clock again.
 const AT_ONCE: usize = 64;
 
+/// Inputs of callers that are taken in before the loop looks at what the agent's own sensors report.
+const OF_CALLERS_AT_ONCE: usize = 16;
+
 /// How often what the journal holds is forced onto the disk.
 const SYNC_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
@@ -128,8 +131,15 @@ impl Node {
         }
     }
 
-    /// Runs until told to stop and until nobody can tell anything any more.
-    pub async fn run(mut self, mut inputs: mpsc::Receiver<Input>, alive: impl Fn(), stop: CancellationToken) {
+    /// Runs until told to stop. `inputs` are what the agent's own parts report and what cannot wait; `callers` is what launchers
+    /// and other callers say, of which there may be any amount.
+    pub async fn run(
+        mut self,
+        mut inputs: mpsc::Receiver<Input>,
+        mut callers: mpsc::Receiver<Input>,
+        alive: impl Fn(),
+        stop: CancellationToken,
+    ) {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let pid = Pid(i32::try_from(std::process::id()).unwrap_or(0));
         self.record(None, Fact::AgentStarted { version, pid });
@@ -138,15 +148,25 @@ impl Node {
         let mut sync = tokio::time::interval(SYNC_EVERY);
         // One that comes late is not made up for at once: what others say has its turn between two.
         sync.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut waiting = Vec::with_capacity(AT_ONCE);
+        let (mut waiting, mut said) = (Vec::with_capacity(AT_ONCE), Vec::with_capacity(OF_CALLERS_AT_ONCE));
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 // Before what others say: however much that is, there is a tick in each second. The watchdog is fed from here: it
                 // guards the loop, not a timer.
-                _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.tell_surroundings(); self.tell_what_came_late(); self.sync(); alive(); }
+                _ = sync.tick() => {
+                    self.tell_events();
+                    self.look_at_the_clock();
+                    self.tell_surroundings();
+                    self.tell_what_came_late();
+                    self.forget_launchers();
+                    self.sync();
+                    alive();
+                }
+                // Before what callers say: no sensor and no new launcher waits behind a flood of entries.
                 count = inputs.recv_many(&mut waiting, AT_ONCE) => self.step_all(&mut waiting, count),
+                count = callers.recv_many(&mut said, OF_CALLERS_AT_ONCE) => self.step_all(&mut said, count),
             }
         }
         self.record(None, Fact::AgentStopped);

@@ -7,6 +7,7 @@ pub mod environment;
 pub mod growth;
 pub mod guardian;
 pub mod hook;
+pub mod log_files;
 pub mod output;
 pub mod page_files;
 pub mod played;

@@ -15,6 +15,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::act::log_files;
 use crate::os::clock;
 
 use screen::{Order, Screen};
@@ -198,15 +199,16 @@ impl Tail {
     }
 }
 
-/// The last bytes of a file, at most so many; nothing if it cannot be read.
+/// The last bytes of a file in the log directory, at most so many; nothing if it cannot be read.
 pub fn tail(path: &Path, most: u64) -> Tail {
-    let read = || -> io::Result<Tail> {
-        let mut file = File::open(path)?;
+    let file = path.to_owned();
+    let read = move || -> io::Result<Tail> {
+        let mut file = File::open(file)?;
         let start = file.metadata()?.len().saturating_sub(most);
         file.seek(SeekFrom::Start(start))?;
         let mut bytes = Vec::new();
         file.take(most).read_to_end(&mut bytes)?;
         Ok(Tail { bytes, start })
     };
-    read().unwrap_or_default()
+    log_files::ask_at(path, read).and_then(Result::ok).unwrap_or_default()
 }

@@ -16,6 +16,7 @@ use mainstay_heartbeat::PageSpec;
 
 use crate::act::devices;
 use crate::act::environment::{self, RankEnvironment, expand};
+use crate::act::log_files;
 use crate::act::page_files;
 use crate::act::rounds;
 use crate::act::warm::{RankOrders, Template};
@@ -50,6 +51,8 @@ pub struct Crew {
     pub max_restarts: u32,
     /// Logs go to `attempt_N/<local rank>/` in here.
     pub run_dir: PathBuf,
+    /// Where logs go in place of `run_dir` while that does not answer.
+    pub logs_aside: Option<PathBuf>,
     /// `MAINSTAY_CHECKPOINT_DIR`.
     pub checkpoint_dir: PathBuf,
     /// `MAINSTAY_CHECKPOINT_POOL`: the memory that the launcher keeps for checkpoints; none where ranks write to the disk.
@@ -154,6 +157,7 @@ impl Crew {
         master_port: u16,
         which: &[u32],
     ) -> Result<(Vec<RankProcess>, PageTrouble), StartError> {
+        self.check_that_the_program_answers()?;
         let mut started = Vec::new();
         let mut trouble = None;
         for &local_rank in which {
@@ -275,15 +279,52 @@ impl Crew {
         self.rank_environment(attempt, rank.local_rank, port, &rank.files, None, None).of_the_round()
     }
 
+    /// Chooses where the ranks of an attempt write: beside their pages where the log directory does not answer, which is then
+    /// returned, for ranks that are not started do no work at all.
+    pub fn choose_logs(&mut self, attempt: Attempt) -> Option<PathBuf> {
+        let directory = self.run_dir.join(format!("attempt_{}", attempt.0));
+        let made = log_files::make_directory(&directory);
+        let is_silent = made.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        let aside = self.page_dir.as_ref().map(|pages| pages.join("logs"));
+        self.logs_aside = aside.filter(|_| is_silent);
+        self.logs_aside.iter().for_each(|aside| log_files::write_aside(aside));
+        self.logs_aside.clone()
+    }
+
     /// The files of a rank in an attempt.
     pub fn files(&self, attempt: Attempt, local_rank: u32) -> RankFiles {
-        let directory = self.run_dir.join(format!("attempt_{}", attempt.0)).join(local_rank.to_string());
+        let logs = self.logs_aside.as_ref().unwrap_or(&self.run_dir);
+        let directory = logs.join(format!("attempt_{}", attempt.0)).join(local_rank.to_string());
         RankFiles {
             stdout: directory.join("stdout.log"),
             stderr: directory.join("stderr.log"),
             error: directory.join("error.json"),
             stacks: directory.join("stacks.txt"),
         }
+    }
+
+    /// A new process that cannot read its program or its directory would hold up whoever starts it.
+    fn check_that_the_program_answers(&self) -> Result<(), StartError> {
+        let program = self.command.first().ok_or(StartError::NoCommand)?.clone();
+        let path = PathBuf::from(&program);
+        let look = move || {
+            let _ = std::fs::metadata(".");
+            let search =
+                std::env::var_os("PATH").filter(|_| !path.as_os_str().as_encoded_bytes().contains(&b'/'));
+            match search {
+                Some(search) => {
+                    _ = std::env::split_paths(&search).any(|directory| directory.join(&path).exists())
+                }
+                None => _ = path.exists(),
+            }
+        };
+        let silent = || {
+            io::Error::new(
+                io::ErrorKind::TimedOut,
+                "its file system or the working directory does not answer",
+            )
+        };
+        log_files::ask_of_program(look).ok_or_else(|| StartError::Program { program, source: silent() })
     }
 
     fn start_rank(
@@ -373,7 +414,11 @@ impl Crew {
             monitor,
             checkpoint_dir: &self.checkpoint_dir,
             checkpoint_pool: self.checkpoint_pool.as_deref(),
-            modules_file: self.modules_file.as_deref().filter(|_| local_rank == 0),
+            // In the log directory: a rank must not wait for one that does not answer.
+            modules_file: self
+                .modules_file
+                .as_deref()
+                .filter(|_| local_rank == 0 && self.logs_aside.is_none()),
             rounds: None,
             drill: None,
             devices: if self.virtual_local_rank {
@@ -457,13 +502,7 @@ fn is_set(name: &str) -> bool {
 }
 
 fn output_file(path: &Path) -> Result<File, StartError> {
-    let make = || {
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory)?;
-        }
-        File::options().create(true).append(true).open(path)
-    };
-    make().map_err(|source| StartError::Output { path: path.to_owned(), source })
+    log_files::append_to(path).map_err(|source| StartError::Output { path: path.to_owned(), source })
 }
 
 /// Ends a rank of an attempt that does not come about.

@@ -1,6 +1,6 @@
 //! Stopping an attempt: the ranks first, in order, then all that they left behind.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mainstay_core::base::id::Pid;
 use mainstay_core::base::time::{Mono, Span};
@@ -52,6 +52,12 @@ impl Grace {
 
 /// A process that SIGKILL has not ended by then is inside a driver or a file system that hangs.
 const DEATH_WITHIN: Span = Span::seconds(10);
+
+/// What ranks left has to die of SIGKILL within this; what does not counts as undying.
+const KILLED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Between two looks at what does not die.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// A stop under way.
 #[derive(Debug)]
@@ -225,17 +231,17 @@ pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patie
         remaining = left();
     }
     let killed = u32::try_from(remaining.len()).unwrap_or(u32::MAX);
-    for _ in 0..1000 {
-        if remaining.is_empty() {
-            break;
-        }
+    // Most die at once. What does not is looked for less and less often: each look goes through all descendants.
+    let (killing, mut pause) = (Instant::now(), Duration::from_millis(2));
+    while !remaining.is_empty() && killing.elapsed() < KILLED_WITHIN {
         if let Some(cgroup) = cgroup {
             let _ = cgroup.kill();
         }
         for pid in &remaining {
             processes::kill_process(*pid);
         }
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
         reap_orphans(|pid| !spared().contains(&pid));
         remaining = left();
     }

@@ -24,12 +24,18 @@ use crate::node::{Attached, Hello, Input, Session, ToLauncher};
 /// Messages that may wait for a launcher.
 const QUEUE: usize = 64;
 
+/// Bytes of the user's budget that it costs to attach.
+const ATTACHING: usize = 16 << 10;
+
 /// How long a launcher may take to say who it is.
 const FIRST: Duration = Duration::from_secs(10);
 
 /// The service.
 #[derive(Clone, Debug)]
 pub struct Launchers {
+    /// For new launchers, which pass by what others say.
+    introductions: mpsc::Sender<Input>,
+    /// For what launchers say.
     inputs: mpsc::Sender<Input>,
     roles: Roles,
     budgets: Budgets,
@@ -38,17 +44,37 @@ pub struct Launchers {
 }
 
 impl Launchers {
-    /// A service that tells the node through `inputs`, and `peers` what steps take.
-    pub fn new(inputs: mpsc::Sender<Input>, roles: Roles, peers: Option<Arc<Service>>) -> Launchers {
-        Launchers { inputs, roles, budgets: Budgets::default(), peers }
+    /// A service that introduces launchers to the node through `introductions` and passes on what they say through `inputs`,
+    /// and tells `peers` what steps take.
+    pub fn new(
+        introductions: mpsc::Sender<Input>,
+        inputs: mpsc::Sender<Input>,
+        roles: Roles,
+        peers: Option<Arc<Service>>,
+    ) -> Launchers {
+        Launchers { introductions, inputs, roles, budgets: Budgets::default(), peers }
     }
 
     async fn introduce(&self, hello: Hello, orders: mpsc::Sender<ToLauncher>) -> Result<Attached, Status> {
-        let (answer, answered) = oneshot::channel();
-        let gone = || Status::unavailable("the agent is stopping");
-        self.inputs.send(Input::Attach { hello, orders, answer }).await.map_err(|_| gone())?;
-        answered.await.map_err(|_| gone())?.map_err(Status::already_exists)
+        let first = ask(&self.introductions, hello.clone(), orders.clone()).await?;
+        match first {
+            Ok(attached) => Ok(attached),
+            // The end of the launcher before this one may be among what waits: asked again behind that.
+            Err(_) => ask(&self.inputs, hello, orders).await?.map_err(Status::already_exists),
+        }
     }
+}
+
+/// Asks the node whether a launcher may attach.
+async fn ask(
+    node: &mpsc::Sender<Input>,
+    hello: Hello,
+    orders: mpsc::Sender<ToLauncher>,
+) -> Result<Result<Attached, String>, Status> {
+    let (answer, answered) = oneshot::channel();
+    let gone = || Status::unavailable("the agent is stopping");
+    node.send(Input::Attach { hello, orders, answer }).await.map_err(|_| gone())?;
+    answered.await.map_err(|_| gone())
 }
 
 #[tonic::async_trait]
@@ -75,6 +101,8 @@ impl LauncherService for Launchers {
         if let Some(problem) = JobId::problem(&hello.job) {
             return Err(Status::invalid_argument(format!("job: {problem}; choose another --rdzv-id")));
         }
+        // Whoever attaches again and again pays for it.
+        share.spend(ATTACHING).await;
         let (orders, rulings) = mpsc::channel(QUEUE);
         // What a launcher says of its process is not believed: in another PID namespace it is another process here.
         let attached = self.introduce(Hello { job: JobId(hello.job), pid, uid }, orders).await?;

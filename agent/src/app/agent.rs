@@ -53,6 +53,9 @@ use crate::store::kept::Kept;
 /// Inputs that may wait for the node.
 pub(super) const QUEUE: usize = 4096;
 
+/// Inputs of callers that may wait for the node: whoever says more waits with it.
+pub(super) const QUEUE_OF_CALLERS: usize = 256;
+
 /// Runs the agent until it is told to stop.
 ///
 /// # Errors
@@ -63,13 +66,14 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let (board, recalled) = open_board(&config)?;
     let mut listeners = listen(&config).await?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
+    let (callers, node_callers) = mpsc::channel(QUEUE_OF_CALLERS);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
     let operators = Allowed { uids: config.operator_uids.clone(), gids: config.operator_gids.clone() };
-    let roles = Roles::new(allowed, operators, inputs.clone());
+    let roles = Roles::new(allowed, operators, callers.clone());
     let operators = Operators::new(inputs.clone(), roles.clone(), Arc::new(clock::now));
     let keeping = checkpoint::start(&config)?;
     let peers = keeping.peers.clone();
-    let launchers = Launchers::new(inputs.clone(), roles.clone(), keeping.peers.clone());
+    let launchers = Launchers::new(inputs.clone(), callers, roles.clone(), keeping.peers.clone());
     listeners.checkpoints.clone_from(&keeping.peers);
     if let Some(files) = &keeping.files {
         checkpoint::follow_aside(Arc::clone(files), stop.clone())
@@ -111,7 +115,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let resets = recalled.own_resets();
     let before = Before { resets, origins: recalled.origins, repeats: recalled.repeats, peers };
     let node = Node::new(board, before, hardware, look, hooks, inputs, forcing);
-    let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
+    let node = tokio::spawn(node.run(node_inputs, node_callers, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");
     notify(&[NotifyState::Ready, NotifyState::Status("watching the host")]);
     let served =

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::act::guardian::Guardian;
+use crate::act::log_files;
 use crate::act::output::{Terminal, Voice};
 use crate::act::page_files::private_directory;
 use crate::act::ranks::Crew;
@@ -39,7 +40,6 @@ use crate::link;
 use crate::os::cgroup::Cgroup;
 use crate::os::{clock, spawn};
 use crate::source::host::{HostSource, Roots, standard_paths};
-use crate::source::program;
 use crate::store::journal::{Journal, Limits};
 
 /// How often the host is looked at beside a job.
@@ -89,9 +89,17 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         .runtime_root
         .clone()
         .unwrap_or_else(|| usual::runtime_root(geteuid().as_raw(), &usual::environment));
-    let places = places::make(&log_dir, &runtime_root, &plan.settings.run_id)?;
-    let journal = Journal::open(&places.run_dir.join("journal"), Limits::default(), clock::boot_id())?;
-    let board = Board::open(journal)?;
+    let (logs, root, run_id) = (log_dir.clone(), runtime_root.clone(), plan.settings.run_id.clone());
+    let opening = tokio::task::spawn_blocking(move || open(&logs, &root, &run_id));
+    // The log directory may be on a file system that does not answer.
+    let (places, board) = tokio::select! {
+        biased;
+        Some(signal) = signals.recv() => {
+            eprintln!("mainstay: ended by signal {signal} before the log directory answered");
+            return Ok(128 + signal);
+        }
+        opened = opening => opened.context("opening the log directory")??,
+    };
 
     spawn::adopt_orphans().context("becoming the reaper of the ranks' orphans")?;
     let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
@@ -202,6 +210,13 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     Ok(exit)
 }
 
+/// The job's directories, and its journal.
+fn open(log_dir: &Path, runtime_root: &Path, run_id: &str) -> anyhow::Result<(Places, Board)> {
+    let places = places::make(log_dir, runtime_root, run_id)?;
+    let journal = Journal::open(&places.run_dir.join("journal"), Limits::default(), clock::boot_id())?;
+    Ok((places, Board::open(journal)?))
+}
+
 /// Serves the API for this job beside its pages; without it the job runs all the same.
 fn serve(
     places: &Places,
@@ -267,6 +282,7 @@ fn crew(settings: &Settings, places: &Places) -> anyhow::Result<Crew> {
         master_addr: settings.master_addr.clone(),
         max_restarts: settings.policy.budget.max_restarts,
         run_dir: places.run_dir.clone(),
+        logs_aside: None,
         checkpoint_dir,
         checkpoint_pool: None,
         page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
@@ -298,7 +314,7 @@ async fn come_together(
         node_rank: hosts.node_rank,
         ranks: settings.local_world_size,
         hosts: hosts.hosts,
-        program: program::hash(&settings.command),
+        program: places::hash_of_program(&settings.command),
         have: (0, 0),
         have_of: String::new(),
     };
@@ -442,9 +458,11 @@ fn signals(which: &[i32]) -> std::io::Result<mpsc::Receiver<i32>> {
 
 fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Terminal) {
     let path = run_dir.join("summary.json");
-    let written = serde_json::to_vec_pretty(summary)
-        .map_err(std::io::Error::from)
-        .and_then(|text| std::fs::write(&path, text));
+    let written = serde_json::to_vec_pretty(summary).map_err(std::io::Error::from).and_then(|text| {
+        let path = path.clone();
+        let written = log_files::ask(move || std::fs::write(path, text));
+        written.unwrap_or_else(|| Err(std::io::Error::other("its file system does not answer")))
+    });
     if let Err(error) = written {
         terminal.say(format!("writing {}: {error}", path.display()));
     }

@@ -55,7 +55,9 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let forcing = start_forcing(&own)?;
     let before = Before { origins: recalled.origins, repeats: recalled.repeats, ..Before::default() };
     let node = Node::new(board, before, hardware, look, Hooks::default(), inputs, forcing);
-    let node = tokio::spawn(node.run(node_inputs, || {}, stop.clone()));
+    // Nobody may attach.
+    let (_callers, node_callers) = mpsc::channel(1);
+    let node = tokio::spawn(node.run(node_inputs, node_callers, || {}, stop.clone()));
     stop_with_standard_input(stop.clone())?;
     writeln!(std::io::stdout(), "{READY}").context("telling that the checks can be asked for")?;
     let listeners = Listeners { unix: Some(socket), ..Listeners::default() };

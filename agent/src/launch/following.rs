@@ -445,7 +445,14 @@ impl Launcher {
     }
 
     /// Gives an entry to the agent of this host, which knows the ranks of this host by their processes and no others.
-    pub(super) fn send_entry(&mut self, mut entry: Entry) {
+    pub(super) fn send_entry(&mut self, entry: Entry) {
+        // While older ones are being read for it, this one comes after those.
+        if self.agent_has.is_none() {
+            self.send_entry_now(entry);
+        }
+    }
+
+    pub(super) fn send_entry_now(&mut self, mut entry: Entry) {
         if let Body::Fact(Fact::AttemptStarted { ranks, .. }) = &mut entry.body {
             let seat = &self.crew.seat;
             let here = seat.first_rank..seat.first_rank + self.crew.local_world_size;

@@ -13,6 +13,7 @@ use mainstay_core::progress::memory::Learned;
 
 use tokio::sync::oneshot;
 
+use crate::act::log_files;
 use crate::act::ranks::RankProcess;
 use crate::os::clock;
 use crate::source::activity;
@@ -135,8 +136,8 @@ impl Judge {
         let mut pulses = vec![None; self.job.ranks()];
         for rank in living {
             let probe = activity::probe(rank.pid, Some(&rank.files.stacks))?;
-            let output = [&rank.files.stdout, &rank.files.stderr]
-                .map(|file| std::fs::metadata(file).map_or(0, |of| of.len()));
+            let output =
+                [&rank.files.stdout, &rank.files.stderr].map(|file| log_files::length(file).unwrap_or(0));
             let pulse = Pulse { probe, output: output.iter().sum(), network: activity::network(rank.pid) };
             if let Some(place) = pulses.get_mut(rank.local_rank as usize) {
                 *place = Some(pulse);

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
+use crate::act::log_files;
 use crate::act::page_files::private_directory;
+use crate::source::program;
 
 /// The directories of one run.
 #[derive(Debug)]
@@ -45,6 +47,12 @@ pub enum PlaceError {
         /// What the kernel says.
         source: io::Error,
     },
+}
+
+/// The files of the program as one number. Of a program whose directory does not answer nothing is known.
+pub fn hash_of_program(command: &[String]) -> Option<String> {
+    let command = command.to_vec();
+    log_files::ask_of_program(move || program::hash(&command)).flatten()
 }
 
 /// Makes the directories of a run.

@@ -11,10 +11,14 @@ use mainstay_core::model::report::Judged;
 use mainstay_core::model::verdict::{Decision, Verdict};
 use mainstay_core::recovery::job::{Input, Ruling};
 
+use crate::act::log_files;
 use crate::act::port::HeldPort;
 use crate::launch::shell::{Launcher, RULING_WITHIN};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::{clock, processes};
+
+/// Entries that are read for the agent and sent at once.
+const SENT_AT_ONCE: usize = 500;
 
 impl Launcher {
     pub(super) fn consult(&mut self, verdict: Verdict, proposal: Decision) {
@@ -53,10 +57,8 @@ impl Launcher {
         match event {
             LinkEvent::Found { version, have_seq, orders } => {
                 self.agent = Some(orders);
-                let missing = self.board.reader().entries_after(have_seq, usize::MAX);
-                for entry in missing.map(|read| read.entries).unwrap_or_default() {
-                    self.send_entry(entry);
-                }
+                self.agent_has = Some(have_seq);
+                self.catch_up();
                 self.fact(Fact::AgentFound { version });
             }
             LinkEvent::Lost { reason } => {
@@ -97,6 +99,24 @@ impl Launcher {
                 self.step(clock::mono(), Input::Surroundings(known));
             }
         }
+    }
+
+    /// Sends the agent the next of what its journal misses. A journal may be 64 MiB: in parts, between which the loop goes on. What
+    /// is recorded meanwhile is sent as part of it.
+    pub(super) fn catch_up(&mut self) {
+        let (Some(cursor), Some(agent)) = (self.agent_has, &self.agent) else { return self.agent_has = None };
+        if agent.capacity() < 2 * SENT_AT_ONCE {
+            return;
+        }
+        let reader = self.board.reader();
+        let read = log_files::ask(move || reader.entries_after(cursor, SENT_AT_ONCE));
+        let Some(Ok(read)) = read else {
+            // The agent is found anew, and the rest is read then.
+            (self.agent, self.agent_has) = (None, None);
+            return;
+        };
+        self.agent_has = (read.entries.len() >= SENT_AT_ONCE).then_some(read.cursor);
+        read.entries.into_iter().for_each(|entry| self.send_entry_now(entry));
     }
 
     /// Sends to the agent; whether there is one that takes it. A full queue ends the link; what was missed is

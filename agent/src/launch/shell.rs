@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::act::doubt;
 use crate::act::guardian::Guardian;
+use crate::act::log_files;
 use crate::act::output::Terminal;
 use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, RankProcess};
@@ -39,6 +40,7 @@ use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::clock;
 use crate::os::inotify::Watcher;
+use crate::os::patient::Patient;
 use crate::source::host::Roots;
 use crate::source::nvrx::Monitor;
 use crate::source::oom::OomKills;
@@ -50,6 +52,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How long an agent may think about a proposal before the launcher decides alone.
 pub(super) const RULING_WITHIN: Duration = Duration::from_millis(250);
+
+/// Writes beside the checkpoints.
+static CHECKPOINTS: Patient = Patient::new("checkpoint-marks");
+
+/// How long marking doubtful checkpoints may take; it goes on beside the loop.
+const MARK_WITHIN: Duration = Duration::from_millis(200);
 
 /// The channels to what runs beside the loop.
 #[derive(Debug)]
@@ -120,6 +128,8 @@ pub struct Launcher {
     pub(super) port: Option<HeldPort>,
     /// The way to the agent, while there is one.
     pub(super) agent: Option<mpsc::Sender<LinkOrder>>,
+    /// Up to which entry the agent has the journal, while it is being sent what it misses.
+    pub(super) agent_has: Option<u64>,
     pub(super) ruling_until: Option<tokio::time::Instant>,
     /// When the job wants to look again.
     pub(super) look_at: Option<tokio::time::Instant>,
@@ -166,7 +176,8 @@ impl Launcher {
         let policy = policy_of(&settings, &crew.job);
         let mut spec = job_spec(&settings, &crew, policy.clone());
         let memory = memory(&settings, &crew, &spec);
-        let learned = memory.as_ref().and_then(Memory::read).unwrap_or_default();
+        let read = memory.clone().and_then(|memory: Memory| log_files::ask(move || memory.read()).flatten());
+        let learned = read.unwrap_or_default();
         spec.earlier.clone_from(&learned.rungs);
         crew.previous_size = previous_size(&settings, &crew, &spec);
         let watcher = crew.page_dir.as_ref().and_then(|directory| {
@@ -244,6 +255,7 @@ impl Launcher {
             leave_within: None,
             port: None,
             agent: None,
+            agent_has: None,
             ruling_until: None,
             look_at: None,
             undying: Vec::new(),
@@ -307,6 +319,7 @@ impl Launcher {
                     }
                 }
                 _ = looks.tick() => self.regular_look(),
+                () = between_parts(), if self.agent_has.is_some() => self.catch_up(),
                 // Last: ranks may ring without end.
                 Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
             }
@@ -416,8 +429,15 @@ impl Launcher {
 
     /// Says beside the checkpoints which of them are doubtful.
     fn mark_checkpoints(&self, finding: &Finding) {
-        if let Err(error) = doubt::mark(&self.crew.checkpoint_dir, &self.id, &self.crew.launch, finding) {
-            tracing::warn!(directory = %self.crew.checkpoint_dir.display(), %error, "cannot mark checkpoints as doubtful");
+        let directory = self.crew.checkpoint_dir.clone();
+        let (job, launch, finding) = (self.id.clone(), self.crew.launch.clone(), finding.clone());
+        let mark = {
+            let directory = directory.clone();
+            move || doubt::mark(&directory, &job, &launch, &finding)
+        };
+        let marked = CHECKPOINTS.ask(MARK_WITHIN, mark);
+        if let Err(error) = marked.unwrap_or_else(|| Err(std::io::ErrorKind::TimedOut.into())) {
+            tracing::warn!(directory = %directory.display(), %error, "cannot mark checkpoints as doubtful");
         }
     }
 
@@ -428,7 +448,8 @@ impl Launcher {
         let Some(job) = self.brain.job() else { return };
         job.remember(&mut learned);
         self.hangs.remember(&mut learned);
-        if let Err(error) = memory.write(learned) {
+        let memory = memory.clone();
+        if let Some(Err(error)) = log_files::ask(move || memory.write(learned)) {
             tracing::debug!(%error, "cannot keep what was learned of the job");
         }
     }
@@ -443,6 +464,13 @@ impl Launcher {
         }
         self.sample();
         self.board.sync();
+        if self.board.unwritten() > 0 {
+            self.terminal.say(format!(
+                "{} entries are not in the journal: its file system in {} does not answer",
+                self.board.unwritten(),
+                self.crew.run_dir.display()
+            ));
+        }
         self.remember();
         self.tell_the_end().await;
         let summary = self.brain.summary(clock::mono(), exit);
@@ -497,6 +525,11 @@ async fn next_evidence(evidence: &mut Option<Evidence>) -> Fact {
         Some(evidence) => evidence.taken().await,
         None => std::future::pending().await,
     }
+}
+
+/// A part of the journal is sent to the agent after the other; all else has its turn between two.
+async fn between_parts() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
 async fn until(deadline: Option<tokio::time::Instant>) {

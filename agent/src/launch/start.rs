@@ -9,16 +9,17 @@ use mainstay_core::recovery::in_process::Round;
 use mainstay_core::recovery::policy;
 use tokio::sync::mpsc;
 
+use crate::act::log_files;
 use crate::act::output::{self, Duplicate, Stream};
 use crate::act::page_files;
 use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, PageTrouble, RankProcess};
 use crate::launch::Settings;
+use crate::launch::places;
 use crate::launch::shell::{Ended, Launcher};
 use crate::os::clock;
 use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
-use crate::source::program;
 use crate::store::learned::Memory;
 
 impl Launcher {
@@ -46,6 +47,14 @@ impl Launcher {
         self.monitors.clear();
         self.pages.clear();
         self.spoken.forget_files();
+        if let Some(aside) = self.crew.choose_logs(attempt) {
+            self.terminal.say(format!(
+                "the log directory {} does not answer: the ranks of attempt {} write to {}",
+                self.crew.run_dir.display(),
+                attempt.0,
+                aside.display()
+            ));
+        }
         if let Some(keeper) = &self.keeper {
             keeper.begin_attempt(attempt.0.into());
         }
@@ -190,11 +199,15 @@ pub(super) fn previous_size(settings: &Settings, crew: &Crew, spec: &JobSpec) ->
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
     let memory = Memory::of(log_dir, &memory::key_of_any_size(spec, given.as_deref()));
-    let before = memory.read().and_then(|learned| learned.ranks);
-    if let Err(error) = memory.write(Learned { ranks: Some(spec.world_size), ..Learned::default() }) {
-        tracing::debug!(%error, "cannot keep how many ranks the job has");
-    }
-    before
+    let now = Learned { ranks: Some(spec.world_size), ..Learned::default() };
+    let exchange = move || {
+        let before = memory.read().and_then(|learned| learned.ranks);
+        if let Err(error) = memory.write(now) {
+            tracing::debug!(%error, "cannot keep how many ranks the job has");
+        }
+        before
+    };
+    log_files::ask(exchange).flatten()
 }
 
 /// What the journal says of the job at its start.
@@ -209,13 +222,13 @@ pub(super) fn job_spec(settings: &Settings, crew: &Crew, policy: policy::Setting
         launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
         uid: nix::unistd::getuid().as_raw(),
         run_dir: text(&crew.run_dir),
-        // A directory that is gone or not readable only makes the run harder to find.
+        // A directory that is gone or does not answer only makes the run harder to find.
         started_in: std::env::current_dir()
             .map_or_else(|_| String::new(), |place| place.display().to_string()),
         run: crew.checkpoint_run().to_owned(),
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
-        program: program::hash(&settings.command),
+        program: places::hash_of_program(&settings.command),
         policy: Some(policy),
         earlier: Vec::new(),
     }

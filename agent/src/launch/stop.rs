@@ -9,18 +9,26 @@ use mainstay_core::model::entry::{ExitStatus, Fact};
 use mainstay_core::recovery::job::StopWhy;
 use nix::sys::signal::Signal;
 
+use crate::act::log_files;
 use crate::act::ranks::{RankFiles, RankProcess};
 use crate::act::stop::{Grace, Stop, sweep};
 use crate::launch::save;
 use crate::launch::shell::{Ended, Launcher};
 use crate::launch::signatures;
 use crate::launch::words::Words;
+use crate::os::patient::Patient;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
 use crate::source::pages::PageReader;
 
 /// How long a restart waits for the terminal, so that a rank's last words stand before what is made of them.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
+
+/// Looks at the processes of others.
+static PROC: Patient = Patient::new("proc");
+
+/// How long a look at all processes of the host may take.
+const PROC_WITHIN: Duration = Duration::from_secs(2);
 
 impl Launcher {
     /// Stops the attempt's ranks; after a fault those that can wait in their processes do so.
@@ -124,10 +132,12 @@ impl Launcher {
                 ExitStatus::Code(_) => true,
             });
         let failed = !status.is_success() && !after_stop;
-        let attempt = self.attempt;
+        let (attempt, at) = (self.attempt, end.at);
         // One that raised is heard though it was told to end on its way out.
         let words = if failed || raised { self.words(which, &files, end.at) } else { Words::default() };
-        let note = (failed && !raised).then(|| error_file::read(&files.error, end.at)).flatten();
+        let error_file = files.error.clone();
+        let read = move || error_file::read(&error_file, at);
+        let note = if failed && !raised { log_files::ask_at(&files.error, read).flatten() } else { None };
         if failed {
             self.note_end(note.as_ref(), Some(status), &words);
         }
@@ -202,7 +212,9 @@ impl Launcher {
         let helpers = self.helpers();
         let spared: Vec<Pid> = self.warm.processes().into_iter().chain(helpers).chain([us]).collect();
         let mark = self.crew.mark();
-        for pid in processes::marked(&mark).into_iter().filter(|pid| !spared.contains(pid)) {
+        // In a thread: `/proc` holds up whoever reads of a process that the kernel cannot lay hands on.
+        let marked = PROC.ask(PROC_WITHIN, move || processes::marked(&mark)).unwrap_or_default();
+        for pid in marked.into_iter().filter(|pid| !spared.contains(pid)) {
             self.terminal.say(format!("process {} was left behind by the ranks and is killed", pid.0));
             processes::kill_process(pid);
         }

@@ -7,6 +7,7 @@ use mainstay_core::base::id::{Attempt, Pid};
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::observation::{Observation, Weight};
 
+use crate::act::log_files;
 use crate::act::ranks::{Crew, PageTrouble, RankProcess};
 use crate::act::warm::{Module, News, NoTemplate, PythonProgram, Template, TemplatePlan};
 use crate::os::{affinity, priority, processes};
@@ -110,7 +111,11 @@ impl Warm {
         if let Some(why) = self.plainly.take() {
             return Some(observed("plain", Weight::Info, format!("ranks are started plainly: {why}")));
         }
-        let learned = self.modules_file().filter(|file| file.exists());
+        let learned = self.modules_file().filter(|file| log_files::length(file).is_some());
+        if log_files::are_stuck() {
+            // A template's own files are there.
+            return None;
+        }
         if let (Some(template), Some(file), false) = (&mut self.template, &learned, self.learned) {
             // The ranks run; what was read from their program is needed before the rest can be.
             let hurried = template.hurry();
@@ -190,7 +195,8 @@ impl Warm {
     /// What is imported: what the user named, then what the ranks held.
     fn imports(&self, learned: Option<&Path>) -> Option<Vec<Module>> {
         let named = self.settings.imports.iter().map(|name| (name.clone(), String::new()));
-        let text = learned.and_then(|file| std::fs::read(file).ok());
+        let file = learned.map(Path::to_owned);
+        let text = file.and_then(|file| log_files::ask(move || std::fs::read(file).ok()).flatten());
         match text.and_then(|text| serde_json::from_slice::<Vec<Module>>(&text).ok()) {
             Some(learned) => Some(named.chain(learned).collect()),
             None if self.settings.imports.is_empty() => None,

@@ -10,6 +10,7 @@ use mainstay_core::failure::traceback_tail;
 use mainstay_core::model::entry::{LineTime, Note, StepDone};
 
 use crate::act::growth::{Growth, Growths};
+use crate::act::log_files;
 use crate::act::output::{Tail, tail};
 use crate::act::ranks::RankFiles;
 use crate::os::clock;
@@ -157,7 +158,7 @@ impl Spoken {
 
     fn read_reports(&mut self, path: &PathBuf) {
         let known = self.reports.get(path).map(|(length, _)| *length);
-        if known.is_some() && known == std::fs::metadata(path).ok().map(|of| of.len()) {
+        if known.is_some() && known == log_files::length(path) {
             return;
         }
         let (tail, growth) = self.read(path);

@@ -9,6 +9,7 @@ use mainstay_core::model::health::Component;
 use mainstay_core::recovery::job::{ORDERS, RANK_EXCLUDED};
 use mainstay_core::view::node::{JobPhase, JobView};
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
 use super::{Attached, Hello, Input, Node, Session, ToLauncher};
 use crate::os::pidfd::PidFd;
@@ -26,6 +27,18 @@ pub(super) struct Launcher {
     pub(super) session: Option<(u64, mpsc::Sender<ToLauncher>)>,
     /// What surrounds its ranks, as it was last told over this connection.
     surroundings: Surroundings,
+    /// Waits for the end of its process.
+    watching: Option<Watching>,
+}
+
+/// A task that ends with the launcher that it is for.
+#[derive(Debug)]
+struct Watching(AbortHandle);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Launcher {
@@ -38,6 +51,7 @@ impl Launcher {
             gpus_in_hang: Vec::new(),
             session: None,
             surroundings: Surroundings::default(),
+            watching: None,
         }
     }
 }
@@ -55,7 +69,10 @@ impl Node {
             .collect();
         for (job, pid) in open {
             if processes::is_alive(pid) {
-                self.watch(job, pid);
+                let watching = self.watch(job.clone(), pid);
+                if let Some(launcher) = self.launchers.get_mut(&job) {
+                    launcher.watching = watching;
+                }
             } else {
                 self.launcher_ended(&job, pid);
             }
@@ -85,6 +102,9 @@ impl Node {
                 hello.job, other.pid.0, other.uid
             ));
         }
+        if let Some(most) = self.has_most_jobs(&hello) {
+            return Err(most);
+        }
         let now = clock::now().wall;
         if let Some((_, leave)) = self.leave.as_ref().filter(|(_, leave)| leave.by.is_none_or(|by| by > now))
         {
@@ -92,7 +112,11 @@ impl Node {
         }
         self.sessions += 1;
         let number = self.sessions;
-        let have_seq = known.filter(|_| same).map_or(0, |launcher| launcher.have_seq);
+        let before = self.launchers.remove(&hello.job).filter(|_| same);
+        let (have_seq, watching) =
+            before.map_or((0, None), |launcher| (launcher.have_seq, launcher.watching));
+        let watching = watching.filter(|watching: &Watching| !watching.0.is_finished());
+        let watching = watching.or_else(|| self.watch(hello.job.clone(), hello.pid));
         let session = Some((number, orders));
         self.launchers.insert(
             hello.job.clone(),
@@ -103,9 +127,9 @@ impl Node {
                 gpus_in_hang: Vec::new(),
                 session,
                 surroundings: Surroundings::default(),
+                watching,
             },
         );
-        self.watch(hello.job.clone(), hello.pid);
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })
     }
 
@@ -237,19 +261,43 @@ impl Node {
     }
 
     /// Tells when the launcher's process ends.
-    fn watch(&self, job: JobId, pid: Pid) {
+    fn watch(&self, job: JobId, pid: Pid) -> Option<Watching> {
         let inputs = self.own_inputs.clone();
         match PidFd::open(pid) {
             Ok(launcher) => {
-                tokio::spawn(async move {
+                let watching = tokio::spawn(async move {
                     if launcher.ended().await.is_ok() {
                         let _ = inputs.send(Input::LauncherEnded(job, pid)).await;
                     }
                 });
+                Some(Watching(watching.abort_handle()))
             }
             // In another PID namespace, or gone: its connection is what tells of it.
-            Err(error) => tracing::debug!(%job, pid = pid.0, %error, "cannot watch the launcher's process"),
+            Err(error) => {
+                tracing::debug!(%job, pid = pid.0, %error, "cannot watch the launcher's process");
+                None
+            }
         }
+    }
+
+    /// Forgets launchers that are gone and whose jobs are not shown any more.
+    pub(super) fn forget_launchers(&mut self) {
+        let jobs = &self.board.view().jobs;
+        self.launchers.retain(|job, launcher| launcher.session.is_some() || jobs.contains_key(job));
+    }
+
+    /// Why no further job of this user is taken up, if that is so: jobs that are not over are kept for as long as their launchers
+    /// live, so there must be a bound.
+    fn has_most_jobs(&self, hello: &Hello) -> Option<String> {
+        let is_its = |job: &&JobId| self.launchers.get(*job).is_some_and(|other| other.uid == hello.uid);
+        let jobs = &self.board.view().jobs;
+        let open = jobs.keys().filter(is_its).filter(|job| self.is_open(job)).count();
+        (open >= JOBS_OF_A_USER && !jobs.contains_key(&hello.job)).then(|| {
+            format!(
+                "user {} has {open} jobs on this host that are not over, the most that the agent keeps: end some of them",
+                hello.uid
+            )
+        })
     }
 
     /// Whether the job is known and not over.
@@ -258,6 +306,9 @@ impl Node {
         phase.is_some_and(|phase| !matches!(phase, JobPhase::Ended(_) | JobPhase::Lost))
     }
 }
+
+/// Jobs of one user that are not over.
+const JOBS_OF_A_USER: usize = 512;
 
 /// Bytes of a command that are kept of each job, and words.
 const COMMAND: (usize, usize) = (16 << 10, 1024);

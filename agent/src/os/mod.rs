@@ -11,6 +11,7 @@ pub mod limits;
 pub mod mapping;
 pub mod memory;
 pub mod numa;
+pub mod patient;
 pub mod peer_groups;
 pub mod pidfd;
 pub mod priority;

@@ -31,6 +31,7 @@ mod nccl_ras;
 mod nvrx;
 mod operators;
 mod readiness;
+mod silent_mounts;
 mod support;
 mod tpu;
 mod two_users;

@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use crate::support::Agent;
 use hyper_util::rt::TokioIo;
@@ -20,7 +21,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
 const A: u32 = 61_001;
-const B: u32 = 61_002;
+pub(crate) const B: u32 = 61_002;
 /// The group that may connect.
 const GROUP: u32 = 61_000;
 
@@ -28,7 +29,7 @@ const GROUP: u32 = 61_000;
 const ROLE: &str = "MAINSTAY_TEST_CLIENT";
 const SOCKET: &str = "MAINSTAY_TEST_SOCKET";
 
-struct Host {
+pub(crate) struct Host {
     directory: tempfile::TempDir,
     /// The turns of the agent's loop, of which systemd would hear.
     ticks: Receiver<()>,
@@ -36,6 +37,11 @@ struct Host {
 }
 
 fn host() -> Option<Host> {
+    host_with(&[])
+}
+
+/// The same with further settings.
+pub(crate) fn host_with(further: &[(&str, &Path)]) -> Option<Host> {
     if !nix::unistd::geteuid().is_root() {
         testing::skip("only root can start two users");
         return None;
@@ -56,12 +62,13 @@ fn host() -> Option<Host> {
     });
     let log = directory.path().join("kmsg");
     fs::write(&log, "").unwrap();
-    let settings: [(&str, &Path); 4] = [
+    let mut settings: Vec<(&str, &Path)> = vec![
         ("KERNEL_LOG_PATH", &log),
         ("GPU_ENABLED", Path::new("false")),
         ("ALLOW_UIDS", Path::new("61001, 61002")),
         ("SOCKET_GID", Path::new("61000")),
     ];
+    settings.extend(further);
     let agent = Agent::start_in(directory.path(), &settings, &[("NOTIFY_SOCKET", &told)]);
     Some(Host { directory, ticks, agent })
 }
@@ -94,15 +101,50 @@ impl Host {
         Client { child, said: said.unwrap_or_default() }
     }
 
-    /// Waits for so many turns of the agent's loop, each of which tells systemd that it lives.
-    fn wait_for_ticks(&self, count: usize) {
-        (0..count).for_each(|_| self.ticks.recv().unwrap());
+    /// What the watchdog and a user see of the agent.
+    pub(crate) fn seen_by(&self, uid: u32) -> Seen {
+        while self.ticks.try_recv().is_ok() {}
+        let mut waits: Vec<Duration> = (0..3)
+            .map(|_| {
+                let began = Instant::now();
+                self.ticks.recv_timeout(WATCHDOG).unwrap();
+                began.elapsed()
+            })
+            .collect();
+        waits.sort_unstable();
+        let attach = self.client(uid, "measure").said.clone();
+        let began = Instant::now();
+        self.run_a_job_that_restarts(uid);
+        Seen { longest_turn: waits[2], attach, job_with_a_restart: began.elapsed() }
     }
 
-    /// Forgets what was told before.
-    fn drain(&self) {
-        while self.ticks.try_recv().is_ok() {}
+    /// A job of this user whose rank fails once, with the agent.
+    fn run_a_job_that_restarts(&self, uid: u32) {
+        let home = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(home.path(), Some(uid), Some(GROUP)).unwrap();
+        let place = |name: &str| home.path().join(name).display().to_string();
+        let (logs, pages, mark) = (place("logs"), place("pages"), place("mark"));
+        let socket = self.socket().display().to_string();
+        let script = format!("[ -e {mark} ] || {{ touch {mark}; exit 1; }}");
+        let options = ["--socket", &socket, "--log-dir", &logs, "--runtime-dir", &pages];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        command.arg("run").args(["--max-restarts", "1", "--no-python"]).args(options);
+        let end = command.args(["sh", "-c", &script]).uid(uid).gid(GROUP).output().unwrap();
+        assert!(end.status.success(), "{end:?}");
+        assert!(String::from_utf8_lossy(&end.stderr).contains("1 restart"), "{end:?}");
     }
+}
+
+/// A turn of the agent's loop may take so long before systemd would end the agent.
+const WATCHDOG: Duration = Duration::from_secs(30);
+
+/// How the agent does for those who are not hostile. Printed, not asserted: it depends on the machine.
+#[derive(Debug)]
+#[allow(dead_code, reason = "printed")]
+pub(crate) struct Seen {
+    longest_turn: Duration,
+    attach: String,
+    job_with_a_restart: Duration,
 }
 
 struct Client {
@@ -152,20 +194,15 @@ fn a_user_is_no_operator_and_what_is_refused_is_written_down() {
 }
 
 #[test]
-#[ignore = "not seen to pass yet: it does not end within 60 s, on an idle host either"]
 fn hostile_launchers_starve_neither_the_loop_nor_another_user() {
     let Some(host) = host() else { return };
+    let quiet = host.seen_by(B);
     let hostile: Vec<Client> = (0..16).map(|number| host.client(A, &format!("flood {number}"))).collect();
     assert!(hostile.iter().all(|client| client.said == "flooding"));
-    host.drain();
-    host.wait_for_ticks(2);
-    let quiet = host.client(B, "attach quiet");
-    assert_eq!(quiet.said, "welcome");
-    host.wait_for_ticks(2);
+    let flooded = host.seen_by(B);
+    println!("quiet: {quiet:?}\nflooded: {flooded:?}");
     let status = host.run_as(B, &["status"]);
     assert!(String::from_utf8_lossy(&status.stdout).contains("host."), "{status:?}");
-    host.wait_for_ticks(1);
-    drop((hostile, quiet));
 }
 
 /// No test, but what the tests above start as another user.
@@ -177,6 +214,7 @@ fn as_another_user() {
     let (what, about) = role.split_once(' ').unwrap_or((&role, ""));
     match what {
         "attach" => runtime.block_on(attach(socket, about.to_owned())),
+        "measure" => runtime.block_on(measure(socket)),
         "attach-long" => runtime.block_on(attach(socket, "x".repeat(1 << 20))),
         _ => runtime.block_on(flood(socket, about)),
     }
@@ -225,7 +263,24 @@ async fn attach(socket: String, job: String) {
     }
 }
 
-/// Jobs with very long commands, as fast as they are taken.
+/// How long it takes to connect and attach: the median of some.
+async fn measure(socket: String) {
+    let mut took = Vec::new();
+    for number in 0..9 {
+        let began = Instant::now();
+        let mut client = LauncherServiceClient::new(connect(socket.clone()).await);
+        let (said, hears) = tokio::sync::mpsc::channel(4);
+        said.send(hello(&format!("measured-{number}"))).await.unwrap();
+        let answers = client.attach(tokio_stream::wrappers::ReceiverStream::new(hears)).await.unwrap();
+        answers.into_inner().message().await.unwrap();
+        took.push(began.elapsed());
+    }
+    took.sort_unstable();
+    println!("\nclient: {:?}", took[took.len() / 2]);
+}
+
+/// Jobs with very long commands, as fast as they are taken. All attach before the first one floods: streams of one connection share
+/// its window, so a client that floods keeps its own later streams waiting.
 async fn flood(socket: String, number: &str) {
     let mut client = LauncherServiceClient::new(connect(socket).await);
     let mut streams = Vec::new();
@@ -233,19 +288,30 @@ async fn flood(socket: String, number: &str) {
         let (said, hears) = tokio::sync::mpsc::channel(4);
         let job = format!("hostile-{number}-{stream}");
         said.send(hello(&job)).await.unwrap();
-        let Ok(answers) = client.attach(tokio_stream::wrappers::ReceiverStream::new(hears)).await else {
-            continue;
-        };
-        streams.push((answers, said.clone()));
+        let answers = client.attach(tokio_stream::wrappers::ReceiverStream::new(hears)).await.unwrap();
+        streams.push((answers, said, job));
+    }
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let (mut tell, mut answers) = (Some(tell), Vec::new());
+    for (stream, said, job) in streams {
+        answers.push(stream);
+        let mut tell = tell.take();
         tokio::spawn(async move {
             for seq in 1.. {
                 let command = "x".repeat(if seq % 4 == 0 { 1 << 20 } else { 16 });
                 if said.send(started(&job, seq, command)).await.is_err() {
                     return;
                 }
+                // More than what may wait in the channel: a long one is on its way.
+                if seq == 8
+                    && let Some(tell) = tell.take()
+                {
+                    let _ = tell.send(());
+                }
             }
         });
     }
+    told.await.unwrap();
     println!("\nclient: flooding");
     std::future::pending::<()>().await;
 }

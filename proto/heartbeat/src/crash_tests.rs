@@ -2,6 +2,7 @@
 //!
 //! Each operation is run once for every number of stores it can live to make; whatever comes after is lost, as it is
 //! when a process is killed. What a reader then sees must be what stood before the operation or what it was to leave.
+#![cfg(not(loom))]
 
 use std::cell::Cell;
 

@@ -1,4 +1,5 @@
 //! The document says what the code does: `docs/reference/heartbeat-page.md` against the constants.
+#![cfg(not(loom))]
 
 use crate::layout::*;
 

@@ -1,5 +1,8 @@
 //! A page in memory as its creator makes it, for tests.
 
+#[cfg(loom)]
+use loom::sync::atomic::AtomicU64;
+#[cfg(not(loom))]
 use std::sync::atomic::AtomicU64;
 
 use crate::{PageSpec, PageWords, format};

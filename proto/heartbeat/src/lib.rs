@@ -23,6 +23,7 @@ pub mod layout;
 mod lifeline;
 mod note;
 mod page;
+#[cfg(not(all(test, loom)))]
 mod raw;
 mod record;
 mod role;
@@ -37,6 +38,8 @@ mod crash_tests;
 mod document_tests;
 #[cfg(test)]
 mod fresh;
+#[cfg(test)]
+mod loom_tests;
 
 pub use beat::{Beat, OpenSection};
 pub use collective::{Collective, Operation, OperationKind};

@@ -1,11 +1,17 @@
 //! The page as atomic words: the only way either side touches it.
 
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::layout::{PAGE_WORDS, WORD};
 
+/// Words of a page. A model of the memory orders has a few: all of them are tried in every order.
+const COUNT: usize = if cfg!(all(test, loom)) { 8 } else { PAGE_WORDS };
+
 /// The whole page, as the caller's mapping shows it.
-pub type PageWords = [AtomicU64; PAGE_WORDS];
+pub type PageWords = [AtomicU64; COUNT];
 
 /// Access by byte offset. Offsets wrap at the page's end rather than panic, so not even garbage read from the page can
 /// make an access go wrong.
@@ -15,8 +21,8 @@ pub(crate) struct Words<'m>(pub(crate) &'m PageWords);
 impl<'m> Words<'m> {
     #[inline(always)]
     fn at(self, offset: usize) -> &'m AtomicU64 {
-        // PAGE_WORDS is a power of two: the mask proves the bound to the compiler.
-        &self.0[(offset / WORD) & (PAGE_WORDS - 1)]
+        // COUNT is a power of two: the mask proves the bound to the compiler.
+        &self.0[(offset / WORD) & (COUNT - 1)]
     }
 
     #[inline(always)]
@@ -31,7 +37,7 @@ impl<'m> Words<'m> {
 
     #[inline(always)]
     pub(crate) fn store(self, offset: usize, value: u64) {
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         if crate::crash_tests::writer_is_dead() {
             return;
         }
@@ -41,7 +47,7 @@ impl<'m> Words<'m> {
     /// Publishes everything stored before it.
     #[inline(always)]
     pub(crate) fn store_release(self, offset: usize, value: u64) {
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         if crate::crash_tests::writer_is_dead() {
             return;
         }
@@ -51,7 +57,7 @@ impl<'m> Words<'m> {
     /// Stores `value` if `expected` still stands there.
     #[inline(always)]
     pub(crate) fn exchange(self, offset: usize, expected: u64, value: u64) -> Result<(), u64> {
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         if crate::crash_tests::writer_is_dead() {
             return Ok(());
         }
@@ -63,7 +69,7 @@ impl<'m> Words<'m> {
 
     /// Adds one; lost only when another thread adds in the same instant on a big-endian machine.
     pub(crate) fn count_one(self, offset: usize) {
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         if crate::crash_tests::writer_is_dead() {
             return;
         }

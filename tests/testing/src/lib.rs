@@ -3,16 +3,21 @@
 //! - [`skip`], [`skip_part`]: a test that cannot run on this machine says so. `cargo xtask test` counts it as skipped,
 //!   not as passed, and its summary lists the reasons.
 //! - [`memory`]: where tests put what belongs on a tmpfs. The suite names a folder of its own, to see what is left.
+//! - [`free_port`]: a port that no outgoing connection takes.
+//! - [`silent`]: file systems that do not answer, for root.
 //! - [`executable`]: an executable file that can be executed at once.
 //!
 //! Absent: conditions (each test decides what it needs), and anything of Mainstay's own.
 #![allow(clippy::expect_used, reason = "a panic is how a test reports")]
 
+pub mod silent;
 mod skip;
 
 use std::io::Write;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use skip::{SKIPPED, SKIPPED_IN_PART, skip, skip_part};
 
@@ -27,10 +32,11 @@ pub fn memory() -> PathBuf {
 /// Makes an executable file with this content.
 ///
 /// Another process writes it. The kernel refuses to execute a file that is open for writing (ETXTBSY), and a child
-/// that another thread forks in that moment would hold a descriptor of ours open until it executes its program.
+/// that another thread forks in that moment would hold a descriptor of ours open until it executes its program. The file
+/// appears whole under its name: one that was there may be being executed.
 pub fn executable(path: &Path, content: impl AsRef<[u8]>) {
     let mut writer = Command::new("sh")
-        .args(["-c", r#"cat > "$0" && chmod 755 "$0""#])
+        .args(["-c", r#"cat > "$0.$$" && chmod 755 "$0.$$" && mv "$0.$$" "$0""#])
         .arg(path)
         .stdin(Stdio::piped())
         .spawn()
@@ -39,4 +45,17 @@ pub fn executable(path: &Path, content: impl AsRef<[u8]>) {
     content_of.write_all(content.as_ref()).expect("the writer reads all of it");
     drop(content_of);
     assert!(writer.wait().expect("our own child").success(), "{} cannot be written", path.display());
+}
+
+/// A port on which nobody listens, below those that the kernel gives to outgoing connections: none of those takes it before the
+/// test does. Each call of a process gives another one.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let place = (std::process::id().wrapping_mul(64) + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
+        let port = 10_000 + u16::try_from(place).expect("below 20,000");
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return port;
+        }
+    }
 }

@@ -34,6 +34,7 @@ mod places;
 mod policy;
 mod ports;
 mod several_hosts;
+mod silent_mounts;
 mod slow;
 mod soak;
 mod stop;

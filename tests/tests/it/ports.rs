@@ -52,8 +52,7 @@ if ATTEMPT == 0:
 #[test]
 fn a_fixed_port_is_used_again_at_a_restart() {
     let stage = Stage::new();
-    let free =
-        TcpListener::bind("[::]:0").and_then(|listener| listener.local_addr()).expect("a free port").port();
+    let free = testing::free_port();
     let job = stage.python(STORE).ranks(2).options(&format!("--master-port {free}")).start();
     job.mark("met.0.0");
     job.mark("met.1.0");

@@ -10,12 +10,17 @@ use std::time::{Duration, Instant};
 
 use super::sink::Sink;
 use super::{Duplicate, Shown, Stream, Unshown};
+use crate::act::log_files;
+use crate::os::patient::Patient;
 
 /// How often the files are looked at. The terminal is for people; nothing waits for it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How long a stream that takes nothing is waited for before orders are looked at.
 const WAIT_FOR_READER: Duration = Duration::from_millis(20);
+
+/// How long the files' file system is waited for: the launcher's own lines wait behind it.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A line longer than this is shown in parts.
 const LONGEST_LINE: usize = 64 * 1024;
@@ -45,6 +50,10 @@ pub(super) struct Screen {
     /// Which file is looked at first: each in its turn.
     first: usize,
     log: Option<PathBuf>,
+    /// Reads and writes the files.
+    disk: Patient,
+    /// The same for those that ranks write while the log directory does not answer.
+    aside: Patient,
     flushes: Vec<Sender<()>>,
     taken: Arc<AtomicU64>,
     looked: Instant,
@@ -59,6 +68,8 @@ impl Screen {
             files: Vec::new(),
             first: 0,
             log,
+            disk: Patient::new("output-files"),
+            aside: Patient::new("output-aside"),
             flushes: Vec::new(),
             taken,
             looked: Instant::now(),
@@ -99,7 +110,7 @@ impl Screen {
             },
             Order::Say { shown, kept } => {
                 if let Some(log) = &self.log {
-                    append(log, kept.as_bytes());
+                    append(&self.disk, log, kept.into_bytes());
                 }
                 self.sink(Stream::Stderr).push_own(&shown);
             }
@@ -111,7 +122,7 @@ impl Screen {
             Order::GiveUp(answer) => {
                 let mut left = Unshown::default();
                 for (shown, follower) in self.files.drain(..).filter(|(shown, _)| shown.on_terminal) {
-                    *left.of(shown.stream) += follower.left_of(&shown.path);
+                    *left.of(shown.stream) += follower.left_of(&self.disk, &shown.path);
                 }
                 let both = self.sinks.len() == 1;
                 for (sink, stream) in self.sinks.iter_mut().zip([Stream::Stdout, Stream::Stderr]) {
@@ -148,19 +159,30 @@ impl Screen {
         self.looked = Instant::now();
         self.behind = false;
         let count = self.files.len();
+        let places: Vec<usize> = (0..count)
+            .map(|place| (self.first + place) % count)
+            .filter(|at| {
+                let shown = &self.files[*at].0;
+                !shown.on_terminal || self.sinks[self.sink_of(shown)].has_room()
+            })
+            .collect();
+        // Where a file system does not answer, what its files hold is shown later.
+        let (aside, in_place): (Vec<usize>, Vec<usize>) =
+            places.into_iter().partition(|at| log_files::is_aside(&self.files[*at].0.path));
+        let mut read = self.read(&self.disk, in_place);
+        read.extend(self.read(&self.aside, aside));
         let mut over = Vec::new();
-        for place in 0..count {
-            let at = (self.first + place) % count;
+        for (at, chunk) in read {
+            let sink = self.sink_of(&self.files[at].0);
             let (shown, follower) = &mut self.files[at];
-            let sink = if shown.stream == Stream::Stderr { self.sinks.len() - 1 } else { 0 };
             let sink = &mut self.sinks[sink];
             if shown.on_terminal && !sink.has_room() {
                 continue;
             }
-            let has_more = follower.advance(shown, sink);
+            let has_more = follower.advance(&chunk, shown, sink, &self.disk);
             self.behind |= has_more;
             if !has_more && follower.is_last_look {
-                follower.finish(shown, sink);
+                follower.finish(shown, sink, &self.disk);
                 over.push(at);
             }
         }
@@ -169,6 +191,23 @@ impl Screen {
         for at in over {
             self.files.swap_remove(at);
         }
+    }
+
+    /// The next bytes of these files; none where their file system does not answer in time.
+    fn read(&self, disk: &Patient, places: Vec<usize>) -> Vec<(usize, Vec<u8>)> {
+        if places.is_empty() {
+            return Vec::new();
+        }
+        let wanted: Vec<(PathBuf, u64)> =
+            places.iter().map(|at| (self.files[*at].0.path.clone(), self.files[*at].1.offset)).collect();
+        let read = move || wanted.iter().map(|(path, offset)| chunk(path, *offset)).collect::<Vec<_>>();
+        let chunks = disk.ask(PATIENCE, read).unwrap_or_default();
+        places.into_iter().zip(chunks).collect()
+    }
+
+    /// Where a file is shown.
+    fn sink_of(&self, shown: &Shown) -> usize {
+        if shown.stream == Stream::Stderr { self.sinks.len() - 1 } else { 0 }
     }
 }
 
@@ -191,27 +230,21 @@ struct Follower {
 }
 
 impl Follower {
-    /// Reads the next chunk; whether there may be more.
-    fn advance(&mut self, shown: &Shown, sink: &mut Sink) -> bool {
-        let Ok(mut file) = File::open(&shown.path) else { return false };
-        if file.seek(SeekFrom::Start(self.offset)).is_err() {
-            return false;
-        }
-        let mut chunk = vec![0; CHUNK];
-        let Ok(read) = file.read(&mut chunk) else { return false };
-        self.offset += read as u64;
-        for part in chunk[..read].split_inclusive(|byte| *byte == b'\n') {
+    /// Takes in the next chunk; whether there may be more.
+    fn advance(&mut self, chunk: &[u8], shown: &Shown, sink: &mut Sink, disk: &Patient) -> bool {
+        self.offset += chunk.len() as u64;
+        for part in chunk.split_inclusive(|byte| *byte == b'\n') {
             for part in part.chunks(LONGEST_LINE) {
                 self.line.extend(part);
                 if part.ends_with(b"\n") || self.line.len() >= LONGEST_LINE {
-                    self.finish(shown, sink);
+                    self.finish(shown, sink, disk);
                 }
             }
         }
-        read == CHUNK
+        chunk.len() == CHUNK
     }
 
-    fn finish(&mut self, shown: &Shown, sink: &mut Sink) {
+    fn finish(&mut self, shown: &Shown, sink: &mut Sink, disk: &Patient) {
         if self.line.is_empty() {
             return;
         }
@@ -227,13 +260,15 @@ impl Follower {
         if let Some(Duplicate { path, filters }) = &shown.duplicate
             && filters.iter().any(|filter| contains(&line, filter.as_bytes()))
         {
-            append(path, text.strip_suffix(b"\n").unwrap_or(&text));
+            append(disk, path, text.strip_suffix(b"\n").unwrap_or(&text).to_vec());
         }
     }
 
     /// Bytes of the file that were not passed on.
-    fn left_of(&self, path: &Path) -> u64 {
-        let length = std::fs::metadata(path).map_or(self.offset, |file| file.len());
+    fn left_of(&self, disk: &Patient, path: &Path) -> u64 {
+        let path = path.to_owned();
+        let length = disk.ask(PATIENCE, move || std::fs::metadata(path).ok().map(|file| file.len()));
+        let length = length.flatten().unwrap_or(self.offset);
         length.saturating_sub(self.offset) + self.line.len() as u64
     }
 }
@@ -242,10 +277,26 @@ fn contains(line: &[u8], text: &[u8]) -> bool {
     !text.is_empty() && line.windows(text.len()).any(|window| window == text)
 }
 
+/// The next bytes of a file; none where it cannot be read.
+fn chunk(path: &Path, offset: u64) -> Vec<u8> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::Start(offset))?;
+        let mut chunk = vec![0; CHUNK];
+        let read = file.read(&mut chunk)?;
+        chunk.truncate(read);
+        Ok(chunk)
+    };
+    read().unwrap_or_default()
+}
+
 /// Adds a line to a file. One that cannot be written is lost here; all it says is elsewhere, too.
-fn append(path: &Path, line: &[u8]) {
-    let mut text = line.to_vec();
-    text.push(b'\n');
-    let opened = File::options().create(true).append(true).open(path);
-    let _ = opened.and_then(|mut file| file.write_all(&text));
+fn append(disk: &Patient, path: &Path, line: Vec<u8>) {
+    let path = path.to_owned();
+    disk.ask(PATIENCE, move || {
+        let mut text = line;
+        text.push(b'\n');
+        let opened = File::options().create(true).append(true).open(path);
+        let _ = opened.and_then(|mut file| file.write_all(&text));
+    });
 }

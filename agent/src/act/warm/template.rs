@@ -18,6 +18,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use super::python::PythonProgram;
+use crate::act::log_files;
 use crate::os::{priority, processes, spawn};
 
 /// The template's own program, for any Python from 3.9 on.
@@ -136,9 +137,7 @@ impl Template {
     /// # Errors
     /// Its files could not be written or its interpreter not be started.
     pub fn start(plan: &TemplatePlan) -> io::Result<Template> {
-        fs::create_dir_all(&plan.directory)?;
         let file = |name: &str| plan.directory.join(name);
-        fs::write(file("template.py"), SOURCE)?;
         let program = &plan.program;
         let interpreter = program.interpreter.iter().map(String::as_str);
         let original = interpreter.chain(program.module.then_some("-m"));
@@ -150,8 +149,7 @@ impl Template {
             without: &plan.without,
             original: original.chain(program.arguments.iter().map(String::as_str)).collect(),
         };
-        fs::write(file("plan.json"), serde_json::to_vec(&written)?)?;
-        let output = fs::File::options().create(true).append(true).open(file("output.log"))?;
+        let output = write_files(&plan.directory, serde_json::to_vec(&written)?)?;
 
         let (ours, theirs) = StdStream::pair()?;
         // Nothing else of ours is started between here and the spawn that is to inherit it.
@@ -403,11 +401,25 @@ fn receive(control: &UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(length)
 }
 
+/// Writes what a template reads; returns where it writes to.
+fn write_files(directory: &Path, plan: Vec<u8>) -> io::Result<fs::File> {
+    let directory = directory.to_owned();
+    let write = move || {
+        fs::create_dir_all(&directory)?;
+        fs::write(directory.join("template.py"), SOURCE)?;
+        fs::write(directory.join("plan.json"), plan)?;
+        fs::File::options().create(true).append(true).open(directory.join("output.log"))
+    };
+    log_files::ask(write).unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))
+}
+
 /// What the interpreter puts first into `sys.path`: the script's own directory, or the working directory for a module.
 fn first_search_path(program: &PythonProgram) -> io::Result<PathBuf> {
     if program.module {
         return std::env::current_dir();
     }
-    let script = fs::canonicalize(&program.target)?;
+    let target = program.target.clone();
+    let script = log_files::ask_of_program(move || fs::canonicalize(target));
+    let script = script.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))?;
     Ok(script.parent().map(Path::to_owned).unwrap_or_default())
 }

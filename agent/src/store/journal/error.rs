@@ -31,6 +31,12 @@ pub enum JournalError {
         #[source]
         source: io::Error,
     },
+    /// The file system does not answer.
+    #[error("the file system of {} does not answer; writing resumes when it does", dir.display())]
+    Silent {
+        /// The journal's directory.
+        dir: PathBuf,
+    },
     /// An entry has no JSON form.
     #[error("writing entry {seq} as JSON: {source}")]
     Encode {
@@ -57,7 +63,7 @@ impl JournalError {
 
     /// Whether time may mend it: the disk is full or fails, as opposed to a lock or an entry.
     pub fn is_disk(&self) -> bool {
-        matches!(self, JournalError::Io { .. })
+        matches!(self, JournalError::Io { .. } | JournalError::Silent { .. })
     }
 }
 

@@ -23,7 +23,7 @@ pub const SEALED_AT: u64 = 60;
 pub fn knowing_one_step(dir: &Path) -> Arc<Service> {
     let directory = dir.join("checkpoints");
     seal(&directory);
-    let name = format!("127.0.0.1:{}", free_port());
+    let name = format!("127.0.0.1:{}", testing::free_port());
     let settings = Settings {
         listen: name.parse().unwrap(),
         name: name.clone(),
@@ -69,8 +69,4 @@ fn seal(directory: &Path) {
     fs::create_dir_all(&home).unwrap();
     fs::write(home.join("state.safetensors"), bytes).unwrap();
     fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

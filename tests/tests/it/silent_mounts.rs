@@ -1,0 +1,149 @@
+//! File systems of the user's that stop to answer, one path after the other: the launcher sees deaths and hangs, restarts what can
+//! be restarted, and ends when it is told to.
+
+use mainstay_tests::{Stage, has_client, is_root, skipped, story};
+use nix::sys::signal::Signal;
+use std::path::Path;
+use testing::silent::{FreezableDisk, SilentMount};
+
+fn silent(at: &Path) -> Option<SilentMount> {
+    let mount = if is_root() { SilentMount::over(at) } else { None };
+    if mount.is_none() {
+        skipped("no FUSE mount can be made here (root and /dev/fuse)");
+    }
+    mount
+}
+
+/// Two ranks that work for ever in the first attempt and end at once in the next.
+const WORKS: &str = r#"
+mark "pid.$RANK.$ATTEMPT" $$
+if [ $ATTEMPT = 0 ]; then work; fi
+"#;
+
+fn kill(pid: i32) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).expect("the rank lives");
+}
+
+#[test]
+fn a_rank_is_restarted_while_the_checkpoint_directory_does_not_answer() {
+    let stage = Stage::new();
+    let checkpoints = stage.home().join("checkpoints");
+    std::fs::create_dir(&checkpoints).expect("a directory");
+    let options = format!("--checkpoint-dir {}", checkpoints.display());
+    let job = stage.sh(WORKS).ranks(2).options(&options).start();
+    job.mark("pid.0.0");
+    let pid = job.marked_pid("pid.1.0");
+    let Some(mount) = silent(&checkpoints) else { return };
+    kill(pid);
+    job.mark("pid.0.1");
+    job.mark("pid.1.1");
+    let end = job.end();
+    drop(mount);
+    end.assert_status(0);
+    assert_eq!(story::restarts(&end.story), 1, "{end}");
+}
+
+#[test]
+fn a_rank_is_restarted_while_the_log_directory_does_not_answer_and_writes_elsewhere() {
+    let stage = Stage::new();
+    let job = stage.sh(&format!("{WORKS}\necho here\n")).ranks(2).start();
+    job.mark("pid.0.0");
+    let pid = job.marked_pid("pid.1.0");
+    let Some(mount) = silent(&job.run_dir()) else { return };
+    kill(pid);
+    job.wait_until_said("does not answer: the ranks of attempt 1 write to");
+    job.mark("pid.0.1");
+    job.mark("pid.1.1");
+    job.wait_until_said("ended with status 0");
+    drop(mount);
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    let aside = stage.tmpfs();
+    let written =
+        std::process::Command::new("grep").args(["-rl", "here"]).arg(&aside).output().expect("grep");
+    assert!(String::from_utf8_lossy(&written.stdout).contains("attempt_1/"), "{written:?}\n{end}");
+}
+
+#[test]
+fn a_rank_is_restarted_while_the_journal_cannot_be_written_and_no_entry_is_lost() {
+    let stage = Stage::new();
+    let disk = if is_root() { FreezableDisk::over(&stage.logs()) } else { None };
+    let Some(disk) = disk else {
+        return skipped("no disk can be made and frozen here (root, mkfs.ext4, a loop device)");
+    };
+    let job = stage.sh(WORKS).ranks(2).start();
+    job.mark("pid.0.0");
+    let pid = job.marked_pid("pid.1.0");
+    job.attempt(0);
+    disk.freeze();
+    kill(pid);
+    job.mark("pid.0.1");
+    job.mark("pid.1.1");
+    disk.thaw();
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    let numbers: Vec<u64> = end.story.iter().map(|entry| entry.seq).collect();
+    assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}\n{end}");
+}
+
+#[test]
+fn a_hang_is_named_while_the_log_directory_does_not_answer() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+for step in range(80 if ATTEMPT == 0 else 5):
+    time.sleep(0.005)
+    if step == 60 and ATTEMPT == 0:
+        mark("at")
+        wait_for("hang")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    mainstay.step(step)
+"#;
+    let job = stage.python(script).start();
+    job.mark("at");
+    let Some(mount) = silent(&job.run_dir()) else { return };
+    stage.mark("hang");
+    job.wait_until_said("stopped by a signal");
+    job.wait_until_said("ended with status 0");
+    drop(mount);
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(story::restarts(&end.story), 1, "{end}");
+}
+
+#[test]
+fn a_program_whose_directory_does_not_answer_is_not_waited_for() {
+    let stage = Stage::new();
+    let job = stage.sh(WORKS).ranks(2).start();
+    job.mark("pid.0.0");
+    let pid = job.marked_pid("pid.1.0");
+    let Some(mount) = silent(&stage.work()) else { return };
+    kill(pid);
+    job.wait_until_said("its file system or the working directory does not answer");
+    let end = job.end();
+    drop(mount);
+    end.assert_status(70);
+}
+
+#[test]
+fn a_launcher_whose_log_directory_does_not_answer_ends_when_it_is_told_to() {
+    let stage = Stage::new();
+    let Some(mount) = silent(&stage.logs()) else { return };
+    let job = stage.sh(WORKS).start();
+    let threads = format!("/proc/{}/task", job.launcher());
+    let waits = || {
+        let threads = std::fs::read_dir(&threads).into_iter().flatten().flatten();
+        let channels = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("wchan")).ok());
+        channels.into_iter().any(|channel| channel.contains("fuse"))
+    };
+    mainstay_tests::processes::wait_until("a thread that waits for the directory", waits);
+    job.signal(Signal::SIGTERM);
+    assert!(job.has_ended(), "it waits for the directory");
+    drop(mount);
+    job.end().assert_status(143);
+}
