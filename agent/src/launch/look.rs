@@ -38,7 +38,9 @@ impl Launcher {
         if self.stop.is_none() && self.brain.job_mut().is_some_and(is_due) {
             match self.brain {
                 Brain::Leading(_) => self.save_is_due_everywhere(),
-                Brain::Alone(_) | Brain::Following(_) | Brain::Gone => save::tell_due(&self.ranks, &self.pages),
+                Brain::Alone(_) | Brain::Following(_) | Brain::Gone => {
+                    save::tell_due(&self.ranks, &self.pages)
+                }
             }
         }
         self.look_at_hosts();

@@ -4,9 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 
 use anyhow::Context;
-use mainstay_coord::{
-    CoordError, Endpoint, JobId, Managed, ManagedOptions, Server, ServerOptions, Settings,
-};
+use mainstay_coord::{CoordError, Endpoint, JobId, Managed, ManagedOptions, Server, ServerOptions, Settings};
 use mainstay_core::recovery::hosts::wire::Join;
 
 use crate::launch::hosts::{HostsPlan, StoreKind};
@@ -38,7 +36,9 @@ async fn builtin(plan: &HostsPlan, join: &Join, say: &impl Fn(String)) -> anyhow
     };
     // Both families where there is IPv6.
     let started = match start(SocketAddr::from((Ipv6Addr::UNSPECIFIED, endpoint.port))).await {
-        Err(error) if !in_use(&error) => start(SocketAddr::from((Ipv4Addr::UNSPECIFIED, endpoint.port))).await,
+        Err(error) if !in_use(&error) => {
+            start(SocketAddr::from((Ipv4Addr::UNSPECIFIED, endpoint.port))).await
+        }
         started => started,
     };
     match started {
@@ -73,7 +73,11 @@ async fn managed(
     for (index, _) in plan.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.is_here()) {
         let options = ManagedOptions {
             me: Some(index),
-            ..ManagedOptions::new(plan.endpoints.clone(), job_id(&join.run_id)?.to_string(), directory.join("etcd"))
+            ..ManagedOptions::new(
+                plan.endpoints.clone(),
+                job_id(&join.run_id)?.to_string(),
+                directory.join("etcd"),
+            )
         };
         match Managed::start(options).await {
             Ok(managed) => {
@@ -90,7 +94,9 @@ async fn managed(
         }
     }
     if let Some(error) = taken {
-        say(format!("coordination: no etcd is run by this launcher, since another program has its ports ({error})"));
+        say(format!(
+            "coordination: no etcd is run by this launcher, since another program has its ports ({error})"
+        ));
     }
     Ok(None)
 }
@@ -146,7 +152,9 @@ pub(super) fn not_met(plan: &HostsPlan, error: &CoordError) -> String {
         StoreKind::Builtin => {
             "Check that `mainstay run` is running on the endpoint's host with the same --nnodes and --rdzv-id"
         }
-        StoreKind::Managed => "Check that `mainstay run` is running on most of these hosts with the same endpoints",
+        StoreKind::Managed => {
+            "Check that `mainstay run` is running on most of these hosts with the same endpoints"
+        }
         StoreKind::Etcd { .. } => "Check that etcd is running there",
     };
     format!(

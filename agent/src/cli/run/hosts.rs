@@ -117,13 +117,11 @@ fn store(
             bail!("--rdzv-id: name the job, the same on all hosts; other jobs may use the same etcd");
         }
         let file = |key: &str| conf.get(key).map(PathBuf::from);
-        let tls =
-            TlsFiles { authorities: file("cacert"), certificate: file("cert"), key: file("key") };
+        let tls = TlsFiles { authorities: file("cacert"), certificate: file("cert"), key: file("key") };
         let user = conf.get("user").map(|user| {
             let password = conf.get("password").cloned().or_else(|| std::env::var(PASSWORD).ok());
-            let password = password.with_context(|| {
-                format!("--rdzv-conf user={user}: add password=… or set {PASSWORD}")
-            });
+            let password = password
+                .with_context(|| format!("--rdzv-conf user={user}: add password=… or set {PASSWORD}"));
             password.map(|password| Credentials { user: user.clone(), password })
         });
         let tls = (tls != TlsFiles::default()).then_some(tls);

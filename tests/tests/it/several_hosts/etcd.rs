@@ -73,7 +73,8 @@ impl Etcd {
     /// What a range of all keys of this program answers: JSON, with keys and values in base64.
     pub fn all_keys(&self) -> String {
         // "/mainstay" to "/mainstaz".
-        self.post("/v3/kv/range", r#"{"key":"L21haW5zdGF5","range_end":"L21haW5zdGF6"}"#).expect("etcd answers")
+        self.post("/v3/kv/range", r#"{"key":"L21haW5zdGF5","range_end":"L21haW5zdGF6"}"#)
+            .expect("etcd answers")
     }
 
     fn post(&self, path: &str, body: &str) -> Option<String> {

@@ -44,7 +44,8 @@ fn hosts_that_meet_in_etcd_are_one_job_and_leave_nothing_there() {
         return;
     }
     let etcd = Etcd::start();
-    let cluster = Cluster::meeting_at(3, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
+    let cluster =
+        Cluster::meeting_at(3, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
     let jobs = start(&cluster, 3, "--nnodes 3");
     for rank in 0..3 {
         cluster.host_with(&format!("waits.0.{rank}"));
@@ -67,7 +68,8 @@ fn a_lost_leader_is_replaced_and_the_budget_goes_on() {
         return;
     }
     let etcd = Etcd::start();
-    let cluster = Cluster::meeting_at(3, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
+    let cluster =
+        Cluster::meeting_at(3, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
     // The third is a spare.
     let mut jobs = start_with(&cluster, 2, "--nnodes 2 --rdzv-conf lease=4", &[("WAITS", "0,1")]);
     jobs[0].mark("waits.0.0");
@@ -97,7 +99,8 @@ fn a_leader_that_was_only_slow_steps_down() {
         return;
     }
     let etcd = Etcd::start();
-    let cluster = Cluster::meeting_at(3, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
+    let cluster =
+        Cluster::meeting_at(3, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
     let mut jobs = start(&cluster, 2, "--nnodes 2 --rdzv-conf lease=4");
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");
@@ -124,7 +127,8 @@ fn training_goes_on_without_the_store_and_what_was_wiped_is_written_anew() {
         return;
     }
     let mut etcd = Etcd::start();
-    let cluster = Cluster::meeting_at(2, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
+    let cluster =
+        Cluster::meeting_at(2, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
     let jobs = start(&cluster, 2, "--nnodes 2 --rdzv-conf lease=3");
     jobs[0].mark("waits.0.0");
     jobs[1].mark("waits.0.1");

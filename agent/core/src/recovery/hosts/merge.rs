@@ -141,7 +141,8 @@ impl Merge {
         };
         for host in merge.hosts.iter_mut().filter(|_| running) {
             let first = host.seated.seat.first_rank;
-            let started = |rank| StartedRank { rank: Rank(rank), local_rank: rank - first, pid: Pid(0), page: None };
+            let started =
+                |rank| StartedRank { rank: Rank(rank), local_rank: rank - first, pid: Pid(0), page: None };
             host.started = Some((first..first + host.seated.member.ranks).map(started).collect());
         }
         merge
@@ -319,7 +320,10 @@ impl Merge {
                 let start = Command::Start {
                     attempt: self.attempt,
                     in_process: self.in_process,
-                    master_addr: self.host(0).map(|host| host.seated.member.address.clone()).unwrap_or_default(),
+                    master_addr: self
+                        .host(0)
+                        .map(|host| host.seated.member.address.clone())
+                        .unwrap_or_default(),
                     master_port: port,
                 };
                 self.to_all(&start, next);

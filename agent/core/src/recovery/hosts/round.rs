@@ -161,13 +161,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn member(host: &str, node_rank: Option<u32>, ranks: u32) -> Member {
-        Member {
-            launcher: host.to_owned(),
-            host: host.to_owned(),
-            node_rank,
-            ranks,
-            ..Member::default()
-        }
+        Member { launcher: host.to_owned(), host: host.to_owned(), node_rank, ranks, ..Member::default() }
     }
 
     #[test]
