@@ -149,6 +149,12 @@ impl Launcher {
                     tracing::warn!(%attempt, "a start of an attempt that is over is ignored");
                     return;
                 }
+                if !in_process && self.ranks.iter().any(|rank| rank.exit.is_none()) {
+                    // A leader that replaced another one may not know of them. It stops them, and starts another attempt.
+                    self.attempt = attempt;
+                    let error = "ranks of an earlier attempt still run on this host".to_owned();
+                    return self.fact(Fact::StartFailed { attempt, error });
+                }
                 self.crew.master_addr = master_addr;
                 if in_process {
                     self.start_round(attempt, Ok(master_port), ended).await;

@@ -2,11 +2,13 @@
 //! well, so that each host shows the whole job.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use mainstay_coord::Leader;
 use mainstay_core::base::time::{Mono, Stamp};
 use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::{Mapping, times};
+use mainstay_core::recovery::hosts::round::Member;
 use mainstay_core::recovery::hosts::sequence::{Inbox, Outbox, Received};
 use mainstay_core::recovery::hosts::wire::{Command, Down, Join, Report, Seat, Up};
 use mainstay_core::recovery::job::{Input, StopWhy, Summary};
@@ -15,13 +17,16 @@ use tokio::sync::{mpsc, watch};
 use crate::hosts::connect::{self, FromLeader};
 use crate::hosts::listen::Listener;
 use crate::launch::brain::{Brain, Task};
-use crate::launch::hosts::{Aborting, HostsPlan};
+use crate::launch::hosts::{Aborting, HostsPlan, member};
 use crate::launch::meeting::{FromStore, Meeting, exit_of};
 use crate::launch::shell::Launcher;
 use crate::os::clock;
 
 /// Reports that the leader has not acknowledged; with more this host counts as cut off.
 const REPORTS: usize = 16_384;
+
+/// How long is waited at the end for the leader.
+const HEARD_WITHIN: Duration = Duration::from_secs(1);
 
 /// A launcher that the store answers waits for another leader for so many leases.
 const LEASES: u64 = 3;
@@ -106,7 +111,7 @@ pub(super) struct Parts {
 /// What comes from outside to a follower.
 #[derive(Debug)]
 pub(super) enum ToFollower {
-    Leader(FromLeader),
+    Leader(Box<FromLeader>),
     Store(FromStore),
 }
 
@@ -145,6 +150,11 @@ impl Following {
         Parts { plan, meeting, listener, leader: leader.launch, since, log }
     }
 
+    /// This launcher as rounds see it.
+    pub(super) fn member(&self) -> Member {
+        member(&self.join.borrow())
+    }
+
     pub(super) fn is_connected(&self) -> bool {
         self.gone.is_none()
     }
@@ -153,12 +163,25 @@ impl Following {
     pub(super) async fn next(&mut self) -> ToFollower {
         loop {
             tokio::select! {
-                Some(event) = self.events.recv() => return ToFollower::Leader(event),
+                Some(event) = self.events.recv() => return ToFollower::Leader(Box::new(event)),
                 news = self.meeting.next() => return ToFollower::Store(news),
                 // Whoever takes this launcher for the leader is not answered.
                 Some(_) = self.listener.events.recv() => {}
             }
         }
+    }
+
+    /// Until the leader, which ordered the end, has ended the connection: until then it may not have heard that it is known.
+    pub(super) async fn wait_for_the_end(&mut self) {
+        if self.summary.is_none() {
+            return;
+        }
+        let ended = async {
+            while !matches!(self.next().await, ToFollower::Leader(event) if matches!(*event, FromLeader::Lost { .. }))
+            {
+            }
+        };
+        let _ = tokio::time::timeout(HEARD_WITHIN, ended).await;
     }
 
     /// Keeps what was seen for a leader to come. What is of earlier attempts is decided.
@@ -392,7 +415,7 @@ impl Launcher {
                 self.terminal.say(format!("host {} leads the job now (epoch {})", leader.host, leader.epoch));
                 following.follow(leader, newest);
             }
-            FromStore::Elected(elected) => self.take_over(elected),
+            FromStore::Elected(elected) => self.take_over(*elected),
             // The leader itself says so, where there is a connection to it.
             FromStore::Ended(ended) if !following.is_connected() && !following.cut_off => {
                 self.terminal.say(format!("the job has ended: {}", ended.why));

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::hosts::connect::{self, FromLeader};
 use crate::hosts::listen::{Bound, FromHost, Listener};
 use crate::launch::following::Followed;
-use crate::launch::hosts::{Aborting, HostsPlan};
+use crate::launch::hosts::{Aborting, HostsPlan, member};
 use crate::launch::leading::protocol;
 use crate::launch::meeting::{Elected, FromStore, Meeting, Office, exit_of};
 use crate::launch::store_access;
@@ -234,7 +234,7 @@ impl Gathering<'_> {
             tokio::select! {
                 news = meeting.next() => match news {
                     FromStore::Elected(now) => {
-                        *elected = Some(now);
+                        *elected = Some(*now);
                         return Ok(Outcome::Again);
                     }
                     FromStore::Leader(Some(leader)) if !meeting.is_me(&leader) => {
@@ -422,18 +422,6 @@ impl Gathering<'_> {
             self.plan.join_timeout,
             if trouble.is_empty() { String::new() } else { format!(" ({trouble})") }
         )
-    }
-}
-
-/// A launcher as rounds see it.
-pub(super) fn member(join: &Join) -> Member {
-    Member {
-        launcher: join.launcher.clone(),
-        host: join.host.clone(),
-        node_rank: join.node_rank,
-        ranks: join.ranks,
-        address: join.address.clone(),
-        leads: false,
     }
 }
 

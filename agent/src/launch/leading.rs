@@ -15,11 +15,12 @@ use tokio::sync::mpsc;
 
 use crate::hosts::listen::{FromHost, Listener};
 use crate::launch::brain::{Brain, Task};
-use crate::launch::gather::{FIRST_RECORD, Gathered, member, refusal};
+use crate::launch::gather::{FIRST_RECORD, Gathered, refusal};
+use crate::launch::hosts::{HostsPlan, member};
 use crate::launch::meeting::{FromStore, Meeting, Office};
 use crate::launch::predecessor::{Predecessor, is_to_be_remembered};
+use crate::launch::save;
 use crate::launch::shell::Launcher;
-use crate::launch::{hosts::HostsPlan, save};
 use crate::os::clock;
 
 /// Commands that a follower has not acknowledged; with more it counts as lost.
@@ -71,7 +72,7 @@ pub(super) struct Leading {
 /// What comes from outside to a leader.
 #[derive(Debug)]
 pub(super) enum ToLeader {
-    Host(FromHost),
+    Host(Box<FromHost>),
     Store(FromStore),
 }
 
@@ -212,7 +213,7 @@ impl Leading {
     /// The next message of a follower or of the store.
     pub(super) async fn next(&mut self) -> ToLeader {
         tokio::select! {
-            Some(event) = self.listener.events.recv() => ToLeader::Host(event),
+            Some(event) = self.listener.events.recv() => ToLeader::Host(Box::new(event)),
             news = self.meeting.next() => ToLeader::Store(news),
         }
     }
@@ -489,14 +490,20 @@ impl Launcher {
         self.feed();
         let until = tokio::time::Instant::now() + END_WITHIN;
         loop {
-            let Brain::Leading(leading) = &mut self.brain else { return };
+            let leading = match &mut self.brain {
+                Brain::Leading(leading) => leading,
+                Brain::Following(following) => return following.wait_for_the_end().await,
+                Brain::Alone(_) | Brain::Gone => return,
+            };
             // One that has no connection at this moment may come back for it.
             let open = |link: &Link| !link.lost && !link.outbox.is_empty();
             if leading.deposed || !leading.links.iter().any(open) {
+                // Followers wait for that.
+                leading.links.iter_mut().for_each(|link| link.connection = None);
                 return;
             }
             match tokio::time::timeout_at(until, leading.next()).await {
-                Ok(ToLeader::Host(event)) => self.hear_host(event),
+                Ok(ToLeader::Host(event)) => self.hear_host(*event),
                 Ok(ToLeader::Store(_)) => {}
                 Err(_) => return,
             }

@@ -39,7 +39,7 @@ pub enum FromStore {
     /// Who leads now, if any launcher does.
     Leader(Option<Leader>),
     /// This launcher has been elected.
-    Elected(Elected),
+    Elected(Box<Elected>),
     /// The leadership of this epoch is over, or the store lost it.
     Deposed(u64),
     /// This write of the record is stored.
@@ -57,6 +57,8 @@ pub struct Elected {
     pub office: Office,
     /// What the leader before it left.
     pub record: Option<Record>,
+    /// The epoch of the leader before it, if the store has it.
+    pub last: Option<u64>,
 }
 
 /// The leader's pen.
@@ -188,11 +190,6 @@ impl Meeting {
         leader.launch == self.launcher
     }
 
-    /// The highest epoch that was seen.
-    pub fn epoch(&self) -> u64 {
-        self.group.highest_epoch()
-    }
-
     /// Stands for election, until it is elected or stands down.
     pub fn campaign(&mut self) {
         if self.campaign.is_some() {
@@ -204,11 +201,12 @@ impl Meeting {
             match membership.campaign().await {
                 Ok(leadership) => {
                     // A store that was wiped has none; what was last read of it counts.
+                    let last = leadership.record().map(|record| record.epoch);
                     let kept = leadership.record().and_then(|record| read(&record.body));
                     let record = kept.or_else(|| record.borrow().clone());
                     let (wanted, orders) = mpsc::unbounded_channel();
                     let office = Office { epoch: leadership.epoch(), wanted };
-                    let _ = sender.send(FromStore::Elected(Elected { office, record }));
+                    let _ = sender.send(FromStore::Elected(Box::new(Elected { office, record, last })));
                     tokio::spawn(hold(leadership, orders, sender));
                 }
                 Err(error) => {

@@ -305,9 +305,9 @@ impl Launcher {
                     self.end_attempt_if_over().await;
                 }
                 event = next_from_hosts(&mut self.brain) => match event {
-                    FromOthers::Leading(ToLeader::Host(event)) => self.hear_host(event),
+                    FromOthers::Leading(ToLeader::Host(event)) => self.hear_host(*event),
                     FromOthers::Leading(ToLeader::Store(news)) => self.hear_store_as_leader(news),
-                    FromOthers::Following(ToFollower::Leader(event)) => self.hear_leader(event),
+                    FromOthers::Following(ToFollower::Leader(event)) => self.hear_leader(*event),
                     FromOthers::Following(ToFollower::Store(news)) => self.hear_store_as_follower(news),
                 },
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),

@@ -101,7 +101,13 @@ impl Launcher {
                 }
                 return self.step_down_if_replaced();
             }
-            FromStore::Elected(Elected { office, .. }) => {
+            FromStore::Elected(elected) => {
+                let Elected { office, last, .. } = *elected;
+                if last.is_some_and(|last| last > leading.epoch) {
+                    // What is known here is older than what that one has done.
+                    self.terminal.say("another launcher has led the job meanwhile".to_owned());
+                    return self.step_down();
+                }
                 // The store was wiped, or away for longer than the lease: what it had is written anew.
                 self.terminal.say(format!("this host leads again (epoch {})", office.epoch));
                 (leading.epoch, leading.office) = (office.epoch, Some(office));
@@ -170,19 +176,24 @@ impl Launcher {
 
     /// The leader is lost, and this launcher was elected: it goes on from the leader's record and from what hosts report again.
     pub(super) fn take_over(&mut self, elected: Elected) {
-        let Elected { office, record } = elected;
+        let Elected { office, record, .. } = elected;
         let Brain::Following(following) = &mut self.brain else { return };
         if following.is_connected() || following.cut_off {
             // The leader is there after all. The office goes back to the store with this.
             return;
         }
         let epoch = office.epoch;
-        let Some(record) = record else {
+        let Some(mut record) = record else {
             self.terminal.say("the leader is lost and has left no record".to_owned());
             return self.cut_off();
         };
         let now = clock::now();
         let spec = following.spec.clone();
+        let me = self.crew.seat.group_rank;
+        if let Some(mine) = record.seats.get_mut(me as usize) {
+            // It may have got its place so late that no record has it.
+            mine.member = following.member();
+        }
         // The leader may have started an attempt that its record does not have yet.
         let known = record.attempt >= self.attempt;
         let running = known && record.running;
@@ -206,7 +217,6 @@ impl Launcher {
         let Brain::Following(following) = before else { return };
         let parts = following.into_parts();
         let names = (record.job.clone(), record.launch.clone());
-        let me = self.crew.seat.group_rank;
         let mut leading =
             Leading::of(job, merge, me, parts.listener, parts.plan, names, parts.meeting, office);
         let reader = self.board.reader();

@@ -19,7 +19,7 @@ use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy};
 use mainstay_core::recovery::policy::{Budget, Settings};
 
 /// Seeds of a usual run of the suite: some seconds without optimisation.
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 800;
 
 /// More steps than any run needs that ends at all.
 const MOST_STEPS: u32 = 40_000;
@@ -56,6 +56,8 @@ struct Store {
     away: bool,
     leader: Option<(usize, u64)>,
     record: Option<Record>,
+    /// The epoch of whom was elected last.
+    record_epoch: u64,
     /// What launchers last read of it: it counts where the store lost the record.
     read: Option<Record>,
 }
@@ -75,13 +77,15 @@ struct Leader {
 }
 
 struct Link {
+    /// Whose it is.
+    launcher: String,
     reports_in: Inbox,
     commands: Outbox<Command>,
 }
 
 impl Link {
-    fn new() -> Link {
-        Link { reports_in: Inbox::default(), commands: Outbox::new(100_000) }
+    fn new(launcher: &str) -> Link {
+        Link { launcher: launcher.to_owned(), reports_in: Inbox::default(), commands: Outbox::new(100_000) }
     }
 }
 
@@ -95,6 +99,8 @@ struct Host {
     log: Vec<Report>,
     /// Whom it follows, and since when by epoch.
     follows: (usize, u64),
+    /// The launcher that is.
+    leader: String,
     reports: Outbox<Report>,
     commands_in: Inbox,
     up: VecDeque<(u64, Report)>,
@@ -111,8 +117,9 @@ struct Host {
 }
 
 impl Host {
-    fn new(seated: Seated, follows: (usize, u64)) -> Host {
+    fn new(seated: Seated, follows: (usize, u64), leader: &str) -> Host {
         Host {
+            leader: leader.to_owned(),
             seated,
             living: BTreeMap::new(),
             waiting: BTreeSet::new(),
@@ -156,9 +163,10 @@ impl Host {
     }
 
     /// Follows another leader: all that was seen is reported again.
-    fn follow(&mut self, leader: (usize, u64)) {
+    fn follow(&mut self, follows: (usize, u64), leader: &str) {
         self.disconnect();
-        self.follows = leader;
+        self.follows = follows;
+        leader.clone_into(&mut self.leader);
         (self.reports, self.commands_in) = (Outbox::new(100_000), Inbox::default());
         for report in self.log.clone() {
             self.reports.push(report).expect("room");
@@ -178,8 +186,8 @@ struct World {
     hosts: Vec<Host>,
     /// Restarts that some leader has decided.
     counted: BTreeSet<Attempt>,
-    /// Which epoch started an attempt.
-    started_by: BTreeMap<Attempt, u64>,
+    /// Which leader started an attempt.
+    started_by: BTreeMap<Attempt, String>,
     faults: bool,
     in_process: bool,
     port: u16,
@@ -204,7 +212,8 @@ impl World {
         let mut out = Vec::new();
         let spec = JobSpec { world_size: round[0].seat.world_size, ..JobSpec::default() };
         let job = Job::begin(Mono(1), spec, settings(), &mut out);
-        let mut hosts: Vec<Host> = round.iter().cloned().map(|seated| Host::new(seated, (0, 1))).collect();
+        let mut hosts: Vec<Host> =
+            round.iter().cloned().map(|seated| Host::new(seated, (0, 1), "l0")).collect();
         let record = record(0, &round, None, false);
         hosts[0].leads = Some(Box::new(leader(job, Merge::new(round, PATIENCE), 1)));
         let mut world = World {
@@ -215,6 +224,7 @@ impl World {
                 away: false,
                 leader: Some((0, 1)),
                 record: Some(record.clone()),
+                record_epoch: 1,
                 read: Some(record),
             },
             highest_epoch: 1,
@@ -287,7 +297,7 @@ impl World {
     fn command(&mut self, me: usize, seat: usize, command: Command) {
         let epoch = self.leader(me).epoch;
         if seat == me {
-            return self.obey(seat, epoch, command);
+            return self.obey(seat, (me, epoch), command);
         }
         let number = self.leader(me).links[seat].commands.push(command.clone()).expect("room");
         let host = &mut self.hosts[seat];
@@ -340,7 +350,7 @@ impl World {
         self.report(seat, Report::Fact { fact: Fact::AttemptEnded { attempt, orphans_killed: 0, waiting } });
     }
 
-    fn obey(&mut self, seat: usize, epoch: u64, command: Command) {
+    fn obey(&mut self, seat: usize, (from, epoch): (usize, u64), command: Command) {
         let fails = self.faults && self.chance.one_in(60);
         assert!(epoch >= self.hosts[seat].follows.1, "an order of a leader that was replaced is obeyed");
         match command {
@@ -350,8 +360,9 @@ impl World {
                 self.report(seat, Report::Opened { attempt, port });
             }
             Command::Start { attempt, in_process, master_port, .. } => {
-                let by = *self.started_by.entry(attempt).or_insert(epoch);
-                assert_eq!(by, epoch, "{attempt} is started by two leaders");
+                let leader = self.hosts[from].seated.member.launcher.clone();
+                let by = self.started_by.entry(attempt).or_insert(leader.clone());
+                assert_eq!(*by, leader, "{attempt} is started by two leaders");
                 assert!(attempt.0 == 0 || self.counted.contains(&attempt), "{attempt} was counted by nobody");
                 assert!(attempt.0 <= BUDGET, "{attempt} is beyond the budget");
                 let host = &mut self.hosts[seat];
@@ -360,8 +371,12 @@ impl World {
                     "{attempt} starts once on a host"
                 );
                 host.attempt = Some(attempt);
+                if !in_process && !host.living.is_empty() {
+                    // A host whose leader does not know of its ranks.
+                    let fact = Fact::StartFailed { attempt, error: "ranks still run here".to_owned() };
+                    return self.report(seat, Report::Fact { fact });
+                }
                 let living = &host.living;
-                assert!(in_process || living.is_empty(), "{living:?} still live at the start of {attempt}");
                 assert!(
                     living.keys().all(|rank| host.waiting.contains(rank)),
                     "a rank that does not wait lives at the start of {attempt}"
@@ -424,21 +439,31 @@ impl World {
             20 if self.chance.one_in(10) => self.hosts[seat].cut = true,
             21 if self.chance.one_in(20) => {
                 self.store.away = true;
-                if self.chance.one_in(3) {
-                    (self.store.leader, self.store.record) = (None, None);
+                // A replaced leader that does not know it, and a store that forgets who replaced it, are too much at once:
+                // the epochs of both may be the same then.
+                let leaders = self.hosts.iter().filter(|host| host.leads.is_some()).count();
+                if self.chance.one_in(3) && leaders < 2 {
+                    (self.store.leader, self.store.record, self.store.record_epoch) = (None, None, 0);
                 }
             }
             _ => {}
         }
         for seat in 0..self.hosts.len() {
             self.settle(seat);
+            // A launcher that is gone, or leads no more, ends its connections.
+            if self.hosts[self.hosts[seat].follows.0].leads.is_none() {
+                self.hosts[seat].disconnect();
+            }
         }
     }
 
     /// Whether there is another host that can go on with the job.
     fn another_lives(&self, seat: usize) -> bool {
-        let knows = |host: &Host| !host.crashed && host.attempt.is_some();
-        self.hosts.iter().enumerate().any(|(of, host)| of != seat && knows(host))
+        let up_to_date = |of: usize, host: &Host| {
+            host.leads.as_ref().is_none_or(|leader| self.store.leader == Some((of, leader.epoch)))
+        };
+        let mut others = self.hosts.iter().enumerate().filter(|(of, _)| *of != seat);
+        others.any(|(of, host)| !host.crashed && up_to_date(of, host))
     }
 
     fn deliver_up(&mut self, seat: usize) {
@@ -468,7 +493,7 @@ impl World {
             return self.hosts[seat].disconnect();
         }
         match self.hosts[seat].commands_in.receive(number) {
-            Received::New => self.obey(seat, epoch, command),
+            Received::New => self.obey(seat, (self.hosts[seat].follows.0, epoch), command),
             Received::Again => {}
             Received::Gap => panic!("a connection keeps the order"),
         }
@@ -484,17 +509,31 @@ impl World {
     fn reconnect(&mut self, seat: usize) {
         let (to, epoch) = self.hosts[seat].follows;
         let host = &self.hosts[seat];
-        if host.connected || !host.runs() || host.leads.is_some() || to == seat || !self.hosts[to].runs() {
+        let (there, leads) = (&self.hosts[to], host.leads.is_some());
+        // Another launcher may have the place of the one that led.
+        let is_it = there.runs() && there.seated.member.launcher == host.leader;
+        if host.connected || !host.runs() || leads || to == seat || !is_it {
             return;
         }
-        let seated = host.seated.clone();
+        let (seated, now) = (host.seated.clone(), self.now);
         let have = host.commands_in.have();
         let Some(leader) = self.hosts[to].leads.as_mut().filter(|leader| leader.epoch >= epoch) else {
             return;
         };
-        if leader.merge.lost_seats().iter().any(|lost| lost.seat == seated.seat) {
+        let known = leader.links[seat].launcher == seated.member.launcher;
+        if known && leader.merge.lost_seats().iter().any(|lost| lost.seat == seated.seat) {
             // It was taken for lost: it is refused, stops its ranks and ends.
             return self.hosts[seat].crash();
+        }
+        if leader.links[seat].launcher != seated.member.launcher {
+            // The leader before gave it a place that no record has: for this one it waits for a place.
+            if leader.merge.lost_seats().iter().any(|lost| lost.seat == seated.seat) {
+                leader.links[seat] = Link::new(&seated.member.launcher);
+                leader.merge.taken(now, seated, &mut leader.next);
+            } else {
+                leader.merge.lost(now, seat as u32, "it does not come back", &mut leader.next);
+            }
+            return;
         }
         let link = &mut leader.links[seat];
         link.commands.acknowledged(have);
@@ -519,6 +558,7 @@ impl World {
             return;
         }
         let Some(now) = self.store.leader else { return };
+        let leader = self.hosts[now.0].seated.member.launcher.clone();
         let host = &mut self.hosts[seat];
         if now.0 == seat || now.1 <= host.follows.1.max(host.leads.as_ref().map_or(0, |leader| leader.epoch))
         {
@@ -528,10 +568,10 @@ impl World {
             // It was only slow, and steps down: its ranks end with it.
             return host.crash();
         }
-        if now.0 == host.follows.0 {
+        if leader == host.leader {
             host.follows.1 = now.1;
         } else {
-            host.follow(now);
+            host.follow(now, &leader);
         }
     }
 
@@ -540,13 +580,16 @@ impl World {
         if !self.reaches_store(seat) || self.hosts[seat].leads.is_none() {
             return;
         }
+        let mine = self.leader(seat).epoch;
         match self.store.leader {
-            Some((of, epoch)) if of == seat && epoch == self.leader(seat).epoch => {}
+            Some((of, epoch)) if of == seat && epoch == mine => {}
+            // Another one has led meanwhile, and is lost too: what this one knows is old.
+            None if self.store.record_epoch > mine => return self.hosts[seat].crash(),
             // The store lost it: it is elected again, if no one else is.
             None => {
                 self.highest_epoch += 1;
                 let epoch = self.highest_epoch;
-                self.store.leader = Some((seat, epoch));
+                (self.store.leader, self.store.record_epoch) = (Some((seat, epoch)), epoch);
                 self.leader(seat).epoch = epoch;
                 self.hosts[seat].follows = (seat, epoch);
             }
@@ -578,17 +621,18 @@ impl World {
     /// A follower without a leader takes its place.
     fn elect(&mut self, seat: usize) {
         let host = &self.hosts[seat];
-        let may =
-            host.leads.is_none() && !host.connected && host.attempt.is_some() && host.finished.is_none();
+        let may = host.leads.is_none() && !host.connected && host.finished.is_none();
         if !may || !self.reaches_store(seat) || self.store.leader.is_some() {
             return;
         }
-        let Some(record) = self.store.record.clone().or_else(|| self.store.read.clone()) else { return };
+        let Some(mut record) = self.store.record.clone().or_else(|| self.store.read.clone()) else { return };
+        // It may have got its place so late that no record has it.
+        record.seats[seat] = host.seated.clone();
         let now = Stamp { mono: self.now, wall: Wall(i64::try_from(self.now.0).expect("small")) };
         self.highest_epoch += 1;
         self.leaders += 1;
         let epoch = self.highest_epoch;
-        self.store.leader = Some((seat, epoch));
+        (self.store.leader, self.store.record_epoch) = (Some((seat, epoch)), epoch);
         let here = host.attempt.unwrap_or_default();
         let attempt = record.attempt.max(here);
         let running = record.running && record.attempt >= here;
@@ -601,7 +645,8 @@ impl World {
         let spec = JobSpec { world_size: record.seats[0].seat.world_size, ..JobSpec::default() };
         let job = Job::resume(self.now, spec, settings(), carried, &ranks);
         let log = std::mem::take(&mut self.hosts[seat].log);
-        self.hosts[seat].follow((seat, epoch));
+        let me = self.hosts[seat].seated.member.launcher.clone();
+        self.hosts[seat].follow((seat, epoch), &me);
         let mut leader = leader(job, merge, epoch);
         for report in &log {
             leader.merge.report(self.now, seat as u32, report.clone(), &mut leader.next);
@@ -654,11 +699,12 @@ impl World {
             return leader.merge.lost(now, seat as u32, "it crashed", &mut leader.next);
         }
         let epoch = leader.epoch;
-        leader.links[seat] = Link::new();
         let member = Member { launcher: format!("{}+", seated.member.launcher), ..seated.member };
         let seated = Seated { member, ..seated };
+        leader.links[seat] = Link::new(&seated.member.launcher);
         leader.merge.taken(now, seated.clone(), &mut leader.next);
-        self.hosts[seat] = Host::new(seated, (me, epoch));
+        let leader = self.hosts[me].seated.member.launcher.clone();
+        self.hosts[seat] = Host::new(seated, (me, epoch), &leader);
     }
 
     fn end_trouble(&mut self, seat: usize) {
@@ -682,9 +728,9 @@ impl World {
     fn finish_ranks(&mut self) {
         for seat in 0..self.hosts.len() {
             let host = &self.hosts[seat];
-            let living: Vec<Rank> =
-                host.living.keys().copied().filter(|rank| !host.waiting.contains(rank)).collect();
-            for rank in living.into_iter().filter(|_| self.hosts[seat].runs()) {
+            let runs = |rank: &Rank| host.runs() && !host.waiting.contains(rank);
+            let living: Vec<Rank> = host.living.keys().copied().filter(runs).collect();
+            for rank in living {
                 self.exited(seat, rank, ExitStatus::Code(0), false);
             }
         }
@@ -705,7 +751,7 @@ fn settings() -> Settings {
 }
 
 fn leader(job: Job, merge: Merge, epoch: u64) -> Leader {
-    let links = merge.seats().map(|_| Link::new()).collect();
+    let links = merge.seats().map(|seated| Link::new(&seated.member.launcher)).collect();
     Leader {
         job,
         merge,
@@ -733,7 +779,7 @@ fn record(me: usize, seats: &[Seated], ended: Option<i32>, running: bool) -> Rec
     }
 }
 
-/// Runs a seed; how many leaders there were.
+/// Runs a seed; how many leaders there were, or 0 if all launchers were lost.
 fn run(seed: u64) -> u32 {
     let mut world = World::new(seed);
     let quiet_after = 200 + world.chance.below(2500) as u32;
@@ -745,6 +791,10 @@ fn run(seed: u64) -> u32 {
             world.finish_ranks();
         }
         world.step();
+        if world.hosts.iter().all(|host| host.crashed) {
+            // Leaders that stepped down were the last: the scheduler starts the job again.
+            return 0;
+        }
         if world.is_over() {
             break;
         }
@@ -791,12 +841,16 @@ fn no_limit_is_broken_while_leaders_come_and_go() {
         Some(seed) => seed..seed + 1,
         None => 0..number("MAINSTAY_SEEDS").unwrap_or(SEEDS),
     };
-    let (mut most, count) = (0, seeds.end - seeds.start);
+    let (mut most, mut lost, count) = (0, 0, seeds.end - seeds.start);
     for seed in seeds {
         match std::panic::catch_unwind(|| run(seed)) {
-            Ok(leaders) => most = most.max(leaders),
+            Ok(leaders) => {
+                most = most.max(leaders);
+                lost += u64::from(leaders == 0);
+            }
             Err(_) => panic!("seed {seed} breaks a limit; run it again with MAINSTAY_SEED={seed}"),
         }
     }
     assert!(count < 100 || most > 2, "leaders are replaced in these runs, and replaced again");
+    assert!(lost <= count / 20, "{lost} of {count} jobs lost all of their launchers");
 }

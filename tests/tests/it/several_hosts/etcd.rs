@@ -111,3 +111,10 @@ pub fn pair() -> u16 {
         }
     }
 }
+
+/// Waits until someone listens there.
+pub fn wait_for_port(port: u16) {
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

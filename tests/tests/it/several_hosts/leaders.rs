@@ -149,7 +149,8 @@ fn three_hosts_of_the_job_run_etcd_and_lose_one_with_its_leader() {
     if !has_client() || !has_etcd() {
         return;
     }
-    let endpoints: Vec<String> = (0..3).map(|_| format!("127.0.0.1:{}", super::etcd::pair())).collect();
+    let ports: Vec<u16> = (0..3).map(|_| super::etcd::pair()).collect();
+    let endpoints: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     let cluster = Cluster::meeting_at(4, &format!("--rdzv-endpoint {}", endpoints.join(",")));
     let options = "--nnodes 3 --rdzv-conf lease=6";
     let mut jobs: Vec<Job> = Vec::new();
@@ -158,6 +159,7 @@ fn three_hosts_of_the_job_run_etcd_and_lose_one_with_its_leader() {
         if host < 3 {
             // Each takes the first endpoint that is free on this machine.
             jobs[host].wait_until_said("coordination: etcd runs on this host");
+            super::etcd::wait_for_port(ports[host]);
         }
     }
     let of_rank_0 = cluster.host_with("waits.0.0");
