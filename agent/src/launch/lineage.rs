@@ -42,6 +42,8 @@ pub struct Output {
     pub on_purpose: bool,
     /// The run's name without the id.
     name: String,
+    /// Whether an earlier launch noted the run.
+    is_noted: bool,
 }
 
 impl Output {
@@ -92,8 +94,10 @@ fn output(log_dir: &Path, directory: &Path, kind: &str, name: String, place: &st
     let _ = std::fs::create_dir_all(directory);
     let id = directory_id(directory);
     let run = id.as_ref().and_then(|id| noted(log_dir, id)).filter(|run| is_kind(run, kind));
+    let is_noted = run.is_some();
     let run = run.unwrap_or_else(|| identified(&name, place));
-    Output { directory: directory.to_owned(), kind: kind.to_owned(), run, id, on_purpose: false, name }
+    let (directory, kind) = (directory.to_owned(), kind.to_owned());
+    Output { directory, kind, run, id, on_purpose: false, name, is_noted }
 }
 
 /// Names of runs of trainers' files have their folder's name behind a colon.
@@ -257,7 +261,8 @@ pub fn choose(
             }
         }
     };
-    if run != output.run && !is_empty(output) {
+    // What lies in a directory of which nothing is known is the user's to know.
+    if run != output.run && output.is_noted && !is_empty(output) {
         bail!(
             "--resume-from {value}: {place} has checkpoints of run {} already; name an empty directory for run {run}",
             output.run
@@ -379,6 +384,9 @@ mod tests {
         assert!(refused("~", Ok(&one)).contains("NAME~ID"));
         assert!(refused("/nowhere/at/all", Ok(&one)).contains("no directory"));
         std::fs::write(out.join("model"), "of its own").expect("a file");
+        assert_eq!(chosen("train~2", Ok(&two)).expect("a run"), resumed("train:out~2"));
+        std::fs::create_dir_all(logs.join("train")).expect("a directory");
+        note(&logs, &logs.join("train"), &[at(&logs, &out, "auto", "train:out")]);
         assert!(refused("train~2", Ok(&two)).contains("name an empty directory"));
     }
 }

@@ -19,8 +19,8 @@ fn without_options_everything_goes_to_the_users_own_places_and_is_found_there() 
     job.mark("up");
     let runs = stage.home().join(".local/state/mainstay/runs");
     let names = fs::read_dir(&runs).expect("runs").flatten().map(|run| run.file_name());
-    // What was learned of jobs lies beside their runs.
-    let names: Vec<_> = names.filter(|name| name != ".learned").collect();
+    // What was learned of jobs, and which directories are whose, is next to their runs.
+    let names: Vec<_> = names.filter(|name| !name.as_encoded_bytes().starts_with(b".")).collect();
     let [name] = &names[..] else { panic!("one run: {names:?}") };
     let name = name.to_string_lossy().into_owned();
     let mut status = std::process::Command::new(mainstay());
