@@ -34,6 +34,7 @@ use crate::launch::gather::{self, Together};
 use crate::launch::hosts::HostsPlan;
 use crate::launch::order::Ordered;
 use crate::launch::places::{self, Places};
+use crate::launch::sealing::Sealing;
 use crate::launch::{Beside, Launcher, Outside, Settings, Warm};
 use crate::link;
 use crate::os::cgroup::Cgroup;
@@ -47,6 +48,9 @@ const SENSE_EVERY: Duration = Duration::from_secs(5);
 
 /// A terminal that takes nothing of what is left for so long is not read.
 const UNREAD_FOR: Duration = Duration::from_secs(5);
+
+/// The status of a job that could not be started, as the core has it (`EX_SOFTWARE`).
+const NOT_STARTED: i32 = 70;
 
 /// The closing line is waited for so long where nobody reads.
 const CLOSING_WITHIN: Duration = Duration::from_millis(500);
@@ -152,19 +156,28 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let say = |text: String| terminal.say(text);
     let pool = crew.checkpoint_pool.as_deref();
     let watches = !plan.settings.checkpoints.watch.is_empty();
+    let sealing = Sealing::of(
+        &plan.settings.run_id,
+        &plan.settings.checkpoints.watch,
+        &sockets,
+        (&log_dir, &places.run_dir),
+    );
     let restoring = async {
         link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, pool, watches, &say)
             .await;
-        for (kind, directory) in &plan.settings.checkpoints.watch {
-            let name = directory.file_name().unwrap_or_default().to_string_lossy();
-            let run = format!("{}:{name}", plan.settings.run_id);
-            link::checkpoint::restore_files(&sockets, &run, directory, kind, &say).await;
+        match &sealing {
+            Some(sealing) => sealing.go_back(false, &say).await,
+            None => Ok(()),
         }
     };
     tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
-        () = restoring => {}
+        back = restoring => if let Err(words) = back {
+            terminal.say(words);
+            terminal.flush(Duration::from_millis(500));
+            return Ok(NOT_STARTED);
+        }
     }
     let link = tokio::spawn(link::agent::keep(sockets, JobId(crew.job.clone()), link_sender));
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
@@ -175,7 +188,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         plan.settings,
         crew,
         board,
-        Beside { guardian, keeper, cgroup, together },
+        Beside { guardian, keeper, cgroup, together, sealing },
         terminal,
         warm,
     );

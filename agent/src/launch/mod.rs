@@ -17,6 +17,7 @@ mod prefix;
 mod round;
 mod ruling;
 mod save;
+pub mod sealing;
 mod shell;
 mod signatures;
 mod spare;

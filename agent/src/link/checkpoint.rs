@@ -32,10 +32,10 @@ pub async fn restore(
     directory: &Path,
     pool: Option<&Path>,
     watches_trainer: bool,
-    say: &dyn Fn(String),
+    say: &(dyn Fn(String) + Sync),
 ) {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, run, directory, pool, "", say).await {
+        match ask(socket, run, Asking { directory, pool, kind: "", again: false }, say).await {
             Ok(Some(result)) if is_news(&result, watches_trainer) => return say(told(&result)),
             Ok(_) => return,
             Err(status) if status.code() == Code::Aborted => {
@@ -51,50 +51,79 @@ pub async fn restore(
     }
 }
 
-/// The same for a directory into which the trainer writes in its own way, and which is watched from then on.
+/// What came of asking for a directory into which the trainer writes in its own way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is watched, and what was found is said; what keeps copies of it, in words.
+    Done(String),
+    /// Nothing whole is left of what was sealed: the trainer is not to be started.
+    Lost(String),
+    /// No agent answers, or it keeps no checkpoints.
+    NoAgent,
+}
+
+/// What is asked for.
+struct Asking<'a> {
+    directory: &'a Path,
+    pool: Option<&'a Path>,
+    kind: &'a str,
+    again: bool,
+}
+
+/// The same for a directory into which the trainer writes in its own way, and which is watched from then on. `again`: the job has run
+/// before.
 pub async fn restore_files(
     sockets: &[PathBuf],
     run: &str,
     directory: &Path,
     kind: &str,
-    say: &dyn Fn(String),
-) {
+    again: bool,
+    say: &(dyn Fn(String) + Sync),
+) -> Answer {
     let place = directory.display();
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, run, directory, None, kind, say).await {
+        match ask(socket, run, Asking { directory, pool: None, kind, again }, say).await {
             Ok(result) => {
-                return say(format!(
-                    "{place}: {}",
-                    result.as_ref().map_or_else(|| "watched".to_owned(), told)
-                ));
+                say(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), told)));
+                return Answer::Done(result.map(|result| result.kept_by).unwrap_or_default());
             }
-            Err(status) if status.code() != Code::Unavailable => {
-                return say(format!(
+            Err(status) if status.code() == Code::DataLoss => {
+                return Answer::Lost(status.message().to_owned());
+            }
+            Err(status) if is_no_keeper(&status) => {
+                tracing::debug!(socket = %socket.display(), %status, "no restore");
+            }
+            Err(status) => {
+                say(format!(
                     "{place}: not restored: {}; the trainer finds what lies there",
                     status.message()
                 ));
+                return Answer::Done(String::new());
             }
-            Err(status) => tracing::debug!(socket = %socket.display(), %status, "no restore"),
         }
     }
-    say(format!("{place}: no agent answers: what the trainer writes there is kept on this host only"));
+    Answer::NoAgent
+}
+
+/// Whether whoever answered, if anyone did, keeps no checkpoints at all.
+fn is_no_keeper(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::FailedPrecondition | Code::DeadlineExceeded)
 }
 
 async fn ask(
     socket: &Path,
     run: &str,
-    directory: &Path,
-    pool: Option<&Path>,
-    kind: &str,
-    say: &dyn Fn(String),
+    asking: Asking<'_>,
+    say: &(dyn Fn(String) + Sync),
 ) -> Result<Option<RestoreResult>, Status> {
+    let Asking { directory, pool, kind, again } = asking;
     let late = |_| Status::deadline_exceeded("the agent does not answer");
     let channel = tokio::time::timeout(ANSWER_WITHIN, channel(socket.to_owned())).await.map_err(late)??;
     let mut client = CheckpointServiceClient::new(channel);
     let directory = directory.display().to_string();
     let pool = pool.map(|pool| pool.display().to_string()).unwrap_or_default();
     let (run, files_kind) = (run.to_owned(), kind.to_owned());
-    let request = RestoreCheckpointRequest { run, directory, ranks: Vec::new(), pool, files_kind };
+    let request = RestoreCheckpointRequest { run, directory, ranks: Vec::new(), pool, files_kind, again };
     let answer =
         tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
     let mut messages = answer?.into_inner();

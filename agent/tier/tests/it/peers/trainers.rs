@@ -138,7 +138,7 @@ fn a_host_that_is_lost_gets_its_files_back_before_its_ranks_start() {
     fs::create_dir_all(all[1].path().join("iter_0000020")).unwrap();
     fs::write(all[1].path().join("iter_0000020/x"), b"half").unwrap();
     let watch = all[2].replace(Kind::Auto);
-    let restored = watch.restore(&|_| {}).unwrap();
+    let restored = watch.restore(false, &|_| {}).unwrap();
     assert_eq!(restored.decision.step.map(|key| key.step), Some(10));
     assert_eq!(restored.fetched, 1, "its own part, and no other host's");
     has_megatron(&all[2], 2, 10);
@@ -148,7 +148,8 @@ fn a_host_that_is_lost_gets_its_files_back_before_its_ranks_start() {
     megatron(&all, 30);
     all[1].wait_for(30, 2);
     // The same host again: nothing has to be moved.
-    let again = all[1].files.as_ref().unwrap().find(all[1].path(), RUN).unwrap().restore(&|_| {}).unwrap();
+    let again =
+        all[1].files.as_ref().unwrap().find(all[1].path(), RUN).unwrap().restore(false, &|_| {}).unwrap();
     assert_eq!((again.decision.step.map(|key| key.step), again.bytes), (Some(30), 0));
 }
 
@@ -242,8 +243,9 @@ fn what_only_this_host_has_is_set_aside_where_a_trainer_would_take_it() {
     all[0].wait_for(100, 2);
     write(&all[0], 0, 200);
     until("its part", || own_steps(&all[0]).contains(&200));
-    all[1].replace(Kind::HuggingFace).restore(&|_| {}).unwrap();
-    let back = all[0].files.as_ref().unwrap().find(all[0].path(), RUN).unwrap().restore(&|_| {}).unwrap();
+    all[1].replace(Kind::HuggingFace).restore(false, &|_| {}).unwrap();
+    let back =
+        all[0].files.as_ref().unwrap().find(all[0].path(), RUN).unwrap().restore(false, &|_| {}).unwrap();
     assert_eq!(back.decision.step.map(|key| key.step), Some(100));
     for trainer in &all {
         let names: Vec<String> = fs::read_dir(trainer.path())

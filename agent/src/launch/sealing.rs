@@ -1,0 +1,256 @@
+//! The trainer's own checkpoints, over a job's starts: before each of them it is decided to which step the job goes back. The agent does
+//! it where one keeps checkpoints; else this launcher does, and then what is sealed has no copy beyond this host.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mainstay_core::base::id::Attempt;
+use mainstay_core::checkpoint::files::Kind;
+use mainstay_tier::files::{FileWatch, Files, FilesError, Plan, Wanted};
+use mainstay_tier::peer::wire::Patience;
+use mainstay_tier::peer::{Progress, Service, Settings};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::shell::{Ended, Launcher};
+use crate::link::checkpoint::{self, Answer};
+
+/// Time from one look at the directories to the next.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The directories that `--checkpoint-watch` names.
+#[derive(Clone, Debug)]
+pub struct Sealing {
+    run_id: String,
+    watch: Vec<(String, PathBuf)>,
+    sockets: Vec<PathBuf>,
+    /// Where this launcher keeps its notes where no agent does.
+    home: PathBuf,
+    /// What belongs to this launch alone.
+    run_dir: PathBuf,
+    own: Arc<Mutex<Option<Arc<Files>>>>,
+}
+
+impl Sealing {
+    /// Of a job whose logs are in `log_dir`, this launch's in `run_dir`; none where nothing is watched.
+    pub fn of(
+        run_id: &str,
+        watch: &[(String, PathBuf)],
+        sockets: &[PathBuf],
+        (log_dir, run_dir): (&Path, &Path),
+    ) -> Option<Sealing> {
+        (!watch.is_empty()).then(|| Sealing {
+            run_id: run_id.to_owned(),
+            watch: watch.to_vec(),
+            sockets: sockets.to_vec(),
+            // Run directories do not begin with a dot.
+            home: log_dir.join(".sealed"),
+            run_dir: run_dir.to_owned(),
+            own: Arc::default(),
+        })
+    }
+
+    /// Goes back to the newest whole step in each directory. `again`: the job has run before.
+    ///
+    /// # Errors
+    /// Why the ranks must not be started: nothing whole is left of what was sealed.
+    pub async fn go_back(&self, again: bool, say: &(dyn Fn(String) + Sync)) -> Result<(), String> {
+        for (kind, directory) in &self.watch {
+            let place = directory.display();
+            let name = directory.file_name().unwrap_or_default().to_string_lossy();
+            let run = format!("{}:{name}", self.run_id);
+            let answer = checkpoint::restore_files(&self.sockets, &run, directory, kind, again, say).await;
+            let kept_by = match answer {
+                Answer::Done(kept_by) if kept_by.is_empty() => "no other copy is kept".to_owned(),
+                Answer::Done(kept_by) => format!("copies: {kept_by}"),
+                Answer::Lost(words) => return Err(words),
+                Answer::NoAgent => {
+                    self.go_back_alone(kind, directory, again, say).await?;
+                    "no agent keeps copies of it".to_owned()
+                }
+            };
+            if !again {
+                say(format!("{place}: checkpoints in it are sealed where they are; {kept_by}"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn go_back_alone(
+        &self,
+        kind: &str,
+        directory: &Path,
+        again: bool,
+        say: &(dyn Fn(String) + Sync),
+    ) -> Result<(), String> {
+        let (told, mut tells) = mpsc::unbounded_channel();
+        let (sealing, kind, directory) = (self.clone(), kind.to_owned(), directory.to_owned());
+        let place = directory.display().to_string();
+        let work = tokio::task::spawn_blocking(move || {
+            let watch = sealing.watch(&kind, &directory)?;
+            let tell = |at: Progress| {
+                if !at.told.is_empty() {
+                    let _ = told.send(format!("checkpoint: {}", at.told));
+                }
+            };
+            watch.restore(again, &tell)
+        });
+        // It ends when the work does, which drops its end.
+        while let Some(line) = tells.recv().await {
+            say(line);
+        }
+        match work.await {
+            Ok(Ok(restored)) => {
+                let none = || format!("{place}: no whole step is known");
+                say(restored
+                    .decision
+                    .step
+                    .map_or_else(none, |key| format!("{place}: step {} is whole", key.step)));
+                Ok(())
+            }
+            Ok(Err(FilesError::Lost(words))) => Err(words),
+            Ok(Err(error)) => {
+                say(format!("{place}: not sealed: {error}; the trainer finds what lies there"));
+                Ok(())
+            }
+            Err(error) => Err(format!("{place}: {error}")),
+        }
+    }
+
+    fn watch(&self, kind: &str, directory: &Path) -> Result<Arc<FileWatch>, FilesError> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = match &*own {
+            Some(files) => Arc::clone(files),
+            None => {
+                let files = Arc::new(self.files()?);
+                *own = Some(Arc::clone(&files));
+                files
+            }
+        };
+        let name = directory.file_name().unwrap_or_default().to_string_lossy();
+        let wanted = Wanted {
+            directory: directory.to_owned(),
+            run: format!("{}:{name}", self.run_id),
+            user: None,
+            rules: Kind::parse(kind).unwrap_or(Kind::Auto).rules(),
+            expect: 0,
+            quiet: 0,
+            hosts: Vec::new(),
+            // Without an agent, nobody else looks at it.
+            shared: Some(false),
+        };
+        let watch = files.watch(wanted)?;
+        if !watch.has_sealed() {
+            std::fs::create_dir_all(directory)
+                .map_err(|source| FilesError::Io { path: directory.to_owned(), source })?;
+        }
+        Ok(watch)
+    }
+
+    fn files(&self) -> Result<Files, FilesError> {
+        let failed = |error: String| FilesError::Manifest(error);
+        let name = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
+        let settings = Settings {
+            interval: LOOK_EVERY,
+            ..Settings::alone(self.run_dir.join("sealing"), name.unwrap_or_default())
+        };
+        let pass =
+            mainstay_tier::peer::token::Token::of_nobody().map_err(|error| failed(error.to_string()))?;
+        let service = Service::start(settings, pass).map_err(|error| failed(error.to_string()))?;
+        let plan = Plan {
+            home: self.home.clone(),
+            spool: self.run_dir.join("sealing/spool"),
+            hosts: Vec::new(),
+            interval: LOOK_EVERY,
+        };
+        Ok(Files::new(Arc::new(service), plan))
+    }
+}
+
+/// A start that waits until it is decided to which step the job goes back.
+#[derive(Debug)]
+pub(super) struct Starting {
+    attempt: Attempt,
+    in_process: bool,
+    port: Result<u16, String>,
+    task: JoinHandle<Result<(), String>>,
+    lines: mpsc::UnboundedReceiver<String>,
+}
+
+/// What comes of one.
+pub(super) enum Stage {
+    Said(String),
+    Done(Result<(), String>),
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The next that a start tells.
+pub(super) async fn next_stage(starting: &mut Option<Starting>) -> Stage {
+    let Some(starting) = starting else { return std::future::pending().await };
+    tokio::select! {
+        biased;
+        Some(line) = starting.lines.recv() => Stage::Said(line),
+        done = &mut starting.task => Stage::Done(done.unwrap_or_else(|error| Err(error.to_string()))),
+    }
+}
+
+impl Launcher {
+    /// Starts the ranks of an attempt, at once or when it is known from where they go on.
+    pub(super) async fn start(
+        &mut self,
+        attempt: Attempt,
+        port: Result<u16, String>,
+        in_process: bool,
+        ended: &mpsc::UnboundedSender<Ended>,
+    ) {
+        let Some(sealing) = self.sealing.clone().filter(|_| attempt.0 > 0 && port.is_ok()) else {
+            return self.start_at_once(attempt, port, in_process, ended).await;
+        };
+        let (told, lines) = mpsc::unbounded_channel();
+        let task = tokio::spawn(async move {
+            let say = move |line: String| {
+                let _ = told.send(line);
+            };
+            sealing.go_back(true, &say).await
+        });
+        self.starting = Some(Starting { attempt, in_process, port, task, lines });
+    }
+
+    pub(super) async fn stage(&mut self, stage: Stage, ended: &mpsc::UnboundedSender<Ended>) {
+        match stage {
+            Stage::Said(line) => self.terminal.say(line),
+            Stage::Done(done) => {
+                let Some(mut starting) = self.starting.take() else { return };
+                while let Ok(line) = starting.lines.try_recv() {
+                    self.terminal.say(line);
+                }
+                let port = done.and_then(|()| starting.port.clone());
+                self.start_at_once(starting.attempt, port, starting.in_process, ended).await;
+            }
+        }
+    }
+
+    async fn start_at_once(
+        &mut self,
+        attempt: Attempt,
+        port: Result<u16, String>,
+        in_process: bool,
+        ended: &mpsc::UnboundedSender<Ended>,
+    ) {
+        match in_process {
+            true => self.start_round(attempt, port, ended).await,
+            false => self.start_ranks(attempt, port, ended),
+        }
+    }
+
+    /// A start that has not come about yet does not, because the job is to end.
+    pub(super) fn give_up_start(&mut self) -> Option<Attempt> {
+        self.starting.take().map(|starting| starting.attempt)
+    }
+}
