@@ -571,8 +571,8 @@ fn refused(error: FilesError) -> Status {
 fn kept_by(peers: &Service, durable: Option<&Tier>) -> String {
     let others = peers.peers().len();
     let replicas = peers.redundancy().min(others);
-    let at_peers = match (peers.pieces().filter(|_| others > 0), replicas) {
-        (Some(parity), _) => Some(format!("{parity} pieces on peers")),
+    let at_peers = match (peers.parity().filter(|_| others > 0), replicas) {
+        (Some(_), _) => Some("pieces on peers".to_owned()),
         (None, 0) => None,
         (None, 1) => Some("1 replica on a peer".to_owned()),
         (None, several) => Some(format!("{several} replicas on peers")),

@@ -34,7 +34,7 @@ use crate::launch::gather::{self, Together};
 use crate::launch::hosts::HostsPlan;
 use crate::launch::order::Ordered;
 use crate::launch::places::{self, Places};
-use crate::launch::sealing::Sealing;
+use crate::launch::sealing::{Sealing, protection};
 use crate::launch::{Beside, Launcher, Outside, Settings, Warm};
 use crate::link;
 use crate::os::cgroup::Cgroup;
@@ -163,20 +163,26 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         (&log_dir, &places.run_dir),
     );
     let restoring = async {
-        link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, pool, watches, &say)
-            .await;
-        match &sealing {
-            Some(sealing) => sealing.go_back(false, &say).await,
-            None => Ok(()),
-        }
+        let run_id = &plan.settings.run_id;
+        let kept_by =
+            link::checkpoint::restore(&sockets, run_id, &crew.checkpoint_dir, pool, watches, &say).await;
+        let watched = match &sealing {
+            Some(sealing) => sealing.go_back(false, &say).await?,
+            None => Vec::new(),
+        };
+        let saved = (crew.checkpoint_dir.as_path(), pool.is_some());
+        Ok::<_, String>(protection(saved, kept_by.as_deref(), &watched))
     };
     tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
-        back = restoring => if let Err(words) = back {
-            terminal.say(words);
-            terminal.flush(Duration::from_millis(500));
-            return Ok(NOT_STARTED);
+        back = restoring => match back {
+            Ok(protected) => terminal.say(protected),
+            Err(words) => {
+                terminal.say(words);
+                terminal.flush(Duration::from_millis(500));
+                return Ok(NOT_STARTED);
+            }
         }
     }
     let link = tokio::spawn(link::agent::keep(sockets, JobId(crew.job.clone()), link_sender));

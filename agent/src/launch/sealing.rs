@@ -8,7 +8,6 @@ use std::time::Duration;
 use mainstay_core::base::id::Attempt;
 use mainstay_core::checkpoint::files::Kind;
 use mainstay_tier::files::{FileWatch, Files, FilesError, Plan, Wanted};
-use mainstay_tier::peer::wire::Patience;
 use mainstay_tier::peer::{Progress, Service, Settings};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -51,30 +50,28 @@ impl Sealing {
         })
     }
 
-    /// Goes back to the newest whole step in each directory. `again`: the job has run before.
+    /// Goes back to the newest whole step in each directory; how each is protected, in words. `again`: the job has run before.
     ///
     /// # Errors
     /// Why the ranks must not be started: nothing whole is left of what was sealed.
-    pub async fn go_back(&self, again: bool, say: &(dyn Fn(String) + Sync)) -> Result<(), String> {
+    pub async fn go_back(&self, again: bool, say: &(dyn Fn(String) + Sync)) -> Result<Vec<String>, String> {
+        let mut protected = Vec::new();
         for (kind, directory) in &self.watch {
             let place = directory.display();
             let name = directory.file_name().unwrap_or_default().to_string_lossy();
             let run = format!("{}:{name}", self.run_id);
             let answer = checkpoint::restore_files(&self.sockets, &run, directory, kind, again, say).await;
             let kept_by = match answer {
-                Answer::Done(kept_by) if kept_by.is_empty() => "no other copy is kept".to_owned(),
-                Answer::Done(kept_by) => format!("copies: {kept_by}"),
+                Answer::Done(kept_by) => Some(kept_by),
                 Answer::Lost(words) => return Err(words),
                 Answer::NoAgent => {
                     self.go_back_alone(kind, directory, again, say).await?;
-                    "no agent keeps copies of it".to_owned()
+                    None
                 }
             };
-            if !again {
-                say(format!("{place}: checkpoints in it are sealed where they are; {kept_by}"));
-            }
+            protected.push(format!("{place} (sealed in place; {})", copies(kept_by.as_deref())));
         }
-        Ok(())
+        Ok(protected)
     }
 
     async fn go_back_alone(
@@ -168,6 +165,30 @@ impl Sealing {
     }
 }
 
+/// How copies of what is sealed are kept elsewhere, in words.
+fn copies(kept_by: Option<&str>) -> String {
+    match kept_by {
+        None => "no agent keeps a copy elsewhere".to_owned(),
+        Some("") => "no copy elsewhere".to_owned(),
+        Some(kept_by) => kept_by.to_owned(),
+    }
+}
+
+/// The line at a job's start that says what can be gone back to, and from where. `saved`: where `mainstay.checkpoint` saves, and whether
+/// that is in memory first; `kept_by`: what keeps copies of it.
+pub fn protection(saved: (&Path, bool), kept_by: Option<&str>, watched: &[String]) -> String {
+    let (directory, is_in_memory) = saved;
+    let memory = if is_in_memory { "memory, then " } else { "" };
+    let own = format!("mainstay.checkpoint ({memory}{}; {})", directory.display(), copies(kept_by));
+    let all: Vec<&str> = std::iter::once(own.as_str()).chain(watched.iter().map(String::as_str)).collect();
+    let others = if watched.is_empty() {
+        "checkpoints that the trainer writes itself"
+    } else {
+        "what it writes elsewhere"
+    };
+    format!("protected: {}; not protected: {others} (--checkpoint-watch)", all.join(", "))
+}
+
 /// A start that waits until it is decided to which step the job goes back.
 #[derive(Debug)]
 pub(super) struct Starting {
@@ -217,7 +238,7 @@ impl Launcher {
             let say = move |line: String| {
                 let _ = told.send(line);
             };
-            sealing.go_back(true, &say).await
+            sealing.go_back(true, &say).await.map(drop)
         });
         self.starting = Some(Starting { attempt, in_process, port, task, lines });
     }
@@ -252,5 +273,26 @@ impl Launcher {
     /// A start that has not come about yet does not, because the job is to end.
     pub(super) fn give_up_start(&mut self) -> Option<Attempt> {
         self.starting.take().map(|starting| starting.attempt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_says_what_is_protected_and_how_and_what_is_not() {
+        let place = Path::new("/runs/7/checkpoints");
+        assert_eq!(
+            protection((place, true), None, &[]),
+            "protected: mainstay.checkpoint (memory, then /runs/7/checkpoints; no agent keeps a copy elsewhere); not protected: \
+             checkpoints that the trainer writes itself (--checkpoint-watch)"
+        );
+        let watched = ["/out (sealed in place; 1 replica on a peer)".to_owned()];
+        assert_eq!(
+            protection((place, false), Some("1 replica on a peer"), &watched),
+            "protected: mainstay.checkpoint (/runs/7/checkpoints; 1 replica on a peer), /out (sealed in place; 1 replica on a \
+             peer); not protected: what it writes elsewhere (--checkpoint-watch)"
+        );
     }
 }

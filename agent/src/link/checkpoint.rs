@@ -26,6 +26,8 @@ const TELL_EVERY: Duration = Duration::from_secs(5);
 ///
 /// Without an agent, or with one that keeps no replicas, nothing happens. Whatever goes wrong is said, and the job begins
 /// with what lies there. `watches_trainer`: the trainer's own checkpoints are watched, and of them is said next what was found.
+///
+/// What keeps copies of what is sealed there, in words; none where no agent does.
 pub async fn restore(
     sockets: &[PathBuf],
     run: &str,
@@ -33,22 +35,29 @@ pub async fn restore(
     pool: Option<&Path>,
     watches_trainer: bool,
     say: &(dyn Fn(String) + Sync),
-) {
+) -> Option<String> {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
         match ask(socket, run, Asking { directory, pool, kind: "", again: false }, say).await {
-            Ok(Some(result)) if is_news(&result, watches_trainer) => return say(told(&result)),
-            Ok(_) => return,
+            Ok(Some(result)) => {
+                if is_news(&result, watches_trainer) {
+                    say(told(&result));
+                }
+                return Some(result.kept_by);
+            }
+            Ok(None) => return None,
             Err(status) if status.code() == Code::Aborted => {
-                return say(format!(
+                say(format!(
                     "no checkpoint was restored from peers: {}; the ranks load what lies on this host",
                     status.message()
                 ));
+                return None;
             }
             Err(status) => {
                 tracing::debug!(socket = %socket.display(), %status, "no restore");
             }
         }
     }
+    None
 }
 
 /// What came of asking for a directory into which the trainer writes in its own way.

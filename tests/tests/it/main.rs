@@ -32,6 +32,7 @@ mod peers;
 mod places;
 mod policy;
 mod ports;
+mod sealing;
 mod several_hosts;
 mod slow;
 mod soak;

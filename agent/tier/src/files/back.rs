@@ -49,7 +49,7 @@ impl Inner {
         host::keep_decision(&self.service, run, &state.catalog);
         self.seal_what_is_complete(&mut state);
         self.compare_copied(&mut state);
-        for (step, lost) in state.catalog.lost().iter().filter(|(_, lost)| !lost.is_gone) {
+        for (step, lost) in state.catalog.lost().iter().filter(|(_, lost)| !lost.is_gone && !lost.is_again) {
             say(
                 tell,
                 *step,

@@ -2,7 +2,7 @@
 //! ([`cache`]). They are sealed where they lie and offered to peers and durable storage as one archive, of which nothing is written
 //! on this host.
 //!
-//! From the bottom: `tree` (which files there are), `compare` (what became of them), `pack` (them as an archive, and its seal),
+//! From the bottom: `tree` (which files there are), `compare` and `judge` (what became of them), `take` (their seal), `pack` (them as an archive, and its seal),
 //! `unpack` (back into a directory), `catalog` (what is known over restarts), `copies` (of files that are written over), `host` (what
 //! all three share), `back` (which step a job goes back to), `all` (what an agent looks after).
 
@@ -13,8 +13,10 @@ mod catalog;
 mod compare;
 mod copies;
 mod host;
+mod judge;
 mod pack;
 pub mod replicator;
+mod take;
 pub(crate) mod tree;
 mod unpack;
 pub mod watch;

@@ -11,31 +11,22 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 
-use mainstay_checkpoint::Identity;
 use mainstay_core::checkpoint::files::{
-    Complete, Look, Proof, Rule, Seen, Written, complete, in_place, proof, rule_of, texts,
+    Look, Proof, Rule, Seen, Written, complete, in_place, proof, rule_of, texts,
 };
 
 use super::FilesError;
-use super::catalog::{Catalog, Note};
-use super::compare::{Became, compare};
+use super::catalog::Catalog;
 use super::copies::Copies;
 use super::host::{self, AGAIN, Acting, Bell, Place};
-use super::pack::Content;
 use super::tree::{self, Mark, Member};
 use crate::beneath::Beneath;
 use crate::os::stand_back;
 use crate::peer::user::User;
 use crate::peer::{Progress, Restored, Service};
 
-/// The name of the job to which steps belong that a directory tells of; the run id tells one from another.
-const JOB: &str = "files";
-
 /// How many of the newest steps are looked at: older ones were sealed when they were new, or are nobody's hope any more.
 const NEWEST: usize = 4;
-
-/// A step that is written again so many seconds after it was sealed is another one; before that its writer was not done.
-const ANOTHER: u64 = 120;
 
 /// A tracker is no longer than that.
 const LONGEST_TEXT: u64 = 4096;
@@ -97,7 +88,7 @@ pub(super) struct State {
     /// Steps that have their mark and are not sound, with the files that were looked at and what is wrong with them.
     pub(super) unsound: BTreeMap<u64, (Vec<Member>, String)>,
     /// Steps that are sealed, and have got more files since.
-    grown: Vec<u64>,
+    pub(super) grown: Vec<u64>,
     /// The directory in which steps were last seen that were sealed.
     pub(super) home: Option<(u64, u64)>,
     /// What went wrong last.
@@ -265,76 +256,6 @@ impl Inner {
         Ok(Sight { look, files })
     }
 
-    /// What became of each step that was sealed.
-    fn judge(
-        &self,
-        state: &mut State,
-        look: &Look,
-        files: &BTreeMap<u64, Vec<Member>>,
-        place: &Place,
-    ) -> Result<(), FilesError> {
-        let Settings { run, .. } = &self.settings;
-        let trackers: BTreeMap<String, Written> =
-            look.texts.iter().map(|(name, (_, written))| (name.clone(), *written)).collect();
-        let lost = state.catalog.lost().iter().map(|(step, lost)| (*step, Arc::clone(&lost.pack)));
-        let known: Vec<(u64, Arc<super::Pack>)> =
-            state.catalog.packs().iter().map(|(step, pack)| (*step, Arc::clone(pack))).chain(lost).collect();
-        let fence = host::fence(&self.service, run);
-        state.grown.clear();
-        for (step, pack) in known {
-            let members = pack.content.members();
-            let now = match files.get(&step) {
-                Some(now) => now.clone(),
-                // An older one, or one whose names are gone.
-                None => {
-                    let _as_user = place.act()?;
-                    let there = |of: &&Member| of.words.is_none();
-                    let of = |of: &Member| tree::one(&place.at, &of.path);
-                    members.iter().filter(there).filter_map(of).collect()
-                }
-            };
-            let went_back = fence * AGAIN > pack.sealed.shard.of.attempt;
-            match compare(members, &now, &trackers, went_back) {
-                Became::Same => _ = state.catalog.find(step),
-                Became::Grown => {
-                    state.catalog.find(step);
-                    state.grown.push(step);
-                }
-                Became::Again => {
-                    self.lose(state, step, "it was written again".to_owned(), true, false);
-                }
-                Became::Damaged(why) => self.lose(state, step, why, false, false),
-                // Its trainer has deleted it; copies of it are as good as before.
-                Became::Gone => self.lose(state, step, "its files are gone".to_owned(), false, true),
-            }
-        }
-        // What a trainer deletes once it has newer ones is no loss.
-        let newest = state.catalog.packs().keys().next_back().copied();
-        let is_over = |(step, lost): (&u64, &super::catalog::Lost)| {
-            let is_replaced = self.is_in_place(&lost.pack.content);
-            ((lost.is_gone || is_replaced) && Some(*step) < newest).then_some(*step)
-        };
-        let over: Vec<u64> = state.catalog.lost().iter().filter_map(is_over).collect();
-        for step in over {
-            state.catalog.remove(step);
-            state.first_seen.remove(&step);
-        }
-        Ok(())
-    }
-
-    fn lose(&self, state: &mut State, step: u64, why: String, is_again: bool, is_gone: bool) {
-        let words = why.clone();
-        if state.catalog.lose(step, why, is_again, is_gone) && !is_gone {
-            let Settings { run, directory, .. } = &self.settings;
-            tracing::warn!(run, step, directory = %directory.display(), "a sealed step is not offered here any more: {words}");
-        }
-    }
-
-    /// Whether these are files that are written over by the next step.
-    pub(super) fn is_in_place(&self, content: &Content) -> bool {
-        content.members().iter().all(|of| in_place(&self.settings.rules, &of.path, false).is_some())
-    }
-
     pub(super) fn offer(&self, state: &State) {
         let packs = state.catalog.packs().values().cloned().collect();
         host::offer(&self.service, &self.settings.directory, &self.settings.run, packs);
@@ -393,82 +314,6 @@ impl Inner {
         containers.retain(|name, _| look.names.contains_key(name));
         Ok((look, files))
     }
-
-    /// Seals a step that has its mark, if its files are sound. Whether it was.
-    fn seal(
-        &self,
-        state: &mut State,
-        of: &Complete,
-        look: &Look,
-        files: Option<&Vec<Member>>,
-        place: &Place,
-    ) -> Result<bool, FilesError> {
-        let Some(mut members) = files.cloned().filter(|files| !files.is_empty()) else { return Ok(false) };
-        let Settings { directory, run, part, .. } = &self.settings;
-        if let Err(why) = sound(place, &members) {
-            tracing::warn!(run, step = of.step, directory = %directory.display(), "a step has its mark and is not sealed: {why}");
-            state.unsound.insert(of.step, (members, why));
-            return Ok(false);
-        }
-        let trackers = of.trackers.iter().map(|(name, words)| {
-            let written = look.texts.get(name).map_or_else(Default::default, |(_, written)| *written);
-            let mark = Mark { written, ..Mark::default() };
-            Member { path: name.clone(), mode: 0o644, mark, words: Some(words.clone()) }
-        });
-        members.extend(trackers);
-        let former = state.catalog.sealed(of.step).map(|pack| pack.sealed.shard.clone());
-        if let Some(former) = former.as_ref().filter(|_| !state.grown.contains(&of.step)) {
-            let age = host::now_unix_s().saturating_sub(former.created.max(0).unsigned_abs());
-            if age > ANOTHER {
-                // By a trainer that went back: never to be joined with what others had of it before.
-                state.first_seen.insert(of.step, former.of.attempt + 1);
-            }
-        }
-        let (rank, world_size) = if self.is_shared { (0, 1) } else { *part };
-        let attempt = state.first_seen.get(&of.step).copied().unwrap_or(0);
-        let identity = Identity { job: JOB.to_owned(), attempt, step: of.step, rank, world_size };
-        let content = Content::of(directory, place.user, members)?;
-        let manifest = match content.seal(&identity, run, host::now_unix_s()) {
-            // The next look tells.
-            Err(FilesError::Changed(_)) => return Ok(false),
-            sealed => sealed?,
-        };
-        let manifest =
-            String::from_utf8(manifest.encode()).map_err(|error| FilesError::Manifest(error.to_string()))?;
-        let members = content.members().to_vec();
-        let note = Note { manifest, base: directory.clone(), user: place.user, members };
-        let pack = state.catalog.insert(note, self.is_shared)?;
-        state.unsound.remove(&of.step);
-        if let Some(former) = former.filter(|former| former.root != pack.sealed.shard.root) {
-            // Its copies are of something that is nowhere any more.
-            self.service.shared.own.forget_pack(&former.root);
-            self.service.shared.withdraw(&former.root);
-        }
-        if self.is_in_place(&pack.content)
-            && let Err(error) = self.copies.keep(&self.service, &pack)
-        {
-            tracing::warn!(run, directory = %directory.display(), %error, "no copy of a file that is written over could be kept");
-        }
-        tracing::info!(run, step = of.step, directory = %directory.display(), "a step was sealed as its trainer wrote it");
-        Ok(true)
-    }
-}
-
-/// Whether all files are what writers that were done leave behind, as far as their formats tell.
-fn sound(place: &Place, members: &[Member]) -> Result<(), String> {
-    for member in members {
-        let problem = |problem: String| format!("{}: {problem}", member.path);
-        let open = || {
-            let _as_user = place.act().map_err(|error| error.to_string())?;
-            place.at.read(Path::new(&member.path)).map_err(|error| error.to_string())
-        };
-        let file = open().map_err(problem)?;
-        let mut read = |at: u64, buffer: &mut [u8]| {
-            FileExt::read_exact_at(&file, buffer, at).map_err(|error| error.to_string())
-        };
-        proof::sound(&member.path, member.mark.size, &mut read).map_err(problem)?;
-    }
-    Ok(())
 }
 
 fn seen(
