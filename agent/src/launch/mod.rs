@@ -14,6 +14,7 @@ mod notice;
 pub mod order;
 pub mod places;
 mod prefix;
+mod resume;
 mod round;
 mod ruling;
 mod save;
