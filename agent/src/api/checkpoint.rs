@@ -22,7 +22,7 @@ use mainstay_proto::v1::{
     RemoveCheckpointRequest, RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse,
     RestoreProgress, RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
-use mainstay_tier::files::{FileWatch, Files, Wanted, ensure_directory};
+use mainstay_tier::files::{FileWatch, Files, FilesError, Wanted, ensure_directory};
 use mainstay_tier::peer::{Peer, Progress, Reach, Restored, Service, User, Watched, reach};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -152,8 +152,12 @@ impl Watching {
             return Ok(known.filter(|watch| watch.run() == place.run || is_theirs()));
         }
         Kind::parse(kind).map_err(Status::invalid_argument)?;
-        ensure_directory(&place.directory, place.user)
-            .map_err(|error| Status::permission_denied(error.to_string()))?;
+        // One that is watched already may be away for a moment: another one made in its place would keep it away.
+        let is_new = files.find(&place.directory, &place.run).is_none();
+        if is_new || place.directory.symlink_metadata().is_ok() {
+            ensure_directory(&place.directory, place.user)
+                .map_err(|error| Status::permission_denied(error.to_string()))?;
+        }
         let known = FilesPlace {
             run: place.run.clone(),
             directory: place.directory.clone(),
@@ -356,14 +360,14 @@ impl CheckpointService for Checkpoints {
         let caller = self.roles.user(&request, "RestoreCheckpoint")?;
         let user = caller.user;
         let peers = self.peers()?;
-        let RestoreCheckpointRequest { run, directory, ranks, pool, files_kind, directory_id, on_purpose } =
+        let RestoreCheckpointRequest { run, directory, ranks, pool, files_kind, directory_id, on_purpose, again } =
             request.into_inner();
         let place = place(run, directory, pool, user)?;
         let home = Home::of(&place, &directory_id)?;
         let restoring = self.restoring(user)?;
         let of = format!("run {} into {}", owner::name(&place.run), place.directory.display());
         self.roles.changes(caller, "RestoreCheckpoint", &of);
-        let files = self.files.clone();
+        let (files, durable) = (self.files.clone(), self.durable.clone());
         let watching = self.watching();
         let homes = Arc::clone(&self.homes);
         let (sender, receiver) = mpsc::channel(64);
@@ -400,15 +404,16 @@ impl CheckpointService for Checkpoints {
                 let _ = sender.try_send(Ok(RestoreCheckpointResponse { message: Some(message) }));
             };
             let restored = match watch {
-                Some(watch) => watch.restore(&progress).map_err(|error| error.to_string()),
-                None => peers.restore(&place, ranks, &progress).map_err(|error| error.to_string()),
+                Some(watch) => watch.restore(again, &progress).map_err(refused),
+                None => peers
+                    .restore(&place, ranks, &progress)
+                    .map_err(|error| Status::aborted(error.to_string())),
             };
-            let last = match restored {
-                Ok(restored) => {
-                    Ok(RestoreCheckpointResponse { message: Some(Message::Result(result_out(restored))) })
-                }
-                Err(error) => Err(Status::aborted(error)),
-            };
+            let kept_by = kept_by(&peers, durable.as_deref());
+            let last = restored.map(|restored| {
+                let result = RestoreResult { kept_by, ..result_out(restored) };
+                RestoreCheckpointResponse { message: Some(Message::Result(result)) }
+            });
             let _ = sender.blocking_send(last);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
@@ -584,8 +589,31 @@ fn progress_out(at: Progress) -> RestoreProgress {
     }
 }
 
+/// What is lost for good is told apart: nothing may be started over it.
+fn refused(error: FilesError) -> Status {
+    match error {
+        FilesError::Lost(words) => Status::data_loss(words),
+        error => Status::aborted(error.to_string()),
+    }
+}
+
+/// What keeps copies of what is sealed here, for the first lines of a job.
+fn kept_by(peers: &Service, durable: Option<&Tier>) -> String {
+    let others = peers.peers().len();
+    let replicas = peers.redundancy().min(others);
+    let at_peers = match (peers.parity().filter(|_| others > 0), replicas) {
+        (Some(_), _) => Some("pieces on peers".to_owned()),
+        (None, 0) => None,
+        (None, 1) => Some("1 replica on a peer".to_owned()),
+        (None, several) => Some(format!("{several} replicas on peers")),
+    };
+    let durable = durable.map(|tier| format!("durable storage {}", tier.url()));
+    at_peers.into_iter().chain(durable).collect::<Vec<_>>().join(", ")
+}
+
 fn result_out(restored: Restored) -> RestoreResult {
     RestoreResult {
+        kept_by: String::new(),
         step: restored.decision.step.map(|key| key.step),
         fence: restored.decision.fence,
         decided_by: restored.decision.by,

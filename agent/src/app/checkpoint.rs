@@ -73,7 +73,7 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
         None => {
             let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
             let name = if name.is_empty() { host.unwrap_or_default() } else { name.clone() };
-            (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), name, nobodys_token()?.into())
+            (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), name, Token::of_nobody()?.into())
         }
     };
     let alone = peers.iter().all(|peer| *peer == name);
@@ -204,13 +204,6 @@ async fn follow(files: Arc<Files>, stop: CancellationToken) {
         // A file that is being written tells so at each write.
         tokio::time::sleep(AFTER_A_WRITE).await;
     }
-}
-
-fn nobodys_token() -> anyhow::Result<Token> {
-    let mut bytes = [0; 32];
-    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
-    let words: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Token::new(words.as_bytes())?)
 }
 
 fn durable_settings(config: &Config) -> mainstay_durable::Settings {

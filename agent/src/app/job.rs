@@ -35,6 +35,7 @@ use crate::launch::gather::{self, Together};
 use crate::launch::hosts::HostsPlan;
 use crate::launch::order::Ordered;
 use crate::launch::places::{self, Places};
+use crate::launch::sealing::{NotToStart, Sealing};
 use crate::launch::{Beside, Launcher, Outside, Settings, Warm};
 use crate::link;
 use crate::os::cgroup::Cgroup;
@@ -47,6 +48,9 @@ const SENSE_EVERY: Duration = Duration::from_secs(5);
 
 /// A terminal that takes nothing of what is left for so long is not read.
 const UNREAD_FOR: Duration = Duration::from_secs(5);
+
+/// The status of a job that could not be started, as the core has it (`EX_SOFTWARE`).
+const NOT_STARTED: i32 = 70;
 
 /// The closing line is waited for so long where nobody reads.
 const CLOSING_WITHIN: Duration = Duration::from_millis(500);
@@ -173,10 +177,20 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let (link_sender, link_events) = mpsc::channel(64);
     let agent_expected = sockets.iter().any(|socket| socket.exists());
     let pool = crew.checkpoint_pool.as_deref();
+    let sealing = Sealing::of(&outputs, &sockets, (&log_dir, &places.run_dir));
+    let restoring = resume::restore(&sockets, &outputs, pool, bound.is_named, sealing.as_ref(), &say);
     tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
-        restored = resume::restore(&sockets, &outputs, pool, bound.is_named, &say) => restored?,
+        restored = restoring => match restored {
+            Ok(protected) => terminal.say(protected),
+            Err(NotToStart::Refused(words)) => anyhow::bail!(words),
+            Err(NotToStart::Lost(words)) => {
+                terminal.say(words);
+                terminal.flush(Duration::from_millis(500));
+                return Ok(NOT_STARTED);
+            }
+        }
     }
     let directories = resume::directories(&outputs, pool);
     let link = tokio::spawn(link::agent::keep(sockets, JobId(crew.job.clone()), directories, link_sender));
@@ -188,7 +202,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         plan.settings,
         crew,
         board,
-        Beside { guardian, keeper, cgroup, together },
+        Beside { guardian, keeper, cgroup, together, sealing },
         terminal,
         warm,
     );

@@ -2,12 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
-use mainstay_core::checkpoint::lineage::DirectoryId;
-
 use crate::launch::Settings;
 use crate::launch::lineage::{self, Known, Output};
-use crate::link::checkpoint::{self, KnownStep, Place, Resumed};
+use crate::launch::sealing::{NotToStart, Sealing, protection};
+use crate::link::checkpoint::{self, KnownStep, Resumed};
 use crate::link::handover;
 
 /// The outputs of a job with their runs.
@@ -103,41 +101,36 @@ async fn hand_over(sockets: &[PathBuf], directories: Vec<PathBuf>) {
     let _ = tokio::task::spawn_blocking(give).await;
 }
 
-/// Has the agent bring the newest whole step into each output. Of runs that only have the same name it is said that they are left alone.
+/// Has the newest whole step brought into each output. Of runs that only have the same name it is said that they are left alone.
+/// Returns the line that says what is protected, and how.
 ///
 /// # Errors
-/// A directory is not the one that its run wrote into.
+/// Why the ranks must not be started.
 pub(super) async fn restore(
     sockets: &[PathBuf],
     outputs: &[Output],
     pool: Option<&Path>,
     is_named: bool,
-    say: &dyn Fn(String),
-) -> anyhow::Result<()> {
+    sealing: Option<&Sealing>,
+    say: &(dyn Fn(String) + Sync),
+) -> Result<String, NotToStart> {
     hand_over(sockets, directories(outputs, pool)).await;
-    let watches = outputs.iter().any(|output| !output.kind.is_empty());
-    for output in outputs {
-        let id = output.id.as_ref().map(DirectoryId::to_string).unwrap_or_default();
-        let place = Place {
-            run: &output.run,
-            directory: &output.directory,
-            id: &id,
-            kind: &output.kind,
-            on_purpose: output.on_purpose,
-        };
-        let resumed = match output.kind.is_empty() {
-            true => checkpoint::restore(sockets, place, pool, watches, say).await,
-            false => checkpoint::restore_files(sockets, place, say).await,
-        };
-        let resumed = match resumed {
-            Ok(resumed) => resumed,
-            Err(refused) => bail!(refused),
-        };
+    let Some(own) = outputs.iter().find(|output| output.kind.is_empty()) else { return Ok(String::new()) };
+    let restored = checkpoint::restore(sockets, own.place(&own.id_text()), pool, sealing.is_some(), say).await;
+    let (resumed, kept_by) = restored.map_err(NotToStart::Refused)?;
+    let watched = match sealing {
+        Some(sealing) => sealing.go_back(false, say).await?,
+        None => Vec::new(),
+    };
+    let found = watched.iter().map(|watched| (&watched.output, watched.resumed));
+    for (output, resumed) in std::iter::once((own, resumed)).chain(found) {
         if resumed == Resumed::Nothing && is_named {
             let steps = checkpoint::known(sockets, Some(output.name()), false).await.unwrap_or_default();
             let steps: Vec<Known> = steps.into_iter().map(known_of).collect();
             lineage::others(output, &steps).into_iter().for_each(say);
         }
     }
-    Ok(())
+    let saved = (own.directory.as_path(), pool.is_some());
+    let watched: Vec<String> = watched.into_iter().map(|watched| watched.protection).collect();
+    Ok(protection(saved, kept_by.as_deref(), &watched))
 }

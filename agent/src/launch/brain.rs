@@ -156,11 +156,7 @@ impl Launcher {
                     return self.fact(Fact::StartFailed { attempt, error });
                 }
                 self.crew.master_addr = master_addr;
-                if in_process {
-                    self.start_round(attempt, Ok(master_port), ended).await;
-                } else {
-                    self.start_ranks(attempt, Ok(master_port), ended);
-                }
+                self.start(attempt, Ok(master_port), in_process, ended).await;
             }
             Command::EndRank { attempt, rank } => {
                 self.carry_out_order(Order::EndRank { attempt, rank }, ended).await;

@@ -13,6 +13,7 @@ use mainstay_tier::beneath::Beneath;
 use serde::{Deserialize, Serialize};
 
 use super::Settings;
+use crate::link::checkpoint::Place;
 use crate::os::clock;
 
 /// In the parent of the run directories: what run each directory belongs to.
@@ -50,6 +51,16 @@ impl Output {
     /// The run's name without the id.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Which directory it is, as the agent is told; empty if it cannot be read.
+    pub fn id_text(&self) -> String {
+        self.id.as_ref().map(DirectoryId::to_string).unwrap_or_default()
+    }
+
+    /// The same as the agent is asked for it; `id` is its [`Output::id_text`].
+    pub fn place<'a>(&'a self, id: &'a str) -> Place<'a> {
+        Place { run: &self.run, directory: &self.directory, id, kind: &self.kind, on_purpose: self.on_purpose }
     }
 }
 

@@ -33,6 +33,7 @@ use crate::launch::gather::Together;
 use crate::launch::hang::{Evidence, Judge};
 use crate::launch::leading::{Leading, ToLeader};
 use crate::launch::order::Ordered;
+use crate::launch::sealing::{Sealing, Starting, next_stage};
 use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::words::Spoken;
 use crate::launch::{Settings, Warm, advised, notice};
@@ -145,6 +146,10 @@ pub struct Launcher {
     /// What was last seen here without an agent that may explain slow ranks.
     pub(super) surroundings: Surroundings,
     pub(super) exit: Option<i32>,
+    /// The trainer's own checkpoints; none where none are watched.
+    pub(super) sealing: Option<Sealing>,
+    /// The start that waits for them.
+    pub(super) starting: Option<Starting>,
 }
 
 /// What stands beside the ranks for as long as the job runs.
@@ -158,6 +163,8 @@ pub struct Beside {
     pub cgroup: Option<Cgroup>,
     /// The other hosts of the job, if there are any.
     pub together: Option<Together>,
+    /// The trainer's own checkpoints, if they are watched.
+    pub sealing: Option<Sealing>,
 }
 
 impl Launcher {
@@ -170,7 +177,7 @@ impl Launcher {
         terminal: Terminal,
         warm: Warm,
     ) -> Launcher {
-        let Beside { guardian, keeper, cgroup, together } = beside;
+        let Beside { guardian, keeper, cgroup, together, sealing } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
         let policy = policy_of(&settings, &crew.job);
@@ -266,6 +273,8 @@ impl Launcher {
             spoken: Spoken::start(),
             surroundings: Surroundings::default(),
             exit: None,
+            sealing,
+            starting: None,
         };
         launcher.begin_with(began, out);
         launcher
@@ -298,6 +307,7 @@ impl Launcher {
                     self.look_at = None;
                     self.step(clock::mono(), Input::LookAgain);
                 }
+                stage = next_stage(&mut self.starting) => self.stage(stage, &ended_sender).await,
                 () = until(tell_at) => self.tell_to_end(),
                 () = until(spared_at) => self.look_at_spared(),
                 () = until(force_at) => {
@@ -339,11 +349,11 @@ impl Launcher {
         match order {
             Order::StartRanks(attempt) => {
                 let port = self.take_port();
-                self.start_ranks(attempt, port, ended);
+                self.start(attempt, port, false, ended).await;
             }
             Order::StartRound(attempt) => {
                 let port = self.take_port();
-                self.start_round(attempt, port, ended).await;
+                self.start(attempt, port, true, ended).await;
             }
             Order::EndRank { attempt, rank } if attempt == self.attempt => self.end_rank(rank).await,
             Order::EndRank { .. } => {}

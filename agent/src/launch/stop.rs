@@ -33,6 +33,7 @@ const PROC_WITHIN: Duration = Duration::from_secs(2);
 impl Launcher {
     /// Stops the attempt's ranks; after a fault those that can wait in their processes do so.
     pub(super) async fn stop_ranks(&mut self, why: StopWhy) {
+        let _ = self.give_up_start();
         if why == StopWhy::Fault {
             signatures::prepare();
             // While the ranks end and are judged.
@@ -231,6 +232,10 @@ impl Launcher {
             stop.within(clock::mono(), self.settings.grace.requested);
         }
         let by = ExitStatus::Signal(signal).to_string();
+        if let Some(attempt) = self.give_up_start() {
+            let error = format!("{by} came before the ranks were started");
+            self.fact(Fact::StartFailed { attempt, error });
+        }
         self.fact(Fact::StopRequested { by, exit: 128 + signal });
     }
 

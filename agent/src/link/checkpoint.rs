@@ -90,7 +90,8 @@ pub enum Resumed {
 /// this launcher's memory.
 ///
 /// Without an agent, or with one that keeps no replicas, nothing happens. Whatever goes wrong is said, and the job begins
-/// with what lies there. `watches_trainer`: the trainer's own checkpoints are watched, and of them is said next what was found.
+/// with what is there. `watches_trainer`: the trainer's own checkpoints are watched, and of them is said next what was found.
+/// Returns what came of it, and what keeps copies of what is sealed there, in words; none where no agent does.
 ///
 /// # Errors
 /// The run is that of another directory; what to do is in the words.
@@ -99,73 +100,98 @@ pub async fn restore(
     place: Place<'_>,
     pool: Option<&Path>,
     watches_trainer: bool,
-    say: &dyn Fn(String),
-) -> Result<Resumed, String> {
+    say: &(dyn Fn(String) + Sync),
+) -> Result<(Resumed, Option<String>), String> {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, place, pool, say).await {
+        match ask(socket, place, pool, false, say).await {
             Ok(Some(result)) => {
                 if is_news(&result, watches_trainer) {
                     say(told(&result));
                 }
-                return Ok(if result.step.is_some() { Resumed::Step } else { Resumed::Nothing });
+                return Ok((resumed(&result), Some(result.kept_by)));
             }
-            Ok(None) => return Ok(Resumed::Unknown),
+            Ok(None) => return Ok((Resumed::Unknown, None)),
             Err(status) if status.code() == Code::AlreadyExists => return Err(status.message().to_owned()),
             Err(status) if status.code() == Code::Aborted => {
                 say(format!(
-                    "no checkpoint was restored from peers: {}; the ranks load what lies on this host",
+                    "no checkpoint was restored from peers: {}; the ranks load what is on this host",
                     status.message()
                 ));
-                return Ok(Resumed::Unknown);
+                return Ok((Resumed::Unknown, None));
             }
             Err(status) => {
                 tracing::debug!(socket = %socket.display(), %status, "no restore");
             }
         }
     }
-    Ok(Resumed::Unknown)
+    Ok((Resumed::Unknown, None))
 }
 
-/// The same for a directory into which the trainer writes in its own way, and which is watched from then on.
-///
-/// # Errors
-/// As for [`restore`].
+fn resumed(result: &RestoreResult) -> Resumed {
+    if result.step.is_some() { Resumed::Step } else { Resumed::Nothing }
+}
+
+/// What came of asking for a directory into which the trainer writes in its own way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is watched, and what was found is said; what keeps copies of it, in words.
+    Done(Resumed, String),
+    /// Nothing whole is left of what was sealed: the trainer is not to be started.
+    Lost(String),
+    /// The run is that of another directory; what to do is in the words.
+    Refused(String),
+    /// No agent answers, or it keeps no checkpoints.
+    NoAgent,
+}
+
+/// The same for a directory into which the trainer writes in its own way, and which is watched from then on. `again`: the job has run
+/// before.
 pub async fn restore_files(
     sockets: &[PathBuf],
     files: Place<'_>,
-    say: &dyn Fn(String),
-) -> Result<Resumed, String> {
+    again: bool,
+    say: &(dyn Fn(String) + Sync),
+) -> Answer {
     let place = files.directory.display();
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, files, None, say).await {
+        match ask(socket, files, None, again, say).await {
             Ok(result) => {
                 say(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), told)));
-                return Ok(match result {
-                    Some(result) if result.step.is_some() => Resumed::Step,
-                    Some(_) => Resumed::Nothing,
-                    None => Resumed::Unknown,
-                });
+                let found = result.as_ref().map_or(Resumed::Unknown, resumed);
+                return Answer::Done(found, result.map(|result| result.kept_by).unwrap_or_default());
             }
-            Err(status) if status.code() == Code::AlreadyExists => return Err(status.message().to_owned()),
-            Err(status) if status.code() != Code::Unavailable => {
+            Err(status) if status.code() == Code::AlreadyExists => {
+                return Answer::Refused(status.message().to_owned());
+            }
+            Err(status) if status.code() == Code::DataLoss => {
+                return Answer::Lost(status.message().to_owned());
+            }
+            Err(status) if is_no_keeper(&status) => {
+                tracing::debug!(socket = %socket.display(), %status, "no restore");
+            }
+            Err(status) => {
                 say(format!(
-                    "{place}: not restored: {}; the trainer finds what lies there",
+                    "{place}: not restored: {}; the trainer finds what is there",
                     status.message()
                 ));
-                return Ok(Resumed::Unknown);
+                return Answer::Done(Resumed::Unknown, String::new());
             }
-            Err(status) => tracing::debug!(socket = %socket.display(), %status, "no restore"),
         }
     }
-    say(format!("{place}: no agent answers: what the trainer writes there is kept on this host only"));
-    Ok(Resumed::Unknown)
+    Answer::NoAgent
+}
+
+/// Whether whoever answered, if anyone did, keeps no checkpoints at all.
+fn is_no_keeper(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::FailedPrecondition | Code::DeadlineExceeded)
 }
 
 async fn ask(
     socket: &Path,
     place: Place<'_>,
     pool: Option<&Path>,
-    say: &dyn Fn(String),
+    again: bool,
+    say: &(dyn Fn(String) + Sync),
 ) -> Result<Option<RestoreResult>, Status> {
     let late = |_| Status::deadline_exceeded("the agent does not answer");
     let channel = tokio::time::timeout(ANSWER_WITHIN, channel(socket.to_owned())).await.map_err(late)??;
@@ -178,6 +204,7 @@ async fn ask(
         files_kind: place.kind.to_owned(),
         directory_id: place.id.to_owned(),
         on_purpose: place.on_purpose,
+        again,
     };
     let answer =
         tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;

@@ -33,6 +33,7 @@ mod peers;
 mod places;
 mod policy;
 mod ports;
+mod sealing;
 mod several_hosts;
 mod silent_mounts;
 mod slow;

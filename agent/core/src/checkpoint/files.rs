@@ -5,6 +5,7 @@
 
 pub mod pattern;
 pub mod proof;
+pub mod zip;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,6 +13,20 @@ use pattern::Pattern;
 
 /// Seconds by which a file may be younger than the marker of its checkpoint: other ranks finish a little later.
 const AFTER_MARKER: i64 = 60;
+
+/// Names of checkpoints that tell no step, because the next one is written over them: nanoGPT's, those of PyTorch's examples,
+/// Lightning's and others'. Their step is the second in which they were written.
+pub const IN_PLACE: [&str; 9] = [
+    "ckpt.pt",
+    "snapshot.pt",
+    "last.ckpt",
+    "checkpoint.pt",
+    "checkpoint.pth",
+    "checkpoint.pth.tar",
+    "latest.pt",
+    "latest.pth",
+    "latest.ckpt",
+];
 
 /// What tells that a checkpoint is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +67,8 @@ pub enum Kind {
     DeepSpeed,
     /// `checkpoint-123/` with `trainer_state.json`.
     HuggingFace,
-    /// `*123.ckpt`, `*123.pt`, `*123.pth` and `*123.safetensors`: single files whose container is whole.
+    /// `*123.ckpt`, `*123.pt`, `*123.pth` and `*123.safetensors`: single files whose container is whole. Where none of these is in the
+    /// directory, also the names of [`IN_PLACE`].
     Torch,
     /// `*123/` with `.metadata`, of torch's distributed checkpoints.
     Dcp,
@@ -111,7 +127,8 @@ impl Kind {
             Kind::DeepSpeed => vec![directory("global_step{step}", Proof::Tracker("latest".to_owned()))],
             Kind::HuggingFace => vec![directory("checkpoint-{step}", marker(&["trainer_state.json"]))],
             Kind::Torch => {
-                ["*{step}.ckpt", "*{step}.pt", "*{step}.pth", "*{step}.safetensors"].map(file).into()
+                let numbered = ["*{step}.ckpt", "*{step}.pt", "*{step}.pth", "*{step}.safetensors"];
+                numbered.into_iter().chain(IN_PLACE).map(file).collect()
             }
             Kind::Dcp => vec![directory("*{step}", marker(&[".metadata"]))],
             Kind::Orbax => {
@@ -146,6 +163,8 @@ pub struct Look {
     pub names: BTreeMap<String, Seen>,
     /// What stands in small files that rules ask for, with when it was written.
     pub texts: BTreeMap<String, (String, Written)>,
+    /// The steps of names that tell none.
+    pub in_place: BTreeMap<String, u64>,
     /// Now, seconds since 1970.
     pub now: i64,
 }
@@ -171,6 +190,12 @@ pub fn rule_of<'a>(rules: &'a [Rule], name: &str, is_directory: bool) -> Option<
         Some((rule, step))
     };
     rules.iter().find_map(of)
+}
+
+/// The rule for a name that tells no step, because the next checkpoint is written over it.
+pub fn in_place<'a>(rules: &'a [Rule], name: &str, is_directory: bool) -> Option<&'a Rule> {
+    let is_it = |rule: &&Rule| !rule.pattern.has_step() && rule.pattern.written() == name;
+    rules.iter().filter(|rule| rule.is_directory == is_directory).find(is_it)
 }
 
 /// Names that say of themselves that they are not there to stay.
@@ -200,7 +225,8 @@ pub fn texts(rules: &[Rule]) -> BTreeSet<&str> {
 pub fn complete(rules: &[Rule], look: &Look, expect: usize, quiet: u64) -> Vec<Complete> {
     let mut steps: BTreeMap<u64, Vec<(&str, &Rule, bool)>> = BTreeMap::new();
     for (name, seen) in &look.names {
-        let Some((rule, step)) = rule_of(rules, name, seen.is_directory) else { continue };
+        let in_place = || in_place(rules, name, seen.is_directory).zip(look.in_place.get(name).copied());
+        let Some((rule, step)) = rule_of(rules, name, seen.is_directory).or_else(in_place) else { continue };
         let proven = is_proven(rule, step, name, seen, look);
         let rested = quiet > 0 && is_quiet(seen, look.now, quiet);
         steps.entry(step).or_default().push((name, rule, proven || rested));
@@ -267,6 +293,7 @@ mod tests {
                 .map(|(name, text, at)| ((*name).to_owned(), ((*text).to_owned(), (*at, 0))))
                 .collect(),
             now: 1000,
+            ..Look::default()
         }
     }
 
@@ -343,6 +370,17 @@ mod tests {
         let of = |expect| complete(&Kind::Torch.rules(), &look(&both, &[]), expect, 0).len();
         assert_eq!((of(2), of(3)), (1, 0), "as many as the user expects");
         assert!(found(Kind::Torch, &look(&[("last.ckpt", file(true))], &[])).is_empty(), "it tells no step");
+    }
+
+    #[test]
+    fn a_file_that_is_written_over_is_the_step_of_its_second() {
+        let file = |whole| Seen { container: Some(whole), ..Seen::default() };
+        let found = |whole| {
+            let mut look = look(&[("ckpt.pt", file(whole)), ("train.pt", file(true))], &[]);
+            look.in_place.insert("ckpt.pt".to_owned(), 1_700_000_000);
+            found(Kind::Auto, &look)
+        };
+        assert_eq!((found(true), found(false)), (vec![1_700_000_000], Vec::new()));
     }
 
     #[test]

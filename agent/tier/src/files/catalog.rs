@@ -30,18 +30,40 @@ pub(super) struct Note {
     pub(super) members: Vec<Member>,
 }
 
+/// A step that was sealed, and is not whole where it was.
+#[derive(Clone, Debug)]
+pub(super) struct Lost {
+    /// What was sealed.
+    pub(super) pack: Arc<Pack>,
+    /// What became of it.
+    pub(super) why: String,
+    /// Whether what has its names now may be sealed as another one.
+    pub(super) is_again: bool,
+    /// Whether none of its files is there.
+    pub(super) is_gone: bool,
+}
+
 /// All notes of one directory.
 #[derive(Debug)]
 pub(super) struct Catalog {
     home: PathBuf,
     packs: BTreeMap<u64, Arc<Pack>>,
+    lost: BTreeMap<u64, Lost>,
 }
 
 impl Catalog {
     /// What was noted before, as far as the files are still the same.
     pub(super) fn open(home: &Path, is_shared: bool) -> Result<Catalog, FilesError> {
+        let mut catalog = Catalog::open_with_lost(home, is_shared)?;
+        let lost: Vec<u64> = catalog.lost.keys().copied().collect();
+        lost.into_iter().for_each(|step| _ = catalog.remove(step));
+        Ok(catalog)
+    }
+
+    /// What was noted before; of what is not the same any more it is known that it was sealed.
+    pub(super) fn open_with_lost(home: &Path, is_shared: bool) -> Result<Catalog, FilesError> {
         fs::create_dir_all(home).map_err(FilesError::reading(home))?;
-        let mut catalog = Catalog { home: home.to_owned(), packs: BTreeMap::new() };
+        let mut catalog = Catalog { home: home.to_owned(), packs: BTreeMap::new(), lost: BTreeMap::new() };
         for entry in fs::read_dir(home).map_err(FilesError::reading(home))?.flatten() {
             let path = entry.path();
             let named = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -49,11 +71,46 @@ impl Catalog {
                 continue;
             }
             match read(&path, is_shared) {
-                Some(pack) => _ = catalog.packs.insert(pack.sealed.shard.of.step, Arc::new(pack)),
+                Some(pack) => {
+                    let (step, is_still) = (pack.sealed.shard.of.step, pack.content.is_still());
+                    catalog.packs.insert(step, Arc::new(pack));
+                    if !is_still {
+                        catalog.lose(step, "it changed while nobody looked".to_owned(), false, false);
+                    }
+                }
                 None => _ = fs::remove_file(&path),
             }
         }
         Ok(catalog)
+    }
+
+    /// What was sealed and is not whole here any more.
+    pub(super) fn lost(&self) -> &BTreeMap<u64, Lost> {
+        &self.lost
+    }
+
+    /// A step is not what was sealed: it is not offered, and not forgotten. Whether that is news.
+    pub(super) fn lose(&mut self, step: u64, why: String, is_again: bool, is_gone: bool) -> bool {
+        let known = self.lost.get(&step).map(|lost| (lost.pack.clone(), lost.why.clone()));
+        let (pack, before) = match (self.packs.remove(&step), known) {
+            (Some(pack), _) => (pack, None),
+            (None, Some((pack, before))) => (pack, Some(before)),
+            (None, None) => return false,
+        };
+        let is_news = before.as_ref() != Some(&why);
+        self.lost.insert(step, Lost { pack, why, is_again, is_gone });
+        is_news
+    }
+
+    /// A step is what was sealed after all: its directory was away, for instance.
+    pub(super) fn find(&mut self, step: u64) -> bool {
+        let found = self.lost.remove(&step).map(|lost| self.packs.insert(step, lost.pack));
+        found.is_some()
+    }
+
+    /// A step that was sealed, whole or not.
+    pub(super) fn sealed(&self, step: u64) -> Option<&Arc<Pack>> {
+        self.packs.get(&step).or_else(|| self.lost.get(&step).map(|lost| &lost.pack))
     }
 
     pub(super) fn packs(&self) -> &BTreeMap<u64, Arc<Pack>> {
@@ -67,6 +124,7 @@ impl Catalog {
         let step = pack.sealed.shard.of.step;
         let words = serde_json::to_vec(&note).map_err(|error| FilesError::Manifest(error.to_string()))?;
         write_at_once(&self.home, &name(step), &words).map_err(FilesError::reading(&self.home))?;
+        self.lost.remove(&step);
         self.packs.insert(step, Arc::clone(&pack));
         Ok(pack)
     }
@@ -74,7 +132,8 @@ impl Catalog {
     /// Forgets a step.
     pub(super) fn remove(&mut self, step: u64) -> Option<Arc<Pack>> {
         let _ = fs::remove_file(self.home.join(name(step)));
-        self.packs.remove(&step)
+        let lost = self.lost.remove(&step).map(|lost| lost.pack);
+        self.packs.remove(&step).or(lost)
     }
 
     /// The decision that held before.
@@ -97,6 +156,5 @@ fn name(step: u64) -> String {
 fn read(path: &Path, is_shared: bool) -> Option<Pack> {
     let note: Note = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     let content = Content::of(&note.base, note.user, note.members).ok()?;
-    let pack = Pack::new(content, note.manifest.into_bytes(), is_shared).ok()?;
-    pack.content.is_still().then_some(pack)
+    Pack::new(content, note.manifest.into_bytes(), is_shared).ok()
 }

@@ -110,6 +110,13 @@ impl Acting {
     }
 }
 
+/// Which directory it is: its file system, and its number there.
+#[allow(clippy::useless_conversion, reason = "the kernel's types differ between processors")]
+pub(super) fn identity(place: &Place) -> Option<(u64, u64)> {
+    let found = place.at.own_stat().ok()?;
+    Some((found.st_dev.into(), found.st_ino.into()))
+}
+
 pub(super) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -2,15 +2,21 @@
 //! ([`cache`]). They are sealed where they lie and offered to peers and durable storage as one archive, of which nothing is written
 //! on this host.
 //!
-//! From the bottom: `tree` (which files there are), `pack` (them as an archive, and its seal), `unpack` (back into a directory),
-//! `catalog` (what is known over restarts), `host` (what all three share), `all` (what an agent looks after).
+//! From the bottom: `tree` (which files there are), `compare` and `judge` (what became of them), `take` (their seal), `pack` (them as an archive, and its seal),
+//! `unpack` (back into a directory), `catalog` (what is known over restarts), `copies` (of files that are written over), `host` (what
+//! all three share), `back` (which step a job goes back to), `all` (what an agent looks after).
 
 mod all;
+mod back;
 pub mod cache;
 mod catalog;
+mod compare;
+mod copies;
 mod host;
+mod judge;
 mod pack;
 pub mod replicator;
+mod take;
 pub(crate) mod tree;
 mod unpack;
 pub mod watch;
@@ -43,6 +49,9 @@ pub enum FilesError {
     /// A manifest is of no use.
     #[error("{0}")]
     Manifest(String),
+    /// Steps were sealed, and none of them is whole anywhere: a trainer must not be started over what is left.
+    #[error("{0}")]
+    Lost(String),
     /// Peers and storage.
     #[error(transparent)]
     Peer(#[from] crate::peer::error::PeerError),

@@ -101,12 +101,6 @@ impl Content {
         })
     }
 
-    /// Whether anything has this name where the files lie.
-    pub(super) fn has(&self, name: &str) -> bool {
-        let Ok(_as_user) = As::user(self.user) else { return false };
-        Beneath::open(&self.base).is_ok_and(|base| base.is_there(Path::new(name)))
-    }
-
     fn read_member(&self, index: usize, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let member = self.members.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
         if let Some(words) = &member.words {

@@ -75,6 +75,14 @@ pub fn members(base: &Beneath, name: &str) -> io::Result<Vec<Member>> {
     Ok(found)
 }
 
+/// One plain file of `base`; none where it is not there, or is something else.
+pub(crate) fn one(base: &Beneath, name: &str) -> Option<Member> {
+    let of = base.stat(Path::new(name)).ok()?;
+    let is_file = FileType::from_raw_mode(of.st_mode) == FileType::RegularFile;
+    let mode = of.st_mode & 0o777;
+    is_file.then(|| Member { path: name.to_owned(), mode, mark: Mark::of_stat(&of), words: None })
+}
+
 /// The plain files below `base`, by their names; what else is there is passed over, and what goes away meanwhile too.
 pub(crate) fn plain(base: &Beneath) -> Vec<Member> {
     let mut found = Vec::new();

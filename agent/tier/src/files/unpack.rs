@@ -122,7 +122,8 @@ fn sync_all(at: &Beneath, below: &Path) -> io::Result<()> {
     at.sync_directory(below)
 }
 
-/// Each name takes its place at once. Small files, which name the others, come last.
+/// Each name takes its place at once. Small files, which name the others, come last. What a user has put into a directory besides the
+/// checkpoint stays in it.
 fn replace(made: &Beneath, aside: &Path, at: &Beneath) -> io::Result<()> {
     let mut names: Vec<(bool, PathBuf)> = made
         .list(Path::new(""))?
@@ -130,9 +131,18 @@ fn replace(made: &Beneath, aside: &Path, at: &Beneath) -> io::Result<()> {
         .map(|(name, kind)| (kind != FileType::Directory, name.into()))
         .collect();
     names.sort();
-    for (_, name) in names {
+    for (is_file, name) in names {
         let from = aside.join(&name);
-        if at.is_there(&name) { at.exchange(&from, &name)? } else { at.rename(&from, &name)? }
+        if !at.is_there(&name) {
+            at.rename(&from, &name)?;
+            continue;
+        }
+        at.exchange(&from, &name)?;
+        let was_directory =
+            made.stat(&name).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory);
+        if !is_file && was_directory {
+            add(made, &name, aside, at)?;
+        }
     }
     Ok(())
 }
@@ -209,6 +219,19 @@ mod tests {
         assert_eq!(fs::read_dir(at.path().join("secret")).unwrap().count(), 0);
         assert_eq!(fs::read_to_string(at.path().join("home/sub/file")).unwrap(), "new");
         assert!(!at.path().join("home/sub").is_symlink());
+    }
+
+    #[test]
+    fn what_a_user_has_put_into_a_checkpoint_stays_when_the_rest_of_it_is_replaced() {
+        let (at, sealed) = archive();
+        let here = |name: &str| at.path().join("home/sub").join(name);
+        fs::create_dir_all(here("more")).unwrap();
+        for (name, text) in [("file", "damaged"), ("notes.txt", "mine"), ("more/plot", "mine too")] {
+            fs::write(here(name), text).unwrap();
+        }
+        unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Replace, &|_, _| true).unwrap();
+        let read = |name: &str| fs::read_to_string(here(name)).unwrap();
+        assert_eq!([read("file"), read("notes.txt"), read("more/plot")], ["new", "mine", "mine too"]);
     }
 
     #[test]

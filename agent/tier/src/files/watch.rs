@@ -1,8 +1,8 @@
-//! A directory into which a trainer writes checkpoints in its own way. What is complete by its framework's own mark is sealed, offered to
-//! peers and durable storage, and given back to a host that has lost it. The trainer's files are read and never changed.
+//! A directory into which a trainer writes checkpoints in its own way. What is complete by its framework's own mark and sound by its
+//! formats is sealed, offered to peers and durable storage, and given back to a host that has lost it (`back`). What was sealed and is
+//! not the same any more (`compare`) is offered no more. The trainer's files are read and never changed.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -11,32 +11,22 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 
-use mainstay_checkpoint::{Identity, MANIFEST_NAME};
 use mainstay_core::checkpoint::files::{
-    Complete, Look, Proof, Rule, Seen, Written, complete, proof, rule_of, texts,
+    Look, Proof, Rule, Seen, Written, complete, in_place, proof, rule_of, texts,
 };
 
 use super::FilesError;
-use super::catalog::{Catalog, Note};
+use super::catalog::Catalog;
+use super::copies::Copies;
 use super::host::{self, AGAIN, Acting, Bell, Place};
-use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Mark, Member};
-use super::unpack::{Way, unpack};
 use crate::beneath::Beneath;
 use crate::os::stand_back;
-use crate::peer::error::PeerError;
-use crate::peer::sealed::Sealed;
-use crate::peer::user::{As, User};
+use crate::peer::user::User;
 use crate::peer::{Progress, Restored, Service};
-
-/// The name of the job to which steps belong that a directory tells of; the run id tells one from another.
-const JOB: &str = "files";
 
 /// How many of the newest steps are looked at: older ones were sealed when they were new, or are nobody's hope any more.
 const NEWEST: usize = 4;
-
-/// A step that is written again so many seconds after it was sealed is another one; before that its writer was not done.
-const ANOTHER: u64 = 120;
 
 /// A tracker is no longer than that.
 const LONGEST_TEXT: u64 = 4096;
@@ -76,26 +66,39 @@ pub struct FileWatch {
 }
 
 #[derive(Debug)]
-struct Inner {
-    settings: Settings,
-    service: Arc<Service>,
+pub(super) struct Inner {
+    pub(super) settings: Settings,
+    pub(super) service: Arc<Service>,
     state: Mutex<State>,
     bell: Bell,
-    is_shared: bool,
-    acting: Acting,
+    pub(super) is_shared: bool,
+    pub(super) acting: Acting,
+    pub(super) copies: Copies,
 }
 
 #[derive(Debug)]
-struct State {
-    catalog: Catalog,
+pub(super) struct State {
+    pub(super) catalog: Catalog,
     /// The files of steps, and since when they are so.
     before: BTreeMap<u64, (Instant, Vec<Member>)>,
     /// The attempt to which each step belongs: that of the decision under which it was first seen.
-    first_seen: BTreeMap<u64, u64>,
+    pub(super) first_seen: BTreeMap<u64, u64>,
     /// Containers that were looked into.
     containers: BTreeMap<String, (Mark, bool)>,
+    /// Steps that have their mark and are not sound, with the files that were looked at and what is wrong with them.
+    pub(super) unsound: BTreeMap<u64, (Vec<Member>, String)>,
+    /// Steps that are sealed, and have got more files since.
+    pub(super) grown: Vec<u64>,
+    /// The directory in which steps were last seen that were sealed.
+    pub(super) home: Option<(u64, u64)>,
     /// What went wrong last.
     problem: Option<String>,
+}
+
+/// What a look saw.
+pub(super) struct Sight {
+    pub(super) look: Look,
+    pub(super) files: BTreeMap<u64, Vec<Member>>,
 }
 
 impl FileWatch {
@@ -105,16 +108,26 @@ impl FileWatch {
     /// The place for notes or a thread cannot be had.
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<FileWatch, FilesError> {
         let is_shared = settings.shared.unwrap_or_else(|| tree::is_shared(&settings.directory));
-        let catalog = Catalog::open(&settings.home, is_shared)?;
-        let first_seen =
-            catalog.packs().iter().map(|(step, pack)| (*step, pack.sealed.shard.of.attempt)).collect();
-        let before = BTreeMap::new();
-        let state = State { catalog, before, first_seen, containers: BTreeMap::new(), problem: None };
+        let catalog = Catalog::open_with_lost(&settings.home, is_shared)?;
+        let lost = catalog.lost().values().map(|lost| &lost.pack);
+        let known = catalog.packs().values().chain(lost).map(|pack| &pack.sealed.shard.of);
+        let first_seen = known.map(|of| (of.step, of.attempt)).collect();
+        let state = State {
+            catalog,
+            before: BTreeMap::new(),
+            first_seen,
+            containers: BTreeMap::new(),
+            unsound: BTreeMap::new(),
+            grown: Vec::new(),
+            home: None,
+            problem: None,
+        };
+        let copies = Copies::open(&settings.home, &settings.run, service);
         let service = Arc::clone(service);
         let (state, bell, acting) = (Mutex::new(state), Bell::default(), Acting::new(settings.user));
         // A directory of the configuration is its owner's of now, when nobody has had time to exchange it.
         let _ = acting.in_directory(&settings.directory);
-        let inner = Arc::new(Inner { settings, service, state, bell, is_shared, acting });
+        let inner = Arc::new(Inner { settings, service, state, bell, is_shared, acting, copies });
         let working = Arc::clone(&inner);
         host::spawn("ckpt-files", move || working.work())
             .map_err(FilesError::reading(&inner.settings.home))?;
@@ -136,18 +149,26 @@ impl FileWatch {
         &self.inner.settings.run
     }
 
+    /// Whether anything was sealed in it, at any time, that is not forgotten.
+    pub fn has_sealed(&self) -> bool {
+        let state = self.inner.state();
+        !state.catalog.packs().is_empty() || !state.catalog.lost().is_empty()
+    }
+
     /// What went wrong last, until something goes right.
     pub fn problem(&self) -> Option<String> {
         self.inner.state().problem.clone()
     }
 
     /// Decides with the others to which step the job goes back, and brings this host's files of it into the directory. Newer ones
-    /// that a trainer would find are set aside, for they are not whole.
+    /// that a trainer would find and that are not whole are set aside. `again`: the job has run before, so that what it sealed must be
+    /// there.
     ///
     /// # Errors
-    /// No decision came about, or the step cannot be restored.
-    pub fn restore(&self, tell: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
-        self.inner.restore(tell)
+    /// No decision came about, or the step cannot be restored. [`FilesError::Lost`]: steps were sealed, and none of them is whole
+    /// anywhere; the trainer must not be started.
+    pub fn restore(&self, again: bool, tell: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
+        self.inner.restore(again, tell)
     }
 }
 
@@ -158,7 +179,7 @@ impl Drop for FileWatch {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -166,7 +187,7 @@ impl Inner {
         stand_back(5, true);
         loop {
             let mut state = self.state();
-            let looked = self.look(&mut state);
+            let looked = self.look(&mut state, self.settings.interval);
             let problem = looked.err().map(|error| error.to_string());
             if let Some(problem) = problem.as_ref().filter(|problem| state.problem.as_ref() != Some(problem))
             {
@@ -180,52 +201,62 @@ impl Inner {
         }
     }
 
-    /// One look: what has changed is withdrawn, and what is complete and was the same at the last look is sealed.
-    fn look(&self, state: &mut State) -> Result<(), FilesError> {
+    /// One look: what has changed is offered no more, and what is complete and has been the same for the time `settled` is sealed.
+    /// Whether something was sealed.
+    pub(super) fn look(&self, state: &mut State, settled: Duration) -> Result<bool, FilesError> {
         let Settings { directory, run, .. } = &self.settings;
         host::keep_decision(&self.service, run, &state.catalog);
         let Some(place) = self.acting.in_directory(directory) else {
-            // Not there, or not there any more.
+            // It may come back as it was: nothing of it is forgotten.
             let gone: Vec<u64> = state.catalog.packs().keys().copied().collect();
-            gone.into_iter().for_each(|step| self.withdraw(state, step));
+            let why = || format!("{} is not there", directory.display());
+            gone.into_iter().for_each(|step| _ = state.catalog.lose(step, why(), false, true));
             self.offer(state);
-            return Ok(());
+            return Ok(false);
         };
         if self.is_shared && !host::is_first(&self.service, run) {
             host::offer(&self.service, directory, run, Vec::new());
-            return Ok(());
+            return Ok(false);
         }
-        let (look, files) = {
-            let _as_user = place.act()?;
-            self.see(&place.at, &mut state.containers)?
-        };
+        let Sight { look, files } = self.sight(&place, state)?;
         let attempt = host::fence(&self.service, run) * AGAIN;
         files.keys().for_each(|step| _ = state.first_seen.entry(*step).or_insert(attempt));
-        let changed: Vec<u64> = state
-            .catalog
-            .packs()
-            .iter()
-            .filter(|(step, pack)| match files.get(step) {
-                Some(now) => !pack.content.members().iter().filter(|of| of.words.is_none()).eq(now),
-                None => !pack.content.is_still(),
-            })
-            .map(|(step, _)| *step)
-            .collect();
-        changed.into_iter().for_each(|step| self.withdraw(state, step));
+        self.judge(state, &look, &files, &place)?;
+        if state.home.is_none() || !state.catalog.packs().is_empty() {
+            state.home = host::identity(&place);
+        }
+        state.unsound.retain(|step, _| files.contains_key(step));
         let Settings { rules, expect, quiet, .. } = &self.settings;
         let due = complete(rules, &look, *expect, *quiet).into_iter().find(|of| {
-            let is_same = host::is_same(&state.before, of.step, files.get(&of.step), self.settings.interval);
-            is_same && !state.catalog.packs().contains_key(&of.step)
+            let files = files.get(&of.step);
+            let may_be = match (state.catalog.packs().get(&of.step), state.catalog.lost().get(&of.step)) {
+                (Some(_), _) => state.grown.contains(&of.step),
+                (None, Some(lost)) => lost.is_again || lost.is_gone,
+                (None, None) => true,
+            };
+            let is_unsound = state.unsound.get(&of.step).is_some_and(|(were, _)| Some(were) == files);
+            let is_same = settled.is_zero() || host::is_same(&state.before, of.step, files, settled);
+            may_be && is_same && !is_unsound
         });
         let newest = state.catalog.packs().keys().next_back().copied();
-        let due = due.filter(|of| state.catalog.packs().len() < 2 || Some(of.step) > newest);
-        let sealed = due.map_or(Ok(()), |due| self.seal(state, &due, files.get(&due.step), place.user));
+        let due = due.filter(|of| state.catalog.packs().len() < 2 || Some(of.step) >= newest);
+        let sealed = match &due {
+            Some(due) => self.seal(state, due, &look, files.get(&due.step), &place),
+            None => Ok(false),
+        };
         state.before = host::since(std::mem::take(&mut state.before), files);
         self.offer(state);
         sealed
     }
 
-    fn offer(&self, state: &State) {
+    /// The directory as it is now.
+    pub(super) fn sight(&self, place: &Place, state: &mut State) -> Result<Sight, FilesError> {
+        let _as_user = place.act()?;
+        let (look, files) = self.see(&place.at, &mut state.containers)?;
+        Ok(Sight { look, files })
+    }
+
+    pub(super) fn offer(&self, state: &State) {
         let packs = state.catalog.packs().values().cloned().collect();
         host::offer(&self.service, &self.settings.directory, &self.settings.run, packs);
     }
@@ -240,6 +271,7 @@ impl Inner {
         let reading = FilesError::reading;
         let mut look = Look { now: i64::try_from(host::now_unix_s()).unwrap_or(0), ..Look::default() };
         let mut steps: BTreeMap<u64, Vec<(String, bool)>> = BTreeMap::new();
+        let mut written_over = Vec::new();
         let wanted = texts(rules);
         for (name, kind) in at.list(Path::new("")).map_err(reading(directory))? {
             let Ok(name) = name.into_string() else { continue };
@@ -248,6 +280,8 @@ impl Inner {
                 rule_of(rules, &name, is_directory).filter(|_| is_directory || kind == FileType::RegularFile)
             {
                 steps.entry(step).or_default().push((name, is_directory));
+            } else if kind == FileType::RegularFile && in_place(rules, &name, false).is_some() {
+                written_over.push(name);
             } else if wanted.contains(name.as_str())
                 && let Some(text) = read_text(at, &name)
             {
@@ -255,6 +289,15 @@ impl Inner {
             } else if rules.iter().any(|rule| matches!(rule.proof, Proof::NoneBeside(_))) {
                 look.texts.insert(name, Default::default());
             }
+        }
+        // Numbers of steps and seconds are never compared.
+        for name in written_over.into_iter().filter(|_| steps.is_empty()) {
+            let Some(file) = tree::one(at, &name) else { continue };
+            let step = u64::try_from(file.mark.written.0).unwrap_or(0);
+            look.in_place.insert(name.clone(), step);
+        }
+        for (name, step) in &look.in_place {
+            steps.entry(*step).or_default().push((name.clone(), false));
         }
         let mut files = BTreeMap::new();
         for (step, names) in steps.into_iter().rev().take(NEWEST) {
@@ -270,151 +313,6 @@ impl Inner {
         }
         containers.retain(|name, _| look.names.contains_key(name));
         Ok((look, files))
-    }
-
-    fn seal(
-        &self,
-        state: &mut State,
-        of: &Complete,
-        files: Option<&Vec<Member>>,
-        user: User,
-    ) -> Result<(), FilesError> {
-        let Some(mut members) = files.cloned().filter(|files| !files.is_empty()) else { return Ok(()) };
-        let Settings { directory, run, part, .. } = &self.settings;
-        let trackers = of.trackers.iter().map(|(name, words)| Member {
-            path: name.clone(),
-            mode: 0o644,
-            mark: Mark::default(),
-            words: Some(words.clone()),
-        });
-        members.extend(trackers);
-        let (rank, world_size) = if self.is_shared { (0, 1) } else { *part };
-        let attempt = state.first_seen.get(&of.step).copied().unwrap_or(0);
-        let identity = Identity { job: JOB.to_owned(), attempt, step: of.step, rank, world_size };
-        let content = Content::of(directory, user, members)?;
-        let manifest = match content.seal(&identity, run, host::now_unix_s()) {
-            // The next look tells.
-            Err(FilesError::Changed(_)) => return Ok(()),
-            sealed => sealed?,
-        };
-        let manifest =
-            String::from_utf8(manifest.encode()).map_err(|error| FilesError::Manifest(error.to_string()))?;
-        let members = content.members().to_vec();
-        let note = Note { manifest, base: directory.clone(), user, members };
-        state.catalog.insert(note, self.is_shared)?;
-        tracing::info!(run, step = of.step, directory = %directory.display(), "a step was sealed as its trainer wrote it");
-        Ok(())
-    }
-
-    /// A step is not what was sealed any more: it is offered no more, here or at peers.
-    fn withdraw(&self, state: &mut State, step: u64) {
-        let Some(pack) = state.catalog.remove(step) else { return };
-        state.before.remove(&step);
-        let shard = &pack.sealed.shard;
-        let is_gone =
-            pack.content.members().iter().all(|of| of.words.is_some() || !pack.content.has(&of.path));
-        if is_gone {
-            // Its trainer has deleted it; copies of it are as good as before.
-            state.first_seen.remove(&step);
-            return;
-        }
-        let age = host::now_unix_s().saturating_sub(shard.created.max(0).unsigned_abs());
-        if age > ANOTHER {
-            // Written anew, by a trainer that went back: never to be joined with what others had of it before.
-            state.first_seen.insert(step, shard.of.attempt + 1);
-        }
-        self.service.shared.own.forget_pack(&shard.root);
-        self.service.shared.withdraw(&shard.root);
-        tracing::info!(
-            run = shard.of.run,
-            step,
-            "a step was written to after it was sealed: it is offered no more"
-        );
-    }
-
-    fn restore(&self, tell: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
-        let Settings { directory, run, part, spool, rules, .. } = &self.settings;
-        fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
-        let place = self.place_for_restore()?;
-        let mut state = self.state();
-        host::keep_decision(&self.service, run, &state.catalog);
-        let rank = if self.is_shared { 0 } else { part.0 };
-        // Where all hosts see the same files, one of them brings them back.
-        let ranks: &[u32] = if self.is_shared && !host::is_first(&self.service, run) { &[] } else { &[rank] };
-        let restored = self.service.restore(&host::spool_of(spool, run), Some(ranks), tell)?;
-        host::keep_decision(&self.service, run, &state.catalog);
-        let Some(key) = &restored.decision.step else { return Ok(restored) };
-        let home = host::in_spool(spool, key.step, rank);
-        if let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(run)) {
-            let trackers = texts(rules);
-            let is_of_rules = |name: &str, is_directory: bool| {
-                rule_of(rules, name, is_directory).is_some() || (!is_directory && trackers.contains(name))
-            };
-            let archive = home.join(ARCHIVE_NAME);
-            let mut members = unpack(&archive, &sealed, &place, Way::Replace, &is_of_rules)?;
-            let _as_user = place.act()?;
-            for member in members.iter_mut().filter(|of| trackers.contains(of.path.as_str())) {
-                member.words = read_text(&place.at, &member.path).map(|(text, _)| text);
-            }
-            let manifest = String::from_utf8(sealed.manifest.clone());
-            let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
-            drop(_as_user);
-            state.first_seen.insert(key.step, key.attempt);
-            let note = Note { manifest, base: directory.clone(), user: place.user, members };
-            state.catalog.insert(note, self.is_shared)?;
-        } else if let Some(pack) = state.catalog.packs().get(&key.step) {
-            // It is here; its tracker may name a newer one that is not whole.
-            let _as_user = place.act()?;
-            for member in pack.content.members() {
-                if let Some(words) = &member.words {
-                    let put = place.at.write_whole(Path::new(&member.path), words.as_bytes());
-                    put.map_err(FilesError::reading(directory))?;
-                }
-            }
-        }
-        let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
-        self.set_aside(key.step, &place)?;
-        self.offer(&state);
-        Ok(restored)
-    }
-
-    /// As whom files are brought back. A directory that is gone is made with that user's rights, never with this process's.
-    fn place_for_restore(&self) -> Result<Place, FilesError> {
-        let directory = &self.settings.directory;
-        if let Some(place) = self.acting.in_directory(directory) {
-            return Ok(place);
-        }
-        let own = User::own();
-        let maker = self.acting.known().or_else(|| (own.uid != 0).then_some(own));
-        if let Some(maker) = maker {
-            let _as_user = As::to_write(maker).map_err(FilesError::reading(directory))?;
-            fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
-        }
-        let refused = || {
-            PeerError::Local(format!(
-                "{} is no directory of the user whose it was when it was registered (it is a link, or another user's): nothing is \
-                 written there",
-                directory.display()
-            ))
-        };
-        Ok(self.acting.in_directory(directory).ok_or_else(refused)?)
-    }
-
-    /// Trainers that take the newest name that they find must not find what only this host has.
-    fn set_aside(&self, step: u64, place: &Place) -> Result<(), FilesError> {
-        let Settings { directory, rules, .. } = &self.settings;
-        let _as_user = place.act()?;
-        for (name, kind) in place.at.list(Path::new("")).map_err(FilesError::reading(directory))? {
-            let Ok(name) = name.into_string() else { continue };
-            let newer = rule_of(rules, &name, kind == FileType::Directory).filter(|(_, of)| *of > step);
-            if newer.is_some_and(|(rule, _)| !matches!(rule.proof, Proof::Tracker(_))) {
-                let aside = PathBuf::from(format!(".{name}.not-whole"));
-                let _ = place.at.remove_tree(&aside);
-                place.at.rename(Path::new(&name), &aside).map_err(FilesError::reading(directory))?;
-                tracing::warn!(name, step, directory = %directory.display(), "set aside: no other host has it whole");
-            }
-        }
-        Ok(())
     }
 }
 
@@ -453,7 +351,7 @@ fn is_whole(at: &Beneath, name: &str) -> io::Result<bool> {
     Ok(proof::is_whole(name, size, &head, &some(size - tail, tail)?))
 }
 
-fn read_text(at: &Beneath, name: &str) -> Option<(String, Written)> {
+pub(super) fn read_text(at: &Beneath, name: &str) -> Option<(String, Written)> {
     let file = at.read(Path::new(name)).ok()?;
     let written = Mark::of(&file.metadata().ok()?).written;
     let mut text = String::new();

@@ -44,6 +44,7 @@ pub use courtesy::Toll;
 pub use durable::{Durable, Figures};
 pub use message::{Held, Inventory};
 pub use own::{Opened, Watched};
+pub(crate) use restore::land;
 pub use restore::{Progress, Restored, look_directory, verify_directory};
 pub use sealed::{Sealed, SealedError};
 pub use service::{Counts, Peer, Service, Settings, StartError};

@@ -409,6 +409,11 @@ impl Own {
         self.inner().bad.insert(root.to_owned());
     }
 
+    /// Such a shard is there again, and its bytes were compared.
+    pub(crate) fn is_good(&self, root: &str) {
+        self.inner().bad.remove(root);
+    }
+
     /// Deletes a shard; whether it was there.
     ///
     /// # Errors

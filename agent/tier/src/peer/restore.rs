@@ -326,6 +326,34 @@ impl Work<'_> {
     }
 }
 
+/// Copies files that were sealed where they lie into a directory of this process's own, as a shard as any other.
+///
+/// # Errors
+/// They have changed, or there is no room.
+pub(crate) fn land(
+    service: &Service,
+    directory: &Path,
+    sealed: &Sealed,
+    content: &crate::files::Content,
+) -> Result<(), PeerError> {
+    let reading = |error: io::Error| PeerError::Local(format!("{}: {error}", content.base().display()));
+    let mut landing = Landing::new(directory, User::own(), &service.shared.store);
+    landing.begin(sealed)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    while offset < sealed.shard.bytes {
+        let piece = usize::try_from(sealed.shard.bytes - offset).unwrap_or(usize::MAX).min(buffer.len());
+        content.read_exact_at(&mut buffer[..piece], offset).map_err(reading)?;
+        landing.write(offset, &buffer[..piece])?;
+        offset += piece as u64;
+    }
+    // What was written meanwhile has another time, and is no part of this step.
+    if !content.is_still() {
+        return Err(PeerError::Local(format!("{} was written to meanwhile", content.base().display())));
+    }
+    landing.finish()
+}
+
 /// Reads the manifests in a checkpoint directory, without an agent and without the bytes; for each, what is wrong with it.
 pub fn look_directory(directory: &Path, mut told: impl FnMut(&Path, Result<Sealed, String>)) {
     let Ok(at) = Beneath::open(directory) else { return };

@@ -93,6 +93,30 @@ pub struct Settings {
     pub software: String,
 }
 
+impl Settings {
+    /// For one that has no peers and keeps nothing of others: it only knows what this host has.
+    pub fn alone(store: PathBuf, name: String) -> Settings {
+        Settings {
+            listen: SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0)),
+            name,
+            peers: Vec::new(),
+            domain: String::new(),
+            store,
+            quota: 0,
+            copies: 0,
+            parity: None,
+            keep: 1,
+            avoid: BTreeSet::new(),
+            rate: 0,
+            slowdown: 0.0,
+            streams: 1,
+            interval: Duration::from_millis(500),
+            patience: Patience::default(),
+            software: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
 /// What is known of a peer.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {

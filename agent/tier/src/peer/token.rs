@@ -56,6 +56,16 @@ pub enum TokenError {
 }
 
 impl Token {
+    /// One that nobody else knows: whoever shows it answers nobody, and asks nobody.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub fn of_nobody() -> std::io::Result<Token> {
+        let mut key = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        Ok(Token { key })
+    }
+
     /// The token in a file that only its owner may read. White space at its ends does not count.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 mod alike;
 mod common;
 mod crash;
+mod damage;
 mod disk;
 mod faults;
 mod from_memory;

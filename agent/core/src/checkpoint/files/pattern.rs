@@ -47,6 +47,11 @@ impl Pattern {
         Pattern { parts, written: written.to_owned() }
     }
 
+    /// Whether names tell their step: others are those of files that are written over.
+    pub fn has_step(&self) -> bool {
+        self.parts.contains(&Part::Step)
+    }
+
     /// As it was written.
     pub fn written(&self) -> &str {
         &self.written

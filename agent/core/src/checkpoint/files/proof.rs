@@ -1,6 +1,8 @@
-//! Containers that can be seen to be whole from their first and last bytes.
+//! Containers that can be seen to be whole: roughly from their first and last bytes, and by what they say of all their bytes.
 
 use serde_json::Value;
+
+use super::zip::{self, Reading};
 
 /// So many bytes of a file's end are enough for a zip archive.
 pub const TAIL: usize = 66_000;
@@ -13,7 +15,7 @@ const LONGEST_HEADER: u64 = 100 << 20;
 
 /// Whether a file of this name is of a kind that is looked at: what torch and Lightning write, and safetensors.
 pub fn is_known(name: &str) -> bool {
-    [".pt", ".pth", ".ckpt", ".bin", ".safetensors"].iter().any(|ending| name.ends_with(ending))
+    [".pt", ".pth", ".pth.tar", ".ckpt", ".bin", ".safetensors"].iter().any(|ending| name.ends_with(ending))
 }
 
 /// How many of its first bytes are needed, where `head` are the first [`HEAD`].
@@ -38,6 +40,60 @@ pub fn is_whole(name: &str, size: u64, head: &[u8], tail: &[u8]) -> bool {
     }
     // Torch's archives are zip files; what begins otherwise is of a form that has no end.
     head.starts_with(b"PK") && zip_ends(size, tail)
+}
+
+/// Whether a file of a checkpoint is what a writer that was done leaves behind, as far as its format tells: archives by their
+/// checksums, safetensors files by their length, JSON and pickles by their ends. A file of another format counts as sound.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn sound(name: &str, size: u64, read: &mut Reading<'_>) -> Result<(), String> {
+    let name = name.rsplit('/').next().unwrap_or(name);
+    let is = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+    let is_archive = is(&[".pt", ".pth", ".pth.tar", ".ckpt", ".bin", ".distcp"]);
+    let is_pickle = name == ".metadata";
+    if !is_archive && !is_pickle && !is(&[".safetensors", ".json"]) {
+        return Ok(());
+    }
+    let mut head = [0; HEAD];
+    if size < HEAD as u64 {
+        let mut short = vec![0; usize::try_from(size).unwrap_or(0)];
+        read(0, &mut short)?;
+        let is_json = name.ends_with(".json") && is_json_between(&short, &short);
+        return if is_json { Ok(()) } else { Err(format!("it has {size} bytes only")) };
+    }
+    read(0, &mut head)?;
+    let mut last = [0; HEAD];
+    read(size - HEAD as u64, &mut last)?;
+    if head == [0; HEAD] {
+        return Err("it begins with zeros".to_owned());
+    }
+    if is_archive {
+        // What begins otherwise is of a form that says nothing of its end.
+        return if head.starts_with(b"PK") { zip::verify(size, read) } else { Ok(()) };
+    }
+    if name.ends_with(".safetensors") {
+        let length = head_wanted(name, &head);
+        let mut header = vec![0; usize::try_from(length.min(size)).unwrap_or(0)];
+        read(0, &mut header)?;
+        let is_whole = safetensors_size(&header) == Some(size);
+        return if is_whole { Ok(()) } else { Err("it is not as long as its header says".to_owned()) };
+    }
+    let is_whole =
+        if is_pickle { head[0] == 0x80 && last[HEAD - 1] == b'.' } else { is_json_between(&head, &last) };
+    if is_whole { Ok(()) } else { Err("it is cut off or damaged".to_owned()) }
+}
+
+/// Whether JSON begins and ends so. What is between is not parsed: writers put NaN into it, which is no JSON.
+fn is_json_between(head: &[u8], last: &[u8]) -> bool {
+    let first = head.iter().find(|byte| !byte.is_ascii_whitespace());
+    let end = last.iter().rfind(|byte| !byte.is_ascii_whitespace());
+    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'"';
+    match (first, end) {
+        (Some(b'{'), Some(b'}')) | (Some(b'['), Some(b']')) => true,
+        (Some(first), Some(end)) => is_word(first) && is_word(end),
+        _ => false,
+    }
 }
 
 fn safetensors_size(head: &[u8]) -> Option<u64> {
@@ -117,10 +173,47 @@ mod tests {
         assert!(!whole("m_1.safetensors", &[bytes.as_slice(), b"!"].concat()));
     }
 
+    fn soundness(name: &str, bytes: &[u8]) -> Result<(), String> {
+        let mut read = |at: u64, buffer: &mut [u8]| {
+            let at = usize::try_from(at).map_err(|error| error.to_string())?;
+            buffer.copy_from_slice(bytes.get(at..at + buffer.len()).ok_or("short")?);
+            Ok(())
+        };
+        sound(name, bytes.len() as u64, &mut read)
+    }
+
+    #[test]
+    fn what_is_cut_off_or_zeroed_is_not_sound_and_what_no_format_is_known_of_is() {
+        let header = br#"{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+        let mut tensors = (header.len() as u64).to_le_bytes().to_vec();
+        tensors.extend(header);
+        tensors.extend([1, 2, 3, 4]);
+        let whole: [(&str, &[u8]); 4] = [
+            ("checkpoint-5/model.safetensors", &tensors),
+            ("checkpoint-5/trainer_state.json", br#"{"loss": NaN, "global_step": 5}"#),
+            ("step-5/.metadata", b"\x80\x02}q\x00(what is pickled)."),
+            ("5/d/0f3a", b"of another format"),
+        ];
+        for (name, bytes) in whole {
+            assert_eq!(soundness(name, bytes), Ok(()), "{name}");
+            if !name.contains("/d/") {
+                assert!(soundness(name, &bytes[..bytes.len() - 1]).is_err(), "{name} cut off");
+                assert!(soundness(name, &vec![0; bytes.len()]).is_err(), "{name} of zeros");
+                assert!(soundness(name, b"").is_err(), "{name} that is empty");
+            }
+        }
+        assert!(soundness("a/optimizer.pt", b"PK\x03\x04 and no end").is_err());
+        assert_eq!(soundness("a/old.pt", b"a pickle of before"), Ok(()));
+        assert_eq!(soundness("a/empty.json", b"{}"), Ok(()));
+    }
+
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = (whole("a.pt", &bytes), whole("a.safetensors", &bytes));
+            for name in ["a.pt", "a.safetensors", "a.json", ".metadata"] {
+                let _ = soundness(name, &bytes);
+            }
         }
     }
 }

@@ -166,6 +166,13 @@ impl Shared {
         distrusted.insert((holder.to_owned(), root.to_owned()), Instant::now());
     }
 
+    /// A shard of this host's that was found to be bad was brought again, and compared.
+    pub(crate) fn trust_own(&self, root: &str) {
+        self.own.is_good(root);
+        let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
+        distrusted.remove(&(self.name().to_owned(), root.to_owned()));
+    }
+
     pub(crate) fn distrusted(&self) -> Vec<(String, String)> {
         self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }

@@ -138,7 +138,7 @@ fn a_host_that_is_lost_gets_its_files_back_before_its_ranks_start() {
     fs::create_dir_all(all[1].path().join("iter_0000020")).unwrap();
     fs::write(all[1].path().join("iter_0000020/x"), b"half").unwrap();
     let watch = all[2].replace(Kind::Auto);
-    let restored = watch.restore(&|_| {}).unwrap();
+    let restored = watch.restore(false, &|_| {}).unwrap();
     assert_eq!(restored.decision.step.map(|key| key.step), Some(10));
     assert_eq!(restored.fetched, 1, "its own part, and no other host's");
     has_megatron(&all[2], 2, 10);
@@ -148,7 +148,8 @@ fn a_host_that_is_lost_gets_its_files_back_before_its_ranks_start() {
     megatron(&all, 30);
     all[1].wait_for(30, 2);
     // The same host again: nothing has to be moved.
-    let again = all[1].files.as_ref().unwrap().find(all[1].path(), RUN).unwrap().restore(&|_| {}).unwrap();
+    let again =
+        all[1].files.as_ref().unwrap().find(all[1].path(), RUN).unwrap().restore(false, &|_| {}).unwrap();
     assert_eq!((again.decision.step.map(|key| key.step), again.bytes), (Some(30), 0));
 }
 
@@ -157,15 +158,30 @@ fn what_is_written_again_is_noticed_and_offered_no_more() {
     let all = trainers(2, Kind::Megatron);
     megatron(&all, 10);
     all[0].wait_for(10, 2);
+    let before = own_root(&all[0]).unwrap();
     let file = all[0].path().join("iter_0000010/mp_rank_00/model_optim_rng.pt");
     fs::write(&file, b"being written again").unwrap();
-    until("the step to be withdrawn", || {
+    until("the step to be offered here no more", || {
         all[0].files.as_ref().unwrap().nudge(all[0].path());
-        all[0].steps().is_empty() && all[1].steps().is_empty()
+        own_steps(&all[0]).is_empty()
     });
-    // With its tracker it is a checkpoint again, and another one.
+    assert!(
+        all[1].service().copies().iter().any(|of| of.shard.root == before),
+        "a copy is as good as it was"
+    );
+    // With its tracker it is a checkpoint again, and another one: then copies of the one before are of nothing.
     fs::write(all[0].path().join("latest_checkpointed_iteration.txt"), "10").unwrap();
+    until("another one", || own_root(&all[0]).is_some_and(|root| root != before));
     all[1].wait_for(10, 2);
+    until("copies of the one before to go", || {
+        all.iter().all(|of| of.service().copies().iter().all(|copy| copy.shard.root != before))
+    });
+}
+
+/// The root of what this host has sealed.
+fn own_root(trainer: &Trainer) -> Option<String> {
+    let copies = trainer.service().copies();
+    copies.into_iter().find(|of| of.own && of.holder == trainer.host.name).map(|of| of.shard.root)
 }
 
 #[test]
@@ -173,8 +189,7 @@ fn a_peer_that_was_away_when_something_was_written_again_hears_of_it_later() {
     let mut all = trainers(2, Kind::Megatron);
     megatron(&all, 10);
     all[0].wait_for(10, 2);
-    let own = all[0].service().copies().into_iter().find(|of| of.own && of.holder == all[0].host.name);
-    let root = own.unwrap().shard.root;
+    let root = own_root(&all[0]).unwrap();
     let has_it = |host: &Host| {
         let manifests = host.replicas().into_iter().map(|shard| shard.with_file_name(MANIFEST_NAME));
         manifests.filter_map(|path| Sealed::read(&path).ok()).any(|sealed| sealed.shard.root == root)
@@ -184,9 +199,10 @@ fn a_peer_that_was_away_when_something_was_written_again_hears_of_it_later() {
     until("it to be gone", || std::net::TcpStream::connect(&all[1].host.name).is_err());
     fs::write(all[0].path().join("iter_0000010/mp_rank_00/model_optim_rng.pt"), b"being written again")
         .unwrap();
-    until("it to be noticed", || {
+    fs::write(all[0].path().join("latest_checkpointed_iteration.txt"), "10").unwrap();
+    until("it to be sealed as another one", || {
         all[0].files.as_ref().unwrap().nudge(all[0].path());
-        own_steps(&all[0]).is_empty()
+        own_root(&all[0]).is_some_and(|now| now != root)
     });
     assert!(has_it(&all[1].host), "nobody was there to be told");
     all[1].host.start();
@@ -200,7 +216,9 @@ fn a_half_written_checkpoint_is_never_sealed() {
     let all = trainers(2, Kind::Auto);
     let home = all[0].path().join("checkpoint-5");
     fs::create_dir(&home).unwrap();
-    fs::write(home.join("model.safetensors"), content(0, 5)).unwrap();
+    let header = br#"{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+    let tensors = [&(header.len() as u64).to_le_bytes()[..], header, b"abcd"].concat();
+    fs::write(home.join("model.safetensors"), tensors).unwrap();
     fs::write(all[0].path().join("ckpt_6.pt"), b"PK\x03\x04 and then its writer was killed").unwrap();
     fs::create_dir(all[0].path().join("7.orbax-checkpoint-tmp-1")).unwrap();
     fs::write(all[0].path().join("7.orbax-checkpoint-tmp-1/_CHECKPOINT_METADATA"), b"{}").unwrap();
@@ -242,8 +260,9 @@ fn what_only_this_host_has_is_set_aside_where_a_trainer_would_take_it() {
     all[0].wait_for(100, 2);
     write(&all[0], 0, 200);
     until("its part", || own_steps(&all[0]).contains(&200));
-    all[1].replace(Kind::HuggingFace).restore(&|_| {}).unwrap();
-    let back = all[0].files.as_ref().unwrap().find(all[0].path(), RUN).unwrap().restore(&|_| {}).unwrap();
+    all[1].replace(Kind::HuggingFace).restore(false, &|_| {}).unwrap();
+    let back =
+        all[0].files.as_ref().unwrap().find(all[0].path(), RUN).unwrap().restore(false, &|_| {}).unwrap();
     assert_eq!(back.decision.step.map(|key| key.step), Some(100));
     for trainer in &all {
         let names: Vec<String> = fs::read_dir(trainer.path())

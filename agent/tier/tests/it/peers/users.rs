@@ -251,7 +251,7 @@ fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name(
         exchanging(&out, &way, || {
             for _ in 0..200 {
                 files.nudge(&out);
-                let _ = watch.restore(&|_| {});
+                let _ = watch.restore(false, &|_| {});
                 let seen = steps();
                 assert!(!seen.contains(&20) && !seen.contains(&30), "{seen:?}");
             }

@@ -1,0 +1,334 @@
+//! Zip archives as `torch.save` writes them: whether every byte of their entries is what its checksum says.
+//!
+//! PyTorch itself does not compare these checksums when it loads. One file may hold several archives one after the other, as the
+//! `.distcp` files of distributed checkpoints do.
+
+use std::fmt::Write as _;
+
+/// Fills a buffer from a place on.
+pub type Reading<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;
+
+/// Where the record at the end begins at the earliest: it may be followed by a comment.
+const LONGEST_END: u64 = 66_000;
+
+/// A directory longer than this is none.
+const LONGEST_DIRECTORY: u64 = 256 << 20;
+
+/// Bytes that are read at once.
+const PIECE: usize = 1 << 20;
+
+const END: usize = 22;
+const LOCATOR: u64 = 20;
+const END_64: u64 = 56;
+
+/// Compares all archives of a file of `size` bytes with their checksums.
+///
+/// # Errors
+/// What is wrong with the first that is not whole, seen from the end.
+pub fn verify(size: u64, read: &mut Reading<'_>) -> Result<(), String> {
+    let mut end = size;
+    while end > 0 {
+        end = verify_last(end, read)?;
+    }
+    Ok(())
+}
+
+/// One entry of a directory.
+struct Entry {
+    name: String,
+    is_stored: bool,
+    sum: u32,
+    packed: u64,
+    header: u64,
+}
+
+/// Compares the archive that ends at `end`; where it begins.
+fn verify_last(end: u64, read: &mut Reading<'_>) -> Result<u64, String> {
+    let (directory, length, offset) = find_directory(end, read)?;
+    let begin = directory.checked_sub(offset).ok_or("its directory is not where it says")?;
+    let mut bytes = vec![0; usize::try_from(length).map_err(|_| "its directory is too long")?];
+    read(directory, &mut bytes)?;
+    for entry in entries(&bytes)? {
+        verify_entry(begin, directory, &entry, read)?;
+    }
+    Ok(begin)
+}
+
+/// Where the directory lies, how long it is, and where it says that it lies.
+fn find_directory(end: u64, read: &mut Reading<'_>) -> Result<(u64, u64, u64), String> {
+    let tail_length = end.min(LONGEST_END);
+    let mut tail = vec![0; usize::try_from(tail_length).unwrap_or(0)];
+    read(end - tail_length, &mut tail)?;
+    let is_end = |at: &usize| {
+        let record = &tail[*at..];
+        record.starts_with(b"PK\x05\x06") && usize::from(u16_at(record, 20)) == record.len() - END
+    };
+    let last = tail.len().checked_sub(END).ok_or("it is cut off")?;
+    let at = (0..=last).rev().find(is_end).ok_or("it is cut off: the record at its end is missing")?;
+    let record = &tail[at..];
+    let (mut length, mut offset) = (u64::from(u32_at(record, 12)), u64::from(u32_at(record, 16)));
+    let mut below = end - tail_length + at as u64;
+    if let Some(locator) = below.checked_sub(LOCATOR) {
+        let mut bytes = [0; LOCATOR as usize];
+        read(locator, &mut bytes)?;
+        if bytes.starts_with(b"PK\x06\x07") {
+            let large = locator.checked_sub(END_64).ok_or("it is cut off")?;
+            let mut bytes = [0; END_64 as usize];
+            read(large, &mut bytes)?;
+            if !bytes.starts_with(b"PK\x06\x06") {
+                return Err("the record at its end is damaged".to_owned());
+            }
+            (length, offset, below) = (u64_at(&bytes, 40), u64_at(&bytes, 48), large);
+        }
+    }
+    if length > LONGEST_DIRECTORY {
+        return Err("its directory is too long".to_owned());
+    }
+    let directory = below.checked_sub(length).ok_or("its directory is not where it says")?;
+    Ok((directory, length, offset))
+}
+
+fn entries(mut bytes: &[u8]) -> Result<Vec<Entry>, String> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        const HEAD: usize = 46;
+        if bytes.len() < HEAD || !bytes.starts_with(b"PK\x01\x02") {
+            return Err("its directory is damaged".to_owned());
+        }
+        let length = |from: usize| usize::from(u16_at(bytes, from));
+        let (name, extra, comment) = (length(28), length(30), length(32));
+        let all = HEAD + name + extra + comment;
+        if bytes.len() < all {
+            return Err("its directory is damaged".to_owned());
+        }
+        let mut entry = Entry {
+            name: shown(&bytes[HEAD..HEAD + name]),
+            is_stored: u16_at(bytes, 10) == 0,
+            sum: u32_at(bytes, 16),
+            packed: u64::from(u32_at(bytes, 20)),
+            header: u64::from(u32_at(bytes, 42)),
+        };
+        let is_large = |of: usize| u32_at(bytes, of) == u32::MAX;
+        let wanted = (is_large(24), is_large(20), is_large(42));
+        large_fields(&bytes[HEAD + name..HEAD + name + extra], wanted, &mut entry);
+        found.push(entry);
+        bytes = &bytes[all..];
+    }
+    Ok(found)
+}
+
+/// The fields of an entry that did not fit: whole size, packed size, place of its header; those that are `wanted`, in this order.
+fn large_fields(mut extra: &[u8], wanted: (bool, bool, bool), entry: &mut Entry) {
+    while extra.len() >= 4 {
+        let (kind, length) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));
+        let Some(field) = extra.get(4..4 + length) else { return };
+        if kind == 1 {
+            let mut at = 0;
+            let mut next = |is_wanted: bool| {
+                let value = (is_wanted && field.len() >= at + 8).then(|| u64_at(field, at));
+                at += if is_wanted { 8 } else { 0 };
+                value
+            };
+            let _size = next(wanted.0);
+            entry.packed = next(wanted.1).unwrap_or(entry.packed);
+            entry.header = next(wanted.2).unwrap_or(entry.header);
+        }
+        extra = &extra[4 + length..];
+    }
+}
+
+fn verify_entry(begin: u64, directory: u64, entry: &Entry, read: &mut Reading<'_>) -> Result<(), String> {
+    let wrong = |what: &str| Err(format!("{} in it {what}", entry.name));
+    let header = begin.saturating_add(entry.header);
+    let mut head = [0; 30];
+    if header.checked_add(30).is_none_or(|end| end > directory) {
+        return wrong("is not where it says");
+    }
+    read(header, &mut head)?;
+    if !head.starts_with(b"PK\x03\x04") {
+        return wrong("has a damaged header");
+    }
+    let mut at = header + 30 + u64::from(u16_at(&head, 26)) + u64::from(u16_at(&head, 28));
+    let mut left = entry.packed;
+    if at.checked_add(left).is_none_or(|end| end > directory) {
+        return wrong("is cut off");
+    }
+    // What is compressed has its sum over other bytes; neither torch nor Lightning compresses.
+    if !entry.is_stored {
+        return Ok(());
+    }
+    let mut sum = Sum::new();
+    let mut buffer = vec![0; PIECE.min(usize::try_from(left).unwrap_or(PIECE))];
+    while left > 0 {
+        let piece = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+        read(at, &mut buffer[..piece])?;
+        sum.add(&buffer[..piece]);
+        (at, left) = (at + piece as u64, left - piece as u64);
+    }
+    if sum.value() == entry.sum { Ok(()) } else { wrong("is not what its checksum says") }
+}
+
+/// A name from a file that may be anything.
+fn shown(name: &[u8]) -> String {
+    let mut text = String::new();
+    for letter in String::from_utf8_lossy(name).chars().take(80) {
+        let _ = if letter.is_control() { write!(text, "?") } else { write!(text, "{letter}") };
+    }
+    text
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+/// CRC-32 as zip has it (polynomial 0xedb88320), eight bytes at a time.
+struct Sum(u32);
+
+impl Sum {
+    fn new() -> Sum {
+        Sum(u32::MAX)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        let of = |table: usize, byte: u32| TABLES[table][(byte & 0xff) as usize];
+        let mut sum = self.0;
+        let mut eights = bytes.chunks_exact(8);
+        for eight in &mut eights {
+            let (low, high) = (u32_at(eight, 0) ^ sum, u32_at(eight, 4));
+            sum = of(7, low)
+                ^ of(6, low >> 8)
+                ^ of(5, low >> 16)
+                ^ of(4, low >> 24)
+                ^ of(3, high)
+                ^ of(2, high >> 8)
+                ^ of(1, high >> 16)
+                ^ of(0, high >> 24);
+        }
+        for byte in eights.remainder() {
+            sum = of(0, sum ^ u32::from(*byte)) ^ sum >> 8;
+        }
+        self.0 = sum;
+    }
+
+    fn value(&self) -> u32 {
+        !self.0
+    }
+}
+
+static TABLES: [[u32; 256]; 8] = tables();
+
+const fn tables() -> [[u32; 256]; 8] {
+    let mut all = [[0_u32; 256]; 8];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut sum, mut bit) = (byte as u32, 0);
+        while bit < 8 {
+            sum = if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 };
+            bit += 1;
+        }
+        all[0][byte] = sum;
+        byte += 1;
+    }
+    let mut table = 1;
+    while table < 8 {
+        let mut byte = 0;
+        while byte < 256 {
+            let before = all[table - 1][byte];
+            all[table][byte] = before >> 8 ^ all[0][(before & 0xff) as usize];
+            byte += 1;
+        }
+        table += 1;
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// An archive of stored entries.
+    fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
+        let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+        for (name, content) in entries {
+            let mut sum = Sum::new();
+            sum.add(content);
+            let (length, offset) = (content.len() as u32, bytes.len() as u32);
+            let mut common = vec![0; 10];
+            common.extend(sum.value().to_le_bytes());
+            common.extend(length.to_le_bytes());
+            common.extend(length.to_le_bytes());
+            common.extend((name.len() as u16).to_le_bytes());
+            common.extend([0, 0]);
+            bytes.extend(b"PK\x03\x04");
+            bytes.extend(&common);
+            bytes.extend(name.as_bytes());
+            bytes.extend(*content);
+            directory.extend(b"PK\x01\x02\0\0");
+            directory.extend(&common);
+            directory.extend([0; 10]);
+            directory.extend(offset.to_le_bytes());
+            directory.extend(name.as_bytes());
+        }
+        let (offset, length) = (bytes.len() as u32, directory.len() as u32);
+        bytes.extend(directory);
+        bytes.extend(b"PK\x05\x06\0\0\0\0\x01\0\x01\0");
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+        bytes.extend([0, 0]);
+        bytes
+    }
+
+    fn verified(bytes: &[u8]) -> Result<(), String> {
+        let mut read = |at: u64, buffer: &mut [u8]| {
+            let at = usize::try_from(at).unwrap();
+            let found = bytes.get(at..at + buffer.len()).ok_or("short")?;
+            buffer.copy_from_slice(found);
+            Ok(())
+        };
+        verify(bytes.len() as u64, &mut read)
+    }
+
+    #[test]
+    fn the_sum_is_the_one_of_zip() {
+        let mut sum = Sum::new();
+        sum.add(b"123456789");
+        assert_eq!(sum.value(), 0xcbf4_3926);
+    }
+
+    #[test]
+    fn every_changed_byte_of_an_entry_is_found_also_in_a_file_of_several_archives() {
+        let content: Vec<u8> = (0..200).collect();
+        let one = archive(&[("data.pkl", &content), ("data/0", b"weights")]);
+        let both = [one.clone(), archive(&[("data/1", &content)])].concat();
+        assert_eq!((verified(&one), verified(&both)), (Ok(()), Ok(())));
+        let first = 30 + "data.pkl".len();
+        for at in first..first + content.len() {
+            let mut damaged = both.clone();
+            damaged[at] ^= 4;
+            assert!(verified(&damaged).unwrap_err().contains("data.pkl"), "byte {at}");
+        }
+        for length in 1..both.len() {
+            // Where the second archive is missing altogether, what is left is whole by itself.
+            assert_eq!(verified(&both[..length]).is_ok(), length == one.len(), "{length} bytes");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), at in 0_usize..400, by: u8) {
+            let mut whole = archive(&[("a", &bytes)]);
+            let length = whole.len();
+            whole[at % length] ^= by;
+            let _ = (verified(&whole), verified(&bytes));
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Starts that wait until it is decided to which checkpoint of the trainer's own the job goes back. The loop goes on meanwhile.
+
+use mainstay_core::base::id::Attempt;
+use tokio::sync::mpsc;
+
+use super::sealing::{NotToStart, Stage, Starting};
+use super::shell::{Ended, Launcher};
+
+impl Launcher {
+    /// Starts the ranks of an attempt, at once or when it is known from where they go on.
+    pub(super) async fn start(
+        &mut self,
+        attempt: Attempt,
+        port: Result<u16, String>,
+        in_process: bool,
+        ended: &mpsc::UnboundedSender<Ended>,
+    ) {
+        let Some(sealing) = self.sealing.clone().filter(|_| attempt.0 > 0 && port.is_ok()) else {
+            return self.start_at_once(attempt, port, in_process, ended).await;
+        };
+        let (told, lines) = mpsc::unbounded_channel();
+        let task = tokio::spawn(async move {
+            let say = move |line: String| {
+                let _ = told.send(line);
+            };
+            sealing.go_back(true, &say).await.map(drop).map_err(NotToStart::words)
+        });
+        self.starting = Some(Starting { attempt, in_process, port, task, lines });
+    }
+
+    pub(super) async fn stage(&mut self, stage: Stage, ended: &mpsc::UnboundedSender<Ended>) {
+        match stage {
+            Stage::Said(line) => self.terminal.say(line),
+            Stage::Done(done) => {
+                let Some(mut starting) = self.starting.take() else { return };
+                while let Ok(line) = starting.lines.try_recv() {
+                    self.terminal.say(line);
+                }
+                let port = done.and_then(|()| starting.port.clone());
+                self.start_at_once(starting.attempt, port, starting.in_process, ended).await;
+            }
+        }
+    }
+
+    async fn start_at_once(
+        &mut self,
+        attempt: Attempt,
+        port: Result<u16, String>,
+        in_process: bool,
+        ended: &mpsc::UnboundedSender<Ended>,
+    ) {
+        match in_process {
+            true => self.start_round(attempt, port, ended).await,
+            false => self.start_ranks(attempt, port, ended),
+        }
+    }
+
+    /// A start that has not come about yet does not, because the job is to end.
+    pub(super) fn give_up_start(&mut self) -> Option<Attempt> {
+        self.starting.take().map(|starting| starting.attempt)
+    }
+}

@@ -1,0 +1,270 @@
+//! The trainer's own checkpoints, over a job's starts: before each of them it is decided to which step the job goes back. The agent does
+//! it where one keeps checkpoints; else this launcher does, and then what is sealed has no copy beyond this host.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mainstay_core::base::id::Attempt;
+use mainstay_core::checkpoint::files::Kind;
+use mainstay_tier::files::{FileWatch, Files, FilesError, Plan, Wanted};
+use mainstay_tier::peer::{Progress, Service, Settings};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::launch::lineage::Output;
+use crate::link::checkpoint::{self, Answer, Resumed};
+
+/// Time from one look at the directories to the next.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The directories that `--checkpoint-watch` names.
+#[derive(Clone, Debug)]
+pub struct Sealing {
+    outputs: Vec<Output>,
+    sockets: Vec<PathBuf>,
+    /// Where this launcher keeps its notes where no agent does.
+    home: PathBuf,
+    /// What belongs to this launch alone.
+    run_dir: PathBuf,
+    own: Arc<Mutex<Option<Arc<Files>>>>,
+}
+
+impl Sealing {
+    /// Of the outputs of a job that its trainer writes itself. The job's logs are in `log_dir`, this launch's in `run_dir`. None
+    /// where nothing is watched.
+    pub fn of(outputs: &[Output], sockets: &[PathBuf], (log_dir, run_dir): (&Path, &Path)) -> Option<Sealing> {
+        let outputs: Vec<Output> = outputs.iter().filter(|output| !output.kind.is_empty()).cloned().collect();
+        (!outputs.is_empty()).then(|| Sealing {
+            outputs,
+            sockets: sockets.to_vec(),
+            // Run directories do not begin with a dot.
+            home: log_dir.join(".sealed"),
+            run_dir: run_dir.to_owned(),
+            own: Arc::default(),
+        })
+    }
+
+    /// Goes back to the newest whole step in each directory. `again`: the job has run before.
+    ///
+    /// # Errors
+    /// Why the ranks must not be started.
+    pub async fn go_back(
+        &self,
+        again: bool,
+        say: &(dyn Fn(String) + Sync),
+    ) -> Result<Vec<WentBack>, NotToStart> {
+        let mut all = Vec::new();
+        for output in &self.outputs {
+            let place = output.directory.display();
+            let answer = checkpoint::restore_files(&self.sockets, output.place(&output.id_text()), again, say).await;
+            let (resumed, kept_by) = match answer {
+                Answer::Done(resumed, kept_by) => (resumed, Some(kept_by)),
+                Answer::Lost(words) => return Err(NotToStart::Lost(words)),
+                Answer::Refused(words) => return Err(NotToStart::Refused(words)),
+                Answer::NoAgent => {
+                    self.go_back_alone(output, again, say).await.map_err(NotToStart::Lost)?;
+                    (Resumed::Unknown, None)
+                }
+            };
+            let protection = format!("{place} (sealed in place; {})", copies(kept_by.as_deref()));
+            all.push(WentBack { output: output.clone(), resumed, protection });
+        }
+        Ok(all)
+    }
+
+    async fn go_back_alone(
+        &self,
+        output: &Output,
+        again: bool,
+        say: &(dyn Fn(String) + Sync),
+    ) -> Result<(), String> {
+        let (told, mut tells) = mpsc::unbounded_channel();
+        let (sealing, of) = (self.clone(), output.clone());
+        let place = output.directory.display().to_string();
+        let work = tokio::task::spawn_blocking(move || {
+            let watch = sealing.watch(&of)?;
+            let tell = |at: Progress| {
+                if !at.told.is_empty() {
+                    let _ = told.send(format!("checkpoint: {}", at.told));
+                }
+            };
+            watch.restore(again, &tell)
+        });
+        // It ends when the work does, which drops its end.
+        while let Some(line) = tells.recv().await {
+            say(line);
+        }
+        match work.await {
+            Ok(Ok(restored)) => {
+                let none = || format!("{place}: no whole step is known");
+                say(restored
+                    .decision
+                    .step
+                    .map_or_else(none, |key| format!("{place}: step {} is whole", key.step)));
+                Ok(())
+            }
+            Ok(Err(FilesError::Lost(words))) => Err(words),
+            Ok(Err(error)) => {
+                say(format!("{place}: not sealed: {error}; the trainer finds what lies there"));
+                Ok(())
+            }
+            Err(error) => Err(format!("{place}: {error}")),
+        }
+    }
+
+    fn watch(&self, output: &Output) -> Result<Arc<FileWatch>, FilesError> {
+        let directory = &output.directory;
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = match &*own {
+            Some(files) => Arc::clone(files),
+            None => {
+                let files = Arc::new(self.files()?);
+                *own = Some(Arc::clone(&files));
+                files
+            }
+        };
+        let wanted = Wanted {
+            directory: directory.to_owned(),
+            run: output.run.clone(),
+            user: None,
+            rules: Kind::parse(&output.kind).unwrap_or(Kind::Auto).rules(),
+            expect: 0,
+            quiet: 0,
+            hosts: Vec::new(),
+            // Without an agent, nobody else looks at it.
+            shared: Some(false),
+        };
+        let watch = files.watch(wanted)?;
+        if !watch.has_sealed() {
+            std::fs::create_dir_all(directory)
+                .map_err(|source| FilesError::Io { path: directory.to_owned(), source })?;
+        }
+        Ok(watch)
+    }
+
+    fn files(&self) -> Result<Files, FilesError> {
+        let failed = |error: String| FilesError::Manifest(error);
+        let name = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
+        let settings = Settings {
+            interval: LOOK_EVERY,
+            ..Settings::alone(self.run_dir.join("sealing"), name.unwrap_or_default())
+        };
+        let pass =
+            mainstay_tier::peer::token::Token::of_nobody().map_err(|error| failed(error.to_string()))?;
+        let service = Service::start(settings, pass).map_err(|error| failed(error.to_string()))?;
+        let plan = Plan {
+            home: self.home.clone(),
+            spool: self.run_dir.join("sealing/spool"),
+            hosts: Vec::new(),
+            interval: LOOK_EVERY,
+        };
+        Ok(Files::new(Arc::new(service), plan))
+    }
+}
+
+/// A directory of the trainer's own whose newest whole step is in place.
+#[derive(Clone, Debug)]
+pub struct WentBack {
+    /// Which.
+    pub output: Output,
+    /// What was found.
+    pub resumed: Resumed,
+    /// How it is protected, in words.
+    pub protection: String,
+}
+
+/// Why ranks are not to be started, in words.
+#[derive(Clone, Debug)]
+pub enum NotToStart {
+    /// Nothing whole is left of what was sealed.
+    Lost(String),
+    /// The run is that of another directory.
+    Refused(String),
+}
+
+impl NotToStart {
+    /// The words.
+    pub fn words(self) -> String {
+        match self {
+            NotToStart::Lost(words) | NotToStart::Refused(words) => words,
+        }
+    }
+}
+
+/// How copies of what is sealed are kept elsewhere, in words.
+fn copies(kept_by: Option<&str>) -> String {
+    match kept_by {
+        None => "no agent keeps a copy elsewhere".to_owned(),
+        Some("") => "no copy elsewhere".to_owned(),
+        Some(kept_by) => kept_by.to_owned(),
+    }
+}
+
+/// The line at a job's start that says what can be gone back to, and from where. `saved`: where `mainstay.checkpoint` saves, and whether
+/// that is in memory first; `kept_by`: what keeps copies of it.
+pub fn protection(saved: (&Path, bool), kept_by: Option<&str>, watched: &[String]) -> String {
+    let (directory, is_in_memory) = saved;
+    let memory = if is_in_memory { "memory, then " } else { "" };
+    let own = format!("mainstay.checkpoint ({memory}{}; {})", directory.display(), copies(kept_by));
+    let all: Vec<&str> = std::iter::once(own.as_str()).chain(watched.iter().map(String::as_str)).collect();
+    let others = if watched.is_empty() {
+        "checkpoints that the trainer writes itself"
+    } else {
+        "what it writes elsewhere"
+    };
+    format!("protected: {}; not protected: {others} (--checkpoint-watch)", all.join(", "))
+}
+
+/// A start that waits until it is decided to which step the job goes back.
+#[derive(Debug)]
+pub(super) struct Starting {
+    pub(super) attempt: Attempt,
+    pub(super) in_process: bool,
+    pub(super) port: Result<u16, String>,
+    pub(super) task: JoinHandle<Result<(), String>>,
+    pub(super) lines: mpsc::UnboundedReceiver<String>,
+}
+
+/// What comes of one.
+pub(super) enum Stage {
+    Said(String),
+    Done(Result<(), String>),
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The next that a start tells.
+pub(super) async fn next_stage(starting: &mut Option<Starting>) -> Stage {
+    let Some(starting) = starting else { return std::future::pending().await };
+    tokio::select! {
+        biased;
+        Some(line) = starting.lines.recv() => Stage::Said(line),
+        done = &mut starting.task => Stage::Done(done.unwrap_or_else(|error| Err(error.to_string()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_says_what_is_protected_and_how_and_what_is_not() {
+        let place = Path::new("/runs/7/checkpoints");
+        assert_eq!(
+            protection((place, true), None, &[]),
+            "protected: mainstay.checkpoint (memory, then /runs/7/checkpoints; no agent keeps a copy elsewhere); not protected: \
+             checkpoints that the trainer writes itself (--checkpoint-watch)"
+        );
+        let watched = ["/out (sealed in place; 1 replica on a peer)".to_owned()];
+        assert_eq!(
+            protection((place, false), Some("1 replica on a peer"), &watched),
+            "protected: mainstay.checkpoint (/runs/7/checkpoints; 1 replica on a peer), /out (sealed in place; 1 replica on a \
+             peer); not protected: what it writes elsewhere (--checkpoint-watch)"
+        );
+    }
+}

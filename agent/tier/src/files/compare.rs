@@ -1,0 +1,147 @@
+//! What became of a step after it was sealed: whether its files are the same, were written again by a trainer that was done with them,
+//! or are damaged. Nothing that was sealed once is sealed again because it looks complete.
+
+use std::collections::BTreeMap;
+
+use mainstay_core::checkpoint::files::Written;
+
+use super::tree::{Mark, Member};
+
+/// What a look shows of a step that was sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Became {
+    /// Nothing has changed.
+    Same,
+    /// All that was sealed is there, and more.
+    Grown,
+    /// All of it was written again, and its framework's mark last: once complete it is sealed as another one.
+    Again,
+    /// None of it is there.
+    Gone,
+    /// Some of it is not what was sealed.
+    Damaged(String),
+}
+
+/// Compares the files `now` with those that were sealed. `trackers`: when the small files that name a step were last written;
+/// `went_back`: whether the job has started again since the step was sealed.
+pub(super) fn compare(
+    sealed: &[Member],
+    now: &[Member],
+    trackers: &BTreeMap<String, Written>,
+    went_back: bool,
+) -> Became {
+    let now: BTreeMap<&str, Mark> = now.iter().map(|of| (of.path.as_str(), of.mark)).collect();
+    let files: Vec<&Member> = sealed.iter().filter(|of| of.words.is_none()).collect();
+    let there = |of: &&&Member| now.contains_key(of.path.as_str());
+    if files.iter().filter(there).count() == 0 {
+        return Became::Gone;
+    }
+    let changed: Vec<&Member> =
+        files.iter().copied().filter(|of| now.get(of.path.as_str()) != Some(&of.mark)).collect();
+    let Some(first) = changed.first() else {
+        return if now.len() == files.len() { Became::Same } else { Became::Grown };
+    };
+    let is_whole_set = files.iter().filter(there).count() == files.len();
+    if is_whole_set {
+        let newest = changed.iter().filter_map(|of| now.get(of.path.as_str())).map(|mark| mark.written).max();
+        let told_anew = sealed
+            .iter()
+            .filter(|of| of.words.is_some())
+            .any(|of| trackers.get(&of.path).is_some_and(|at| *at > of.mark.written && Some(*at) >= newest));
+        // One file alone that has no checksum of its own may as well be damaged.
+        let is_evident = files.len() > 1 || !first.path.ends_with(".safetensors") || went_back;
+        if told_anew || (changed.len() == files.len() && is_evident) {
+            return Became::Again;
+        }
+    }
+    Became::Damaged(match now.get(first.path.as_str()) {
+        None => format!("{} is missing", first.path),
+        Some(mark) if mark.size != first.mark.size => {
+            format!("{} has {} bytes and had {} when it was sealed", first.path, mark.size, first.mark.size)
+        }
+        Some(_) => format!("{} was written to after it was sealed", first.path),
+    })
+}
+
+/// Whether two names differ in their numbers only: they are of the same writer.
+pub(super) fn is_alike(a: &str, b: &str) -> bool {
+    let without_numbers = |name: &str| {
+        let mut text = String::new();
+        for letter in name.chars() {
+            match letter.is_ascii_digit() {
+                true if text.ends_with('#') => {}
+                true => text.push('#'),
+                false => text.push(letter),
+            }
+        }
+        text
+    };
+    without_numbers(a) == without_numbers(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, size: u64, written: i64) -> Member {
+        let mark = Mark { ino: 1, size, written: (written, 0) };
+        Member { path: path.to_owned(), mode: 0o644, mark, words: None }
+    }
+
+    fn tracker(written: i64) -> Member {
+        Member { words: Some("10".to_owned()), ..file("latest", 2, written) }
+    }
+
+    fn became(sealed: &[Member], now: &[Member], tracker: i64) -> Became {
+        compare(sealed, now, &BTreeMap::from([("latest".to_owned(), (tracker, 0))]), false)
+    }
+
+    #[test]
+    fn one_file_that_changed_or_went_is_damage_and_its_name_is_told() {
+        let sealed = [file("c/model", 9, 10), file("c/state", 5, 11)];
+        assert_eq!(became(&sealed, &sealed, 0), Became::Same);
+        for (now, told) in [
+            (vec![file("c/model", 4, 20), file("c/state", 5, 11)], "c/model has 4 bytes"),
+            (vec![file("c/model", 9, 20), file("c/state", 5, 11)], "c/model was written to"),
+            (vec![file("c/model", 9, 10), file("c/state", 5, 12)], "c/state was written to"),
+            (vec![file("c/model", 9, 10)], "c/state is missing"),
+            (vec![file("c/model", 9, 20), file("c/state.tmp", 5, 21)], "c/model was written to"),
+        ] {
+            let Became::Damaged(why) = became(&sealed, &now, 0) else { panic!("{told}") };
+            assert!(why.contains(told), "{why}");
+        }
+        assert_eq!(became(&sealed, &[], 0), Became::Gone);
+        assert_eq!(became(&sealed, &[file("c/other", 1, 1)], 0), Became::Gone);
+    }
+
+    #[test]
+    fn what_was_written_again_as_a_whole_or_named_anew_by_its_tracker_is_another_one() {
+        let sealed = [file("c/model", 9, 10), file("c/state", 5, 11)];
+        assert_eq!(became(&sealed, &[file("c/model", 9, 20), file("c/state", 5, 21)], 0), Became::Again);
+        let more = [file("c/model", 9, 10), file("c/state", 5, 11), file("c/more", 1, 30)];
+        assert_eq!(became(&sealed, &more, 0), Became::Grown);
+        let sealed = [file("c/model", 9, 10), file("c/state", 5, 10), tracker(11)];
+        let now = [file("c/model", 9, 20), file("c/state", 5, 10)];
+        assert_eq!(became(&sealed, &now, 21), Became::Again);
+        assert!(matches!(became(&sealed, &now, 11), Became::Damaged(_)), "its tracker is the old one");
+    }
+
+    #[test]
+    fn a_single_file_without_a_checksum_is_another_one_only_where_the_job_went_back() {
+        let (sealed, now) = ([file("m_5.safetensors", 9, 10)], [file("m_5.safetensors", 9, 20)]);
+        let none = BTreeMap::new();
+        assert!(matches!(compare(&sealed, &now, &none, false), Became::Damaged(_)));
+        assert_eq!(compare(&sealed, &now, &none, true), Became::Again);
+        let (sealed, now) = ([file("m_5.pt", 9, 10)], [file("m_5.pt", 9, 20)]);
+        assert_eq!(compare(&sealed, &now, &none, false), Became::Again, "its checksums are compared");
+    }
+
+    #[test]
+    fn names_are_alike_that_differ_in_numbers() {
+        assert!(
+            is_alike("checkpoint-9", "checkpoint-120")
+                && is_alike("epoch=1-step=5.ckpt", "epoch=10-step=50.ckpt")
+        );
+        assert!(!is_alike("runs2024", "checkpoint-9"));
+    }
+}

@@ -1,0 +1,452 @@
+//! Checkpoints of real libraries, ways of damaging them, and a trainer that takes the newest that it finds.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use mainstay_core::checkpoint::files::Kind;
+use mainstay_tier::files::{FileWatch, Files, Plan, Wanted};
+use mainstay_tier::peer::token::Token;
+use mainstay_tier::peer::{Progress, Service, Settings};
+use tempfile::TempDir;
+
+use crate::peers::support;
+
+/// The step of the older checkpoint, and that of the newer one.
+const STEPS: [u64; 2] = [10, 20];
+
+/// What one library wrote: all files of both checkpoints, by their names.
+#[derive(Clone, Debug)]
+pub(super) struct Library {
+    pub(super) name: String,
+    kind: Kind,
+    older: Content,
+    newer: Content,
+    /// The first part of the names of both, as the library's users find them.
+    names: [String; 2],
+}
+
+type Content = BTreeMap<String, Vec<u8>>;
+
+/// What is done to a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Damage {
+    /// Its second half is missing.
+    Half,
+    /// Its last byte is missing.
+    Last,
+    /// All its bytes are zeros.
+    Zeroed,
+    /// One bit is another one: this share of the file from its beginning.
+    Bit(f64),
+    Missing,
+    /// It has a name for a moment still.
+    Renamed,
+}
+
+impl Damage {
+    pub(super) const ALL: [Damage; 8] = [
+        Damage::Half,
+        Damage::Last,
+        Damage::Zeroed,
+        Damage::Bit(0.0),
+        Damage::Bit(0.5),
+        Damage::Bit(1.0),
+        Damage::Missing,
+        Damage::Renamed,
+    ];
+}
+
+/// When it is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Moment {
+    /// Before all files are written.
+    WhileItIsSaved,
+    /// All are written, and nothing is sealed.
+    BeforeTheSeal,
+    /// It is sealed.
+    WhileTheJobRuns,
+    /// It is sealed, and whoever watched has ended.
+    WhileNobodyLooks,
+    /// It is sealed, and neither length nor time say that it was changed: as a disk does it.
+    Unseen,
+    /// It is sealed, and so it happens to the older one.
+    InBoth,
+    /// It is sealed, and a peer has a copy.
+    WithAPeer,
+}
+
+impl Moment {
+    /// Whether this can happen then.
+    pub(super) fn is_for(self, damage: Damage) -> bool {
+        self != Moment::Unseen || matches!(damage, Damage::Zeroed | Damage::Bit(_))
+    }
+}
+
+/// What a trainer finds that takes the newest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Older,
+    Newer,
+    Nothing,
+    /// What is wrong with it.
+    Damaged(String),
+}
+
+/// Each library's checkpoints, made once by the libraries themselves; none where there is no Python with them.
+pub(super) fn checkpoints() -> Option<Vec<Library>> {
+    static MADE: OnceLock<Option<Vec<Library>>> = OnceLock::new();
+    MADE.get_or_init(make).clone()
+}
+
+fn make() -> Option<Vec<Library>> {
+    let Some(python) = std::env::var_os("MAINSTAY_TEST_FRAMEWORKS") else {
+        testing::skip(
+            "MAINSTAY_TEST_FRAMEWORKS names no Python with the libraries; `cargo xtask test` provides it",
+        );
+        return None;
+    };
+    let place = TempDir::new().unwrap();
+    // What they wrote before may be named, where they were made by hand.
+    let kept = std::env::var_os("MAINSTAY_TEST_CHECKPOINTS").map(PathBuf::from);
+    if kept.is_none() {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python/small_checkpoints.py");
+        let made = Command::new(python).arg(script).arg(place.path()).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    }
+    let place = kept.as_deref().unwrap_or(place.path());
+    let of = |(name, kind, names): (&str, Kind, [&str; 2])| {
+        let home = place.join(name);
+        let names = names.map(str::to_owned);
+        let [older, newer] = [0, 1].map(|index: usize| read_all(&home, &names[index]));
+        assert!(!older.is_empty() && !newer.is_empty(), "{name}");
+        Library { name: name.to_owned(), kind, older, newer, names }
+    };
+    let all = [
+        ("huggingface", Kind::Auto, ["checkpoint-10", "checkpoint-20"]),
+        ("lightning", Kind::Auto, ["epoch=0-step=10.ckpt", "epoch=0-step=20.ckpt"]),
+        ("dcp", Kind::Dcp, ["step-10", "step-20"]),
+        ("torch", Kind::Torch, ["ckpt_10.pt", "ckpt_20.pt"]),
+        ("orbax", Kind::Orbax, ["10", "20"]),
+    ];
+    Some(all.into_iter().map(of).collect())
+}
+
+/// All files of `name` below `home`.
+fn read_all(home: &Path, name: &str) -> Content {
+    let mut found = BTreeMap::new();
+    let mut open = vec![name.to_owned()];
+    while let Some(name) = open.pop() {
+        let path = home.join(&name);
+        if path.is_dir() {
+            let entries =
+                fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            open.extend(entries.map(|below| format!("{name}/{below}")));
+        } else if let Ok(bytes) = fs::read(&path) {
+            found.insert(name, bytes);
+        }
+    }
+    found
+}
+
+impl Library {
+    pub(super) fn older(&self) -> usize {
+        0
+    }
+
+    pub(super) fn newer(&self) -> usize {
+        1
+    }
+
+    fn of(&self, which: usize) -> &Content {
+        if which == 0 { &self.older } else { &self.newer }
+    }
+
+    pub(super) fn files(&self, which: usize) -> Vec<String> {
+        self.of(which).keys().cloned().collect()
+    }
+
+    /// The same files under one name, each written over the other.
+    pub(super) fn written_over(&self, name: &str) -> Library {
+        let under = |files: &Content| files.values().map(|bytes| (name.to_owned(), bytes.clone())).collect();
+        let names = [name.to_owned(), name.to_owned()];
+        Library { older: under(&self.older), newer: under(&self.newer), names, ..self.clone() }
+    }
+
+    /// The files in the order in which they are written: what marks the checkpoint as complete comes last.
+    fn in_order(&self, which: usize) -> Vec<&String> {
+        let is_mark = |name: &str| {
+            ["trainer_state.json", ".metadata", "_CHECKPOINT_METADATA", "commit_success.txt"]
+                .iter()
+                .any(|mark| name.ends_with(&format!("/{mark}")))
+        };
+        let mut names: Vec<&String> = self.of(which).keys().collect();
+        names.sort_by_key(|name| (is_mark(name), name.matches('/').count() == 1));
+        names
+    }
+
+    /// Whether the file itself says that it is not whole, so that it need not have been sealed before.
+    pub(super) fn is_told_by_its_format(&self, file: &str, damage: Damage) -> bool {
+        let is = |endings: &[&str]| endings.iter().any(|ending| file.ends_with(ending));
+        let is_archive = is(&[".pt", ".pth", ".ckpt", ".bin", ".distcp"]);
+        match damage {
+            // The last byte of JSON is the end of its line.
+            Damage::Last if is(&[".json"]) => false,
+            Damage::Half | Damage::Last | Damage::Zeroed => {
+                is_archive || is(&[".safetensors", ".json", ".metadata"])
+            }
+            // In the middle of an archive are the tensors, which have checksums.
+            Damage::Bit(share) => is_archive && share == 0.5,
+            Damage::Missing | Damage::Renamed => {
+                is(&["trainer_state.json", ".metadata"]) || self.of(1).len() == 1
+            }
+        }
+    }
+}
+
+/// One directory that is watched, and what watches it.
+pub(super) struct Place<'a> {
+    library: &'a Library,
+    root: TempDir,
+    watching: Mutex<Option<(Arc<Service>, Files, Arc<FileWatch>)>>,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn new(library: &'a Library) -> Place<'a> {
+        let place = Place { library, root: TempDir::new().unwrap(), watching: Mutex::default() };
+        fs::create_dir(place.directory()).unwrap();
+        place.start();
+        place
+    }
+
+    pub(super) fn directory(&self) -> PathBuf {
+        self.root.path().join("out")
+    }
+
+    /// Whoever watches ends, and starts again.
+    fn start(&self) {
+        let mut watching = self.watching.lock().unwrap();
+        *watching = None;
+        let settings = Settings::alone(self.root.path().join("store"), "this-host".to_owned());
+        let service = Arc::new(Service::start(settings, Token::of_nobody().unwrap()).unwrap());
+        *watching = Some(self.watch(service));
+    }
+
+    fn watch(&self, service: Arc<Service>) -> (Arc<Service>, Files, Arc<FileWatch>) {
+        let plan = Plan {
+            home: self.root.path().join("notes"),
+            spool: self.root.path().join("spool"),
+            hosts: Vec::new(),
+            // It is looked at when the job goes back, and not in between.
+            interval: Duration::from_secs(3600),
+        };
+        let files = Files::new(Arc::clone(&service), plan);
+        let wanted = Wanted {
+            directory: self.directory(),
+            run: "run".to_owned(),
+            user: None,
+            rules: self.library.kind.rules(),
+            expect: 0,
+            quiet: 0,
+            hosts: Vec::new(),
+            shared: Some(false),
+        };
+        let watch = files.watch(wanted).unwrap();
+        (service, files, watch)
+    }
+
+    /// As the library does it: what marks it as complete comes last.
+    pub(super) fn save(&self, which: usize) {
+        for name in self.library.in_order(which) {
+            self.write(which, name);
+        }
+    }
+
+    fn write(&self, which: usize, name: &str) {
+        let path = self.directory().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, &self.library.of(which)[name]).unwrap();
+        // The seconds of both differ, as in any training that takes longer than a test.
+        let at = SystemTime::now() - Duration::from_secs(100 - STEPS[which]);
+        OpenOptions::new().write(true).open(&path).unwrap().set_modified(at).unwrap();
+    }
+
+    /// What a launcher does before it starts the ranks; what was said.
+    pub(super) fn go_back(&self, again: bool) -> Result<Vec<String>, String> {
+        let said = Mutex::new(Vec::new());
+        self.go_back_telling(again, &|line| said.lock().unwrap().push(line))?;
+        Ok(said.into_inner().unwrap())
+    }
+
+    pub(super) fn go_back_telling(&self, again: bool, tell: &(dyn Fn(String) + Sync)) -> Result<(), String> {
+        let watch = Arc::clone(&self.watching.lock().unwrap().as_ref().unwrap().2);
+        let tell = |at: Progress| {
+            if !at.told.is_empty() {
+                tell(at.told);
+            }
+        };
+        watch.restore(again, &tell).map(drop).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn damage(&self, name: &str, damage: Damage) {
+        let path = self.directory().join(name);
+        let length = fs::metadata(&path).unwrap().len();
+        let file = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        match damage {
+            Damage::Half => file().set_len(length / 2).unwrap(),
+            Damage::Last => file().set_len(length - 1).unwrap(),
+            Damage::Zeroed => file().write_all_at(&vec![0; usize::try_from(length).unwrap()], 0).unwrap(),
+            Damage::Bit(share) => {
+                let at = ((length - 1) as f64 * share) as u64;
+                let mut byte = [0];
+                file().read_exact_at(&mut byte, at).unwrap();
+                file().write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+            }
+            Damage::Missing => fs::remove_file(&path).unwrap(),
+            Damage::Renamed => fs::rename(&path, path.with_extension("tmp")).unwrap(),
+        }
+    }
+
+    pub(super) fn damage_at(&self, name: &str, damage: Damage, moment: Moment) {
+        let path = self.directory().join(name);
+        let before = fs::metadata(&path).and_then(|found| found.modified()).unwrap();
+        self.damage(name, damage);
+        match moment {
+            Moment::Unseen => {
+                OpenOptions::new().write(true).open(&path).unwrap().set_modified(before).unwrap()
+            }
+            Moment::WhileNobodyLooks => self.start(),
+            _ => {}
+        }
+    }
+
+    /// What the trainer finds that takes the newest name.
+    pub(super) fn found(&self) -> Found {
+        let [older, newer] = &self.library.names;
+        let is_there = |name: &String| self.directory().join(name).exists();
+        if !is_there(newer) && !is_there(older) {
+            return Found::Nothing;
+        }
+        let name = if is_there(newer) { newer } else { older };
+        let found = read_all(&self.directory(), name);
+        let differs = |which: usize| {
+            let mut files = self.library.of(which).iter();
+            files.find(|(name, bytes)| found.get(*name) != Some(bytes)).map(|(name, _)| name.clone())
+        };
+        match (differs(1), differs(0)) {
+            (None, _) => Found::Newer,
+            (_, None) => Found::Older,
+            (Some(file), _) => Found::Damaged(file),
+        }
+    }
+}
+
+/// One damage of one file at one moment.
+pub(super) struct Case<'a> {
+    pub(super) library: &'a Library,
+    pub(super) file: String,
+    pub(super) damage: Damage,
+    pub(super) moment: Moment,
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {:?} {:?}", self.library.name, self.file, self.damage, self.moment)
+    }
+}
+
+impl Case<'_> {
+    /// What is wrong with what the trainer finds; none if all is well.
+    pub(super) fn wrong(&self) -> Option<String> {
+        let place = Place::new(self.library);
+        let library = self.library;
+        place.save(library.older());
+        if let Err(refused) = place.go_back(false) {
+            return Some(format!("refused before anything was damaged: {refused}"));
+        }
+        let mut wanted = vec![Found::Older];
+        match self.moment {
+            Moment::WhileItIsSaved => {
+                let order = library.in_order(library.newer());
+                let until = order.iter().position(|name| **name == self.file).unwrap();
+                order[..=until].iter().for_each(|name| place.write(library.newer(), name));
+                place.damage(&self.file, self.damage);
+                // Orbax writes into a directory of another name until all is there.
+                if library.kind == Kind::Orbax {
+                    let name = place.directory().join(&library.names[1]);
+                    fs::rename(&name, place.directory().join("20.orbax-checkpoint-tmp-1")).unwrap();
+                }
+            }
+            Moment::BeforeTheSeal => {
+                place.save(library.newer());
+                place.damage(&self.file, self.damage);
+            }
+            Moment::WithAPeer => return self.wrong_with_a_peer(),
+            moment => {
+                place.save(library.newer());
+                if let Err(refused) = place.go_back(true) {
+                    return Some(format!("refused before anything was damaged: {refused}"));
+                }
+                if place.found() != Found::Newer {
+                    return Some(format!("not the newest before anything was damaged: {:?}", place.found()));
+                }
+                place.damage_at(&self.file, self.damage, moment);
+                if moment == Moment::InBoth {
+                    let other = self.file.replacen(&library.names[1], &library.names[0], 1);
+                    let other = if library.of(0).contains_key(&other) {
+                        other
+                    } else {
+                        library.files(0).into_iter().next_back().unwrap()
+                    };
+                    place.damage(&other, self.damage);
+                }
+            }
+        }
+        let back = place.go_back(self.moment != Moment::WhileNobodyLooks);
+        // A file that is gone altogether has no bytes that could be wrong: there is no checkpoint of that name.
+        let is_gone = library.of(1).len() == 1 && matches!(self.damage, Damage::Missing | Damage::Renamed);
+        if self.moment == Moment::InBoth {
+            return match back {
+                Err(refused) if !refused.is_empty() => None,
+                Ok(_) if is_gone && place.found() == Found::Nothing => None,
+                Ok(said) => Some(format!("not refused: {:?}, {said:?}", place.found())),
+                Err(_) => Some("refused without words".to_owned()),
+            };
+        }
+        let said = match back {
+            Ok(said) => said,
+            Err(refused) => return Some(format!("refused: {refused}")),
+        };
+        if is_gone && self.moment == Moment::BeforeTheSeal {
+            wanted.push(Found::Nothing);
+        }
+        let found = place.found();
+        (!wanted.contains(&found)).then(|| format!("{found:?}, {said:?}"))
+    }
+
+    /// Two hosts: what is damaged on one is whole on the other.
+    fn wrong_with_a_peer(&self) -> Option<String> {
+        let library = self.library;
+        let mut hosts = support::hosts(2, |_, settings| settings.interval = Duration::from_millis(20));
+        let service = Arc::new(hosts[0].service.take().unwrap());
+        let place = Place { library, root: TempDir::new().unwrap(), watching: Mutex::default() };
+        fs::create_dir(place.directory()).unwrap();
+        *place.watching.lock().unwrap() = Some(place.watch(Arc::clone(&service)));
+        place.save(library.newer());
+        place.go_back(false).unwrap();
+        support::until("a copy", || {
+            service.nudge();
+            !hosts[1].replicas().is_empty()
+        });
+        service.refresh();
+        place.damage(&self.file, self.damage);
+        let back = place.go_back(true);
+        let found = place.found();
+        (back.is_err() || found != Found::Newer).then(|| format!("{found:?}, {back:?}"))
+    }
+}

@@ -1,0 +1,145 @@
+//! The damage kit: every file of a checkpoint that a real library wrote is cut off, zeroed, changed in one bit, deleted or half renamed,
+//! at each moment of its life. What a trainer finds then is a whole step, bit for bit, or the job is refused with words.
+
+mod kit;
+
+use std::fs;
+
+use kit::{Case, Damage, Found, Moment, checkpoints};
+
+/// Runs all cases of one kind, and says of each that went wrong what it was.
+fn run(cases: &[Case<'_>]) -> usize {
+    let count = cases.len();
+    let wrong: Vec<String> =
+        cases.iter().filter_map(|case| Some(format!("{case}: {}", case.wrong()?))).collect();
+    assert!(wrong.is_empty(), "{} of {count} cases are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    count
+}
+
+#[test]
+fn no_damage_at_any_moment_is_ever_resumed_from() {
+    let Some(all) = checkpoints() else { return };
+    let mut cases = Vec::new();
+    for library in &all {
+        for damage in Damage::ALL {
+            for file in library.files(library.newer()) {
+                let case = |moment| Case { library, file: file.clone(), damage, moment };
+                let moments =
+                    [Moment::WhileTheJobRuns, Moment::WhileNobodyLooks, Moment::Unseen, Moment::InBoth];
+                let mut moments: Vec<Moment> =
+                    moments.into_iter().filter(|moment| moment.is_for(damage)).collect();
+                if library.is_told_by_its_format(&file, damage) {
+                    moments.push(Moment::BeforeTheSeal);
+                }
+                cases.extend(moments.into_iter().map(case));
+            }
+        }
+        // A writer that is killed: some files are there, one is half written, the mark is missing.
+        for file in library.files(library.newer()) {
+            let (damage, moment) = (Damage::Half, Moment::WhileItIsSaved);
+            cases.push(Case { library, file, damage, moment });
+        }
+    }
+    let count = run(&cases);
+    println!("{count} cases");
+    assert!(count >= 500, "{count} cases");
+}
+
+#[test]
+fn what_is_damaged_comes_from_a_peer_and_nothing_older_is_taken() {
+    let Some(all) = checkpoints() else { return };
+    for library in &all {
+        let files = library.files(library.newer());
+        let cases = files.iter().zip(Damage::ALL.iter().cycle()).map(|(file, damage)| {
+            let moment = Moment::WithAPeer;
+            Case { library, file: file.clone(), damage: *damage, moment }
+        });
+        run(&cases.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn nothing_of_the_users_is_deleted_or_renamed_that_was_not_damaged() {
+    let Some(all) = checkpoints() else { return };
+    let library = all.iter().find(|of| of.name == "huggingface").unwrap();
+    let place = kit::Place::new(library);
+    place.save(library.older());
+    place.go_back(true).unwrap();
+    place.save(library.newer());
+    place.go_back(true).unwrap();
+    // Names that fit a pattern, of a user who writes results beside the checkpoints.
+    for name in
+        ["checkpoint-20/results.json", "runs-2024/log", "resnet50.pt", ".checkpoint-20.not-whole/kept"]
+    {
+        let path = place.directory().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "the user's own").unwrap();
+    }
+    place.damage("checkpoint-20/model.safetensors", Damage::Bit(0.5));
+    let told = place.go_back(true).unwrap();
+    assert!(
+        told.iter().any(|line| line.contains("checkpoint-20") && line.contains("model.safetensors")),
+        "{told:?}"
+    );
+    assert!(told.iter().any(|line| line.contains("is now called .checkpoint-20.not-whole-1")), "{told:?}");
+    assert_eq!(place.found(), Found::Older);
+    for name in ["runs-2024/log", "resnet50.pt", ".checkpoint-20.not-whole/kept"] {
+        assert_eq!(fs::read_to_string(place.directory().join(name)).unwrap(), "the user's own");
+    }
+    let aside = place.directory().join(".checkpoint-20.not-whole-1");
+    assert_eq!(fs::read_to_string(aside.join("results.json")).unwrap(), "the user's own");
+}
+
+#[test]
+fn a_directory_that_is_away_for_a_moment_makes_no_job_start_from_the_beginning() {
+    let Some(all) = checkpoints() else { return };
+    for library in &all {
+        let place = kit::Place::new(library);
+        place.save(library.older());
+        place.go_back(true).unwrap();
+        let away = place.directory().with_extension("away");
+        fs::rename(place.directory(), &away).unwrap();
+        let back = std::thread::scope(|scope| {
+            let (told, tells) = std::sync::mpsc::channel();
+            let going = scope.spawn(|| place.go_back_telling(true, &move |line| told.send(line).unwrap()));
+            // It comes back when the wait for it was said.
+            assert!(tells.recv().unwrap().contains("it is waited for"));
+            fs::rename(&away, place.directory()).unwrap();
+            going.join().unwrap()
+        });
+        assert_eq!((back.is_ok(), place.found()), (true, Found::Older), "{}", library.name);
+        // And where it stays away, that is said.
+        fs::rename(place.directory(), &away).unwrap();
+        let refused = place.go_back(true).unwrap_err();
+        assert!(refused.contains("does not start from the beginning"), "{refused}");
+        assert!(!place.directory().exists(), "nothing is made in its place");
+    }
+}
+
+#[test]
+fn a_file_that_is_written_over_comes_back_as_it_was_sealed() {
+    let Some(all) = checkpoints() else { return };
+    let library = all.iter().find(|of| of.name == "torch").unwrap().written_over("ckpt.pt");
+    for damage in Damage::ALL {
+        for moment in [Moment::WhileTheJobRuns, Moment::WhileNobodyLooks, Moment::Unseen] {
+            if moment.is_for(damage) {
+                let place = kit::Place::new(&library);
+                place.save(library.older());
+                place.go_back(true).unwrap();
+                place.save(library.newer());
+                place.go_back(true).unwrap();
+                place.damage_at("ckpt.pt", damage, moment);
+                place.go_back(true).unwrap();
+                assert_eq!(place.found(), Found::Newer, "{damage:?} {moment:?}");
+            }
+        }
+    }
+    // A writer that is killed while it writes over the only one.
+    let place = kit::Place::new(&library);
+    place.save(library.older());
+    place.go_back(true).unwrap();
+    place.save(library.newer());
+    place.damage("ckpt.pt", Damage::Half);
+    place.go_back(true).unwrap();
+    assert_eq!(place.found(), Found::Older);
+}
