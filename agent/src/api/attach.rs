@@ -24,9 +24,6 @@ use crate::node::{Attached, Hello, Input, Session, ToLauncher};
 /// Messages that may wait for a launcher.
 const QUEUE: usize = 64;
 
-/// Bytes of the user's budget that it costs to attach.
-const ATTACHING: usize = 16 << 10;
-
 /// How long a launcher may take to say who it is.
 const FIRST: Duration = Duration::from_secs(10);
 
@@ -101,8 +98,6 @@ impl LauncherService for Launchers {
         if let Some(problem) = JobId::problem(&hello.job) {
             return Err(Status::invalid_argument(format!("job: {problem}; choose another --rdzv-id")));
         }
-        // Whoever attaches again and again pays for it.
-        share.spend(ATTACHING).await;
         let (orders, rulings) = mpsc::channel(QUEUE);
         // What a launcher says of its process is not believed: in another PID namespace it is another process here.
         let attached = self.introduce(Hello { job: JobId(hello.job), pid, uid }, orders).await?;

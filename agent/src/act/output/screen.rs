@@ -87,6 +87,8 @@ impl Screen {
                     sink.is_writable(WAIT_FOR_READER);
                     Duration::ZERO
                 }
+                // Files that do not answer are not asked for again and again.
+                None if self.disk.is_stuck() => WAIT_FOR_READER,
                 None if self.behind || !self.flushes.is_empty() => Duration::ZERO,
                 None => LOOK_EVERY.saturating_sub(self.looked.elapsed()),
             };
