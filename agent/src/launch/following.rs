@@ -254,8 +254,14 @@ impl Following {
             // No more than what a leader that lives leaves unread.
             let _ = self.outbox.push((self.clock.to_leader(at), self.clock.report(report)));
         }
+        self.log.retain(|(_, report)| !is_end(report));
         self.send_again();
     }
+}
+
+/// Whether this says that an attempt has ended on this host.
+fn is_end(report: &Report) -> bool {
+    matches!(report, Report::Fact { fact: Fact::AttemptEnded { .. } })
 }
 
 /// Whether a fact concerns the whole job, and not only this host.
@@ -306,6 +312,10 @@ impl Launcher {
         let Brain::Following(following) = &mut self.brain else { return };
         following.keep(at, &report);
         if following.catches_up {
+            // An answer to the new leader: it goes with the rest.
+            if following.is_connected() && is_end(&report) {
+                following.log.push_back((at, report));
+            }
             return;
         }
         let (at, report) = (following.clock.to_leader(at), following.clock.report(report));
