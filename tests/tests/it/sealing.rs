@@ -158,7 +158,21 @@ if [ "$ATTEMPT" = 0 ]; then
 fi
 goes_on_from 20
 "#;
-    // The other host has no part of it.
+    // Both hosts have asked before there is anything: their parts belong to one decision.
+    let second = &hosts.stages[1];
+    second
+        .sh("true")
+        .with(&agents[1])
+        .own_places()
+        .options(&format!(
+            "--rdzv-id run-d --log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
+            second.logs().display(),
+            second.tmpfs().display(),
+            hosts.directory(1).display()
+        ))
+        .start()
+        .end()
+        .assert_status(0);
     let job = stage
         .sh(&format!("{TRAINER}{script}"))
         .with(&agents[0])
@@ -176,20 +190,6 @@ goes_on_from 20
     let other = hosts.directory(1).join("checkpoint-20");
     fs::create_dir_all(&other).unwrap();
     fs::write(other.join("trainer_state.json"), "{\"global_step\": 20}").unwrap();
-    let second = &hosts.stages[1];
-    second
-        .sh("true")
-        .with(&agents[1])
-        .own_places()
-        .options(&format!(
-            "--rdzv-id run-d --log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
-            second.logs().display(),
-            second.tmpfs().display(),
-            hosts.directory(1).display()
-        ))
-        .start()
-        .end()
-        .assert_status(0);
     processes::wait_until("the step on both hosts", || {
         let listed = json(&ckpt(&agents[0], &["ls", "--run", "run-d:checkpoints", "--json"]));
         let newest = &listed["steps"][0];

@@ -81,7 +81,7 @@ fn an_agent_that_is_killed_while_it_uploads_goes_on_where_it_was() {
     let directory = hosts.directory(0);
     fs::create_dir_all(directory.join("iter_0000010")).unwrap();
     let content: Vec<u8> =
-        (0..6_u64 << 20).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+        (1..=6_u64 << 20).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
     fs::write(directory.join("iter_0000010/model.pt"), &content).unwrap();
     fs::write(directory.join("latest_checkpointed_iteration.txt"), "10").unwrap();
     launch(&hosts, &agent, 0, "run-u", "true").end().assert_status(0);

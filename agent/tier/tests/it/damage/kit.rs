@@ -209,11 +209,14 @@ impl Library {
     }
 }
 
+/// What watches a directory.
+type Watching = (Arc<Service>, Files, Arc<FileWatch>);
+
 /// One directory that is watched, and what watches it.
 pub(super) struct Place<'a> {
     library: &'a Library,
     root: TempDir,
-    watching: Mutex<Option<(Arc<Service>, Files, Arc<FileWatch>)>>,
+    watching: Mutex<Option<Watching>>,
 }
 
 impl<'a> Place<'a> {
@@ -237,7 +240,7 @@ impl<'a> Place<'a> {
         *watching = Some(self.watch(service));
     }
 
-    fn watch(&self, service: Arc<Service>) -> (Arc<Service>, Files, Arc<FileWatch>) {
+    fn watch(&self, service: Arc<Service>) -> Watching {
         let plan = Plan {
             home: self.root.path().join("notes"),
             spool: self.root.path().join("spool"),
