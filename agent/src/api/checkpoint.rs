@@ -360,8 +360,16 @@ impl CheckpointService for Checkpoints {
         let caller = self.roles.user(&request, "RestoreCheckpoint")?;
         let user = caller.user;
         let peers = self.peers()?;
-        let RestoreCheckpointRequest { run, directory, ranks, pool, files_kind, directory_id, on_purpose, again } =
-            request.into_inner();
+        let RestoreCheckpointRequest {
+            run,
+            directory,
+            ranks,
+            pool,
+            files_kind,
+            directory_id,
+            on_purpose,
+            again,
+        } = request.into_inner();
         let place = place(run, directory, pool, user)?;
         let home = Home::of(&place, &directory_id)?;
         let restoring = self.restoring(user)?;

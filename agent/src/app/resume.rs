@@ -116,7 +116,8 @@ pub(super) async fn restore(
 ) -> Result<String, NotToStart> {
     hand_over(sockets, directories(outputs, pool)).await;
     let Some(own) = outputs.iter().find(|output| output.kind.is_empty()) else { return Ok(String::new()) };
-    let restored = checkpoint::restore(sockets, own.place(&own.id_text()), pool, sealing.is_some(), say).await;
+    let restored =
+        checkpoint::restore(sockets, own.place(&own.id_text()), pool, sealing.is_some(), say).await;
     let (resumed, kept_by) = restored.map_err(NotToStart::Refused)?;
     let watched = match sealing {
         Some(sealing) => sealing.go_back(false, say).await?,

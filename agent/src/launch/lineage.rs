@@ -60,7 +60,13 @@ impl Output {
 
     /// The same as the agent is asked for it; `id` is its [`Output::id_text`].
     pub fn place<'a>(&'a self, id: &'a str) -> Place<'a> {
-        Place { run: &self.run, directory: &self.directory, id, kind: &self.kind, on_purpose: self.on_purpose }
+        Place {
+            run: &self.run,
+            directory: &self.directory,
+            id,
+            kind: &self.kind,
+            on_purpose: self.on_purpose,
+        }
     }
 }
 

@@ -33,7 +33,11 @@ pub struct Sealing {
 impl Sealing {
     /// Of the outputs of a job that its trainer writes itself. The job's logs are in `log_dir`, this launch's in `run_dir`. None
     /// where nothing is watched.
-    pub fn of(outputs: &[Output], sockets: &[PathBuf], (log_dir, run_dir): (&Path, &Path)) -> Option<Sealing> {
+    pub fn of(
+        outputs: &[Output],
+        sockets: &[PathBuf],
+        (log_dir, run_dir): (&Path, &Path),
+    ) -> Option<Sealing> {
         let outputs: Vec<Output> = outputs.iter().filter(|output| !output.kind.is_empty()).cloned().collect();
         (!outputs.is_empty()).then(|| Sealing {
             outputs,
@@ -57,7 +61,8 @@ impl Sealing {
         let mut all = Vec::new();
         for output in &self.outputs {
             let place = output.directory.display();
-            let answer = checkpoint::restore_files(&self.sockets, output.place(&output.id_text()), again, say).await;
+            let answer =
+                checkpoint::restore_files(&self.sockets, output.place(&output.id_text()), again, say).await;
             let (resumed, kept_by) = match answer {
                 Answer::Done(resumed, kept_by) => (resumed, Some(kept_by)),
                 Answer::Lost(words) => return Err(NotToStart::Lost(words)),

@@ -170,10 +170,7 @@ pub async fn restore_files(
                 tracing::debug!(socket = %socket.display(), %status, "no restore");
             }
             Err(status) => {
-                say(format!(
-                    "{place}: not restored: {}; the trainer finds what is there",
-                    status.message()
-                ));
+                say(format!("{place}: not restored: {}; the trainer finds what is there", status.message()));
                 return Answer::Done(Resumed::Unknown, String::new());
             }
         }

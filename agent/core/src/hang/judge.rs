@@ -284,7 +284,7 @@ mod tests {
         for second in 1..3_600 {
             let now = Mono(Span::seconds(second).0);
             pulse.probe.at = now;
-            if second < 1_500 || second > 3_500 {
+            if !(1_500..=3_500).contains(&second) {
                 pulse.output += 10;
             }
             if judge.wants_pulses(now) {
