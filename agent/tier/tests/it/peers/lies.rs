@@ -34,7 +34,7 @@ fn another_version_is_told_by_its_number() {
         stream.write_all(&greeting).unwrap();
     });
     let error = Wire::connect(&at, &pass(), Patience::default()).unwrap_err().to_string();
-    assert!(error.contains("version 9") && error.contains("version 1"), "{error}");
+    assert!(error.contains("version 9") && error.contains("version 2"), "{error}");
 }
 
 #[test]
