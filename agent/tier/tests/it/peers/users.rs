@@ -204,6 +204,12 @@ fn what_leads_elsewhere_or_is_no_file_is_no_shard_of_a_user() {
     assert_eq!(restored.decision.step.map(|key| key.step), Some(10));
 }
 
+/// A file of safetensors without a tensor: only one that is sound is sealed.
+fn tensors(words: &str) -> Vec<u8> {
+    let header = format!("{{\"__metadata__\":{{\"words\":\"{words}\"}}}}");
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
+}
+
 #[test]
 fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name() {
     let Some(homes) = homes() else { return };
@@ -220,7 +226,7 @@ fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name(
     let write = |directory: &Path, step: u64, words: &str, user: User| {
         let home = directory.join(format!("checkpoint-{step}"));
         fs::create_dir_all(&home).unwrap();
-        fs::write(home.join("model.safetensors"), words).unwrap();
+        fs::write(home.join("model.safetensors"), tensors(words)).unwrap();
         fs::write(home.join("trainer_state.json"), b"{}").unwrap();
         give(directory, user);
     };
