@@ -180,7 +180,7 @@ fn children(job: &Job) -> Vec<i32> {
 fn kill_guardian(job: &Job, ranks: &BTreeMap<u32, i32>) {
     let children = processes::children(job.launcher());
     // Its argument is the launch, whose name begins with the run id.
-    let mark = format!("MAINSTAY_LAUNCH={}@", job.id());
+    let mark = format!("MAINSTAY_LAUNCH={}~", job.id());
     let is_guardian =
         |pid: &i32| !ranks.values().any(|rank| rank == pid) && processes::told(*pid).contains(&mark);
     let guardian = children.into_iter().find(is_guardian).expect("a guardian");

@@ -111,6 +111,10 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
     );
     let verified = Command::new(mainstay()).args(["ckpt", "verify", "--json"]).arg(&place).output().unwrap();
     assert_eq!((verified.status.code(), &json(&verified)["good"]), (Some(0), &2.into()));
+    // The shard whose replica was on this host is replicated anew.
+    processes::wait_until("both shards on both hosts", || {
+        json(&ckpt(&others[1], &["ls", "--run", run, "--json"]))["steps"][0]["least_copies"] == 2
+    });
     // A bit that flips is found without an agent.
     let shard = place.join("step-000000000040/rank-00001/state.safetensors");
     let mut content = fs::read(&shard).unwrap();

@@ -165,7 +165,7 @@ goes_on_from 20
         .with(&agents[1])
         .own_places()
         .options(&format!(
-            "--rdzv-id run-d --log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
+            "--rdzv-id run-d --resume-from run-d:checkpoints~1 --log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
             second.logs().display(),
             second.tmpfs().display(),
             hosts.directory(1).display()
@@ -179,7 +179,7 @@ goes_on_from 20
         .variable("OUT", &out)
         .own_places()
         .options(&format!(
-            "--rdzv-id run-d --log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
+            "--rdzv-id run-d --resume-from run-d:checkpoints~1 --log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
             stage.logs().display(),
             stage.tmpfs().display(),
             out.display()

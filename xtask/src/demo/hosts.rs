@@ -186,15 +186,22 @@ impl Cluster {
         }
         let mut journal = Follower::new(&self.logs(0));
         let mut line = LiveLine::new(Duration::from_secs(2));
-        let (began, mut step, mut attempt) = (Instant::now(), 0, None);
+        let (began, mut step, mut attempt, mut struck) = (Instant::now(), 0, None, 0);
         loop {
+            let mut fresh_step = false;
             let ended = self.ended()?;
             let fresh = journal.poll()?;
             for entry in &journal.entries[fresh..] {
                 attempt = entry.attempt_started().or(attempt);
-                step = entry.progress().map_or(step, |(step, _)| step);
+                let progress = entry.progress();
+                fresh_step |= progress.is_some();
+                step = progress.map_or(step, |(step, _)| step);
             }
-            if let Some((_, fault)) = faults.pop_if(|(at, _)| step >= *at) {
+            // One after the other: the ranks step again after the first.
+            let stepping =
+                attempt.as_ref().is_none_or(|of: &journal::Attempt| of.number == struck) && fresh_step;
+            if let Some((_, fault)) = faults.pop_if(|(at, _)| stepping && step >= *at) {
+                struck += 1;
                 line.keep(&format!("  {} at step {step}", self.strike(fault, attempt.as_ref(), venv)?));
             }
             line.show(&format!("  step {step:>4}/{}", self.steps));

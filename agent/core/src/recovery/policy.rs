@@ -152,7 +152,7 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
 }
 
 /// How sure a verdict must be of the user's fault to stop a job that came to it twice without a try on another host.
-const SURE_WITHOUT_RETRY: f64 = 0.75;
+const SURE_WITHOUT_RETRY: f64 = 0.92;
 
 /// The other hosts on which the same program raised the same at the same place before this run began, where that is taken for the
 /// program's fault or that of what it stands on.

@@ -91,7 +91,7 @@ fn in_doubt_another_host_is_tried_once_and_what_it_confirms_is_not_restarted() {
     assert_eq!(choice.action, elsewhere);
     assert!(choice.why.contains("another host tells"), "{}", choice.why);
     // Where nobody hears of it, where it is sure, or where it was tried before, it ends.
-    let sure = Verdict { confidence: 0.9, ..now.clone() };
+    let sure = Verdict { confidence: 0.95, ..now.clone() };
     let alone = SeenBefore::default();
     let before = SeenBefore { in_earlier_runs: 1, ..heard.clone() };
     let other_place = SeenBefore { elsewhere: on_b(false), ..heard.clone() };
