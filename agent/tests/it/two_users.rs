@@ -194,7 +194,6 @@ fn a_user_is_no_operator_and_what_is_refused_is_written_down() {
 }
 
 #[test]
-#[ignore = "not seen to pass yet: a new launcher waited behind the budget of its own user; by hand the agent is not starved"]
 fn hostile_launchers_starve_neither_the_loop_nor_another_user() {
     let Some(host) = host() else { return };
     let quiet = host.seen_by(B);

@@ -13,13 +13,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Args, Trained, activate};
+use crate::command;
 use crate::journal::{self, Entry, Follower, Incident};
 use crate::places;
 use crate::say::{LiveLine, Story};
+use crate::status;
 use crate::venv::Venv;
 
 /// How often the journal is looked at.
 const LOOK: Duration = Duration::from_millis(40);
+/// How often the first host is asked how far the ranks are.
+const ASK: Duration = Duration::from_millis(150);
 /// A run of this demo takes seconds; one that takes this long will not end.
 const LIMIT: Duration = Duration::from_secs(300);
 /// The host that is lost: not the one that leads, which a job with one endpoint cannot lose.
@@ -187,6 +191,7 @@ impl Cluster {
         let mut journal = Follower::new(&self.logs(0));
         let mut line = LiveLine::new(Duration::from_secs(2));
         let (began, mut step, mut attempt, mut struck) = (Instant::now(), 0, None, 0);
+        let mut asked = Instant::now();
         loop {
             let mut fresh_step = false;
             let ended = self.ended()?;
@@ -196,6 +201,12 @@ impl Cluster {
                 let progress = entry.progress();
                 fresh_step |= progress.is_some();
                 step = progress.map_or(step, |(step, _)| step);
+            }
+            if asked.elapsed() >= ASK {
+                asked = Instant::now();
+                if let Some(now) = self.step() {
+                    (step, fresh_step) = (now, true);
+                }
             }
             // One after the other: the ranks step again after the first.
             let stepping =
@@ -215,6 +226,17 @@ impl Cluster {
         }
         line.close();
         Ok(journal.entries)
+    }
+
+    /// The step that all ranks have done, by the API of the first host; none while not all of them say.
+    fn step(&self) -> Option<u64> {
+        let run = fs::read_dir(self.runtime.join("0")).ok()?.flatten().next()?;
+        let mut ask = Command::new(places::release_mainstay());
+        ask.args(["status", "--json"]).env("MAINSTAY_SOCKET", run.path().join("api.sock"));
+        let answer = command::output(&mut ask).ok()?;
+        let ranks = status::ranks(&answer, &self.logs(0).canonicalize().ok()?);
+        let all_say = ranks.len() == self.launchers.len();
+        ranks.iter().map(|rank| rank.step).min().flatten().filter(|_| all_say)
     }
 
     /// Whether all launchers have ended.
