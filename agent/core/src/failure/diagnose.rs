@@ -122,7 +122,11 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
         None => said.push(of_lines("last words", stderr, stderr_times)),
     }
     if !end.stdout_tail.is_empty() {
-        said.push(of_lines("standard output", &end.stdout_tail, &end.stdout_times));
+        let mut found = of_lines("standard output", &end.stdout_tail, &end.stdout_times);
+        if end.note.is_some() {
+            forget_what_it_caught(catalog, &mut found);
+        }
+        said.push(found);
     }
     if was_ended_from_outside(end) {
         said.iter_mut().for_each(|findings| keep_what_lies_in_wait(catalog, findings));
@@ -341,17 +345,25 @@ mod tests {
 
     #[test]
     fn an_exception_that_was_caught_before_is_no_reason_of_the_one_that_ended_the_rank() {
-        let domain = |before: &str| {
+        let domain_where = |in_output: bool, before: &str| {
             let message = "HTTP Error 503: Service Unavailable";
             let mut end = raised("urllib.error.HTTPError", message, 5);
+            if in_output {
+                end.stdout_tail = vec![before.to_owned()];
+            }
             end.stderr_tail = vec![
-                before.to_owned(),
+                if in_output { String::new() } else { before.to_owned() },
                 "Traceback (most recent call last):".to_owned(),
                 format!("urllib.error.HTTPError: {message}"),
             ];
             verdict([end, stopped()], 0).domain
         };
         let shapes = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x11 and 12x24)";
+        let domain = |before: &str| {
+            let (logged, printed) = (domain_where(true, before), domain_where(false, before));
+            assert_eq!(logged, printed, "wherever it is printed");
+            printed
+        };
         assert_eq!(domain("retrying"), FaultDomain::Infrastructure);
         assert_eq!(domain(shapes), FaultDomain::Infrastructure, "it was caught");
         let lost = "RuntimeError: CUDA error: uncorrectable ECC error encountered";
