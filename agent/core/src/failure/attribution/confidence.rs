@@ -24,8 +24,8 @@ const ONE_LINE: f64 = 0.88;
 const OWN_END: f64 = 1.0;
 /// Under the launcher the odds of a right domain are this many times those of a log read afterwards: how and when each rank ended is
 /// known, and what was printed before healthy steps is left out. A fault of hardware stays as sure as the device's own words make
-/// it. Chosen on the even programs of the live fault matrix (`cargo xtask bench verdicts`: expected error 0.05 there instead of
-/// 0.14); its figures come from the odd programs.
+/// it. Chosen on the even programs of the live fault matrix (`cargo xtask bench verdicts`); its `verdict.live_calibration_ece` is of
+/// the odd ones.
 const LIVE_ODDS: f64 = 4.0;
 /// Pieces of evidence below this log-odds corroborate nothing.
 const CORROBORATES: f64 = 1.0;
