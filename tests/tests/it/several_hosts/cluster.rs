@@ -1,7 +1,6 @@
 //! Hosts for a job: a place of its own for each, and where it is asked for, a network namespace on a common bridge.
 
 use std::fs;
-use std::net::TcpListener;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -37,9 +36,7 @@ impl Cluster {
     fn of(hosts: usize, network: Option<Network>) -> Cluster {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let id = format!("hosts-{}-{number}", std::process::id());
-        // Free at this moment; in a namespace nobody else has it.
-        let free = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-        let port = free.local_addr().expect("bound").port();
+        let port = testing::free_port();
         Cluster { stages: (0..hosts).map(|_| Stage::new()).collect(), id, port, network, meets: None }
     }
 

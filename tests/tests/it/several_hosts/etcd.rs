@@ -1,12 +1,13 @@
 //! A real etcd for jobs to meet in.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use mainstay_tests::{Stage, skipped};
+use testing::free_port;
 
 /// Whether Debian's `etcd-server` is installed; says so if not.
 pub fn has_etcd() -> bool {
@@ -47,8 +48,10 @@ impl Etcd {
             .stdout(log.try_clone().expect("a file"))
             .stderr(log)
             .spawn();
-        self.child = Some(child.expect("etcd can be started"));
-        while self.post("/v3/maintenance/status", "{}").is_none() {
+        let child = self.child.insert(child.expect("etcd can be started"));
+        let has_ended = |child: &mut Child| child.try_wait().expect("our own child");
+        while Self::post(self.port, "/v3/maintenance/status", "{}").is_none() {
+            assert_eq!(has_ended(child), None, "etcd on port {} ended at once", self.port);
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -73,12 +76,12 @@ impl Etcd {
     /// What a range of all keys of this program answers: JSON, with keys and values in base64.
     pub fn all_keys(&self) -> String {
         // "/mainstay" to "/mainstaz".
-        self.post("/v3/kv/range", r#"{"key":"L21haW5zdGF5","range_end":"L21haW5zdGF6"}"#)
+        Self::post(self.port, "/v3/kv/range", r#"{"key":"L21haW5zdGF5","range_end":"L21haW5zdGF6"}"#)
             .expect("etcd answers")
     }
 
-    fn post(&self, path: &str, body: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+    fn post(port: u16, path: &str, body: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
         let length = body.len();
         let question = format!(
@@ -97,16 +100,11 @@ impl Drop for Etcd {
     }
 }
 
-pub fn free_port() -> u16 {
-    let free = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    free.local_addr().expect("bound").port()
-}
-
 /// A free port whose neighbour is free too.
 pub fn pair() -> u16 {
     loop {
-        let port = free_port();
-        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+        let (port, next) = (free_port(), free_port());
+        if next == port + 1 {
             return port;
         }
     }
