@@ -7,7 +7,9 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::contract;
 use crate::proxy::Proxy;
-use crate::stores::{Kind, Store, Ways, endpoint, free_port};
+use testing::free_port;
+
+use crate::stores::{Kind, Store, Ways, endpoint};
 
 contract!(
     a_watch_through_broken_connections_misses_nothing_and_repeats_nothing,

@@ -7,13 +7,15 @@ use mainstay_coord::{Client, Endpoint, Lease, Managed, ManagedOptions, ManagedSt
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::stores::{endpoint, free_port, has_etcd};
+use testing::free_port;
+
+use crate::stores::{endpoint, has_etcd};
 
 /// A free port whose neighbour is free too.
 fn pair() -> Endpoint {
     loop {
-        let port = free_port();
-        if port < u16::MAX && std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+        let (port, next) = (free_port(), free_port());
+        if next == port + 1 {
             return endpoint(port);
         }
     }

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use mainstay_coord::{Client, Endpoint, Server, ServerOptions, ServerTls, Settings};
 use tempfile::TempDir;
+use testing::free_port;
 
 /// What a child process of this test binary is to do.
 const ROLE: &str = "MAINSTAY_COORD_TEST";
@@ -167,19 +167,6 @@ pub fn has_etcd() -> bool {
         eprintln!("skipped: there is no etcd on PATH; install etcd-server (as root, by apt-get)");
     }
     there
-}
-
-/// A free port below those that the kernel gives to outgoing connections, so that none of those takes it before the
-/// store listens. The port above it is not given to another test of this process.
-pub fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let place = (std::process::id() * 64 + NEXT.fetch_add(2, Ordering::Relaxed)) % 20_000;
-        let port = 10_000 + u16::try_from(place).unwrap();
-        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// This test binary as a child process that plays a role of [`child`].
