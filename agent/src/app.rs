@@ -3,17 +3,17 @@
 mod agent;
 pub mod catalog;
 mod checkpoint;
+pub mod default_paths;
 mod device;
 mod host;
 mod job;
 mod kernel_log;
 pub mod logging;
-pub mod look;
 mod nvrx;
+pub mod one_check;
 mod recalled;
 mod resume;
-mod rooms;
-pub mod usual;
+mod sensors;
 mod watch;
 
 pub use agent::run_agent;

@@ -7,14 +7,14 @@ pub mod http;
 pub mod os;
 
 pub mod act;
-pub mod link;
+pub mod launcher_link;
 pub mod probe;
 pub mod source;
 pub mod store;
 
-pub mod board;
 pub mod launch;
 pub mod node;
+pub mod state;
 
 pub mod api;
 

@@ -38,8 +38,8 @@ use resets::Resets;
 use rulings::Ruled;
 
 use crate::act::hook::Hooks;
-use crate::board::Board;
 use crate::os::clock;
+use crate::state::StateWriter;
 use crate::store::forcing::Forcing;
 
 /// Inputs that are taken in before the loop looks at the clock again.
@@ -60,7 +60,7 @@ pub const KERNEL_LOG: &str = "kernel log";
 /// The agent's own state.
 #[derive(Debug)]
 pub struct Node {
-    board: Board,
+    board: StateWriter,
     launchers: BTreeMap<JobId, Launcher>,
     sessions: u64,
     hardware: Hardware,
@@ -99,7 +99,7 @@ pub struct Before {
 impl Node {
     /// The node over a board, with what its journal holds.
     pub fn new(
-        board: Board,
+        board: StateWriter,
         before: Before,
         hardware: Hardware,
         look: GpuLook,

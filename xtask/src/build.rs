@@ -5,20 +5,19 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Builds `mainstay` with all optimisations, unless a finished one was named by `MAINSTAY_BIN`.
-pub fn release(story: &Story) -> Result<()> {
-    if let Some(program) = places::given_mainstay() {
+pub fn release(story: &Progress) -> Result<()> {
+    if let Some(program) = paths::given_mainstay() {
         story.note(&format!("Using {} (MAINSTAY_BIN)", program.display()));
         return Ok(());
     }
-    let first =
-        if places::mainstay("release").exists() { "" } else { "; the first build takes some minutes" };
+    let first = if paths::mainstay("release").exists() { "" } else { "; the first build takes some minutes" };
     story.step(&format!("Building mainstay (cargo build --release{first})"), || {
         let mut cargo = Command::new("cargo");
-        cargo.args(["build", "--release", "--package", "mainstay-agent"]).current_dir(places::root());
+        cargo.args(["build", "--release", "--package", "mainstay-agent"]).current_dir(paths::root());
         command::run(&mut cargo)
     })
 }

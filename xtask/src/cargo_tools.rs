@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::command;
-use crate::places;
+use crate::paths;
 
 /// Which tools are compiled where they are missing: `all`, `off`, else cargo-deny.
 const VARIABLE: &str = "MAINSTAY_CARGO_TOOLS";
@@ -24,7 +24,7 @@ pub fn find(tool: &str) -> Result<std::result::Result<PathBuf, String>> {
     if command::exists(tool, "--version") {
         return Ok(Ok(tool.into()));
     }
-    let folder = places::cache()?.join("cargo-tools");
+    let folder = paths::cache()?.join("cargo-tools");
     let program = folder.join("bin").join(tool);
     if program.exists() {
         return Ok(Ok(program));

@@ -6,8 +6,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use crate::venv::{self, Venv};
 use crate::wheel;
 
@@ -35,8 +35,8 @@ const WORKS: &str = "import lightning.pytorch, transformers, accelerate, jax, or
 ///
 /// # Errors
 /// The package index cannot be reached, or has nothing for this Python.
-pub fn ensure(story: &Story, heavy: &Venv) -> Result<Venv> {
-    let base = places::cache()?.join("frameworks-venv");
+pub fn ensure(story: &Progress, heavy: &Venv) -> Result<Venv> {
+    let base = paths::cache()?.join("frameworks-venv");
     let stamp = base.join("frameworks-stamp");
     let recipe = format!("{}\n{NVRX}\n{MEGATRON}\n", FRAMEWORKS.join("\n"));
     venv::overlay(heavy.base(), &base)?;
@@ -64,7 +64,7 @@ pub fn ensure(story: &Story, heavy: &Venv) -> Result<Venv> {
             },
         )?;
     }
-    let venv = Venv::over(base, places::target().join("frameworks-venv"))?;
+    let venv = Venv::over(base, paths::target().join("frameworks-venv"))?;
     // Only the heavy environment has the tools to build it.
     wheel::build(story, heavy)?;
     wheel::install(story, &venv)?;

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use crate::check::Verdict;
 use crate::command;
 use crate::lint::cargo;
-use crate::places;
+use crate::paths;
 
 /// Builds all targets and runs each over its seeds. Each seed is a test.
 ///
@@ -22,18 +22,18 @@ pub fn seeds() -> Result<Verdict> {
     if !command::exists("c++", "--version") {
         return Ok(Verdict::skipped("libFuzzer is built by a C++ compiler, and there is no c++"));
     }
-    let folder = places::root().join("fuzz");
+    let folder = paths::root().join("fuzz");
     let mut build = cargo(&["build", "--quiet", "--bins", "--examples"]);
     // Built as the rest is, dependencies are shared with it; a seed is read once, however slowly.
     build.args(["--config", "profile.dev.opt-level=0", "--config", "profile.dev.package.\"*\".debug=false"]);
     build.arg("--manifest-path");
     // From the root, so that the flags for coverage in fuzz/.cargo are not read.
-    build.arg(folder.join("Cargo.toml")).arg("--target-dir").arg(places::target());
+    build.arg(folder.join("Cargo.toml")).arg("--target-dir").arg(paths::target());
     let (status, _) = command::run_watched(&mut build)?;
     if !status.success() {
         return Ok(Verdict::of(false));
     }
-    let built = places::target().join("debug");
+    let built = paths::target().join("debug");
     let (written, _) = command::run_watched(&mut Command::new(built.join("examples/seeds")))?;
     if !written.success() {
         return Ok(Verdict::of(false));
@@ -43,7 +43,7 @@ pub fn seeds() -> Result<Verdict> {
         let name = target.file_stem().context("a target has no name")?.to_owned();
         let seeds = files(&folder.join("corpus").join(&name))?;
         let mut run = Command::new(built.join(&name));
-        let artifacts = places::target().join("tmp");
+        let artifacts = paths::target().join("tmp");
         fs::create_dir_all(&artifacts).with_context(|| format!("creating {}", artifacts.display()))?;
         run.arg(format!("-artifact_prefix={}/", artifacts.display())).args(&seeds);
         let output = run.output().with_context(|| format!("running {}", name.display()))?;

@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
-use crate::say::Story;
-use crate::{build, command, places, venv, wheel};
+use crate::progress::Progress;
+use crate::{build, command, paths, venv, wheel};
 
 /// The most that the folder may have, in bytes: it must fit where 64 MiB are the limit.
 const MOST: u64 = 60 << 20;
@@ -26,15 +26,15 @@ pub struct Args {
 /// Something cannot be built or copied, or the folder became too large.
 pub fn run(args: &Args) -> Result<ExitCode> {
     debug_assert!(args.pack, "clap requires it");
-    let story = Story::begin();
+    let story = Progress::begin();
     build::release(&story)?;
     let wheel = wheel::build(&story, &venv::ensure(&story)?)?;
-    let pack = places::target().join("gpu");
+    let pack = paths::target().join("gpu");
     if pack.exists() {
         fs::remove_dir_all(&pack).with_context(|| format!("emptying {}", pack.display()))?;
     }
     fs::create_dir_all(&pack).with_context(|| format!("creating {}", pack.display()))?;
-    let sources = places::root().join("agent/acceptance");
+    let sources = paths::root().join("agent/acceptance");
     for entry in fs::read_dir(&sources).with_context(|| format!("reading {}", sources.display()))? {
         let path = entry?.path();
         if path.is_file() {
@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     copy(&wheel, &pack)?;
     let program = pack.join("mainstay");
-    fs::copy(places::release_mainstay(), &program).context("copying the program")?;
+    fs::copy(paths::release_mainstay(), &program).context("copying the program")?;
     let glibc = newest_glibc(&program)?;
     fs::write(pack.join("GLIBC"), format!("{glibc}\n")).context("writing GLIBC")?;
     let size = size_of(&pack)?;

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use crate::build;
 use crate::command;
 use crate::frameworks;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use crate::venv::{self, Venv};
 use crate::wheel;
 
@@ -32,10 +32,10 @@ const WORKS: &str = "import flax, optax, wandb, tensorboard, deepspeed, ray.trai
 ///
 /// # Errors
 /// The package index cannot be reached, or has nothing for this Python.
-pub fn ensure(story: &Story) -> Result<Venv> {
+pub fn ensure(story: &Progress) -> Result<Venv> {
     let heavy = venv::ensure(story)?;
     let frameworks = frameworks::ensure(story, &heavy)?;
-    let base = places::cache()?.join("healthy-venv");
+    let base = paths::cache()?.join("healthy-venv");
     let stamp = base.join("healthy-stamp");
     let recipe = PACKAGES.join("\n");
     venv::overlay(frameworks.base(), &base)?;
@@ -49,7 +49,7 @@ pub fn ensure(story: &Story) -> Result<Venv> {
             fs::write(&stamp, &recipe).with_context(|| format!("writing {}", stamp.display()))
         })?;
     }
-    let venv = Venv::over(base, places::target().join("healthy-venv"))?;
+    let venv = Venv::over(base, paths::target().join("healthy-venv"))?;
     wheel::install(story, &venv)?;
     Ok(venv)
 }
@@ -58,7 +58,7 @@ pub fn ensure(story: &Story) -> Result<Venv> {
 ///
 /// # Errors
 /// The environment cannot be made.
-pub fn python(story: &Story) -> Result<PathBuf> {
+pub fn python(story: &Progress) -> Result<PathBuf> {
     match std::env::var_os("MAINSTAY_TEST_HEALTHY").filter(|named| !named.is_empty()) {
         Some(named) => Ok(PathBuf::from(named)),
         None => ensure(story).map(|venv| venv.python()),
@@ -81,12 +81,12 @@ pub struct Args {
 /// # Errors
 /// There is no program or no environment.
 pub fn make(args: &Args) -> Result<ExitCode> {
-    let story = Story::begin();
+    let story = Progress::begin();
     build::release(&story)?;
     let python = python(&story)?;
     let mut make = Command::new(&python);
-    make.arg(places::root().join("tests/healthy/make.py")).arg("--python").arg(&python);
-    make.arg("--mainstay").arg(places::release_mainstay()).args(["--only", &args.only]);
+    make.arg(paths::root().join("tests/healthy/make.py")).arg("--python").arg(&python);
+    make.arg("--mainstay").arg(paths::release_mainstay()).args(["--only", &args.only]);
     if args.again {
         make.arg("--again");
     }

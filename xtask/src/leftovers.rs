@@ -19,22 +19,22 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The places of one run.
 #[derive(Debug)]
-pub struct Places {
+pub struct Snapshot {
     disk: PathBuf,
     memory: PathBuf,
     groups: BTreeSet<PathBuf>,
     spaces: BTreeSet<PathBuf>,
 }
 
-impl Places {
+impl Snapshot {
     /// Makes them, with short names for the sockets in them.
     ///
     /// # Errors
     /// A folder cannot be made.
-    pub fn new() -> Result<Places> {
+    pub fn new() -> Result<Snapshot> {
         let name = format!("mst.{}", std::process::id());
         let shm = Path::new("/dev/shm");
-        let places = Places {
+        let places = Snapshot {
             disk: std::env::temp_dir().join(&name),
             memory: if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() }.join(&name),
             groups: control_groups(),
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn what_a_run_leaves_is_found_and_told() {
-        let places = Places::new().expect("folders");
+        let places = Snapshot::new().expect("folders");
         assert_eq!(places.left(), Vec::<String>::new());
         fs::write(places.disk.join("a"), "").expect("a file");
         let mut sleeper = Command::new("sleep");

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::cargo_tools;
 use crate::check::{Checks, Verdict};
 use crate::command;
-use crate::places;
+use crate::paths;
 
 /// `systemd-analyze security` rates the exposure of a service from 0 to 100. What is left open is explained, line by
 /// line, in the unit.
@@ -36,7 +36,7 @@ pub fn systemd(checks: &mut Checks) {
 /// A cargo command in the repository.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut cargo = Command::new("cargo");
-    cargo.args(arguments).current_dir(places::root());
+    cargo.args(arguments).current_dir(paths::root());
     cargo
 }
 
@@ -53,7 +53,7 @@ fn deny(what: &[&str]) -> Result<Verdict> {
     };
     let mut deny = Command::new(program);
     deny.args(["--log-level", "error", "check", "--hide-inclusion-graph"]).args(what);
-    advisories(deny.current_dir(places::root()))
+    advisories(deny.current_dir(paths::root()))
 }
 
 /// The fuzz targets have a lock file of their own, which cargo-deny does not read.
@@ -63,8 +63,8 @@ fn audit() -> Result<Verdict> {
         Err(why) => return Ok(Verdict::skipped(&why)),
     };
     let mut audit = Command::new(program);
-    audit.args(["audit", "--deny", "warnings", "--file"]).arg(places::root().join("fuzz/Cargo.lock"));
-    advisories(audit.current_dir(places::root()))
+    audit.args(["audit", "--deny", "warnings", "--file"]).arg(paths::root().join("fuzz/Cargo.lock"));
+    advisories(audit.current_dir(paths::root()))
 }
 
 /// The exit status is the verdict, unless the database of advisories could not be had.
@@ -84,7 +84,7 @@ fn unit_with_program() -> Result<PathBuf> {
         bail!("systemd/mainstay.service has no ExecStart");
     };
     let program = installed.split_whitespace().next().unwrap_or_default();
-    let folder = places::target().join("systemd");
+    let folder = paths::target().join("systemd");
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let unit = folder.join("mainstay.service");
     fs::write(&unit, text.replace(program, "/bin/true"))
@@ -129,7 +129,7 @@ fn make_user_and_folders() -> Result<Verdict> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(Verdict::skipped("making users and folders, even below another root, needs root"));
     }
-    let root = places::target().join("systemd/root");
+    let root = paths::target().join("systemd/root");
     if root.exists() {
         fs::remove_dir_all(&root).with_context(|| format!("emptying {}", root.display()))?;
     }
@@ -144,7 +144,7 @@ fn make_user_and_folders() -> Result<Verdict> {
 }
 
 fn file(name: &str) -> PathBuf {
-    places::root().join("systemd").join(name)
+    paths::root().join("systemd").join(name)
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -16,9 +16,9 @@ mod leftovers;
 mod lint;
 mod nvrx;
 mod packages;
-mod places;
+mod paths;
+mod progress;
 mod release;
-mod say;
 mod skips;
 mod status;
 mod test;
@@ -83,7 +83,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Gpu(args) => gpu::run(&args),
         Task::Release(args) => release::run(&args),
         Task::Wheel => {
-            let story = say::Story::begin();
+            let story = progress::Progress::begin();
             let venv = venv::ensure(&story)?;
             let wheel = wheel::build(&story, &venv)?;
             wheel::install(&story, &venv)?;

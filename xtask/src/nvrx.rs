@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use crate::venv::Venv;
 
 /// The newest release with the client. Its wheel is for Python 3.12, but the parts that are used are plain Python.
@@ -24,8 +24,8 @@ const NEEDS: &[&str] = &["grpcio>=1.76", "protobuf>=6.31.1,<7", "httpx", "defuse
 const WORKS: &str = "from nvidia_resiliency_ext.shared_utils.health_check import NodeHealthCheck";
 
 /// A Python in which NVRx's client can be imported, made once and kept in the user's cache.
-pub fn ensure(story: &Story, venv: &Venv) -> Result<PathBuf> {
-    let dir = places::cache()?.join("nvrx-venv");
+pub fn ensure(story: &Progress, venv: &Venv) -> Result<PathBuf> {
+    let dir = paths::cache()?.join("nvrx-venv");
     let (python, stamp) = (dir.join("bin/python"), dir.join("nvrx-stamp"));
     let recipe = format!("{NVRX}\n{OLDER}\n{}\n", NEEDS.join("\n"));
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == recipe) {

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, ensure};
 
 use crate::command;
-use crate::places;
+use crate::paths;
 
 /// The most lines that the changelog's section of a release may have.
 const MOST_LINES: usize = 60;
@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     write("Cargo.toml", &set)?;
     // The lock file has the version of each member.
     command::run(
-        Command::new("cargo").args(["update", "--workspace", "--quiet"]).current_dir(places::root()),
+        Command::new("cargo").args(["update", "--workspace", "--quiet"]).current_dir(paths::root()),
     )?;
     git(&["add", "CHANGELOG.md", "Cargo.toml", "Cargo.lock"])?;
     git(&["commit", "--quiet", "--message", &format!("Release {}", version.0)])?;
@@ -115,16 +115,16 @@ fn set_version(manifest: &str, version: &Version) -> Result<String> {
 }
 
 fn git(arguments: &[&str]) -> Result<String> {
-    command::output(Command::new("git").args(arguments).current_dir(places::root()))
+    command::output(Command::new("git").args(arguments).current_dir(paths::root()))
 }
 
 fn read(name: &str) -> Result<String> {
-    let path = places::root().join(name);
+    let path = paths::root().join(name);
     fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
 }
 
 fn write(name: &str, text: &str) -> Result<()> {
-    let path = places::root().join(name);
+    let path = paths::root().join(name);
     fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
 }
 

@@ -10,12 +10,12 @@ use crate::check::{self, Checks, Verdict};
 use crate::command;
 use crate::frameworks;
 use crate::fuzz;
-use crate::leftovers::Places;
+use crate::leftovers::Snapshot;
 use crate::lint::{self, cargo};
 use crate::nvrx;
 use crate::packages;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use crate::venv::{self, Venv};
 use crate::wheel;
 
@@ -55,7 +55,7 @@ impl Args {
 /// Makes all the checks and sums up.
 pub fn run(args: &Args) -> ExitCode {
     let mut checks = Checks::default();
-    let own = match Places::new() {
+    let own = match Snapshot::new() {
         Ok(own) => own,
         Err(error) => {
             eprintln!("{error:#}");
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> ExitCode {
 fn prepare_python(checks: &mut Checks) -> Option<Venv> {
     let mut made = None;
     checks.run("Python environment and wheel", || {
-        let story = Story::begin();
+        let story = Progress::begin();
         let venv = venv::ensure(&story)?;
         wheel::install(&story, &venv)?;
         made = Some(venv);
@@ -123,7 +123,7 @@ fn prepare_frameworks(checks: &mut Checks, python: Option<&Venv>) -> Option<Venv
     let heavy = python?;
     let mut made = None;
     checks.run("Lightning, Transformers, JAX, Orbax (pip)", || {
-        Ok(match frameworks::ensure(&Story::begin(), heavy) {
+        Ok(match frameworks::ensure(&Progress::begin(), heavy) {
             Ok(venv) => {
                 made = Some(venv);
                 Verdict::of(true)
@@ -135,7 +135,7 @@ fn prepare_frameworks(checks: &mut Checks, python: Option<&Venv>) -> Option<Venv
 }
 
 /// The end-to-end scenarios on the program as `cargo build` makes it, with ranks in a Python that has the wheel.
-fn scenarios(checks: &mut Checks, own: &Places, python: Option<&Venv>, frameworks: Option<&Venv>) {
+fn scenarios(checks: &mut Checks, own: &Snapshot, python: Option<&Venv>, frameworks: Option<&Venv>) {
     let mut others = Vec::new();
     others.extend(prepare_nvrx(checks, python).map(|python| ("MAINSTAY_TEST_NVRX", python)));
     others.extend(frameworks.map(|venv| ("MAINSTAY_TEST_FRAMEWORKS", venv.python())));
@@ -150,7 +150,7 @@ fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
     let venv = python?;
     let mut made = None;
     checks.run("NVRx's client (pip)", || {
-        Ok(match nvrx::ensure(&Story::begin(), venv) {
+        Ok(match nvrx::ensure(&Progress::begin(), venv) {
             Ok(python) => {
                 made = Some(python);
                 Verdict::of(true)
@@ -161,19 +161,19 @@ fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
     made
 }
 
-fn cargo_test(own: &Places, selection: &[&str], python: Option<&Venv>) -> Result<Verdict> {
+fn cargo_test(own: &Snapshot, selection: &[&str], python: Option<&Venv>) -> Result<Verdict> {
     cargo_test_beside(own, selection, python, &[])
 }
 
 /// With a Python that has the wheel, and others by the variables under which tests look for them.
 fn cargo_test_beside(
-    own: &Places,
+    own: &Snapshot,
     selection: &[&str],
     python: Option<&Venv>,
     others: &[(&str, PathBuf)],
 ) -> Result<Verdict> {
     let mut test = cargo(&["test", "--no-fail-fast"]);
-    test.args(selection).env("MAINSTAY_BIN", places::mainstay("debug"));
+    test.args(selection).env("MAINSTAY_BIN", paths::mainstay("debug"));
     if let Some(venv) = python {
         test.env("MAINSTAY_TEST_PYTHON", venv.python());
     }
@@ -184,17 +184,17 @@ fn cargo_test_beside(
 }
 
 /// Runs the tests in a folder of the Python package's, with options after it.
-fn pytest(own: &Places, python: Option<&Venv>, of: &[&str]) -> Result<Verdict> {
+fn pytest(own: &Snapshot, python: Option<&Venv>, of: &[&str]) -> Result<Verdict> {
     let Some(venv) = python else { anyhow::bail!("there is no environment to test in") };
-    let tests: PathBuf = places::root().join("client/python/tests").join(of.first().unwrap_or(&""));
+    let tests: PathBuf = paths::root().join("client/python/tests").join(of.first().unwrap_or(&""));
     let mut pytest = Command::new(venv.python());
     // From a folder without sources, so that what is imported is the installed wheel.
     pytest
         .args(["-m", "pytest", "-p", "no:cacheprovider", "-rs"])
         .arg(&tests)
         .args(of.iter().skip(1))
-        .current_dir(places::target())
-        .env("MAINSTAY_BIN", places::mainstay("debug"));
+        .current_dir(paths::target())
+        .env("MAINSTAY_BIN", paths::mainstay("debug"));
     own.give(&mut pytest);
     let (status, said) = command::run_watched(&mut pytest)?;
     let (passed, failed) = check::pytest_counts(&said);

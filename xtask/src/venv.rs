@@ -13,8 +13,8 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Python packages that the builds and the tests need beside PyTorch; small.
 const TOOLS: &[&str] = &["numpy", "pytest", "maturin>=1.9,<2"];
@@ -77,9 +77,9 @@ struct Interpreter {
 }
 
 /// Makes both environments, or finds them made.
-pub fn ensure(story: &Story) -> Result<Venv> {
+pub fn ensure(story: &Progress) -> Result<Venv> {
     let base = ensure_base(story)?;
-    let dir = places::target().join("venv");
+    let dir = paths::target().join("venv");
     overlay(&base, &dir)?;
     Ok(Venv { dir, base })
 }
@@ -120,8 +120,8 @@ pub fn overlay(base: &Path, dir: &Path) -> Result<()> {
 }
 
 /// The heavy environment, in the user's cache.
-pub fn ensure_base(story: &Story) -> Result<PathBuf> {
-    let cache = places::cache()?;
+pub fn ensure_base(story: &Progress) -> Result<PathBuf> {
+    let cache = paths::cache()?;
     fs::create_dir_all(&cache).with_context(|| {
         format!("creating {}: set MAINSTAY_CACHE to a folder that can be written", cache.display())
     })?;
@@ -180,7 +180,7 @@ pub fn ensure_base(story: &Story) -> Result<PathBuf> {
 }
 
 /// Installs packages with an environment's own pip; the log stays in the cache.
-fn install(story: &Story, dir: &Path, what: &str, packages: &[&str]) -> Result<()> {
+fn install(story: &Progress, dir: &Path, what: &str, packages: &[&str]) -> Result<()> {
     story.step(what, || {
         let mut pip = Command::new(dir.join("bin/python"));
         pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"])
@@ -192,7 +192,7 @@ fn install(story: &Story, dir: &Path, what: &str, packages: &[&str]) -> Result<(
 }
 
 /// The lock is held until the file is dropped, and by the kernel's doing also when the process dies.
-fn lock(path: &Path, story: &Story) -> Result<File> {
+fn lock(path: &Path, story: &Progress) -> Result<File> {
     let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
     if file.try_lock().is_err() {
         story.note(&format!(
@@ -240,7 +240,7 @@ fn works(dir: &Path, host: &Interpreter) -> bool {
 }
 
 /// Debian and Ubuntu ship `venv` apart from Python.
-fn provide_venv_module(story: &Story, python: &str, host: &Interpreter) -> Result<()> {
+fn provide_venv_module(story: &Progress, python: &str, host: &Interpreter) -> Result<()> {
     let (major, minor, _) = host.version;
     let package = format!("python{major}.{minor}-venv");
     let by_hand = format!(
@@ -251,7 +251,7 @@ fn provide_venv_module(story: &Story, python: &str, host: &Interpreter) -> Resul
     }
     story
         .step(&format!("Installing {package}: {python} comes without its venv module here"), || {
-            let log = places::cache()?.join("apt.log");
+            let log = paths::cache()?.join("apt.log");
             let mut refresh = Command::new("apt-get");
             command::run_logged(refresh.args(["update", "-qq"]), &log)?;
             let mut install = Command::new("apt-get");

@@ -9,13 +9,13 @@ use anyhow::{Context, Result};
 
 use crate::command;
 use crate::fingerprint;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use crate::venv::Venv;
 
 /// Builds the wheel if its sources changed, and returns where it lies.
-pub fn build(story: &Story, venv: &Venv) -> Result<PathBuf> {
-    let wheels = places::target().join("wheels");
+pub fn build(story: &Progress, venv: &Venv) -> Result<PathBuf> {
+    let wheels = paths::target().join("wheels");
     let stamp = wheels.join("sources");
     let sources = sources()?;
     if fs::read_to_string(&stamp).is_ok_and(|made_of| made_of == sources)
@@ -30,24 +30,24 @@ pub fn build(story: &Story, venv: &Venv) -> Result<PathBuf> {
         let mut maturin = Command::new(venv.tool("maturin"));
         maturin
             .args(["build", "--release", "--manifest-path"])
-            .arg(places::root().join("client/python/Cargo.toml"))
+            .arg(paths::root().join("client/python/Cargo.toml"))
             .arg("--interpreter")
             .arg(venv.python())
             // A folder of its own: with the interpreter in the environment, PyO3 would be built anew each time
             // cargo and maturin take turns.
             .arg("--target-dir")
-            .arg(places::target().join("python"))
+            .arg(paths::target().join("python"))
             .arg("--out")
             .arg(&wheels)
-            .current_dir(places::root());
-        command::run_logged(&mut maturin, &places::target().join("logs/maturin.log"))?;
+            .current_dir(paths::root());
+        command::run_logged(&mut maturin, &paths::target().join("logs/maturin.log"))?;
         fs::write(&stamp, &sources).with_context(|| format!("writing {}", stamp.display()))?;
         newest(&wheels).with_context(|| format!("maturin left no wheel in {}", wheels.display()))
     })
 }
 
 /// Builds if need be and installs if need be.
-pub fn install(story: &Story, venv: &Venv) -> Result<()> {
+pub fn install(story: &Progress, venv: &Venv) -> Result<()> {
     let wheel = build(story, venv)?;
     let stamp = venv.file("mainstay-wheel");
     let sources = sources()?;
@@ -66,13 +66,13 @@ pub fn install(story: &Story, venv: &Venv) -> Result<()> {
             "--quiet",
         ])
         .arg(&wheel);
-        command::run_logged(&mut pip, &places::target().join("logs/pip.log"))?;
+        command::run_logged(&mut pip, &paths::target().join("logs/pip.log"))?;
         fs::write(&stamp, &sources).with_context(|| format!("writing {}", stamp.display()))
     })
 }
 
 fn sources() -> Result<String> {
-    let root = places::root();
+    let root = paths::root();
     fingerprint::of(&[
         root.join("Cargo.toml"),
         root.join("Cargo.lock"),

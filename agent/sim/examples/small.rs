@@ -1,7 +1,7 @@
 //! Stragglers in the weather of real jobs: how many ranks that become 5 % slow are told within 10 steps, how right is what is told of
 //! them, and how many reports are false. `cargo run --release -p mainstay-sim --example small -- TRIALS [RANKS [WEATHER]]`.
 
-use mainstay_sim::course::{SlowRank, Told, Weather, run};
+use mainstay_sim::course::{SimulationResult, SlowRank, Weather, run};
 
 const SIZES: [usize; 7] = [2, 3, 4, 8, 16, 64, 1024];
 
@@ -63,7 +63,7 @@ fn healthy(ranks: usize, weather: Weather, trials: u64) {
     );
 }
 
-fn show(ranks: usize, weather: Weather, seed: u64, told: &Told) {
+fn show(ranks: usize, weather: Weather, seed: u64, told: &SimulationResult) {
     if std::env::var_os("SHOW").is_some() {
         for found in &told.wrong {
             eprintln!("{ranks} ranks, {weather:?}, seed {seed}: {found:?}");

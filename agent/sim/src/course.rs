@@ -140,7 +140,7 @@ impl Course {
 
 /// What a judge told of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct SimulationResult {
     /// Steps from when the rank became slow until it was told; none if it was not.
     pub after: Option<u64>,
     /// What was told of it first.
@@ -150,10 +150,16 @@ pub struct Told {
 }
 
 /// Runs a job of so many steps. Uneven work is told rightly where sequences have different lengths.
-pub fn run(ranks: usize, weather: Weather, slow: Option<SlowRank>, steps: u64, seed: u64) -> Told {
+pub fn run(
+    ranks: usize,
+    weather: Weather,
+    slow: Option<SlowRank>,
+    steps: u64,
+    seed: u64,
+) -> SimulationResult {
     let mut job = Course::new(ranks, weather, slow, seed);
     let mut judge = Judge::new(Peers::alike(ranks), Limits::default());
-    let (mut told, mut changes) = (Told::default(), Vec::new());
+    let (mut told, mut changes) = (SimulationResult::default(), Vec::new());
     for _ in 0..steps {
         judge.step(job.advance(), &mut changes);
         for change in changes.drain(..) {

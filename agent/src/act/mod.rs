@@ -2,7 +2,7 @@
 
 mod child;
 pub mod devices;
-pub mod doubt;
+pub mod doubtful_checkpoints;
 pub mod environment;
 pub mod growth;
 pub mod guardian;
@@ -10,11 +10,11 @@ pub mod hook;
 pub mod log_files;
 pub mod output;
 pub mod page_files;
-pub mod played;
 pub mod port;
-pub mod ranks;
+pub mod rank_processes;
 pub mod reset;
-pub mod rounds;
+pub mod round_server;
 pub mod segment_file;
+pub mod simulated_gpu;
 pub mod stop;
 pub mod warm;

@@ -31,7 +31,7 @@ pub enum Stream {
 
 /// A file to be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct FollowedFile {
     /// The file.
     pub path: PathBuf,
     /// What stands before each line: `[rank 1] `.
@@ -55,7 +55,7 @@ pub struct Duplicate {
 
 /// How the launcher's own lines look.
 #[derive(Clone, Debug, Default)]
-pub struct Voice {
+pub struct LineStyle {
     /// Whether each begins with its time (UTC).
     pub timestamps: bool,
     /// Where they are kept, each with its time, whether or not anybody reads the terminal.
@@ -64,14 +64,14 @@ pub struct Voice {
 
 /// What of the ranks' output could not be shown, in bytes; all of it is in the files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unshown {
+pub struct UndisplayedOutput {
     /// On standard output.
     pub stdout: u64,
     /// On standard error.
     pub stderr: u64,
 }
 
-impl Unshown {
+impl UndisplayedOutput {
     /// The notice for the terminal; none where all was shown.
     pub fn notice(self, run_dir: &Path) -> Option<String> {
         let of = |bytes: u64, stream| (bytes > 0).then(|| format!("{bytes} bytes on {stream}"));
@@ -104,7 +104,7 @@ impl Terminal {
     ///
     /// # Errors
     /// The kernel gives no more threads.
-    pub fn start(voice: Voice) -> io::Result<Terminal> {
+    pub fn start(voice: LineStyle) -> io::Result<Terminal> {
         let (orders, receiver) = channel();
         let taken = Arc::new(AtomicU64::new(0));
         let screen = Screen::new(voice.log, taken.clone());
@@ -114,7 +114,7 @@ impl Terminal {
     }
 
     /// Shows a file from its beginning as it grows.
-    pub fn follow(&self, shown: Shown) {
+    pub fn follow(&self, shown: FollowedFile) {
         self.order(Order::Follow(shown));
     }
 
@@ -141,7 +141,7 @@ impl Terminal {
 
     /// Shows all that is left, for as long as somebody reads it: until nothing was taken for `patience`, or `enough` is set.
     /// Returns what was not shown.
-    pub fn finish(&self, patience: Duration, enough: &AtomicBool) -> Unshown {
+    pub fn finish(&self, patience: Duration, enough: &AtomicBool) -> UndisplayedOutput {
         let (done, wait) = channel();
         self.order(Order::Flush(done));
         let (mut seen, mut still) = (self.taken.load(Ordering::Relaxed), Duration::ZERO);
@@ -149,7 +149,7 @@ impl Terminal {
         while still < patience && !enough.load(Ordering::Relaxed) {
             match wait.recv_timeout(look_every) {
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(RecvTimeoutError::Disconnected) => return Unshown::default(),
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return UndisplayedOutput::default(),
             }
             let taken = self.taken.load(Ordering::Relaxed);
             still = if taken == seen { still + look_every } else { Duration::ZERO };

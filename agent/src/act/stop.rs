@@ -8,7 +8,7 @@ use mainstay_core::recovery::job::StopWhy;
 use nix::libc::{SIGCONT, SIGKILL, SIGTERM};
 use nix::sys::signal::Signal;
 
-use crate::act::ranks::RankProcess;
+use crate::act::rank_processes::RankProcess;
 use crate::os::cgroup::Cgroup;
 use crate::os::processes;
 

@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::budget::{Budgets, Share};
 use super::roles::Roles;
-use crate::link::wire;
+use crate::launcher_link::wire;
 use crate::node::{Attached, Hello, Input, Session, ToLauncher};
 
 /// Messages that may wait for a launcher.

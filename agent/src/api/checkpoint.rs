@@ -31,8 +31,8 @@ use tonic::{Request, Response, Status};
 
 use super::homes::{Home, Homes, newest_of_each};
 use super::roles::Roles;
-use super::{saving, unlike};
-use crate::board::BoardReader;
+use super::{divergence, saving};
+use crate::state::StateReader;
 use crate::store::kept::Kept;
 
 /// Ranks without a copy that are named at most.
@@ -51,7 +51,7 @@ pub struct Checkpoints {
     durable: Option<Arc<Tier>>,
     files: Option<Arc<Files>>,
     /// The jobs whose advice is told along.
-    board: BoardReader,
+    board: StateReader,
     roles: Roles,
     /// The directories that are watched, over restarts of the agent.
     kept: Arc<Mutex<Kept<Vec<Watched>>>>,
@@ -69,7 +69,7 @@ impl Checkpoints {
         peers: Option<Arc<Service>>,
         durable: Option<Arc<Tier>>,
         files: Option<Arc<Files>>,
-        board: BoardReader,
+        board: StateReader,
         roles: Roles,
         state_dir: &Path,
     ) -> Checkpoints {
@@ -513,7 +513,7 @@ fn listing(peers: &Service, seen: &Seen<'_>) -> ListCheckpointsResponse {
         redundancy: small(peers.redundancy()),
         parity: peers.parity().map_or_else(String::new, |parity| parity.to_string()),
         advice: Vec::new(),
-        unlike: peers.unlike().iter().filter(|of| seen.has(&of.of)).map(unlike::out).collect(),
+        unlike: peers.unlike().iter().filter(|of| seen.has(&of.of)).map(divergence::out).collect(),
         excluded: peers.standing().excluded,
     }
 }

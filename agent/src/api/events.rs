@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 use super::ReadSide;
 use super::convert::event as convert;
 use super::stream::{Answers, Caller, End, answer_to_the_end};
-use crate::board::BoardReader;
+use crate::state::StateReader;
 use crate::store::journal::Read;
 
 const USUAL_LIMIT: usize = 100;
@@ -123,7 +123,7 @@ static READING: Semaphore = Semaphore::const_new(2);
 const MOST_OF_FAILURES: usize = 10_000;
 
 /// What the journal has of a job's failures: a few entries of each, whatever else is in it.
-async fn of_failures(board: &BoardReader, job: &str) -> Result<Vec<Entry>, Status> {
+async fn of_failures(board: &StateReader, job: &str) -> Result<Vec<Entry>, Status> {
     let _turn = READING.acquire().await.map_err(|_| Status::unavailable("the agent is stopping"))?;
     let (mut entries, mut cursor) = (Vec::new(), 0);
     loop {
@@ -148,7 +148,7 @@ async fn of_failures(board: &BoardReader, job: &str) -> Result<Vec<Entry>, Statu
 
 /// Tells everything up to the stop: how a job ended is the last thing that its launcher records.
 async fn watch(
-    mut board: BoardReader,
+    mut board: StateReader,
     mut cursor: u64,
     filter: EventFilter,
     stop: CancellationToken,
@@ -182,7 +182,7 @@ async fn watch(
 }
 
 /// Reads the journal's files away from the task that serves, which other calls wait for.
-async fn read(board: &BoardReader, cursor: u64, limit: usize) -> Result<Read, Status> {
+async fn read(board: &StateReader, cursor: u64, limit: usize) -> Result<Read, Status> {
     let board = board.clone();
     tokio::task::spawn_blocking(move || board.entries_after(cursor, limit))
         .await
@@ -191,7 +191,7 @@ async fn read(board: &BoardReader, cursor: u64, limit: usize) -> Result<Read, St
 }
 
 /// A cursor from the future belongs to another journal: to wait for it would be to wait for ever.
-fn not_ahead(board: &BoardReader, cursor: u64) -> Result<(), Status> {
+fn not_ahead(board: &StateReader, cursor: u64) -> Result<(), Status> {
     let newest = board.newest();
     if cursor <= newest {
         return Ok(());

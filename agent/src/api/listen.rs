@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use super::authority::PlainAuthority;
-use super::places::{ALL, EACH, Placed, Places};
+use super::connection_limits::{ALL, ConnectionLimits, EACH, Placed};
 use crate::os::peer_groups::peer_groups;
 
 /// How long accepting rests after a failure, such as too many open files, that would repeat at once.
@@ -126,7 +126,7 @@ impl UnixSocket {
         let (sender, receiver) = mpsc::channel(1);
         match self.listener.try_clone().and_then(UnixListener::from_std) {
             Ok(listener) => {
-                let places = Mutex::new(Places::new(EACH, ALL));
+                let places = Mutex::new(ConnectionLimits::new(EACH, ALL));
                 tokio::spawn(accept(stop, sender, async move || {
                     loop {
                         let (stream, _) = listener.accept().await?;
@@ -175,12 +175,12 @@ pub(super) fn incoming(
 /// A TCP listener that gives each address so many connections at most.
 pub(super) struct Capped {
     listener: TcpListener,
-    places: Mutex<Places<IpAddr>>,
+    places: Mutex<ConnectionLimits<IpAddr>>,
 }
 
 impl Capped {
     pub(super) fn new(listener: TcpListener) -> Capped {
-        Capped { listener, places: Mutex::new(Places::new(EACH, ALL)) }
+        Capped { listener, places: Mutex::new(ConnectionLimits::new(EACH, ALL)) }
     }
 
     async fn next(&self) -> io::Result<(Placed<TcpStream, IpAddr>, SocketAddr)> {

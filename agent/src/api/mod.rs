@@ -7,7 +7,9 @@ pub mod attach;
 mod authority;
 mod budget;
 pub mod checkpoint;
+mod connection_limits;
 mod convert;
+mod divergence;
 mod events;
 mod grpc_health;
 pub mod handover;
@@ -20,12 +22,10 @@ pub mod nvrx;
 pub mod operator;
 pub mod orders;
 mod pace;
-mod places;
 mod preflight;
 pub mod roles;
 mod saving;
 mod stream;
-mod unlike;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub use events::passes;
 pub use listen::{ListenError, UnixSocket, tcp};
 pub use preflight::DeepChecks;
 
-use crate::board::BoardReader;
+use crate::state::StateReader;
 use pace::Pace;
 
 /// How long open calls may take to end after the stop was asked for.
@@ -123,7 +123,7 @@ pub enum ServeError {
 /// What every service reads from.
 #[derive(Clone)]
 struct ReadSide {
-    board: BoardReader,
+    board: StateReader,
     about: Arc<About>,
     clock: Clock,
     pace: Pace,
@@ -143,7 +143,7 @@ struct ReadSide {
 /// `stop` is cancelled.
 pub async fn serve(
     listeners: Listeners,
-    board: BoardReader,
+    board: StateReader,
     about: About,
     clock: Clock,
     local: Routes,

@@ -13,7 +13,7 @@ use serde_json::json;
 use tonic::{Request, Response, Status};
 
 use super::{Clock, preflight};
-use crate::board::BoardReader;
+use crate::state::StateReader;
 
 /// How long rooms that have not looked since the agent's start are waited for. The client gives up after 60 s.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -23,14 +23,14 @@ const UNFIT: i32 = 2;
 
 /// The service.
 pub struct NodeHealthService {
-    board: BoardReader,
+    board: StateReader,
     clock: Clock,
     fail_on_unknown: bool,
 }
 
 impl NodeHealthService {
     /// A service over what is published on the board. `fail_on_unknown`: what cannot be told keeps the node out too.
-    pub fn new(board: BoardReader, clock: Clock, fail_on_unknown: bool) -> NodeHealthService {
+    pub fn new(board: StateReader, clock: Clock, fail_on_unknown: bool) -> NodeHealthService {
         NodeHealthService { board, clock, fail_on_unknown }
     }
 }
@@ -54,7 +54,7 @@ impl HealthCheckService for NodeHealthService {
 }
 
 /// The node as the board has it.
-pub fn health(board: &BoardReader, clock: &Clock, fail_on_unknown: bool) -> NodeHealth {
+pub fn health(board: &StateReader, clock: &Clock, fail_on_unknown: bool) -> NodeHealth {
     let patience = Span(u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX));
     let (checks, silent) = preflight::watched(board, clock().mono, patience);
     node_health(&checks, &silent, fail_on_unknown)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mainstay_core::base::time::Wall;
 use mainstay_core::hardware::gpu::reset::ResetError;
-use mainstay_core::model::operator::Word;
+use mainstay_core::model::operator::OperatorAction;
 use mainstay_proto::v1::operator_service_server::OperatorService;
 use mainstay_proto::v1::{
     AcknowledgeRequest, AcknowledgeResponse, ResetGpuRequest, ResetGpuResponse, SilenceComponentRequest,
@@ -37,7 +37,7 @@ impl Operators {
         Operators { inputs, roles, clock }
     }
 
-    async fn say(&self, uid: u32, component: String, word: Word) -> Result<(), Status> {
+    async fn say(&self, uid: u32, component: String, word: OperatorAction) -> Result<(), Status> {
         let (answer, answered) = oneshot::channel();
         let gone = || Status::unavailable("the agent is stopping");
         self.inputs.send(Input::Operator { uid, component, word, answer }).await.map_err(|_| gone())?;
@@ -53,7 +53,7 @@ impl OperatorService for Operators {
     ) -> Result<Response<AcknowledgeResponse>, Status> {
         let uid = self.roles.operator(&request, "Acknowledge")?.user.uid;
         let AcknowledgeRequest { component, reason } = request.into_inner();
-        self.say(uid, component, Word::Acknowledge { reason: given(reason)? }).await?;
+        self.say(uid, component, OperatorAction::Acknowledge { reason: given(reason)? }).await?;
         Ok(Response::new(AcknowledgeResponse {}))
     }
 
@@ -69,7 +69,7 @@ impl OperatorService for Operators {
         })?;
         let nanos = i64::try_from(asked.as_nanos()).unwrap_or(i64::MAX);
         let until = Wall((self.clock)().wall.0.saturating_add(nanos));
-        self.say(uid, component, Word::Silence { reason: given(reason)?, until }).await?;
+        self.say(uid, component, OperatorAction::Silence { reason: given(reason)?, until }).await?;
         Ok(Response::new(SilenceComponentResponse { until: Some(convert::timestamp(until)) }))
     }
 
@@ -78,7 +78,7 @@ impl OperatorService for Operators {
         request: Request<UnsilenceComponentRequest>,
     ) -> Result<Response<UnsilenceComponentResponse>, Status> {
         let uid = self.roles.operator(&request, "UnsilenceComponent")?.user.uid;
-        self.say(uid, request.into_inner().component, Word::Unsilence).await?;
+        self.say(uid, request.into_inner().component, OperatorAction::Unsilence).await?;
         Ok(Response::new(UnsilenceComponentResponse {}))
     }
 

@@ -17,8 +17,8 @@ use tonic::Status;
 use super::convert::preflight as convert;
 use super::stream::{Caller, End, Left};
 use super::{Mode, ReadSide};
-use crate::board::{BoardReader, Looking};
 use crate::source::active::{Deep, Gpus};
+use crate::state::{Looking, StateReader};
 
 /// How long a check of what is watched may take.
 const USUAL_DEADLINE: Span = Span::seconds(10);
@@ -162,7 +162,7 @@ async fn probe(
 }
 
 /// The GPUs as the agent last read them: no second process asks a driver that may hang.
-fn gpus(board: &BoardReader) -> Gpus {
+fn gpus(board: &StateReader) -> Gpus {
     let view = board.view();
     let readings: Vec<GpuReading> = view.gpus.iter().filter_map(|gpu| gpu.reading.clone()).collect();
     let driver = view.components.get(DRIVER);
@@ -174,7 +174,7 @@ fn gpus(board: &BoardReader) -> Gpus {
 }
 
 /// Waits until every room has looked. False if nobody looks any more.
-pub(super) async fn all_have_looked(board: &BoardReader) -> bool {
+pub(super) async fn all_have_looked(board: &StateReader) -> bool {
     let mut board = board.clone();
     while !board.roster().is_complete() {
         if !board.changed().await {
@@ -185,7 +185,7 @@ pub(super) async fn all_have_looked(board: &BoardReader) -> bool {
 }
 
 /// The components as checks, among them the rooms that did not answer, and the names of these.
-pub(super) fn watched(board: &BoardReader, now: Mono, deadline: Span) -> (Vec<Check>, Vec<String>) {
+pub(super) fn watched(board: &StateReader, now: Mono, deadline: Span) -> (Vec<Check>, Vec<String>) {
     let rooms = board.roster().rooms();
     let room_of = |component: &str| rooms.iter().find(|(_, room)| room.components.contains(component));
     let view = board.view();

@@ -38,14 +38,14 @@ use crate::app::device::{self, Probing};
 use crate::app::kernel_log::{self, Following};
 use crate::app::nvrx;
 use crate::app::recalled::Recalled;
-use crate::app::rooms;
-use crate::board::{Board, Roster};
+use crate::app::sensors;
 use crate::config::Config;
-use crate::link::handover::socket_of;
+use crate::launcher_link::handover::socket_of;
 use crate::node::{Before, DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
 use crate::source::active::{ActivePlan, Deep};
 use crate::source::device::ProbePlan;
+use crate::state::{Roster, StateWriter};
 use crate::store::forcing::Forcing;
 use crate::store::journal::Journal;
 use crate::store::kept::Kept;
@@ -93,7 +93,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let reader = board.reader();
     let roster = board.roster().clone();
     nvrx::open(&config, &reader, &stop)?;
-    let rooms = rooms::start(&config, &recalled.observed, &inputs, &reader, listeners.checkpoints.clone())?;
+    let rooms = sensors::start(&config, &recalled.observed, &inputs, &reader, listeners.checkpoints.clone())?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
     let probing = start_probing(&config, &recalled, &inputs, &roster)?;
     if following.is_some() {
@@ -127,14 +127,14 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     served.context("serving the API")
 }
 
-fn open_board(config: &Config) -> anyhow::Result<(Board, Recalled)> {
+fn open_board(config: &Config) -> anyhow::Result<(StateWriter, Recalled)> {
     std::fs::create_dir_all(&config.state_dir)
         .with_context(|| format!("making the state directory {} (state_dir)", config.state_dir.display()))?;
     let boot = clock::boot_id();
     let journal = Journal::open(&config.journal_dir(), config.journal_limits(), boot.clone())?;
     let mut recalled = Recalled::default();
     journal.replay(|entry| recalled.take_in(entry, &boot))?;
-    Ok((Board::open(journal)?, recalled))
+    Ok((StateWriter::open(journal)?, recalled))
 }
 
 /// Judges what earlier boots of the last week told of devices: a fault that comes again after a reset or a reboot needs

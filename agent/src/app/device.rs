@@ -10,10 +10,10 @@ use mainstay_core::hardware::gpu::{DeviceReport, GpuReading, ProbeAnswer};
 use tokio::sync::mpsc;
 
 use crate::act::reset::{ResetPlan, holders, reset as reset_now};
-use crate::board::Roster;
 use crate::node::Input;
 use crate::os::clock;
 use crate::source::device::{DeviceSource, ProbePlan, Waited};
+use crate::state::Roster;
 
 /// The room's name on the roster.
 const ROOM: &str = "devices";

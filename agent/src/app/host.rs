@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mainstay_core::host::os::{HostJudge, HostLimits};
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::report::SensorReport;
 use tokio::sync::mpsc;
 
 use crate::app::watch::{Watching, watch};
@@ -17,7 +17,7 @@ pub fn sense(
     mut source: HostSource,
     limits: HostLimits,
     interval: Duration,
-) -> std::io::Result<(Watching, mpsc::Receiver<Judged>)> {
+) -> std::io::Result<(Watching, mpsc::Receiver<SensorReport>)> {
     // Room for one: a report that nobody took yet is old news, and the next one says it again.
     let (reports, receiver) = mpsc::channel(1);
     let mut judge = HostJudge::new(limits);

@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::Context;
 use mainstay_core::base::id::JobId;
 use mainstay_core::host::os::HostLimits;
-use mainstay_core::progress::goodput::Spending;
+use mainstay_core::progress::goodput::TimeCategory;
 use mainstay_core::recovery::hosts::wire::{Join, PROTOCOL, Seat};
 use mainstay_core::recovery::job::Summary;
 use mainstay_proto::v1::job_order_service_server::JobOrderServiceServer;
 use mainstay_tier::disk::Keep;
-use mainstay_tier::pool::{self, Keeper};
+use mainstay_tier::pool::{self, PoolOwner};
 use nix::unistd::geteuid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -23,24 +23,24 @@ use tonic::service::Routes;
 
 use crate::act::guardian::Guardian;
 use crate::act::log_files;
-use crate::act::output::{Terminal, Voice};
+use crate::act::output::{LineStyle, Terminal};
 use crate::act::page_files::private_directory;
-use crate::act::ranks::Crew;
+use crate::act::rank_processes::RankSpec;
 use crate::api::orders::Orders;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::host::sense;
-use crate::app::{about, resume, usual};
-use crate::board::Board;
-use crate::launch::gather::{self, Together};
+use crate::app::{about, default_paths, resume};
 use crate::launch::hosts::HostsPlan;
 use crate::launch::order::Ordered;
-use crate::launch::places::{self, Places};
+use crate::launch::paths::{self, LaunchPaths};
+use crate::launch::rendezvous::{self, JoinOutcome};
 use crate::launch::sealing::{NotToStart, Sealing};
-use crate::launch::{Beside, Launcher, Outside, Settings, Warm};
-use crate::link;
+use crate::launch::{JobResources, Launcher, Outside, Settings, Warm};
+use crate::launcher_link;
 use crate::os::cgroup::Cgroup;
 use crate::os::{clock, spawn};
 use crate::source::host::{HostSource, Roots, standard_paths};
+use crate::state::StateWriter;
 use crate::store::journal::{Journal, Limits};
 
 /// How often the host is looked at beside a job.
@@ -88,11 +88,11 @@ pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
 
 async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let mut signals = signals(&plan.signals).context("catching signals")?;
-    let log_dir = plan.log_dir.clone().unwrap_or_else(|| usual::log_dir(&usual::environment));
+    let log_dir = plan.log_dir.clone().unwrap_or_else(|| default_paths::log_dir(&default_paths::environment));
     let runtime_root = plan
         .runtime_root
         .clone()
-        .unwrap_or_else(|| usual::runtime_root(geteuid().as_raw(), &usual::environment));
+        .unwrap_or_else(|| default_paths::runtime_root(geteuid().as_raw(), &default_paths::environment));
     let (logs, root, run_id) = (log_dir.clone(), runtime_root.clone(), plan.settings.run_id.clone());
     let opening = tokio::task::spawn_blocking(move || open(&logs, &root, &run_id));
     // The log directory may be on a file system that does not answer.
@@ -107,12 +107,12 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
 
     spawn::adopt_orphans().context("becoming the reaper of the ranks' orphans")?;
     let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
-    let voice = Voice { timestamps: plan.timestamps, log: Some(places.run_dir.join("launcher.log")) };
+    let voice = LineStyle { timestamps: plan.timestamps, log: Some(places.run_dir.join("launcher.log")) };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
     let sockets = match plan.agent_socket.clone() {
         _ if !plan.look_for_agent => Vec::new(),
         Some(socket) => vec![socket],
-        None => usual::agent_sockets(geteuid().as_raw(), &usual::environment),
+        None => default_paths::agent_sockets(geteuid().as_raw(), &default_paths::environment),
     };
     let say = |text: String| terminal.say(text);
     let crew = crew(&plan.settings, &places)?;
@@ -121,16 +121,16 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
         bound = resume::bind(&plan.settings, &log_dir, &crew.checkpoint_dir, &sockets, &say) => bound?,
     };
-    let crew = Crew { launch: launch(bound.run()), ..crew };
+    let crew = RankSpec { launch: launch(bound.run()), ..crew };
     let (crew, together) = match plan.hosts {
         None => (crew, None),
         Some(hosts) => match come_together(hosts, crew, &plan.settings, &mut signals, &terminal).await? {
-            (_, Together::Over { exit, why }) => {
+            (_, JoinOutcome::Over { exit, why }) => {
                 terminal.say(format!("the job ended before this host had a place in it: {why}"));
                 terminal.flush(Duration::from_millis(500));
                 return Ok(exit);
             }
-            (_, Together::Stopped(signal)) => {
+            (_, JoinOutcome::Stopped(signal)) => {
                 terminal.say(format!("signal {signal} before all hosts had joined: nothing was started"));
                 terminal.flush(Duration::from_millis(500));
                 return Ok(128 + signal);
@@ -141,7 +141,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let cgroup = Cgroup::make(&format!("mainstay-{}-{}", places.job, std::process::id()))
         .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
         .ok();
-    let crew = Crew { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..crew };
+    let crew = RankSpec { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..crew };
     // Both may take minutes: a launcher before this one, or a file system, may not let go. Until ranks run, a signal ends it at once.
     let outputs = bound.of_job(crew.checkpoint_run());
     resume::note(&log_dir, &places.run_dir, &outputs).await;
@@ -158,7 +158,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         keeper = starting => keeper,
     };
     let checkpoint_pool = keeper.as_ref().map(|keeper| keeper.directory().to_owned());
-    let crew = Crew { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
+    let crew = RankSpec { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
     let guardian = start_guardian(&crew.mark(), cgroup.as_ref(), crew.checkpoint_pool.as_deref());
     terminal.say(format!(
         "job {}: {} rank(s); run id {}; logs in {}",
@@ -193,7 +193,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         }
     }
     let directories = resume::directories(&outputs, pool);
-    let link = tokio::spawn(link::agent::keep(sockets, JobId(crew.job.clone()), directories, link_sender));
+    let link =
+        tokio::spawn(launcher_link::agent::keep(sockets, JobId(crew.job.clone()), directories, link_sender));
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
@@ -202,14 +203,14 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         plan.settings,
         crew,
         board,
-        Beside { guardian, keeper, cgroup, together, sealing },
+        JobResources { guardian, keeper, cgroup, together, sealing },
         terminal,
         warm,
     );
     let (exit, summary, terminal) = launcher.run(outside).await;
     drop(sensing);
     // The agent hears of the end before the launcher's process is gone.
-    let _ = tokio::time::timeout(link::agent::LEAVE_WITHIN, link).await;
+    let _ = tokio::time::timeout(launcher_link::agent::LEAVE_WITHIN, link).await;
 
     write_summary(&places.run_dir, &summary, &terminal);
     if plan.print_summary {
@@ -225,16 +226,16 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
 }
 
 /// The job's directories, and its journal.
-fn open(log_dir: &Path, runtime_root: &Path, run_id: &str) -> anyhow::Result<(Places, Board)> {
-    let places = places::make(log_dir, runtime_root, run_id)?;
+fn open(log_dir: &Path, runtime_root: &Path, run_id: &str) -> anyhow::Result<(LaunchPaths, StateWriter)> {
+    let places = paths::make(log_dir, runtime_root, run_id)?;
     let journal = Journal::open(&places.run_dir.join("journal"), Limits::default(), clock::boot_id())?;
-    Ok((places, Board::open(journal)?))
+    Ok((places, StateWriter::open(journal)?))
 }
 
 /// Serves the API for this job beside its pages; without it the job runs all the same.
 fn serve(
-    places: &Places,
-    board: &Board,
+    places: &LaunchPaths,
+    board: &StateWriter,
     terminal: &Terminal,
     orders: mpsc::Sender<Ordered>,
     stop: CancellationToken,
@@ -272,13 +273,13 @@ fn launcher_name(host: &str) -> String {
     format!("{host}_{}_{:x}", std::process::id(), clock::now().wall.0)
 }
 
-fn crew(settings: &Settings, places: &Places) -> anyhow::Result<Crew> {
+fn crew(settings: &Settings, places: &LaunchPaths) -> anyhow::Result<RankSpec> {
     let checkpoint_dir = match &settings.checkpoint_dir {
         Some(directory) => std::path::absolute(directory)
             .with_context(|| format!("--checkpoint-dir {}", directory.display()))?,
         None => places.run_dir.join("checkpoints"),
     };
-    Ok(Crew {
+    Ok(RankSpec {
         job: places.job.clone(),
         run_id: settings.run_id.clone(),
         launch: launch(&settings.run_id),
@@ -312,11 +313,11 @@ fn crew(settings: &Settings, places: &Places) -> anyhow::Result<Crew> {
 /// Waits for the other hosts, and gives the crew its place among them.
 async fn come_together(
     hosts: HostsPlan,
-    mut crew: Crew,
+    mut crew: RankSpec,
     settings: &Settings,
     signals: &mut mpsc::Receiver<i32>,
     terminal: &Terminal,
-) -> anyhow::Result<(Crew, Together)> {
+) -> anyhow::Result<(RankSpec, JoinOutcome)> {
     let host = nix::unistd::gethostname().context("reading the host's name")?;
     let join = Join {
         protocol: PROTOCOL,
@@ -324,11 +325,11 @@ async fn come_together(
         run_id: settings.run_id.clone(),
         launcher: launcher_name(&host.to_string_lossy()),
         host: host.to_string_lossy().into_owned(),
-        address: gather::local_address(&hosts),
+        address: rendezvous::local_address(&hosts),
         node_rank: hosts.node_rank,
         ranks: settings.local_world_size,
         hosts: hosts.hosts,
-        program: places::hash_of_program(&settings.command),
+        program: paths::hash_of_program(&settings.command),
         have: (0, 0),
         have_of: String::new(),
     };
@@ -342,7 +343,7 @@ async fn come_together(
     }
     let say = |text: String| terminal.say(text);
     let names = (crew.job.clone(), crew.launch.clone());
-    let together = gather::gather(hosts, join, names, &crew.run_dir, signals, &say).await?;
+    let together = rendezvous::gather(hosts, join, names, &crew.run_dir, signals, &say).await?;
     if let Some(seat) = together.seat() {
         crew.seat = seat.clone();
         let last = seat.first_rank + settings.local_world_size.saturating_sub(1);
@@ -351,7 +352,7 @@ async fn come_together(
             seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
         ));
     }
-    if let Together::Following(followed) = &together {
+    if let JoinOutcome::Following(followed) = &together {
         (crew.job, crew.launch) = (followed.job.clone(), followed.launch.clone());
     }
     Ok((crew, together))
@@ -361,9 +362,9 @@ async fn come_together(
 async fn start_keeper(
     settings: &Settings,
     runtime_root: &Path,
-    crew: &Crew,
+    crew: &RankSpec,
     terminal: &Terminal,
-) -> Option<Keeper> {
+) -> Option<PoolOwner> {
     let wanted = &settings.checkpoints;
     if !wanted.in_memory {
         return None;
@@ -390,7 +391,7 @@ async fn start_keeper(
     let start = move || {
         private_directory(&place)
             .map_err(|error| format!("{}: {error}", place.display()))
-            .and_then(|()| Keeper::start(settings).map_err(|error| error.to_string()))
+            .and_then(|()| PoolOwner::start(settings).map_err(|error| error.to_string()))
     };
     let started = tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| Err(error.to_string()));
     // What others left who were killed is memory that nobody uses. It may be much: not in the way of this job.
@@ -484,12 +485,12 @@ fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Terminal) {
 
 fn last_words(job: &str, summary: &Summary) -> String {
     let books = &summary.books;
-    let mut parts: Vec<(&Spending, f64)> =
+    let mut parts: Vec<(&TimeCategory, f64)> =
         books.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     // Without heartbeats the start has no known end: what it is counted as is training, for the most part.
-    let name = |state: &Spending| match (state, books.goodput) {
-        (Spending::Starting, None) => "starting and training, without heartbeats".to_owned(),
+    let name = |state: &TimeCategory| match (state, books.goodput) {
+        (TimeCategory::Starting, None) => "starting and training, without heartbeats".to_owned(),
         (state, _) => state.to_string(),
     };
     let parts: Vec<String> =

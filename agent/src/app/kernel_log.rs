@@ -12,12 +12,12 @@ use mainstay_core::model::kernel::LogCursor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
-use crate::board::Roster;
 use crate::config::KernelLogConfig;
 use crate::node::{Input, LogReport};
 use crate::os::clock;
 use crate::source::journald::JOURNALCTL;
 use crate::source::kernel_log::{Source, SourceError};
+use crate::state::Roster;
 use crate::store::kept::Kept;
 
 /// The room's name on the roster.

@@ -10,11 +10,11 @@ use tokio_util::sync::CancellationToken;
 use crate::act::segment_file::SegmentFiles;
 use crate::api::nvrx::{NodeHealthService, health};
 use crate::api::{self, Clock, UnixSocket};
-use crate::board::BoardReader;
 use crate::config::{Config, NvrxConfig};
 use crate::os::clock;
 use crate::source::host::identify;
 use crate::source::slurm;
+use crate::state::StateReader;
 
 /// How often it is looked for new jobs while the node is unfit: that walks over all processes.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -27,7 +27,7 @@ const REST: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// The socket cannot be made.
-pub fn open(config: &Config, board: &BoardReader, stop: &CancellationToken) -> anyhow::Result<()> {
+pub fn open(config: &Config, board: &StateReader, stop: &CancellationToken) -> anyhow::Result<()> {
     let NvrxConfig { health_socket, fail_on_unknown, segment_health_dir } = &config.nvrx;
     let now: Clock = Arc::new(clock::now);
     if !health_socket.as_os_str().is_empty() {
@@ -61,7 +61,7 @@ pub fn open(config: &Config, board: &BoardReader, stop: &CancellationToken) -> a
 /// Keeps the files true to the node's state. The directory is shared: a call that hangs there holds up nothing else.
 async fn keep_files(
     files: SegmentFiles,
-    mut board: BoardReader,
+    mut board: StateReader,
     clock: Clock,
     fail_on_unknown: bool,
     proc: PathBuf,

@@ -139,7 +139,7 @@ impl Recalled {
 #[cfg(test)]
 mod tests {
     use mainstay_core::base::time::Wall;
-    use mainstay_core::failure::host_evidence::{Elsewhere, Witness};
+    use mainstay_core::failure::host_evidence::{EvidenceLog, Unrelated};
     use mainstay_core::model::kernel::Xid;
 
     use super::*;
@@ -168,10 +168,10 @@ mod tests {
             recalled.take_in(entry(earlier, hours(90), Fact::AgentStopped), &boot);
         }
         recalled.take_in(entry("now", hours(1), lost()), &boot);
-        let mut witness = Witness::with(recalled.records());
+        let mut witness = EvidenceLog::with(recalled.records());
         recalled.kernel.iter().for_each(|(at, fact)| witness.take_in(*at, fact));
         witness.take_in(hours(5), &lost());
-        let told = witness.testify(hours(5), &Elsewhere::default(), &[]).failed_before;
+        let told = witness.testify(hours(5), &Unrelated::default(), &[]).failed_before;
         assert_eq!(told.len(), 1, "{told:?}");
         assert_eq!(told[0].incidents, 3);
         assert!((told[0].hours - 185.0).abs() < 1.0, "{}", told[0].hours);

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::launch::Settings;
 use crate::launch::lineage::{self, Known, Output};
 use crate::launch::sealing::{NotToStart, Sealing, protection};
-use crate::link::checkpoint::{self, KnownStep, Resumed};
-use crate::link::handover;
+use crate::launcher_link::checkpoint::{self, KnownStep, Resumed};
+use crate::launcher_link::handover;
 
 /// The outputs of a job with their runs.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender as StopSender, channel};
 use std::time::Duration;
 
 use mainstay_core::base::time::Mono;
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::report::SensorReport;
 
 use crate::os::clock;
 
@@ -22,8 +22,8 @@ pub struct Watching {
 pub fn watch(
     name: &str,
     interval: Duration,
-    mut look: impl FnMut(Mono) -> Judged + Send + 'static,
-    mut tell: impl FnMut(Judged) -> bool + Send + 'static,
+    mut look: impl FnMut(Mono) -> SensorReport + Send + 'static,
+    mut tell: impl FnMut(SensorReport) -> bool + Send + 'static,
 ) -> std::io::Result<Watching> {
     let (stop, stopped) = channel();
     let repeat = move || {

@@ -64,7 +64,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// File, environment and options put together.
 fn config(args: &Args) -> Result<Config, ConfigError> {
-    let environment = Environment::new(app::usual::variables(), nix::unistd::geteuid().as_raw());
+    let environment = Environment::new(app::default_paths::variables(), nix::unistd::geteuid().as_raw());
     let options = [
         ("socket", args.socket.as_ref().map(|path| path.display().to_string())),
         ("state_dir", args.state_dir.as_ref().map(|path| path.display().to_string())),

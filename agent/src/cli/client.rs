@@ -26,7 +26,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status, Streaming};
 
-use crate::link::handover;
+use crate::launcher_link::handover;
 
 /// How long a server may take to answer before a person is informed that it does not.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);

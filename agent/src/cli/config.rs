@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::app::usual;
+use crate::app::default_paths;
 use crate::cli::{exit, output};
 use crate::config::{Config, Environment};
 
@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::print(&Config::commented_default())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     match Config::load(args.config.as_deref(), &environment, &[]) {
         Ok(_) if args.check => output::print("the configuration is in order\n")?,
         Ok(config) if args.json => output::print(&format!("{}\n", serde_json::to_string_pretty(&config)?))?,

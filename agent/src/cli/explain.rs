@@ -19,7 +19,7 @@ use serde_json::json;
 use super::client::Client;
 use super::find::{Ask, find};
 use super::{exit, output};
-use crate::app::{catalog, usual};
+use crate::app::{catalog, default_paths};
 use crate::config::{Config, Environment};
 use crate::store::journal::JournalReader;
 
@@ -101,7 +101,7 @@ async fn of_job(args: &Args, job: &str) -> anyhow::Result<Option<String>> {
 }
 
 fn is_run(name: &str) -> bool {
-    [PathBuf::from(name), usual::log_dir(&usual::environment).join(name)]
+    [PathBuf::from(name), default_paths::log_dir(&default_paths::environment).join(name)]
         .iter()
         .any(|path| path.join("journal").is_dir())
 }
@@ -129,7 +129,7 @@ async fn of_host(args: &Args, what: &str) -> anyhow::Result<Option<(String, serd
 
 /// The catalogue of the agent's configuration.
 fn catalog(args: &Args) -> anyhow::Result<Catalog> {
-    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     catalog::load(&Config::load(args.config.as_deref(), &environment, &[])?.catalog.files)
 }
 
@@ -180,7 +180,7 @@ struct Chosen {
 }
 
 fn runs_dir() -> PathBuf {
-    usual::log_dir(&usual::environment)
+    default_paths::log_dir(&default_paths::environment)
 }
 
 pub(super) fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {

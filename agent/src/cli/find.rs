@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::app::usual;
+use crate::app::default_paths;
 
 /// Options of commands that ask a server.
 #[derive(Debug, clap::Args)]
@@ -40,8 +40,12 @@ pub(super) fn find(ask: &Ask) -> Found {
         };
     }
     let uid = nix::unistd::geteuid().as_raw();
-    let environment = &usual::environment;
-    search(&usual::agent_sockets(uid, environment), &usual::runtime_root(uid, environment), uid)
+    let environment = &default_paths::environment;
+    search(
+        &default_paths::agent_sockets(uid, environment),
+        &default_paths::runtime_root(uid, environment),
+        uid,
+    )
 }
 
 fn search(agents: &[PathBuf], runtime_dir: &Path, uid: u32) -> Found {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::output;
-use crate::app::look::run_look;
-use crate::app::usual;
+use crate::app::default_paths;
+use crate::app::one_check::run_look;
 use crate::config::{Config, Environment};
 use crate::os::stdout;
 use crate::probe::dcgm::{self, Engine};
@@ -109,7 +109,7 @@ fn deep(probe: &str, storage_size: u64, cuda: Option<&Path>) -> anyhow::Result<(
 }
 
 fn look(directory: &Path, config: Option<&Path>) -> anyhow::Result<()> {
-    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     let config = Config::load(config, &environment, &[])?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let looked = runtime.block_on(run_look(config, directory));

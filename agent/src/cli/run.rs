@@ -16,7 +16,7 @@ use mainstay_core::recovery::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 
 use crate::act::devices;
 use crate::act::stop::Grace;
-use crate::app::{self, JobPlan, logging, usual};
+use crate::app::{self, JobPlan, default_paths, logging};
 use crate::cli::{exit, output, torchrun};
 use crate::config::{Config, Environment};
 use crate::launch::hang::{HangSettings, Mode};
@@ -549,7 +549,7 @@ fn policy_of_the_host() -> Option<PathBuf> {
 }
 
 fn configuration_of_the_host() -> Option<Config> {
-    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     Config::load(None, &environment, &[]).ok()
 }
 

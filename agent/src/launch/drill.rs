@@ -9,8 +9,8 @@ use mainstay_core::recovery::in_process::Call;
 
 use super::save;
 use super::shell::Launcher;
-use crate::act::played;
-use crate::act::ranks::RankProcess;
+use crate::act::rank_processes::RankProcess;
+use crate::act::simulated_gpu;
 use crate::launch::order::Refused;
 use crate::os::limits;
 use crate::source::pages::PageReader;
@@ -126,11 +126,11 @@ impl Launcher {
     /// The library that plays the host's GPUs.
     fn played_gpus(&self) -> Result<&Path, String> {
         let library = self.settings.gpu_library.as_deref();
-        library.filter(|library| played::is_played(library)).ok_or_else(|| {
+        library.filter(|library| simulated_gpu::is_played(library)).ok_or_else(|| {
             format!(
                 "real GPUs are left alone: for errors of GPUs, gpu.library of the agent's configuration has to name the \
                  library for drills, with its {} beside it",
-                played::SCRIPT
+                simulated_gpu::SCRIPT
             )
         })
     }
@@ -139,7 +139,7 @@ impl Launcher {
         let names = self.crew.visible_devices();
         let gpu = names.get(process.local_rank as usize).cloned();
         let gpu = gpu.unwrap_or_else(|| process.local_rank.to_string());
-        let done = self.played_gpus().and_then(|library| played::memory_error(library, &gpu));
+        let done = self.played_gpus().and_then(|library| simulated_gpu::memory_error(library, &gpu));
         if let Err(error) = done {
             tracing::error!(rank = process.rank.0, %error, "could not bring about a memory error");
         }

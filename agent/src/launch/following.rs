@@ -491,6 +491,6 @@ impl Launcher {
             let here = seat.first_rank..seat.first_rank + self.crew.local_world_size;
             ranks.retain(|started| here.contains(&started.rank.0));
         }
-        self.send(crate::link::agent::LinkOrder::Entry(Box::new(entry)));
+        self.send(crate::launcher_link::agent::LinkOrder::Entry(Box::new(entry)));
     }
 }

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::hang::{HangJudge, Limits, Pulse, Waits};
+use mainstay_core::hang::{ActivitySample, HangJudge, Limits, Waits};
 use mainstay_core::model::entry::Fact;
 use mainstay_core::progress::memory::Learned;
 
 use tokio::sync::oneshot;
 
 use crate::act::log_files;
-use crate::act::ranks::RankProcess;
+use crate::act::rank_processes::RankProcess;
 use crate::os::clock;
 use crate::source::activity;
 use crate::source::evidence::{self, Frames, Subject, Taken};
@@ -132,13 +132,14 @@ impl Judge {
 
     /// What the processes of the living ranks do, with what devices and NCCL say meanwhile. Of a rank that cannot be read
     /// nothing is known, and then nothing is judged.
-    fn pulses(&mut self, living: &[&RankProcess], now: Mono) -> Option<Vec<Option<Pulse>>> {
+    fn pulses(&mut self, living: &[&RankProcess], now: Mono) -> Option<Vec<Option<ActivitySample>>> {
         let mut pulses = vec![None; self.job.ranks()];
         for rank in living {
             let probe = activity::probe(rank.pid, Some(&rank.files.stacks))?;
             let output =
                 [&rank.files.stdout, &rank.files.stderr].map(|file| log_files::length(file).unwrap_or(0));
-            let pulse = Pulse { probe, output: output.iter().sum(), network: activity::network(rank.pid) };
+            let pulse =
+                ActivitySample { probe, output: output.iter().sum(), network: activity::network(rank.pid) };
             if let Some(place) = pulses.get_mut(rank.local_rank as usize) {
                 *place = Some(pulse);
             }

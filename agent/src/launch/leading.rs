@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 
 use crate::hosts::listen::{FromHost, Listener};
 use crate::launch::brain::{Brain, Task};
-use crate::launch::gather::{FIRST_RECORD, Gathered, refusal};
 use crate::launch::hosts::{HostsPlan, member};
 use crate::launch::meeting::{FromStore, Meeting, Office};
 use crate::launch::predecessor::{Predecessor, is_to_be_remembered};
+use crate::launch::rendezvous::{FIRST_RECORD, Gathered, refusal};
 use crate::launch::save;
 use crate::launch::shell::Launcher;
 use crate::os::clock;

@@ -13,7 +13,7 @@ use mainstay_tier::beneath::Beneath;
 use serde::{Deserialize, Serialize};
 
 use super::Settings;
-use crate::link::checkpoint::Place;
+use crate::launcher_link::checkpoint::Place;
 use crate::os::clock;
 
 /// In the parent of the run directories: what run each directory belongs to.

@@ -2,13 +2,13 @@
 
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Span;
-use mainstay_core::checkpoint::price::StepTime;
+use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::model::entry::{Fact, StepDone};
 use mainstay_core::recovery::job::{Input, Job};
 use mainstay_core::view::node::BeatView;
-use mainstay_tier::pool::{Keeper, Whole};
+use mainstay_tier::pool::{PoolOwner, Whole};
 
-use crate::act::ranks::RankProcess;
+use crate::act::rank_processes::RankProcess;
 use crate::act::stop::reap_orphans;
 use crate::launch::brain::Brain;
 use crate::launch::hang::Evidence;
@@ -16,7 +16,7 @@ use crate::launch::save;
 use crate::launch::shell::Launcher;
 use crate::launch::signatures;
 use crate::launch::words::Words;
-use crate::link::agent::LinkOrder;
+use crate::launcher_link::agent::LinkOrder;
 use crate::os::{clock, lifeline};
 use crate::source::evidence::{Frames, Subject};
 use crate::source::pages::PageReader;
@@ -48,7 +48,7 @@ impl Launcher {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
-            let said = self.keeper.as_ref().map(Keeper::said).unwrap_or_default();
+            let said = self.keeper.as_ref().map(PoolOwner::said).unwrap_or_default();
             said.into_iter().for_each(|line| self.terminal.say(line));
             self.compare_what_was_saved();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
@@ -122,7 +122,7 @@ impl Launcher {
 
     /// Compares what ranks saved of a step, once all have.
     pub(super) fn compare_what_was_saved(&mut self) {
-        let whole = self.keeper.as_ref().map(Keeper::whole_steps).unwrap_or_default();
+        let whole = self.keeper.as_ref().map(PoolOwner::whole_steps).unwrap_or_default();
         for Whole { attempt, step, chunks } in whole {
             let Ok(attempt) = u32::try_from(attempt).map(Attempt) else { continue };
             let shards = (0..).map(Rank).zip(chunks).collect();

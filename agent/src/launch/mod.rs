@@ -5,7 +5,6 @@ pub mod advised;
 mod brain;
 pub mod drill;
 mod following;
-pub mod gather;
 pub mod hang;
 pub mod hosts;
 mod leading;
@@ -14,9 +13,10 @@ mod look;
 mod meeting;
 mod notice;
 pub mod order;
-pub mod places;
+pub mod paths;
 mod predecessor;
 mod prefix;
+pub mod rendezvous;
 mod resume;
 mod round;
 mod ruling;
@@ -32,7 +32,7 @@ mod succession;
 mod warm;
 mod words;
 
-pub use shell::{Beside, Launcher, Outside};
+pub use shell::{JobResources, Launcher, Outside};
 pub use warm::{Warm, WarmSettings};
 
 use std::path::PathBuf;

@@ -6,7 +6,7 @@ use mainstay_core::model::observation::{Observation, Weight};
 use mainstay_core::recovery::job::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED};
 use tokio::sync::oneshot;
 
-use crate::act::ranks::RankProcess;
+use crate::act::rank_processes::RankProcess;
 use crate::launch::drill::Injected;
 use crate::launch::shell::Launcher;
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Span;
 use mainstay_core::model::entry::{Fact, Note};
-use mainstay_core::recovery::in_process::{Call, Heard, Standing, Word, is_fit};
+use mainstay_core::recovery::in_process::{Call, Heard, RoundState, Word, is_fit};
 use tokio::sync::mpsc;
 
 use super::shell::{Ended, Launcher};
 use super::warm::with_descendants;
-use crate::act::ranks::RankProcess;
+use crate::act::rank_processes::RankProcess;
 use crate::act::stop::{Stop, sweep};
 use crate::os::clock;
 use crate::source::pages::PageReader;
@@ -72,7 +72,7 @@ impl Launcher {
     }
 
     fn has_left(&self, rank: Rank) -> bool {
-        matches!(self.round.standing(rank), Some(Standing::Leaving | Standing::Ready))
+        matches!(self.round.standing(rank), Some(RoundState::Leaving | RoundState::Ready))
     }
 
     /// All ranks wait in their processes or are gone: what the lost ones left goes too.

@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::base::id::Pid;
-use mainstay_core::host::contention::Surroundings;
+use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::host::preflight::Owners;
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::Component;
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::report::SensorReport;
 use mainstay_core::model::verdict::{Decision, Verdict};
 use mainstay_core::recovery::job::{Input, Ruling};
 
 use crate::act::log_files;
 use crate::act::port::HeldPort;
 use crate::launch::shell::{Launcher, RULING_WITHIN};
-use crate::link::agent::{LinkEvent, LinkOrder};
+use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use crate::os::{clock, processes};
 
 /// Entries that are read for the agent and sent at once.
@@ -81,7 +81,7 @@ impl Launcher {
         }
     }
 
-    pub(super) fn host(&mut self, judged: Judged) {
+    pub(super) fn host(&mut self, judged: SensorReport) {
         for fact in judged.facts {
             match fact {
                 // Those that a rank's end brought up are told already.
@@ -93,7 +93,7 @@ impl Launcher {
         if self.agent.is_none() {
             // The agent knows more than this: what it tells is not to be replaced by it.
             let components: Vec<Component> = self.board.view().components.values().cloned().collect();
-            let known = Surroundings::of(&[], &Owners::new(), &components, &[]);
+            let known = SlowdownHints::of(&[], &Owners::new(), &components, &[]);
             if !known.is_as(&self.surroundings) {
                 self.surroundings = known.clone();
                 self.step(clock::mono(), Input::Surroundings(known));

@@ -7,7 +7,7 @@ use mainstay_core::base::id::Rank;
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_heartbeat::{SaveRequest, write_save_due};
 
-use crate::act::ranks::RankProcess;
+use crate::act::rank_processes::RankProcess;
 use crate::source::pages::PageReader;
 
 /// No rank completes so much between our look at the steps and its own look at the request.

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::launch::lineage::Output;
-use crate::link::checkpoint::{self, Answer, Resumed};
+use crate::launcher_link::checkpoint::{self, Answer, Resumed};
 
 /// Time from one look at the directories to the next.
 const LOOK_EVERY: Duration = Duration::from_millis(500);

@@ -5,39 +5,38 @@ use std::time::Duration;
 
 use mainstay_core::base::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::base::time::{Mono, Span, Stamp};
-use mainstay_core::checkpoint::price::StepTime;
-use mainstay_core::host::contention::Surroundings;
+use mainstay_core::checkpoint::replication_cost::StepTime;
+use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::model::finding::Finding;
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::report::SensorReport;
 use mainstay_core::progress::memory::Learned;
 use mainstay_core::recovery::in_process::{Round, Word};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, Summary, policy_trouble};
 use mainstay_core::recovery::policy;
-use mainstay_tier::pool::Keeper;
+use mainstay_tier::pool::PoolOwner;
 use tokio::sync::mpsc;
 
-use crate::act::doubt;
+use crate::act::doubtful_checkpoints;
 use crate::act::guardian::Guardian;
 use crate::act::log_files;
 use crate::act::output::Terminal;
 use crate::act::port::HeldPort;
-use crate::act::ranks::{Crew, RankProcess};
-use crate::act::rounds::Desk;
+use crate::act::rank_processes::{RankProcess, RankSpec};
+use crate::act::round_server::RoundServer;
 use crate::act::stop::{Stop, sweep};
-use crate::board::Board;
 use crate::launch::brain::{Brain, Task};
 use crate::launch::drill::Injected;
 use crate::launch::following::{Following, ToFollower};
-use crate::launch::gather::Together;
 use crate::launch::hang::{Evidence, Judge};
 use crate::launch::leading::{Leading, ToLeader};
 use crate::launch::order::Ordered;
+use crate::launch::rendezvous::JoinOutcome;
 use crate::launch::sealing::{Sealing, Starting, next_stage};
 use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::words::Spoken;
 use crate::launch::{Settings, Warm, advised, notice};
-use crate::link::agent::{LinkEvent, LinkOrder};
+use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::clock;
 use crate::os::inotify::Watcher;
@@ -46,6 +45,7 @@ use crate::source::host::Roots;
 use crate::source::nvrx::Monitor;
 use crate::source::oom::OomKills;
 use crate::source::pages::PageReader;
+use crate::state::StateWriter;
 use crate::store::learned::Memory;
 
 /// Pages are looked at this often even if nothing rings.
@@ -68,7 +68,7 @@ pub struct Outside {
     /// Whether a socket of an agent was there at the start.
     pub agent_expected: bool,
     /// From the host's sensing.
-    pub host: mpsc::Receiver<Judged>,
+    pub host: mpsc::Receiver<SensorReport>,
     /// Signals to the launcher.
     pub signals: mpsc::Receiver<i32>,
     /// Orders of people.
@@ -86,19 +86,19 @@ pub(super) struct Ended {
 pub struct Launcher {
     pub(super) id: JobId,
     pub(super) settings: Settings,
-    pub(super) crew: Crew,
+    pub(super) crew: RankSpec,
     pub(super) brain: Brain,
     pub(super) hangs: Judge,
     /// Where what is learned of the job is kept, and of how many runs it comes so far; none if it is not.
     memory: Option<(Memory, u32)>,
     pub(super) tasks: VecDeque<Task>,
-    pub(super) board: Board,
+    pub(super) board: StateWriter,
     pub(super) terminal: Terminal,
     /// The verdict that the terminal showed last: its incident and its line.
     shown: Option<(Incident, String)>,
     pub(super) guardian: Option<Guardian>,
     /// Keeps the checkpoints that ranks copy into memory.
-    pub(super) keeper: Option<Keeper>,
+    pub(super) keeper: Option<PoolOwner>,
     pub(super) cgroup: Option<Cgroup>,
     pub(super) watcher: Option<Watcher>,
     pub(super) warm: Warm,
@@ -112,9 +112,9 @@ pub struct Launcher {
     pub(super) monitors: BTreeMap<Rank, Monitor>,
     pub(super) stop: Option<Stop>,
     /// Where ranks that can stay in their processes agree on rounds; none without a directory for it.
-    pub(super) desk: Option<Desk>,
+    pub(super) desk: Option<RoundServer>,
     /// Where ranks hear of faults to bring about, in a job that opted in.
-    pub(super) drill: Option<Desk>,
+    pub(super) drill: Option<RoundServer>,
     /// Faults that wait for their step.
     pub(super) drills: Vec<(Injected, Rank)>,
     /// The round of the current attempt.
@@ -144,7 +144,7 @@ pub struct Launcher {
     /// What ranks write, and when.
     pub(super) spoken: Spoken,
     /// What was last seen here without an agent that may explain slow ranks.
-    pub(super) surroundings: Surroundings,
+    pub(super) surroundings: SlowdownHints,
     pub(super) exit: Option<i32>,
     /// The trainer's own checkpoints; none where none are watched.
     pub(super) sealing: Option<Sealing>,
@@ -154,15 +154,15 @@ pub struct Launcher {
 
 /// What stands beside the ranks for as long as the job runs.
 #[derive(Default)]
-pub struct Beside {
+pub struct JobResources {
     /// Sees to it that nothing outlives the launcher.
     pub guardian: Option<Guardian>,
     /// Keeps the ranks' checkpoints in memory.
-    pub keeper: Option<Keeper>,
+    pub keeper: Option<PoolOwner>,
     /// The ranks' control group.
     pub cgroup: Option<Cgroup>,
     /// The other hosts of the job, if there are any.
-    pub together: Option<Together>,
+    pub together: Option<JoinOutcome>,
     /// The trainer's own checkpoints, if they are watched.
     pub sealing: Option<Sealing>,
 }
@@ -171,13 +171,13 @@ impl Launcher {
     /// Begins the job: records it and takes the order for the first start.
     pub fn begin(
         settings: Settings,
-        mut crew: Crew,
-        board: Board,
-        beside: Beside,
+        mut crew: RankSpec,
+        board: StateWriter,
+        beside: JobResources,
         terminal: Terminal,
         warm: Warm,
     ) -> Launcher {
-        let Beside { guardian, keeper, cgroup, together, sealing } = beside;
+        let JobResources { guardian, keeper, cgroup, together, sealing } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
         let policy = policy_of(&settings, &crew.job);
@@ -196,12 +196,12 @@ impl Launcher {
                 .ok()
         });
         let desk = crew.page_dir.as_ref().and_then(|directory| {
-            Desk::open(directory)
+            RoundServer::open(directory)
                 .inspect_err(|error| tracing::warn!(%error, "no socket for rounds; no restart is in process"))
                 .ok()
         });
         let drill = crew.page_dir.as_ref().filter(|_| settings.allow_inject).and_then(|directory| {
-            Desk::open_for_drills(directory)
+            RoundServer::open_for_drills(directory)
                 .inspect_err(
                     |error| tracing::warn!(%error, "no socket for drills; only signals can be injected"),
                 )
@@ -211,7 +211,7 @@ impl Launcher {
         let mut hangs = Judge::new(&settings.hang, first, settings.local_world_size as usize, began);
         hangs.recall(&learned);
         let brain = match together {
-            Some(Together::Following(followed)) => {
+            Some(JoinOutcome::Following(followed)) => {
                 Brain::Following(Box::new(Following::new(*followed, spec)))
             }
             together => {
@@ -223,7 +223,7 @@ impl Launcher {
                 }
                 job.recall(&learned);
                 match together {
-                    Some(Together::Leading(gathered)) => {
+                    Some(JoinOutcome::Leading(gathered)) => {
                         let names = (crew.job.clone(), crew.launch.clone());
                         Brain::Leading(Box::new(Leading::new(job, *gathered, names)))
                     }
@@ -271,7 +271,7 @@ impl Launcher {
             step_times: Vec::new(),
             oom_kills: OomKills::of(Roots::default().proc, &Roots::default().sys),
             spoken: Spoken::start(),
-            surroundings: Surroundings::default(),
+            surroundings: SlowdownHints::default(),
             exit: None,
             sealing,
             starting: None,
@@ -443,7 +443,7 @@ impl Launcher {
         let (job, launch, finding) = (self.id.clone(), self.crew.launch.clone(), finding.clone());
         let mark = {
             let directory = directory.clone();
-            move || doubt::mark(&directory, &job, &launch, &finding)
+            move || doubtful_checkpoints::mark(&directory, &job, &launch, &finding)
         };
         let marked = CHECKPOINTS.ask(MARK_WITHIN, mark);
         if let Err(error) = marked.unwrap_or_else(|| Err(std::io::ErrorKind::TimedOut.into())) {
@@ -523,7 +523,7 @@ async fn next_ring(watcher: Option<&Watcher>) -> std::io::Result<()> {
     }
 }
 
-async fn next_word(desk: Option<&mut Desk>) -> (Pid, Word) {
+async fn next_word(desk: Option<&mut RoundServer>) -> (Pid, Word) {
     match desk {
         Some(desk) => desk.next().await,
         None => std::future::pending().await,

@@ -13,7 +13,7 @@ use mainstay_core::recovery::job::StopWhy;
 
 use super::shell::Launcher;
 use super::words::Words;
-use crate::act::ranks::RankProcess;
+use crate::act::rank_processes::RankProcess;
 use crate::act::stop::Spared;
 use crate::os::clock;
 

@@ -13,9 +13,9 @@ use crate::act::log_files;
 use crate::act::output::{self, Duplicate, Stream};
 use crate::act::page_files;
 use crate::act::port::HeldPort;
-use crate::act::ranks::{Crew, PageTrouble, RankProcess};
+use crate::act::rank_processes::{PageTrouble, RankProcess, RankSpec};
 use crate::launch::Settings;
-use crate::launch::places;
+use crate::launch::paths;
 use crate::launch::shell::{Ended, Launcher};
 use crate::os::clock;
 use crate::source::nvrx::Monitor;
@@ -181,21 +181,21 @@ impl Launcher {
                 attempt.map(|attempt| Duplicate { path: attempt.join(name), filters: filters.clone() });
             if on_terminal || duplicate.is_some() {
                 let (path, prefix) = (path.clone(), prefix.clone());
-                self.terminal.follow(output::Shown { path, prefix, stream, on_terminal, duplicate });
+                self.terminal.follow(output::FollowedFile { path, prefix, stream, on_terminal, duplicate });
             }
         }
     }
 }
 
 /// Where what is learned of the job is kept: beside the run directories.
-pub(super) fn memory(settings: &Settings, crew: &Crew, spec: &JobSpec) -> Option<Memory> {
+pub(super) fn memory(settings: &Settings, crew: &RankSpec, spec: &JobSpec) -> Option<Memory> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
     Some(Memory::of(log_dir, &memory::key(spec, given.as_deref())))
 }
 
 /// How many ranks the job had when it last ran; from now on it is as many as it has now.
-pub(super) fn previous_size(settings: &Settings, crew: &Crew, spec: &JobSpec) -> Option<u32> {
+pub(super) fn previous_size(settings: &Settings, crew: &RankSpec, spec: &JobSpec) -> Option<u32> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
     let memory = Memory::of(log_dir, &memory::key_of_any_size(spec, given.as_deref()));
@@ -211,7 +211,7 @@ pub(super) fn previous_size(settings: &Settings, crew: &Crew, spec: &JobSpec) ->
 }
 
 /// What the journal says of the job at its start.
-pub(super) fn job_spec(settings: &Settings, crew: &Crew, policy: policy::Settings) -> JobSpec {
+pub(super) fn job_spec(settings: &Settings, crew: &RankSpec, policy: policy::Settings) -> JobSpec {
     let text = |path: &PathBuf| path.display().to_string();
     JobSpec {
         command: settings.command.clone(),
@@ -228,7 +228,7 @@ pub(super) fn job_spec(settings: &Settings, crew: &Crew, policy: policy::Setting
         run: crew.checkpoint_run().to_owned(),
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
-        program: places::hash_of_program(&settings.command),
+        program: paths::hash_of_program(&settings.command),
         policy: Some(policy),
         earlier: Vec::new(),
     }

@@ -10,7 +10,7 @@ use mainstay_core::recovery::job::StopWhy;
 use nix::sys::signal::Signal;
 
 use crate::act::log_files;
-use crate::act::ranks::{RankFiles, RankProcess};
+use crate::act::rank_processes::{RankFiles, RankProcess};
 use crate::act::stop::{Grace, Stop, sweep};
 use crate::launch::save;
 use crate::launch::shell::{Ended, Launcher};

@@ -8,7 +8,7 @@ use mainstay_core::model::entry::Fact;
 use mainstay_core::model::observation::{Observation, Weight};
 
 use crate::act::log_files;
-use crate::act::ranks::{Crew, PageTrouble, RankProcess};
+use crate::act::rank_processes::{PageTrouble, RankProcess, RankSpec};
 use crate::act::warm::{Module, News, NoTemplate, PythonProgram, Template, TemplatePlan};
 use crate::os::{affinity, priority, processes};
 
@@ -107,7 +107,7 @@ impl Warm {
     }
 
     /// Starts a template when it is time, and has it fork standbys.
-    pub fn look_after(&mut self, crew: &Crew) -> Option<Fact> {
+    pub fn look_after(&mut self, crew: &RankSpec) -> Option<Fact> {
         if let Some(why) = self.plainly.take() {
             return Some(observed("plain", Weight::Info, format!("ranks are started plainly: {why}")));
         }
@@ -167,7 +167,7 @@ impl Warm {
         program: PythonProgram,
         learned: Option<&Path>,
         idle: bool,
-        crew: &Crew,
+        crew: &RankSpec,
     ) -> std::io::Result<Template> {
         self.tries += 1;
         Template::start(&TemplatePlan {
@@ -181,7 +181,7 @@ impl Warm {
     }
 
     /// Has standbys forked, unless there are some: they are wanted soon.
-    pub fn prepare(&mut self, crew: &Crew) {
+    pub fn prepare(&mut self, crew: &RankSpec) {
         if self.template.as_mut().is_some_and(|template| template.is_warm() && template.hurry().is_err()) {
             self.end();
         }
@@ -288,7 +288,7 @@ impl Warm {
     /// the guardian, and ranks that stay in their processes.
     pub fn start(
         &mut self,
-        crew: &Crew,
+        crew: &RankSpec,
         attempt: Attempt,
         port: u16,
         which: &[u32],

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use mainstay_core::base::pci::PciAddress;
 use mainstay_core::base::time::Mono;
-use mainstay_core::failure::host_evidence::{Elsewhere, Records, Witness};
+use mainstay_core::failure::host_evidence::{EvidenceLog, Records, Unrelated};
 use mainstay_core::hardware::gpu::{DeviceJudge, DeviceReport, GpuEvent, GpuView, Opinion};
 use mainstay_core::host::kernel_reports::{HostLogJudge, LogState};
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::Component;
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::kernel::LogCursor;
 use mainstay_core::model::operator::ACKNOWLEDGED;
 
@@ -30,7 +30,7 @@ pub struct LogReport {
 pub struct Hardware {
     devices: DeviceJudge,
     host_log: HostLogJudge,
-    witness: Witness,
+    witness: EvidenceLog,
     cursor: Option<LogCursor>,
     /// Whether the kernel log is read at present.
     log_is_read: bool,
@@ -44,7 +44,7 @@ impl Hardware {
         records: Records,
         recalled: &[(Mono, Fact)],
     ) -> Hardware {
-        let witness = Witness::with(records);
+        let witness = EvidenceLog::with(records);
         let mut hardware = Hardware { devices, host_log, witness, cursor: None, log_is_read: false };
         for (at, fact) in recalled {
             hardware.hear(*at, *at, fact);
@@ -88,9 +88,9 @@ impl Hardware {
     pub(super) fn testify(
         &self,
         fault_at: Mono,
-        elsewhere: &Elsewhere,
+        elsewhere: &Unrelated,
         components: &[Component],
-    ) -> Testimony {
+    ) -> HostEvidence {
         self.witness.testify(fault_at, elsewhere, components)
     }
 

@@ -6,14 +6,14 @@ use mainstay_core::host::kernel_reports;
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::model::health::Component;
 use mainstay_core::model::observation::Observation;
-use mainstay_core::model::operator::Word;
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::operator::OperatorAction;
+use mainstay_core::model::report::SensorReport;
 
 use super::{DEVICES, KERNEL_LOG, LogReport, NoSuchComponent, Node};
 use crate::os::clock;
 
 impl Node {
-    pub(super) fn sensed(&mut self, judged: Judged) {
+    pub(super) fn sensed(&mut self, judged: SensorReport) {
         for fact in judged.facts {
             self.tell_launchers_to_leave(&fact);
             self.record(None, fact);
@@ -87,13 +87,18 @@ impl Node {
         self.show(now, Vec::new());
     }
 
-    pub(super) fn operator(&mut self, uid: u32, component: &str, word: &Word) -> Result<(), NoSuchComponent> {
+    pub(super) fn operator(
+        &mut self,
+        uid: u32,
+        component: &str,
+        word: &OperatorAction,
+    ) -> Result<(), NoSuchComponent> {
         let now = clock::now();
         if self.board.attend(now, uid, component, word).is_none() {
             let known = self.board.view().components.keys().cloned().collect();
             return Err(NoSuchComponent { name: component.to_owned(), known });
         }
-        if let Word::Acknowledge { .. } = word {
+        if let OperatorAction::Acknowledge { .. } = word {
             self.hardware.acknowledge(now.mono, component);
             self.show(now, Vec::new());
         }

@@ -4,15 +4,15 @@
 use mainstay_core::base::id::{Incident, JobId};
 use mainstay_core::failure::host_evidence;
 use mainstay_core::model::entry::{Body, Entry, Fact};
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::Verdict;
 use mainstay_core::view::node::JobPhase;
 use mainstay_core::view::replay::replay;
 
 use super::rulings::Ruled;
 use super::{Input, Node, Session, ToLauncher};
-use crate::board::BoardReader;
 use crate::os::{clock, memory};
+use crate::state::StateReader;
 use crate::store::journal::JournalError;
 
 /// Entries that are read at once.
@@ -48,7 +48,7 @@ impl Node {
             let (session, verdict) = (session.clone(), verdict.clone());
             let gpus_of_others =
                 self.gpus.of_others(&session.job, &self.ranks_that_failed(&session, &verdict));
-            self.ruled.push(Ruled { session, verdict, testimony: Testimony::default(), gpus_of_others });
+            self.ruled.push(Ruled { session, verdict, testimony: HostEvidence::default(), gpus_of_others });
         }
     }
 
@@ -58,7 +58,7 @@ impl Node {
     }
 
     /// Has a failure of a job that is over judged anew, beside the loop: its journal has to be read.
-    fn judge_late(&mut self, job: JobId, incident: Incident, testimony: Testimony) {
+    fn judge_late(&mut self, job: JobId, incident: Incident, testimony: HostEvidence) {
         self.record(Some(&job), Fact::HostTestified { incident, testimony });
         let (board, inputs) = (self.board.reader(), self.own_inputs.clone());
         tokio::task::spawn_blocking(move || {
@@ -89,7 +89,7 @@ impl Node {
 
 /// The verdict by all that the journal has, if it is another one than before.
 fn judged_anew(
-    board: &BoardReader,
+    board: &StateReader,
     job: &JobId,
     incident: Incident,
 ) -> Result<Option<Verdict>, JournalError> {

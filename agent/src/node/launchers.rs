@@ -3,7 +3,7 @@
 use mainstay_core::base::id::{JobId, Pid, Rank};
 use mainstay_core::checkpoint::owner;
 use mainstay_core::host::cloud::leave::{self, Leave};
-use mainstay_core::host::contention::Surroundings;
+use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::model::health::Component;
 use mainstay_core::recovery::job::{ORDERS, RANK_EXCLUDED};
@@ -26,7 +26,7 @@ pub(super) struct Launcher {
     /// The current connection.
     pub(super) session: Option<(u64, mpsc::Sender<ToLauncher>)>,
     /// What surrounds its ranks, as it was last told over this connection.
-    surroundings: Surroundings,
+    surroundings: SlowdownHints,
     /// Waits for the end of its process.
     watching: Option<Watching>,
 }
@@ -50,7 +50,7 @@ impl Launcher {
             have_seq,
             gpus_in_hang: Vec::new(),
             session: None,
-            surroundings: Surroundings::default(),
+            surroundings: SlowdownHints::default(),
             watching: None,
         }
     }
@@ -126,7 +126,7 @@ impl Node {
                 have_seq,
                 gpus_in_hang: Vec::new(),
                 session,
-                surroundings: Surroundings::default(),
+                surroundings: SlowdownHints::default(),
                 watching,
             },
         );
@@ -213,7 +213,7 @@ impl Node {
             let components: &Vec<Component> =
                 components.get_or_insert_with(|| view.components.values().cloned().collect());
             let ranks: Vec<(Rank, Pid)> = of.ranks.values().map(|rank| (rank.rank, rank.pid)).collect();
-            let known = Surroundings::of(&ranks, self.gpus.owners(), components, &view.gpus);
+            let known = SlowdownHints::of(&ranks, self.gpus.owners(), components, &view.gpus);
             if !known.is_as(&launcher.surroundings)
                 && orders.try_send(ToLauncher::Surroundings(known.clone())).is_ok()
             {

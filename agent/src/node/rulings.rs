@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use mainstay_core::base::id::{Incident, Pid};
 use mainstay_core::base::pci::PciAddress;
-use mainstay_core::failure::host_evidence::Elsewhere;
+use mainstay_core::failure::host_evidence::Unrelated;
 use mainstay_core::model::health::Component;
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::{Cause, Verdict};
 use mainstay_core::view::node::JobView;
 
@@ -19,7 +19,7 @@ pub(super) struct Ruled {
     pub(super) session: Session,
     pub(super) verdict: Verdict,
     /// What was said of it.
-    pub(super) testimony: Testimony,
+    pub(super) testimony: HostEvidence,
     /// GPUs that were only other jobs' then.
     pub(super) gpus_of_others: BTreeSet<PciAddress>,
 }
@@ -62,7 +62,7 @@ impl Node {
         let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict, &elsewhere);
         let gpus_of_others = self.gpus.of_others(&session.job, &self.ranks_that_failed(session, verdict));
         let told = self.testify(session, verdict, &gpus_of_others);
-        let mut testimony = Testimony { held, seen_before, ..told };
+        let mut testimony = HostEvidence { held, seen_before, ..told };
         if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
             testimony.gpus.clone_from(&launcher.gpus_in_hang);
         }
@@ -79,15 +79,15 @@ impl Node {
         session: &Session,
         verdict: &Verdict,
         gpus_of_others: &BTreeSet<PciAddress>,
-    ) -> Testimony {
+    ) -> HostEvidence {
         let others = self.board.view().jobs.values().filter(|job| !concerned(job, session, verdict));
         let elsewhere =
-            Elsewhere { processes: others.flat_map(processes).collect(), gpus: gpus_of_others.clone() };
+            Unrelated { processes: others.flat_map(processes).collect(), gpus: gpus_of_others.clone() };
         // A GPU that the job was told to do without may be as sick as it likes.
         let counts = |component: &&Component| !self.gpus.is_excluded(&session.job, &component.name);
         let components: Vec<Component> = self.board.view().counting().filter(counts).cloned().collect();
         let notices = self.leave.iter().map(|(_, leave)| leave.reason.clone()).collect();
-        Testimony { notices, ..self.hardware.testify(verdict.fault_at, &elsewhere, &components) }
+        HostEvidence { notices, ..self.hardware.testify(verdict.fault_at, &elsewhere, &components) }
     }
 
     /// The processes of the attempt that failed; none if another has begun since.

@@ -8,11 +8,11 @@ use mainstay_core::base::time::Mono;
 use mainstay_core::hardware::gpu::reset::{ResetError, ResetOrder};
 use mainstay_core::hardware::gpu::{DeviceReport, GpuEvent, Opinion};
 use mainstay_core::host::cloud::leave::Leave;
-use mainstay_core::host::contention::Surroundings;
+use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::Entry;
-use mainstay_core::model::host_context::Testimony;
-use mainstay_core::model::operator::Word;
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::host_context::HostEvidence;
+use mainstay_core::model::operator::OperatorAction;
+use mainstay_core::model::report::SensorReport;
 use mainstay_core::model::verdict::Verdict;
 use mainstay_core::view::node::BeatView;
 use tokio::sync::{mpsc, oneshot};
@@ -46,7 +46,7 @@ pub enum Input {
     /// A launcher's process ended.
     LauncherEnded(JobId, Pid),
     /// A room that watches a part of the host has looked at it.
-    Sensed(Judged),
+    Sensed(SensorReport),
     /// A room does not watch these components any more.
     Unwatched(Vec<String>),
     /// A room has looked, and what it saw was told before.
@@ -98,7 +98,7 @@ pub enum Input {
         /// The component.
         component: String,
         /// What.
-        word: Word,
+        word: OperatorAction,
         /// Whether there is such a component.
         answer: oneshot::Sender<Result<(), NoSuchComponent>>,
     },
@@ -147,11 +147,11 @@ pub struct Attached {
 #[derive(Clone, Debug)]
 pub enum ToLauncher {
     /// What the host has to say of the failure that a proposal is about.
-    Ruling(Incident, Testimony),
+    Ruling(Incident, HostEvidence),
     /// All that the host has to say of a failure by now, where that is more than it said when it was asked.
-    Late(Incident, Testimony),
+    Late(Incident, HostEvidence),
     /// What is known of the host that may explain why ranks are slow.
-    Surroundings(Surroundings),
+    Surroundings(SlowdownHints),
     /// The machine is to be taken away.
     Leave(Leave),
 }

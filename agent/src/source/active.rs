@@ -9,7 +9,7 @@ use mainstay_core::base::time::Span;
 use mainstay_core::base::units::Bytes;
 use mainstay_core::hardware::gpu::GpuReading;
 use mainstay_core::host::preflight::deep::{DeepLimits, Probe, Probed, judge};
-use mainstay_core::host::preflight::{Check, CheckVerdict, Freedom, Group, free};
+use mainstay_core::host::preflight::{Check, CheckVerdict, GpuAvailability, Group, free};
 
 use super::asked::{Asked, Unanswered};
 
@@ -119,9 +119,9 @@ impl Deep {
         let (freedom, evidence) = free(gpu, &BTreeSet::new(), self.memory_held);
         if self.exclusive {
             let (verdict, why) = match &freedom {
-                Freedom::Free => (CheckVerdict::Pass, "nobody holds it".to_owned()),
-                Freedom::Held(why) => (CheckVerdict::Fail, why.clone()),
-                Freedom::Unknown(why) => (CheckVerdict::Unknown, why.clone()),
+                GpuAvailability::Free => (CheckVerdict::Pass, "nobody holds it".to_owned()),
+                GpuAvailability::Held(why) => (CheckVerdict::Fail, why.clone()),
+                GpuAvailability::Unknown(why) => (CheckVerdict::Unknown, why.clone()),
             };
             let check = Check::new(&format!("free.{}", identity.address), Group::Gpu, verdict, why);
             if !tell(Check { evidence, ..check }) {
@@ -133,14 +133,16 @@ impl Deep {
         }
         let of = Probe::Gpu(format!("{}.0", identity.address));
         tell(match freedom {
-            Freedom::Held(why) if !self.force => {
+            GpuAvailability::Held(why) if !self.force => {
                 let why = format!("not touched, since it is {why} (--force probes it all the same)");
                 Check::new(&of.name(), Group::Gpu, CheckVerdict::Skipped, why)
             }
-            Freedom::Unknown(why) if !self.force => {
+            GpuAvailability::Unknown(why) if !self.force => {
                 Check::new(&of.name(), Group::Gpu, CheckVerdict::Unknown, format!("not touched: {why}"))
             }
-            Freedom::Free | Freedom::Held(_) | Freedom::Unknown(_) => probe(&self.plan, &of),
+            GpuAvailability::Free | GpuAvailability::Held(_) | GpuAvailability::Unknown(_) => {
+                probe(&self.plan, &of)
+            }
         })
     }
 }

@@ -99,7 +99,7 @@ pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Taken {
     collectives.take_in(ras.finish(subjects, deadline));
     let groups = fold(places);
     let told: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
-    let collectives::Told { waits, findings, ras } = collectives;
+    let collectives::CollectiveReport { waits, findings, ras } = collectives;
     let waited: Vec<&str> = waits.iter().map(|waits| waits.told.as_str()).collect();
     let whole =
         json!({ "groups": told, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });

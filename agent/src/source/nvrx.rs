@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use mainstay_core::formats::nvrx::{Session, Told, socket_name};
+use mainstay_core::formats::nvrx::{ClientMessage, Session, socket_name};
 use mainstay_heartbeat::{Claiming, Measures, PageSpec, PageWords, Writer, format};
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
@@ -117,34 +117,34 @@ struct Scribe {
 }
 
 impl Scribe {
-    fn write(&mut self, told: &mut Vec<Told>) {
+    fn write(&mut self, told: &mut Vec<ClientMessage>) {
         for told in told.drain(..) {
             self.tell(told);
         }
     }
 
-    fn tell(&mut self, told: Told) {
+    fn tell(&mut self, told: ClientMessage) {
         let now = clock::mono().0;
         // It is our own page, made whole; only this task writes it in this instant.
         let Ok(writer) = Writer::new(&self.page) else { return };
-        if let Told::Connected { pid } = told {
+        if let ClientMessage::Connected { pid } = told {
             self.pid = pid;
             let _ = writer.claim(now, &claiming(pid));
             return;
         }
         let Some(mut page) = writer.try_write(claiming(self.pid).key()) else { return };
         match told {
-            Told::Connected { .. } => {}
-            Told::Beat => page.beat(now),
-            Told::Enter(name) => {
+            ClientMessage::Connected { .. } => {}
+            ClientMessage::Beat => page.beat(now),
+            ClientMessage::Enter(name) => {
                 let id = page.intern(&name);
                 page.enter(now, id);
             }
-            Told::Leave(name) => {
+            ClientMessage::Leave(name) => {
                 let id = page.intern(&name);
                 page.leave(now, id);
             }
-            Told::Step(step) => page.step(now, step, Measures::default()),
+            ClientMessage::Step(step) => page.step(now, step, Measures::default()),
         }
     }
 

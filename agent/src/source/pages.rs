@@ -42,7 +42,7 @@ pub struct News {
 #[derive(Debug)]
 pub struct PageReader {
     mapped: MappedPage,
-    told: Told,
+    told: ReportedPage,
     records: Vec<StepRecord>,
     /// Phases of the sections by their number in this page.
     phases: Vec<Option<PhaseId>>,
@@ -58,7 +58,7 @@ pub struct PageReader {
 
 /// What was told already.
 #[derive(Debug, Default)]
-struct Told {
+struct ReportedPage {
     records: u64,
     connected: bool,
     refused: bool,
@@ -75,7 +75,7 @@ impl PageReader {
         let mapped = MappedPage::of(file)?;
         Ok(PageReader {
             mapped,
-            told: Told::default(),
+            told: ReportedPage::default(),
             records: Vec::new(),
             phases: vec![None; NAME_ENTRIES],
             was_quiet: false,

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use mainstay_agent::board::{Board, FINISHED_JOBS, UNWRITTEN_ENTRIES};
+use mainstay_agent::state::{FINISHED_JOBS, StateWriter, UNWRITTEN_ENTRIES};
 use mainstay_agent::store::journal::{Journal, Limits};
 use mainstay_core::base::id::{Attempt, BootId, JobId, Pid, Rank};
 use mainstay_core::base::time::{Mono, Stamp};
@@ -11,20 +11,20 @@ use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
 use mainstay_core::model::health::{Component, HealthChange, HealthState, RecommendedAction};
 use mainstay_core::view::node::{BeatView, JobPhase};
 
-fn open(dir: &Path) -> Board {
+fn open(dir: &Path) -> StateWriter {
     let journal = Journal::open(dir, Limits::default(), BootId("boot".into())).unwrap();
-    Board::open(journal).unwrap()
+    StateWriter::open(journal).unwrap()
 }
 
 fn job(name: &str) -> JobId {
     JobId(name.to_owned())
 }
 
-fn record(board: &mut Board, job: &JobId, fact: Fact) -> Entry {
+fn record(board: &mut StateWriter, job: &JobId, fact: Fact) -> Entry {
     board.record(Stamp::default(), Some(job), None, Body::Fact(fact))
 }
 
-fn start(board: &mut Board, job: &JobId) {
+fn start(board: &mut StateWriter, job: &JobId) {
     record(board, job, Fact::JobStarted(JobSpec { world_size: 2, ..JobSpec::default() }));
     let ranks = (0..2)
         .map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(1), page: None })
@@ -32,7 +32,7 @@ fn start(board: &mut Board, job: &JobId) {
     record(board, job, Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks });
 }
 
-fn end(board: &mut Board, job: &JobId) {
+fn end(board: &mut StateWriter, job: &JobId) {
     record(board, job, Fact::JobEnded { exit: 0, reason: "done".into() });
 }
 
@@ -72,10 +72,10 @@ fn a_component_that_is_found_as_it_was_stands_since_then_in_the_same_boot_alone(
     let dir = tempfile::tempdir().unwrap();
     let in_boot = |boot: &str| {
         let journal = Journal::open(dir.path(), Limits::default(), BootId(boot.into())).unwrap();
-        Board::open(journal).unwrap()
+        StateWriter::open(journal).unwrap()
     };
     let found = |since, state| Component { since: Mono(since), ..component(state, since) };
-    let since = |board: &Board| board.view().components["host.cpu"].since;
+    let since = |board: &StateWriter| board.view().components["host.cpu"].since;
     let mut board = in_boot("first");
     board.show_host(Stamp::default(), vec![found(1, HealthState::Degraded)]);
     drop(board);
@@ -123,7 +123,7 @@ fn jobs_that_are_over_leave_the_view_oldest_first() {
         start(&mut board, &id);
         end(&mut board, &id);
     }
-    let check = |board: &Board| {
+    let check = |board: &StateWriter| {
         let view = board.view();
         assert_eq!(view.jobs.len(), FINISHED_JOBS + 1);
         assert_eq!(view.jobs[&job("long")].phase, JobPhase::Starting);
@@ -243,6 +243,6 @@ fn what_waits_for_the_disk_is_bounded() {
     assert_eq!(read.entries.last().map(|entry| entry.seq), Some(count), "the newest are kept");
 }
 
-fn end_quietly(board: &mut Board) -> Entry {
+fn end_quietly(board: &mut StateWriter) -> Entry {
     board.record(Stamp::default(), None, None, Body::Fact(Fact::AgentStopped))
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mainstay_checkpoint::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
 use mainstay_core::base::time::Mono;
-use mainstay_core::checkpoint::backoff::Signs;
+use mainstay_core::checkpoint::backoff::ConnectionSample;
 use mainstay_guarded::Guard;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -246,7 +246,7 @@ pub fn monotonic_ms() -> u64 {
 
 /// What a connection shows of its path; none where the kernel does not tell.
 #[must_use]
-pub fn signs(stream: &TcpStream) -> Option<Signs> {
+pub fn signs(stream: &TcpStream) -> Option<ConnectionSample> {
     // Where tcpi_rtt and tcpi_total_retrans lie in `struct tcp_info` of linux/tcp.h, which only grows at its end.
     const ROUND_TRIP: usize = 68;
     const SENT_AGAIN: usize = 100;
@@ -266,7 +266,7 @@ pub fn signs(stream: &TcpStream) -> Option<Signs> {
     let told = done == 0 && usize::try_from(length).is_ok_and(|length| length >= info.len());
     let word = |at: usize| info.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
     let round_trip_us = told.then(|| word(ROUND_TRIP)).flatten()?;
-    Some(Signs { round_trip_us, sent_again: word(SENT_AGAIN)? })
+    Some(ConnectionSample { round_trip_us, sent_again: word(SENT_AGAIN)? })
 }
 
 /// Makes this thread stand back behind training: for the processor, and if `idle` for the disk too. What the kernel refuses is no

@@ -13,8 +13,8 @@ use super::figure::{Figure, Report};
 use super::launchers::{Bed, Launcher};
 use super::peers::NVRX_NAME;
 use super::process::{self, Running};
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 const RANKS: usize = 8;
 
@@ -33,7 +33,7 @@ struct Weight {
 }
 
 /// Measures ours, and the peer if there is one.
-pub fn measure(story: &Story, bed: &Bed, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, report: &mut Report) {
     if !report.wants(&[
         "agent.rss_8_ranks",
         "agent.cpu_8_ranks",
@@ -81,7 +81,7 @@ fn figures((agent, launcher): (Weight, Weight), theirs: Option<Weight>) -> Vec<F
 fn ours(bed: &Bed) -> Result<(Weight, Weight)> {
     let folder = fresh("bench/agent")?;
     let socket = folder.join("agent.sock");
-    let mut command = Command::new(places::release_mainstay());
+    let mut command = Command::new(paths::release_mainstay());
     command.arg("agent").arg("--socket").arg(&socket).arg("--state-dir").arg(folder.join("state"));
     let mut agent = Running::start(command, &folder.join("agent.log"))?;
     agent.wait_for("socket", Duration::from_secs(20), || socket.exists().then_some(()))?;
@@ -147,7 +147,7 @@ fn ready(folder: &Path) -> Option<()> {
 }
 
 fn fresh(name: &str) -> Result<PathBuf> {
-    let folder = places::target().join(name);
+    let folder = paths::target().join(name);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
     }

@@ -9,8 +9,8 @@ use serde::Deserialize;
 
 use super::figure::{Figure, Report};
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use crate::{nvrx, venv};
 
 /// How NVRx is called in these figures: the release that has the stage.
@@ -41,7 +41,7 @@ struct Line {
 }
 
 /// Runs the example of the core, and NVRx where it can be had.
-pub fn measure(story: &Story, peers: bool, report: &mut Report) {
+pub fn measure(story: &Progress, peers: bool, report: &mut Report) {
     let measured = story.step("attribute: 100 MB of logs of 8 ranks, and labelled cases", ours);
     let speed = measured.as_ref().ok();
     let speed = speed.and_then(|figures| figures.iter().find(|of| of.id == "attribute.mb_per_s")).cloned();
@@ -90,22 +90,22 @@ fn example() -> Command {
             "attribute_figures",
             "--",
         ])
-        .current_dir(places::root());
+        .current_dir(paths::root());
     cargo
 }
 
 /// The labelled cases beside the project, or those that the environment names.
 fn labelled_cases() -> Option<PathBuf> {
     let file = std::env::var_os("MAINSTAY_LABELLED_CASES")
-        .map_or_else(|| places::root().join("../shared/attribution/dev.jsonl"), PathBuf::from);
+        .map_or_else(|| paths::root().join("../shared/attribution/dev.jsonl"), PathBuf::from);
     file.is_file().then_some(file)
 }
 
 /// NVRx over the same text, in MB/s of each file.
-fn theirs(story: &Story) -> Result<Vec<f64>> {
+fn theirs(story: &Progress) -> Result<Vec<f64>> {
     let venv = venv::ensure(story)?;
     let python = nvrx::ensure(story, &venv)?;
-    let dir = places::cache()?.join("bench-logs");
+    let dir = paths::cache()?.join("bench-logs");
     std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
     let spoken = read_by_nvrx(story, &python, &dir);
     // 100 MB are not left behind.
@@ -114,7 +114,7 @@ fn theirs(story: &Story) -> Result<Vec<f64>> {
     spoken.lines().map(|line| line.trim().parse().context("a figure of NVRx")).collect()
 }
 
-fn read_by_nvrx(story: &Story, python: &Path, dir: &Path) -> Result<String> {
+fn read_by_nvrx(story: &Progress, python: &Path, dir: &Path) -> Result<String> {
     command::output(example().arg("--write-logs").arg(dir))?;
     let logs = (0..PEER_LOGS).map(|rank| dir.join(format!("rank{}.log", rank + 3)));
     story.step(&format!("attribute: {NVRX} over the same text"), || {

@@ -8,26 +8,26 @@ use anyhow::{Context, Result};
 
 use super::figure::{Figure, Report};
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Measures one build from nothing.
-pub fn measure(story: &Story, report: &mut Report) {
+pub fn measure(story: &Progress, report: &mut Report) {
     let measured = story.step("build.cold_release (into a folder of its own; some minutes)", cold_build);
     report.part("build.cold_release", measured);
 }
 
 fn cold_build() -> Result<Vec<Figure>> {
-    let target = places::target().join("bench/cold");
+    let target = paths::target().join("bench/cold");
     if target.exists() {
         fs::remove_dir_all(&target).with_context(|| format!("emptying {}", target.display()))?;
     }
     // Downloading is not building.
-    command::run(Command::new("cargo").args(["fetch", "--locked", "--quiet"]).current_dir(places::root()))?;
+    command::run(Command::new("cargo").args(["fetch", "--locked", "--quiet"]).current_dir(paths::root()))?;
     let began = Instant::now();
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--release", "--locked", "--quiet", "--target-dir"]).arg(&target);
-    command::run(cargo.current_dir(places::root()))?;
+    command::run(cargo.current_dir(paths::root()))?;
     let seconds = began.elapsed().as_secs_f64();
     let program = target.join("release/mainstay");
     let size = fs::metadata(&program).with_context(|| format!("looking at {}", program.display()))?.len();

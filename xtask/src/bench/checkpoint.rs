@@ -13,8 +13,8 @@ use super::figure::{Figure, Report};
 use super::launchers::{Bed, script_path};
 use super::peers::{DLROVER_NAME, NVRX_NAME};
 use super::process::Running;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 const SCRIPT: &str = "checkpoint.py";
 
@@ -40,7 +40,7 @@ const OF_PYTORCH: [&str; 2] = ["torch_save", "dcp_async"];
 const PEERS_UP_TO_GIB: f64 = 1.0;
 
 /// Measures each size `samples` times; only those of at most `most_gib`.
-pub fn measure(story: &Story, bed: &Bed, samples: usize, most_gib: f64, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, samples: usize, most_gib: f64, report: &mut Report) {
     // A smaller state stands for both where that is asked for, under its own name.
     let sizes = SIZES.into_iter().filter(|(_, gib, _)| *gib <= most_gib);
     let mut sizes: Vec<(&str, f64, usize)> = sizes.collect();
@@ -147,7 +147,7 @@ impl Times {
 }
 
 fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Times> {
-    let folder = places::target().join("bench/checkpoint");
+    let folder = paths::target().join("bench/checkpoint");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
     }
@@ -194,7 +194,7 @@ const THREE_SLOTS_UP_TO_GIB: f64 = 1.0;
 fn command(bed: &Bed, tool: &str, gib: f64, folder: &Path) -> Result<Command> {
     Ok(match tool {
         "mainstay" => {
-            let mut command = Command::new(places::release_mainstay());
+            let mut command = Command::new(paths::release_mainstay());
             // The launcher takes the checksums of one save while the next memcpy is measured, as in life; the disk is another matter.
             command.args(["run", "--no-agent", "--no-warm", "--max-restarts", "0"]);
             let slots = if gib <= THREE_SLOTS_UP_TO_GIB { 3 } else { 2 };

@@ -13,8 +13,8 @@ use super::launchers::Bed;
 use super::process::Running;
 use crate::demo::activate;
 use crate::journal::{self, Follower};
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Ranks of the job; they only sleep, because the launcher's eyes are measured and not Python's start.
 const RANKS: u64 = 4;
@@ -22,7 +22,7 @@ const RANKS: u64 = 4;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Measures so many deaths.
-pub fn measure(story: &Story, bed: &Bed, deaths: usize, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, deaths: usize, report: &mut Report) {
     if !report.wants(&["detect.death", "detect.death_p99"]) {
         return;
     }
@@ -35,7 +35,7 @@ pub fn measure(story: &Story, bed: &Bed, deaths: usize, report: &mut Report) {
 }
 
 fn detect(bed: &Bed, deaths: usize) -> Result<Vec<f64>> {
-    let folder = places::target().join("bench/detect");
+    let folder = paths::target().join("bench/detect");
     let mut samples = Vec::new();
     let mut jobs = 0;
     while samples.len() < deaths {
@@ -61,7 +61,7 @@ fn one_job(bed: &Bed, folder: &std::path::Path, deaths: usize, samples: &mut Vec
         fs::remove_dir_all(folder).with_context(|| format!("emptying {}", folder.display()))?;
     }
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
-    let mut command = Command::new(places::release_mainstay());
+    let mut command = Command::new(paths::release_mainstay());
     command.args(["run", "--nproc-per-node", &RANKS.to_string(), "--max-restarts", "100000", "--log-dir"]);
     command.arg(folder).args(["--no-python", "sleep", "1000000"]);
     activate(&mut command, &bed.venv);

@@ -16,8 +16,8 @@ use super::figure::{Figure, Report};
 use super::launchers::{Bed, Launcher};
 use super::process::Running;
 use crate::journal;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Ranks of the job.
 const WORLD: usize = 2;
@@ -38,7 +38,7 @@ const STEP: Duration = Duration::from_millis(50);
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Measures each launcher once.
-pub fn measure(story: &Story, bed: &Bed, quick: bool, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, quick: bool, report: &mut Report) {
     let run = if quick { QUICK_RUN } else { RUN };
     let mut by_launcher = Vec::new();
     for launcher in bed.launchers() {
@@ -76,7 +76,7 @@ struct Event {
 }
 
 fn goodput(bed: &Bed, launcher: Launcher, length: Duration) -> Result<f64> {
-    let folder = places::target().join("bench/goodput");
+    let folder = paths::target().join("bench/goodput");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
     }

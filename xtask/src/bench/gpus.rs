@@ -16,8 +16,8 @@ use super::kernel_log::Bed;
 use super::process;
 use crate::command;
 use crate::journal;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 const GPUS: usize = 8;
 const CARDS: usize = 8;
@@ -42,7 +42,7 @@ const COUNTERS: [&str; 9] = [
 ];
 
 /// What the agent costs with 8 GPUs, their 144 NVLinks and 8 cards, at the usual intervals.
-pub fn weigh(story: &Story, report: &mut Report) {
+pub fn weigh(story: &Progress, report: &mut Report) {
     if !report.wants(&["agent.cpu_8_gpus", "agent.rss_8_gpus"]) {
         return;
     }
@@ -58,7 +58,7 @@ pub fn weigh(story: &Story, report: &mut Report) {
 }
 
 /// From an error in a counter of NVML to the verdict in the API's stream.
-pub fn detect(story: &Story, errors: usize, report: &mut Report) {
+pub fn detect(story: &Progress, errors: usize, report: &mut Report) {
     if !report.wants(&["detect.nvml_counter", "detect.nvml_counter_p99"]) {
         return;
     }
@@ -82,16 +82,14 @@ struct FakeHost {
 impl FakeHost {
     fn new(name: &'static str, gpus: usize) -> Result<FakeHost> {
         let mut cargo = Command::new("cargo");
-        cargo
-            .args(["build", "--release", "--quiet", "--package", "fake-devices"])
-            .current_dir(places::root());
+        cargo.args(["build", "--release", "--quiet", "--package", "fake-devices"]).current_dir(paths::root());
         command::run(&mut cargo)?;
-        let folder = places::target().join(format!("{name}_host"));
+        let folder = paths::target().join(format!("{name}_host"));
         if folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
         }
         fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-        let library = places::target().join("release/libfake_devices.so");
+        let library = paths::target().join("release/libfake_devices.so");
         fs::copy(&library, folder.join("libfake_devices.so"))
             .with_context(|| format!("copying {}", library.display()))?;
         let gpu = |index: usize| {

@@ -14,8 +14,8 @@ use super::figure::{Figure, Report};
 use super::launchers::{Bed, Launcher};
 use super::process::Running;
 use crate::journal::{self, Follower};
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 const RANKS: usize = 4;
 
@@ -41,7 +41,7 @@ const NVRX_SETTINGS: [&str; 3] = [
 ];
 
 /// Measures so many hangs under each launcher.
-pub fn measure(story: &Story, bed: &Bed, hangs: usize, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, hangs: usize, report: &mut Report) {
     if !report.wants(&["detect.hang", "detect.hang_p95"]) {
         return;
     }
@@ -89,7 +89,7 @@ struct Samples {
 }
 
 fn detect(bed: &Bed, launcher: Launcher, hangs: usize) -> Result<Samples> {
-    let folder = places::target().join("bench/hang").join(format!("{launcher:?}").to_lowercase());
+    let folder = paths::target().join("bench/hang").join(format!("{launcher:?}").to_lowercase());
     let mut samples = Samples::default();
     let mut jobs = 0;
     let began = Instant::now();
@@ -128,7 +128,7 @@ fn one_job(
         arguments.retain(|argument| !argument.to_string_lossy().contains("heartbeat_timeout"));
         tighter.args(arguments).args(NVRX_SETTINGS).arg(script).arg("nvrx");
         tighter.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        tighter.current_dir(places::target());
+        tighter.current_dir(paths::target());
         command = tighter;
     }
     command.env("BENCH_FOLDER", folder);

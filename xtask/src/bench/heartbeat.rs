@@ -13,15 +13,15 @@ use super::launchers::{Bed, Launcher, script_path};
 use super::peers::NVRX_NAME;
 use super::process::Running;
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Groups of four steps of the paired measurement with `--quick`, about 0.2 s each.
 const QUICK_FOURS: &str = "60";
 
 /// Measures what can be measured here. Each program reports a median of many batches; several runs of it show how far
 /// runs differ.
-pub fn measure(story: &Story, bed: &Bed, runs: usize, quick: bool, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, runs: usize, quick: bool, report: &mut Report) {
     let mut step = |ids: &[&str], work: &dyn Fn() -> Result<Vec<Figure>>| {
         if report.wants(ids) {
             let figures = story.step(ids[0], work);
@@ -45,8 +45,8 @@ pub fn measure(story: &Story, bed: &Bed, runs: usize, quick: bool, report: &mut 
 fn rust(runs: usize) -> Result<Vec<Figure>> {
     let mut build = Command::new("cargo");
     build.args(["build", "--quiet", "--release", "--package", "mainstay-client", "--example", "beat_cost"]);
-    command::run(build.current_dir(places::root()))?;
-    let program = places::target().join("release/examples/beat_cost");
+    command::run(build.current_dir(paths::root()))?;
+    let program = paths::target().join("release/examples/beat_cost");
     let runs = repeat(runs, || json(Command::new(&program).env_remove("MAINSTAY_PAGE")))?;
     Ok(figures(
         &runs,
@@ -57,8 +57,8 @@ fn rust(runs: usize) -> Result<Vec<Figure>> {
 fn c(bed: &Bed, runs: usize) -> Result<Vec<Figure>> {
     let mut build = Command::new("cargo");
     build.args(["build", "--quiet", "--release", "--package", "mainstay-client"]);
-    command::run(build.current_dir(places::root()))?;
-    let (sources, release) = (places::root().join("client/c"), places::target().join("release"));
+    command::run(build.current_dir(paths::root()))?;
+    let (sources, release) = (paths::root().join("client/c"), paths::target().join("release"));
     let program = release.join("beat_cost_c");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let mut compile = Command::new(compiler);
@@ -142,7 +142,7 @@ fn unwatched(bed: &Bed, page: &Page, script: &str) -> Command {
 
 /// One rank under ft_launcher, with its monitor beside it as in training.
 fn nvrx(bed: &Bed) -> Result<Value> {
-    let folder = places::target().join("bench");
+    let folder = paths::target().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let result = folder.join("heartbeat_nvrx.json");
     let _ = fs::remove_file(&result);
@@ -184,7 +184,7 @@ struct Page {
 impl Page {
     fn fresh(bed: &Bed) -> Result<Self> {
         let memory = Path::new("/dev/shm");
-        let folder = if memory.is_dir() { memory.to_path_buf() } else { places::target() };
+        let folder = if memory.is_dir() { memory.to_path_buf() } else { paths::target() };
         let path = folder.join(format!("mainstay-bench-{}", std::process::id()));
         let make = "import sys, time; from mainstay import _native; \
                     _native._testing_format_page(sys.argv[1], now=time.monotonic_ns())";

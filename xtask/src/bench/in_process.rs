@@ -18,8 +18,8 @@ use super::launchers::{Bed, Launcher, script_path};
 use super::peers::NVRX_NAME;
 use super::process::Running;
 use crate::journal::{Entry, Follower};
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Ranks of the jobs.
 const WORLDS: [usize; 3] = [2, 4, 8];
@@ -33,7 +33,7 @@ const PEER_FAULTS: usize = 3;
 const SCRIPT: &str = "in_process_rank.py";
 
 /// Measures `faults` faults in jobs of each size, all together one sample.
-pub fn measure(story: &Story, bed: &Bed, faults: usize, quick: bool, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, faults: usize, quick: bool, report: &mut Report) {
     if !report.wants(&["restart.in_process", "restart.in_process_p99", "restart.in_process_added"]) {
         return;
     }
@@ -83,7 +83,7 @@ fn rounds(
     faults: usize,
     job: impl Fn(usize, &Path) -> Result<Vec<Running>>,
 ) -> Result<Vec<Round>> {
-    let folder = places::target().join("bench/in_process");
+    let folder = paths::target().join("bench/in_process");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
     }

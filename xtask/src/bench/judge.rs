@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::figure::{Figure, Report};
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// A figure as the simulation prints it.
 #[derive(Deserialize)]
@@ -21,7 +21,7 @@ struct Line {
 }
 
 /// Runs the simulation with so many trials.
-pub fn measure(story: &Story, trials: usize, report: &mut Report) {
+pub fn measure(story: &Progress, trials: usize, report: &mut Report) {
     let measured = story.step(&format!("judge: simulated jobs, {trials} trials"), || simulate(trials));
     report.part("judge.tick_131072", measured);
 }
@@ -32,7 +32,7 @@ fn simulate(trials: usize) -> Result<Vec<Figure>> {
         .args(["run", "--release", "--locked", "--quiet", "-p", "mainstay-sim", "--example", "judge", "--"])
         .arg(trials.to_string())
         .stderr(Stdio::inherit())
-        .current_dir(places::root());
+        .current_dir(paths::root());
     let output = cargo.output().context("starting the simulation")?;
     if !output.status.success() {
         bail!("the simulation ended with {}", output.status);

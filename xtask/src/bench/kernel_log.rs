@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use super::figure::{Figure, Report};
 use super::process::{self, Running};
 use crate::journal;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Lines of the storm in a second, and for how long.
 const RATE: u64 = 100_000;
@@ -24,7 +24,7 @@ const XIDS: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Measures so many XIDs, and one storm.
-pub fn measure(story: &Story, xids: usize, report: &mut Report) {
+pub fn measure(story: &Progress, xids: usize, report: &mut Report) {
     if report.wants(&["detect.xid_kmsg", "detect.xid_kmsg_p99"]) {
         let samples = story.step(&format!("detect.xid_kmsg: {xids} XIDs"), || verdicts(xids));
         let figures = samples.map(|samples| {
@@ -82,13 +82,13 @@ impl Bed {
         let folder = fresh(name)?;
         let (socket, pipe) = (folder.join("agent.sock"), folder.join("kmsg"));
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).context("making a pipe")?;
-        let mut command = Command::new(places::release_mainstay());
+        let mut command = Command::new(paths::release_mainstay());
         command.arg("agent").arg("--socket").arg(&socket).arg("--state-dir").arg(folder.join("state"));
         command.env("MAINSTAY_AGENT_KERNEL_LOG_PATH", &pipe);
         command.envs(environment.iter().copied());
         let mut agent = Running::start(command, &folder.join("agent.log"))?;
         agent.wait_for("socket", LIMIT, || socket.exists().then_some(()))?;
-        let mut events = Command::new(places::release_mainstay())
+        let mut events = Command::new(paths::release_mainstay())
             .args(["events", "--follow", "--json", "--socket"])
             .arg(&socket)
             .stdout(Stdio::piped())
@@ -185,7 +185,7 @@ fn gpu(number: u64) -> String {
 }
 
 fn fresh(name: &str) -> Result<PathBuf> {
-    let folder = places::target().join(name);
+    let folder = paths::target().join(name);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
     }

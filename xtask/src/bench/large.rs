@@ -14,8 +14,8 @@ use super::launchers::{Bed, script_path};
 use super::process::Running;
 use crate::demo::activate;
 use crate::journal::{self, Follower};
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Memory of the rank that is killed, in GiB, in pages of 4 KiB. Ranks with a GPU hold far more, and pinned.
 const GIB: &str = "4";
@@ -23,7 +23,7 @@ const GIB: &str = "4";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Measures so many deaths.
-pub fn measure(story: &Story, bed: &Bed, deaths: usize, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, deaths: usize, report: &mut Report) {
     if !report.wants(&["detect.death_4g", "detect.death_4g_gone"]) {
         return;
     }
@@ -40,13 +40,13 @@ pub fn measure(story: &Story, bed: &Bed, deaths: usize, report: &mut Report) {
 
 /// Milliseconds to the first word of the death, and to the end of the process.
 fn detect(bed: &Bed, deaths: usize) -> Result<(Vec<f64>, Vec<f64>)> {
-    let folder = places::target().join("bench/large");
+    let folder = paths::target().join("bench/large");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
     }
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let ready = folder.join("ready");
-    let mut command = Command::new(places::release_mainstay());
+    let mut command = Command::new(paths::release_mainstay());
     command.args(["run", "--nproc-per-node", "1", "--max-restarts", "100000", "--log-dir"]);
     command.arg(&folder).arg(script_path("large_rank.py"));
     command.env("BENCH_READY", &ready).env("BENCH_GIB", GIB);

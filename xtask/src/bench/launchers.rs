@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::peers::NVRX_NAME;
 use crate::demo::activate;
-use crate::places;
+use crate::paths;
 use crate::venv::Venv;
 
 /// What the benchmarks stand on.
@@ -56,7 +56,7 @@ impl Bed {
         let ranks = ranks.to_string();
         let mut command = match launcher {
             Launcher::Mainstay => {
-                let mut command = Command::new(places::release_mainstay());
+                let mut command = Command::new(paths::release_mainstay());
                 command
                     .args(["run", "--nproc-per-node", &ranks, "--max-restarts", "100000", "--log-dir"])
                     .arg(logs);
@@ -87,12 +87,12 @@ impl Bed {
         {
             command.env("PYTHON_EXEC", peers.join("bin/python")).env("VIRTUAL_ENV", peers);
         }
-        command.arg(script_path(script)).current_dir(places::target());
+        command.arg(script_path(script)).current_dir(paths::target());
         Ok(command)
     }
 }
 
 /// A script of `xtask/bench`.
 pub fn script_path(name: &str) -> PathBuf {
-    places::root().join("xtask/bench").join(name)
+    paths::root().join("xtask/bench").join(name)
 }

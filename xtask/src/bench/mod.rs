@@ -33,8 +33,8 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use crate::build as building;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use crate::venv;
 use crate::wheel;
 use figure::Report;
@@ -138,10 +138,10 @@ impl Args {
 
 /// Measures everything that was named.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let story = Story::begin();
+    let story = Progress::begin();
     let _alone = stop::alone()?;
     stop::end_children_with_us()?;
-    let file = args.json.clone().unwrap_or_else(|| places::target().join("bench/figures.json"));
+    let file = args.json.clone().unwrap_or_else(|| paths::target().join("bench/figures.json"));
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     }
@@ -228,7 +228,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The program, our Python environment, and the peers' if they can be had.
-fn prepare(story: &Story, args: &Args) -> Result<Bed> {
+fn prepare(story: &Progress, args: &Args) -> Result<Bed> {
     building::release(story)?;
     let venv = venv::ensure(story)?;
     wheel::install(story, &venv)?;

@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use crate::venv;
 
 /// The newest NVRx whose wheel installs on a system with glibc 2.36; named beside each of its figures.
@@ -24,7 +24,7 @@ pub const DLROVER_NAME: &str = "DLRover 0.6.1";
 pub const NVRX_NAME: &str = "NVRx 0.4.1";
 
 /// The peers' environment, or none and the reason on standard error.
-pub fn ensure(story: &Story) -> Option<PathBuf> {
+pub fn ensure(story: &Progress) -> Option<PathBuf> {
     match try_ensure(story) {
         Ok(dir) => Some(dir),
         Err(error) => {
@@ -34,9 +34,9 @@ pub fn ensure(story: &Story) -> Option<PathBuf> {
     }
 }
 
-fn try_ensure(story: &Story) -> Result<PathBuf> {
+fn try_ensure(story: &Progress) -> Result<PathBuf> {
     let base = venv::ensure_base(story)?;
-    let dir = places::cache()?.join("peers-venv");
+    let dir = paths::cache()?.join("peers-venv");
     venv::overlay(&base, &dir)?;
     let stamp = dir.join("peers-stamp");
     let wanted = format!("{NVRX} {}", DLROVER.join(" "));

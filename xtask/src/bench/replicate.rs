@@ -15,8 +15,8 @@ use super::peers::{self, NVRX_NAME};
 use super::process::Running;
 use super::replicate_nvrx;
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// What plain sockets are called in the figures.
 const PLAIN: &str = "plain TCP";
@@ -38,7 +38,7 @@ const QUICK: Duration = Duration::from_secs(90);
 const SPOKEN_OF: usize = 1;
 
 /// Measures shards of these sizes, each `rounds` times at most.
-pub fn measure(story: &Story, rounds: usize, quick: bool, with_peers: bool, report: &mut Report) {
+pub fn measure(story: &Progress, rounds: usize, quick: bool, with_peers: bool, report: &mut Report) {
     let built = story.step("Building what measures replication", build);
     if built.is_err() {
         return report.part("checkpoint.replicate", built.map(|()| Vec::new()));
@@ -57,7 +57,7 @@ pub fn measure(story: &Story, rounds: usize, quick: bool, with_peers: bool, repo
 }
 
 /// What NVRx sends a second in each round; nothing, and the reason on standard error, where it cannot be measured.
-fn nvrx(story: &Story, rounds: usize) -> Vec<f64> {
+fn nvrx(story: &Progress, rounds: usize) -> Vec<f64> {
     let Some(peers) = peers::ensure(story) else { return Vec::new() };
     let measured =
         story.step("checkpoint.replicate: NVRx (256 MiB)", || replicate_nvrx::rates(&peers, rounds));
@@ -78,7 +78,7 @@ fn build() -> Result<()> {
         "--example",
         "replicate_cost",
     ]);
-    command::run(build.current_dir(places::root()))
+    command::run(build.current_dir(paths::root()))
 }
 
 fn shard(gibibytes: usize, rounds: usize, within: Duration, nvrx: &[f64]) -> Result<Vec<Figure>> {
@@ -98,11 +98,11 @@ fn shard(gibibytes: usize, rounds: usize, within: Duration, nvrx: &[f64]) -> Res
 }
 
 fn timed(gibibytes: usize, rounds: usize, within: Duration, scratch: &Path) -> Result<Value> {
-    let program = places::target().join("release/examples/replicate_cost");
+    let program = paths::target().join("release/examples/replicate_cost");
     let mut run = Command::new(program);
     run.arg((gibibytes << 10).to_string()).arg(rounds.to_string()).arg(scratch);
-    let log = places::target().join("bench/replicate.log");
-    fs::create_dir_all(places::target().join("bench"))?;
+    let log = paths::target().join("bench/replicate.log");
+    fs::create_dir_all(paths::target().join("bench"))?;
     // It ends with this process, and is stopped when its time is over; the log says how far it came.
     let mut running = Running::start(run, &log)?;
     running.wait_for("figures", within, || {

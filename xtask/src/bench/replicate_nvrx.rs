@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::launchers::script_path;
 use super::process::Running;
-use crate::places;
+use crate::paths;
 
 const SCRIPT: &str = "replicate_nvrx.py";
 
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 pub fn rates(peers: &Path, rounds: usize) -> Result<Vec<f64>> {
     let mut command = Command::new(peers.join("bin/python"));
     command.arg(script_path(SCRIPT)).args([STATE_MIB, rounds].map(|number| number.to_string()));
-    let folder = places::target().join("bench");
+    let folder = paths::target().join("bench");
     fs::create_dir_all(&folder)?;
     let log = folder.join("replicate_nvrx.log");
     let mut running = Running::start(command, &log)?;

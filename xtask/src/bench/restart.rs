@@ -15,8 +15,8 @@ use super::figure::{Figure, Report};
 use super::launchers::{Bed, Launcher};
 use super::process::{self, Running};
 use crate::journal;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// Ranks of the job.
 const WORLD: usize = 2;
@@ -58,7 +58,7 @@ struct Restart {
 }
 
 /// Measures each fault under each launcher.
-pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, faults: usize, report: &mut Report) {
     for (fault, name) in [(Fault::Kill, "kill"), (Fault::Raise, "raise")] {
         let mut by_launcher = Vec::new();
         let ids = [format!("restart.{name}_to_python"), format!("restart.{name}_to_step")];
@@ -79,7 +79,7 @@ pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
 }
 
 /// Measures the first SIGKILL of jobs, of each its own: what a launcher does once is in it, such as reading its catalogue.
-pub fn measure_first(story: &Story, bed: &Bed, jobs: usize, report: &mut Report) {
+pub fn measure_first(story: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     for (first, name) in [(First::Settled, "first"), (First::Early, "early")] {
         let mut by_launcher = Vec::new();
         for launcher in bed.launchers() {
@@ -115,7 +115,7 @@ fn compare(id: &str, runs: &[(Launcher, Vec<Restart>)], field: impl Fn(&Restart)
 
 /// A job and what its ranks record.
 fn job(bed: &Bed, launcher: Launcher) -> Result<(Running, Events)> {
-    let folder = places::target().join("bench/restart");
+    let folder = paths::target().join("bench/restart");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
     }

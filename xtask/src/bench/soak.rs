@@ -10,8 +10,8 @@ use serde::Deserialize;
 use super::figure::{Figure, Report};
 use super::launchers::Bed;
 use crate::command;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// What the scenario counts.
 #[derive(Deserialize)]
@@ -24,25 +24,25 @@ struct Counts {
 }
 
 /// Injects so many faults.
-pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, faults: usize, report: &mut Report) {
     let measured = story.step(&format!("soak: {faults} faults in real jobs"), || soak(bed, faults));
     report.part("restart.soak_wrong_ends", measured);
 }
 
 fn soak(bed: &Bed, faults: usize) -> Result<Vec<Figure>> {
-    let path = places::target().join("bench/soak.json");
-    fs::create_dir_all(places::target().join("bench")).context("creating target/bench")?;
+    let path = paths::target().join("bench/soak.json");
+    fs::create_dir_all(paths::target().join("bench")).context("creating target/bench")?;
     if path.exists() {
         fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
     }
     let mut cargo = Command::new("cargo");
     cargo
         .args(["test", "--quiet", "-p", "mainstay-tests", "--test", "soak", "--", "--nocapture"])
-        .env("MAINSTAY_BIN", places::given_mainstay().unwrap_or_else(|| places::mainstay("release")))
+        .env("MAINSTAY_BIN", paths::given_mainstay().unwrap_or_else(|| paths::mainstay("release")))
         .env("MAINSTAY_TEST_PYTHON", bed.venv.python())
         .env("MAINSTAY_SOAK_FAULTS", faults.to_string())
         .env("MAINSTAY_SOAK_REPORT", &path)
-        .current_dir(places::root());
+        .current_dir(paths::root());
     command::run(&mut cargo)?;
     let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
     let counts: Counts = serde_json::from_slice(&text).context("the counts of the soak")?;

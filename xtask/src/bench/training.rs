@@ -17,8 +17,8 @@ use super::figure::{Figure, Report};
 use super::launchers::{Bed, script_path};
 use super::process::Running;
 use crate::demo::activate;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 
 /// One job.
 const LIMIT: Duration = Duration::from_secs(400);
@@ -55,7 +55,7 @@ struct Job {
 }
 
 /// Measures so many pairs of jobs.
-pub fn measure(story: &Story, bed: &Bed, pairs: usize, report: &mut Report) {
+pub fn measure(story: &Progress, bed: &Bed, pairs: usize, report: &mut Report) {
     if !report.wants(&[
         "checkpoint.training_slowed",
         "checkpoint.training_slowed_cpu",
@@ -108,7 +108,7 @@ fn in_folder(bed: &Bed, with_peer: bool, folder: &Path) -> Result<Job> {
     let peer = addresses.get(1).map(|at| agent(folder, "peer", Some(at), &addresses, &token)).transpose()?;
 
     let out = folder.join("cycles.jsonl");
-    let mut command = Command::new(places::release_mainstay());
+    let mut command = Command::new(paths::release_mainstay());
     command.args(["run", "--max-restarts", "0", "--no-warm", "--checkpoint-bandwidth", "50M"]);
     command.args(["--checkpoint-slots", "3", "--checkpoint-memory", "2G", "--checkpoint-dir"]);
     command.arg(folder.join("steps")).arg("--log-dir").arg(folder.join("logs"));
@@ -150,7 +150,7 @@ fn agent(
     let home = folder.join(name);
     fs::create_dir_all(&home).with_context(|| format!("creating {}", home.display()))?;
     let socket = home.join("agent.sock");
-    let mut command = Command::new(places::release_mainstay());
+    let mut command = Command::new(paths::release_mainstay());
     command.arg("agent").arg("--socket").arg(&socket).arg("--state-dir").arg(home.join("state"));
     if let Some(listen) = listen {
         command.env("MAINSTAY_AGENT_CHECKPOINT_LISTEN", listen);

@@ -19,8 +19,8 @@ use anyhow::{Context, Result};
 use super::figure::{Figure, Report};
 use crate::build;
 use crate::healthy;
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use cell::{Bench, Seen};
 pub use table::Part;
 use table::{Cell, Table};
@@ -31,11 +31,11 @@ const AT_ONCE: usize = 2;
 const QUICK: Duration = Duration::from_secs(150);
 
 /// Runs the cells whose name contains one of the words of `only`, of them one part, or a sample.
-pub fn measure(story: &Story, only: &str, part: Option<Part>, quick: bool, report: &mut Report) {
+pub fn measure(story: &Progress, only: &str, part: Option<Part>, quick: bool, report: &mut Report) {
     report.part("verdicts", figures(story, only, part, quick));
 }
 
-fn figures(story: &Story, only: &str, part: Option<Part>, quick: bool) -> Result<Vec<Figure>> {
+fn figures(story: &Progress, only: &str, part: Option<Part>, quick: bool) -> Result<Vec<Figure>> {
     build::release(story)?;
     let bench = Bench::new(healthy::python(story)?)?;
     let table = Table::read()?;
@@ -65,7 +65,7 @@ fn figures(story: &Story, only: &str, part: Option<Part>, quick: bool) -> Result
 
 /// Runs the cells, some at a time, until all are done or time is over.
 fn run(bench: &Bench, cells: Vec<Cell>, deadline: Option<Instant>) -> Result<Vec<(Cell, Seen)>> {
-    let folder = places::target().join("bench/verdicts");
+    let folder = paths::target().join("bench/verdicts");
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let path = folder.join("cells.jsonl");
     let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;

@@ -15,8 +15,8 @@ use nix::unistd::Pid;
 use super::{Args, Trained, activate};
 use crate::command;
 use crate::journal::{self, Entry, Follower, Incident};
-use crate::places;
-use crate::say::{LiveLine, Story};
+use crate::paths;
+use crate::progress::{LiveLine, Progress};
 use crate::status;
 use crate::venv::Venv;
 
@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const LOST: usize = 1;
 
 /// Trains undisturbed, trains disturbed, compares. Whether all of it held.
-pub fn run(story: &Story, venv: &Venv, args: &Args, folder: &Path) -> Result<bool> {
+pub fn run(story: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Result<bool> {
     let hosts = args.hosts;
     println!();
     story.note(&format!("Training undisturbed, for the comparison: {} steps on {hosts} hosts", args.steps));
@@ -158,7 +158,7 @@ impl Cluster {
         let file = File::options().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("creating {}", log.display()))?;
         let second = file.try_clone().with_context(|| format!("opening {} twice", log.display()))?;
-        let mut command = Command::new(places::release_mainstay());
+        let mut command = Command::new(paths::release_mainstay());
         command
             .args(["run", "--no-agent", "--nnodes", &self.launchers.len().to_string()])
             .args(["--node-rank", &host.to_string(), "--rdzv-id", "demo"])
@@ -169,7 +169,7 @@ impl Cluster {
             .arg(&logs)
             .arg("--runtime-dir")
             .arg(self.runtime.join(host.to_string()))
-            .arg(places::root().join("xtask/demo/train.py"))
+            .arg(paths::root().join("xtask/demo/train.py"))
             .args(["--steps", &self.steps.to_string()])
             .arg("--result")
             .arg(self.folder.join("result.json"))
@@ -231,7 +231,7 @@ impl Cluster {
     /// The step that all ranks have done, by the API of the first host; none while not all of them say.
     fn step(&self) -> Option<u64> {
         let run = fs::read_dir(self.runtime.join("0")).ok()?.flatten().next()?;
-        let mut ask = Command::new(places::release_mainstay());
+        let mut ask = Command::new(paths::release_mainstay());
         ask.args(["status", "--json"]).env("MAINSTAY_SOCKET", run.path().join("api.sock"));
         let answer = command::output(&mut ask).ok()?;
         let ranks = status::ranks(&answer, &self.logs(0).canonicalize().ok()?);

@@ -13,8 +13,8 @@ use nix::unistd::Pid;
 use super::{Args, Followed};
 use crate::command;
 use crate::journal::{self, Attempt, Follower};
-use crate::places;
-use crate::say::LiveLine;
+use crate::paths;
+use crate::progress::LiveLine;
 use crate::status;
 
 /// How often the journal is looked at. What is waited for are its entries; this is only how soon they are seen.
@@ -168,7 +168,7 @@ impl Job {
 
     /// Asks over gRPC, as `mainstay status` does for a person. A run that is just starting or ending has no answer.
     fn ask_api(&mut self) {
-        let mut ask = Command::new(places::release_mainstay());
+        let mut ask = Command::new(paths::release_mainstay());
         let Ok(answer) = command::output(ask.args(["status", "--json"])) else { return };
         let ranks = status::ranks(&answer, &self.logs);
         if ranks.is_empty() {
@@ -184,7 +184,7 @@ impl Job {
 
     /// What the person on call would see.
     fn show_api(&self, line: &mut LiveLine) {
-        let mut ask = Command::new(places::release_mainstay());
+        let mut ask = Command::new(paths::release_mainstay());
         if let Ok(answer) = command::output(ask.arg("status")) {
             line.keep("  $ mainstay status");
             for row in answer.lines() {

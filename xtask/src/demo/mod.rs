@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use crate::build;
 use crate::journal::{self, Summary};
-use crate::places;
-use crate::say::Story;
+use crate::paths;
+use crate::progress::Progress;
 use crate::venv::{self, Venv};
 use crate::wheel;
 use job::{Job, Kill};
@@ -53,7 +53,7 @@ struct Trained {
 
 /// Builds, trains undisturbed, trains disturbed, compares.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let story = Story::begin();
+    let story = Progress::begin();
     if args.hosts > 1 {
         println!(
             "Mainstay's demo: a PyTorch run on {} hosts loses a rank, then a host, and ends as if it had not.",
@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "Mainstay's demo: a 2-rank PyTorch run loses a rank in the middle, and ends as if it had not."
         );
     }
-    if !places::release_mainstay().exists() {
+    if !paths::release_mainstay().exists() {
         println!(
             "A first run builds the program (some minutes) and may fetch PyTorch (about 3 GB); later runs do not."
         );
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     println!();
     let venv = prepare(&story)?;
 
-    let folder = places::target().join("demo");
+    let folder = paths::target().join("demo");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
     }
@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let disturbed = hurt.trained()?;
     let summary = Summary::read(&hurt.logs)?;
 
-    let held = report::print(&report::Told {
+    let held = report::print(&report::RunSummary {
         kill,
         followed: &followed,
         summary: &summary,
@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(end(&story, &folder, held))
 }
 
-fn end(story: &Story, folder: &Path, held: bool) -> ExitCode {
+fn end(story: &Progress, folder: &Path, held: bool) -> ExitCode {
     println!();
     println!("Journal, logs and checkpoints of both runs: {}", folder.display());
     println!("All of it took {:.0} s.", story.elapsed().as_secs_f64());
@@ -116,7 +116,7 @@ fn end(story: &Story, folder: &Path, held: bool) -> ExitCode {
 }
 
 /// Everything that must be there before training starts.
-fn prepare(story: &Story) -> Result<Venv> {
+fn prepare(story: &Progress) -> Result<Venv> {
     build::release(story)?;
     let venv = venv::ensure(story)?;
     wheel::install(story, &venv)?;
@@ -143,11 +143,11 @@ impl Run {
 
     /// The launcher with the training script, as a person would start it.
     fn job(&self, venv: &Venv, args: &Args) -> Result<Job> {
-        let mut command = Command::new(places::release_mainstay());
+        let mut command = Command::new(paths::release_mainstay());
         command
             .args(["run", "--nproc-per-node", "2", "--max-restarts", "3", "--log-dir"])
             .arg(&self.logs)
-            .arg(places::root().join("xtask/demo/train.py"))
+            .arg(paths::root().join("xtask/demo/train.py"))
             .args(["--steps", &args.steps.to_string()])
             .arg("--result")
             .arg(&self.result);

@@ -4,7 +4,7 @@ use super::{Followed, Kill, Trained};
 use crate::journal::{self, Incident, Summary};
 
 /// Everything that the report is made of.
-pub struct Told<'a> {
+pub struct RunSummary<'a> {
     /// What was done to the run.
     pub kill: Kill,
     /// What was seen of it.
@@ -18,7 +18,7 @@ pub struct Told<'a> {
 }
 
 /// Prints it, and says whether all of it held.
-pub fn print(told: &Told) -> bool {
+pub fn print(told: &RunSummary) -> bool {
     let incident = journal::first_incident(&told.followed.entries).unwrap_or_default();
     let fault = told.followed.killed_at.unwrap_or(0);
 
@@ -45,7 +45,7 @@ pub fn print(told: &Told) -> bool {
 }
 
 /// The rows that are known, in the order of time.
-fn timeline(told: &Told, incident: &Incident, fault: u64) -> Vec<(u64, &'static str, String)> {
+fn timeline(told: &RunSummary, incident: &Incident, fault: u64) -> Vec<(u64, &'static str, String)> {
     let kill = format!("SIGKILL to rank {} at step {}", told.kill.rank, told.followed.killed_at_step);
     let mut rows = vec![(fault, "fault", kill)];
     let mut add = |at: Option<u64>, what, detail: String| rows.extend(at.map(|at| (at, what, detail)));
@@ -95,8 +95,8 @@ fn print_losses(undisturbed: &Trained, disturbed: &Trained) {
 }
 
 /// What must hold for the demo to have shown what it says.
-fn checks(told: &Told, incident: &Incident) -> Vec<(String, bool)> {
-    let Told { disturbed, undisturbed, .. } = told;
+fn checks(told: &RunSummary, incident: &Incident) -> Vec<(String, bool)> {
+    let RunSummary { disturbed, undisturbed, .. } = told;
     let restarts = told.followed.entries.iter().filter(|entry| entry.decides_restart()).count();
     let starts = told.followed.entries.iter().filter(|entry| entry.attempt_started().is_some()).count();
     // How far the run was when the signal struck; what the demo had read of its progress was already old then.

@@ -6,7 +6,7 @@ use crate::checkpoint::interval::{Cost, advise, cost, rate};
 use crate::checkpoint::tiers::Tier;
 use crate::model::entry::Fact;
 use crate::model::observation::Observation;
-use crate::progress::goodput::{Books, Spending};
+use crate::progress::goodput::{TimeAccounting, TimeCategory};
 
 /// Before it has failed, a job is believed to fail about once a day.
 const GUESS_S: f64 = 86_400.0;
@@ -130,16 +130,17 @@ pub fn is_due(advised: Option<&Advised>, since_last: f64) -> bool {
 }
 
 /// The advice that a job's books give after so many failures; none before it has saved a few times.
-pub fn of(books: &Books, failures: u32) -> Option<Advised> {
-    let seconds = |of: Spending| books.parts.get(&of).map_or(0.0, |span| span.as_seconds());
+pub fn of(books: &TimeAccounting, failures: u32) -> Option<Advised> {
+    let seconds = |of: TimeCategory| books.parts.get(&of).map_or(0.0, |span| span.as_seconds());
     if books.saves < FEWEST {
         return None;
     }
     let saves = books.saves as f64;
-    let stall = seconds(Spending::Checkpointing) / saves;
-    let trained =
-        seconds(Spending::Training) + seconds(Spending::LostWork) + seconds(Spending::Checkpointing);
-    let restore = (seconds(Spending::Starting) + seconds(Spending::Initialising))
+    let stall = seconds(TimeCategory::Checkpointing) / saves;
+    let trained = seconds(TimeCategory::Training)
+        + seconds(TimeCategory::LostWork)
+        + seconds(TimeCategory::Checkpointing);
+    let restore = (seconds(TimeCategory::Starting) + seconds(TimeCategory::Initialising))
         / f64::from(failures.saturating_add(1));
     let failures = rate(failures, books.wall.as_seconds(), GUESS_S);
     let of = Cost { stall, in_flight: 0.0, failures, restore };
@@ -161,14 +162,14 @@ mod tests {
     use super::*;
     use crate::base::time::Span;
 
-    fn books(saves: u64, saving_s: u64, training_s: u64) -> Books {
+    fn books(saves: u64, saving_s: u64, training_s: u64) -> TimeAccounting {
         let parts = [
-            (Spending::Training, Span::seconds(training_s)),
-            (Spending::Checkpointing, Span::seconds(saving_s)),
-            (Spending::Starting, Span::seconds(30)),
+            (TimeCategory::Training, Span::seconds(training_s)),
+            (TimeCategory::Checkpointing, Span::seconds(saving_s)),
+            (TimeCategory::Starting, Span::seconds(30)),
         ];
         let wall = Span::seconds(training_s + saving_s + 30);
-        Books { wall, parts: parts.into(), goodput: Some(0.9), steps: 1000, steps_lost: 0, saves }
+        TimeAccounting { wall, parts: parts.into(), goodput: Some(0.9), steps: 1000, steps_lost: 0, saves }
     }
 
     #[test]

@@ -25,7 +25,7 @@ const FORGET: f64 = 1.001;
 
 /// What a connection shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Signs {
+pub struct ConnectionSample {
     /// Its round trip, smoothed, microseconds.
     pub round_trip_us: u32,
     /// Segments that it has sent again since it began.
@@ -59,7 +59,7 @@ impl Backoff {
     }
 
     /// Sees what a connection shows at `now`, in milliseconds.
-    pub fn saw(&mut self, now_ms: u64, signs: Signs) {
+    pub fn saw(&mut self, now_ms: u64, signs: ConnectionSample) {
         let round_trip = f64::from(signs.round_trip_us);
         if signs.round_trip_us > 0 {
             self.shortest_us = (self.shortest_us * FORGET).min(round_trip);
@@ -81,12 +81,12 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    fn signs(round_trip_us: u32, sent_again: u32) -> Signs {
-        Signs { round_trip_us, sent_again }
+    fn signs(round_trip_us: u32, sent_again: u32) -> ConnectionSample {
+        ConnectionSample { round_trip_us, sent_again }
     }
 
     /// So many looks, as far apart as they are to be.
-    fn after(backoff: &mut Backoff, from: u64, looks: u64, what: impl Fn(u64) -> Signs) -> f64 {
+    fn after(backoff: &mut Backoff, from: u64, looks: u64, what: impl Fn(u64) -> ConnectionSample) -> f64 {
         (0..looks).for_each(|look| backoff.saw((from + look) * APART_MS, what(look)));
         backoff.share()
     }

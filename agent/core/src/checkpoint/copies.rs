@@ -30,7 +30,7 @@ impl StepKey {
 
 /// One rank's part of a step, or a piece of one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(from = "Told", into = "Told")]
+#[serde(from = "ShardRecord", into = "ShardRecord")]
 pub struct Shard {
     /// The step.
     pub of: StepKey,
@@ -180,7 +180,7 @@ impl Piece {
 
 /// A shard as it is told to others.
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct ShardRecord {
     of: StepKey,
     rank: u32,
     root: String,
@@ -188,19 +188,19 @@ pub(super) struct Told {
     created: i64,
 }
 
-impl From<Shard> for Told {
-    fn from(shard: Shard) -> Told {
+impl From<Shard> for ShardRecord {
+    fn from(shard: Shard) -> ShardRecord {
         let Shard { mut of, rank, root, bytes, created, piece } = shard;
         if let Some(piece) = piece {
             of.run = piece.name(&of.run);
         }
-        Told { of, rank, root, bytes, created }
+        ShardRecord { of, rank, root, bytes, created }
     }
 }
 
-impl From<Told> for Shard {
-    fn from(told: Told) -> Shard {
-        let Told { of, rank, root, bytes, created } = told;
+impl From<ShardRecord> for Shard {
+    fn from(told: ShardRecord) -> Shard {
+        let ShardRecord { of, rank, root, bytes, created } = told;
         Shard { of, rank, root, bytes, created, piece: None }.understood()
     }
 }

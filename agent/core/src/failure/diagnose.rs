@@ -14,7 +14,7 @@ use crate::failure::attribution::{Attribution, Evidence, Observation, attribute,
 use crate::failure::host_evidence;
 use crate::failure::root_rank::RankEnd;
 use crate::model::entry::{ExitStatus, LineTime, Note};
-use crate::model::host_context::Testimony;
+use crate::model::host_context::HostEvidence;
 use crate::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 
 /// What an OOM kill at the time of a SIGKILL speaks with, in log-odds.
@@ -38,7 +38,7 @@ pub fn complete(
     verdict: &mut Verdict,
     catalog: &Catalog,
     ends: &BTreeMap<Rank, RankEnd>,
-    testimony: &Testimony,
+    testimony: &HostEvidence,
     lived: Span,
 ) {
     let mut evidence = evidence(catalog, ends);
@@ -250,7 +250,7 @@ mod tests {
         let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
         let mut verdict = judge(Incident(1), Attempt(0), &ends, out_of_memory_kills);
         let catalog = Catalog::built_in().expect("the catalogue is compiled in");
-        complete(&mut verdict, catalog, &ends, &Testimony::default(), Span::seconds(600));
+        complete(&mut verdict, catalog, &ends, &HostEvidence::default(), Span::seconds(600));
         verdict
     }
 
@@ -263,7 +263,7 @@ mod tests {
         let blamed = |lines: &[&str]| {
             let mut verdict = judge(Incident(1), Attempt(0), &ends, 0);
             let kernel_lines = lines.iter().map(|line| (*line).to_owned()).collect();
-            let told = Testimony { kernel_lines, ..Testimony::default() };
+            let told = HostEvidence { kernel_lines, ..HostEvidence::default() };
             complete(&mut verdict, catalog, &ends, &told, Span::seconds(600));
             verdict
         };
@@ -411,7 +411,7 @@ mod tests {
         let ends: BTreeMap<Rank, RankEnd> = [(Rank(0), killed(5)), (Rank(1), stopped())].into();
         let catalog = Catalog::built_in().expect("the catalogue is compiled in");
         let line = "Out of memory: Killed process 812 (python) total-vm:22533256kB, anon-rss:7728636kB";
-        let told = Testimony { kernel_lines: vec![line.to_owned()], ..Testimony::default() };
+        let told = HostEvidence { kernel_lines: vec![line.to_owned()], ..HostEvidence::default() };
         let log_odds = |kills| {
             let mut verdict = judge(Incident(1), Attempt(0), &ends, kills);
             complete(&mut verdict, catalog, &ends, &told, Span::seconds(600));

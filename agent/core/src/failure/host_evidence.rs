@@ -14,7 +14,7 @@ use crate::failure::attribution::Observation;
 use crate::failure::attribution::class::Class;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, HealthState};
-use crate::model::host_context::Testimony;
+use crate::model::host_context::HostEvidence;
 
 pub use records::Records;
 
@@ -38,7 +38,7 @@ const LEMON: f64 = 3.0;
 const ANNOUNCED: f64 = 2.5;
 
 /// What the sick components and the records of devices speak for, beside the kernel's lines.
-pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
+pub fn observations(testimony: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
     let records = testimony.failed_before.iter().map(|before| Observation {
         family: "history".to_owned(),
         text: format!(
@@ -66,7 +66,7 @@ pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item
         .chain(testimony.findings.iter().filter_map(found::observation))
 }
 
-fn sick(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
+fn sick(testimony: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
     testimony.sick.iter().filter_map(move |component| {
         let (class, family) = speaks_for(&component.name)?;
         let weight = if around(fault_at, component.since) { FELL_SICK } else { WAS_SICK };
@@ -104,14 +104,14 @@ struct Line {
 
 /// What of the host is no concern of a job.
 #[derive(Clone, Debug, Default)]
-pub struct Elsewhere {
+pub struct Unrelated {
     /// Ranks of other jobs, and those that this one has started since it failed.
     pub processes: BTreeSet<Pid>,
     /// GPUs on which only other jobs are.
     pub gpus: BTreeSet<PciAddress>,
 }
 
-impl Elsewhere {
+impl Unrelated {
     fn has_component(&self, name: &str) -> bool {
         self.gpus.iter().any(|gpu| name == component_of(*gpu))
     }
@@ -129,15 +129,15 @@ fn component_of(gpu: PciAddress) -> String {
 
 /// The kernel's lines that may be asked for, and what is on record of each device since the first of them.
 #[derive(Clone, Debug, Default)]
-pub struct Witness {
+pub struct EvidenceLog {
     lines: VecDeque<Line>,
     records: Records,
 }
 
-impl Witness {
+impl EvidenceLog {
     /// One that knows the records of earlier boots.
-    pub fn with(records: Records) -> Witness {
-        Witness { records, ..Witness::default() }
+    pub fn with(records: Records) -> EvidenceLog {
+        EvidenceLog { records, ..EvidenceLog::default() }
     }
 
     /// Takes in one fact of this boot.
@@ -157,14 +157,14 @@ impl Witness {
     }
 
     /// What is to be said of a fault at `fault_at`, and is not `elsewhere`.
-    pub fn testify(&self, fault_at: Mono, elsewhere: &Elsewhere, components: &[Component]) -> Testimony {
+    pub fn testify(&self, fault_at: Mono, elsewhere: &Unrelated, components: &[Component]) -> HostEvidence {
         let near = self.lines.iter().filter(|line| around(fault_at, line.at) && !elsewhere.has_line(line));
         let sick = components.iter().filter(|component| {
             component.state == HealthState::Unhealthy && !elsewhere.has_component(&component.name)
         });
         let mut failed_before = self.records.before(fault_at);
         failed_before.retain(|record| !elsewhere.has_component(&record.component));
-        Testimony {
+        HostEvidence {
             kernel_lines: near.map(|line| line.text.clone()).collect(),
             sick: sick.cloned().collect(),
             held: Vec::new(),
@@ -213,25 +213,25 @@ mod tests {
 
     #[test]
     fn only_what_was_said_around_the_fault_and_not_of_other_jobs_is_told() {
-        let mut witness = Witness::default();
+        let mut witness = EvidenceLog::default();
         witness.take_in(seconds(100), &report("long before", None));
         witness.take_in(seconds(950), &report("of another job", Some(7)));
         witness.take_in(seconds(960), &report("of this one", Some(8)));
         witness.take_in(seconds(2000), &report("long after", None));
-        let elsewhere = Elsewhere { processes: [Pid(7)].into(), ..Elsewhere::default() };
+        let elsewhere = Unrelated { processes: [Pid(7)].into(), ..Unrelated::default() };
         let told = witness.testify(seconds(1000), &elsewhere, &[]);
         assert_eq!(told.kernel_lines, ["of this one"]);
     }
 
     #[test]
     fn a_gpu_that_is_only_others_says_nothing_and_a_switch_is_everybodys() {
-        let mut witness = Witness::default();
+        let mut witness = EvidenceLog::default();
         (1..4).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(79)));
         let at = seconds(3 * 36_000 + 5);
         let components = [sick("gpu.0000:3b:00", at), sick("nvswitch.3", at)];
         let gpu = PciAddress::parse("0000:3b:00").expect("an address");
-        let elsewhere = Elsewhere { gpus: [gpu].into(), ..Elsewhere::default() };
-        let all = witness.testify(at, &Elsewhere::default(), &components);
+        let elsewhere = Unrelated { gpus: [gpu].into(), ..Unrelated::default() };
+        let all = witness.testify(at, &Unrelated::default(), &components);
         assert_eq!((all.kernel_lines.len(), all.sick.len(), all.failed_before.len()), (1, 2, 1));
         let told = witness.testify(at, &elsewhere, &components);
         assert_eq!((told.kernel_lines.len(), told.sick.len(), told.failed_before.len()), (0, 1, 0));
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_gpu_that_fell_sick_around_the_fault_weighs_more_than_one_that_was() {
         let weight = |since| {
-            let told = Testimony { sick: vec![sick("gpu.0000:3b:00", since)], ..Testimony::default() };
+            let told = HostEvidence { sick: vec![sick("gpu.0000:3b:00", since)], ..HostEvidence::default() };
             let observed: Vec<Observation> = observations(&told, seconds(1000)).collect();
             assert_eq!(observed[0].class, Class::HardwareGpu);
             observed[0].weight
@@ -251,12 +251,13 @@ mod tests {
 
     #[test]
     fn an_announcement_speaks_for_preemption() {
-        let told = Testimony { notices: vec!["AWS: spot interruption".to_owned()], ..Testimony::default() };
+        let told =
+            HostEvidence { notices: vec!["AWS: spot interruption".to_owned()], ..HostEvidence::default() };
         let heard: Vec<Observation> = observations(&told, seconds(1)).collect();
         let [notice] = &heard[..] else { panic!("one observation: {heard:?}") };
         assert_eq!(notice.class, Class::Preemption);
         assert!(notice.text.contains("spot interruption"), "{}", notice.text);
-        assert_eq!(observations(&Testimony::default(), seconds(1)).count(), 0);
+        assert_eq!(observations(&HostEvidence::default(), seconds(1)).count(), 0);
     }
 
     fn xid(code: u32) -> Fact {
@@ -267,9 +268,9 @@ mod tests {
     #[test]
     fn a_gpu_that_failed_again_and_again_is_a_lemon_and_its_programs_faults_do_not_count() {
         let told = |code: u32, times: u64| {
-            let mut witness = Witness::default();
+            let mut witness = EvidenceLog::default();
             (1..=times).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(code)));
-            let told = witness.testify(seconds(times * 36_000 + 5), &Elsewhere::default(), &[]);
+            let told = witness.testify(seconds(times * 36_000 + 5), &Unrelated::default(), &[]);
             observations(&told, seconds(times * 36_000 + 5)).map(|of| of.weight).fold(0.0, f64::max)
         };
         assert!(told(79, 8) > 2.5, "{}", told(79, 8));
@@ -280,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_testifies_nothing() {
-        let told = Testimony { sick: vec![sick("host.disk", seconds(990))], ..Testimony::default() };
+        let told = HostEvidence { sick: vec![sick("host.disk", seconds(990))], ..HostEvidence::default() };
         assert_eq!(observations(&told, seconds(1000)).count(), 0);
     }
 }

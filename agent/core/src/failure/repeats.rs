@@ -3,7 +3,7 @@
 //! before the change does not speak against it. Each run of a job has a name of its own; runs of one user's program are one job.
 //! What other hosts tell of their failures is held beside it.
 
-mod elsewhere;
+mod remote;
 #[cfg(test)]
 mod tests;
 
@@ -16,7 +16,7 @@ use crate::model::verdict::{Cause, Verdict};
 use crate::progress::memory;
 
 pub use crate::model::repeats::{OnHost, Place, SeenBefore};
-pub use elsewhere::{Elsewhere, TOLD, Told};
+pub use remote::{RemoteFailure, RemoteFailures, TOLD};
 
 /// Fingerprints that are remembered, the newest.
 const FINGERPRINTS: usize = 512;
@@ -88,14 +88,14 @@ impl Repeats {
     }
 
     /// What other hosts may hear of what failed here, the newest last.
-    pub fn told(&self) -> Vec<Told> {
+    pub fn told(&self) -> Vec<RemoteFailure> {
         let all =
             self.failures.iter().flat_map(|(fingerprint, of)| of.iter().map(move |of| (fingerprint, of)));
         let one = |(fingerprint, of): (&String, &Failure)| {
             let ran = of.ran.as_ref().filter(|ran| !ran.spans)?;
             Some(ran.told(fingerprint, of.place, of.at))
         };
-        let mut told: Vec<Told> = all.filter_map(one).collect();
+        let mut told: Vec<RemoteFailure> = all.filter_map(one).collect();
         told.sort_by_key(|of| of.at);
         told.split_off(told.len().saturating_sub(TOLD))
     }
@@ -123,7 +123,7 @@ impl Repeats {
         job: &JobId,
         boot: &BootId,
         verdict: &Verdict,
-        elsewhere: &Elsewhere,
+        elsewhere: &RemoteFailures,
     ) -> Option<SeenBefore> {
         let Cause::Exception { fingerprint, .. } = &verdict.cause else { return None };
         let mut seen = SeenBefore::default();
@@ -159,9 +159,9 @@ impl Repeats {
 
 impl Program {
     /// A failure of it, in numbers.
-    fn told(&self, fingerprint: &str, place: Place, at: Wall) -> Told {
+    fn told(&self, fingerprint: &str, place: Place, at: Wall) -> RemoteFailure {
         let (program, content) = (self.of.clone(), self.content.clone());
-        Told { program, content, fingerprint: memory::number_of(fingerprint), place, at }
+        RemoteFailure { program, content, fingerprint: memory::number_of(fingerprint), place, at }
     }
 }
 

@@ -6,7 +6,7 @@
 mod dumps;
 mod json;
 
-pub use dumps::{HeldUp, held_up};
+pub use dumps::{BlockedCollective, held_up};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,14 +39,14 @@ pub enum FlightError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlightRecord {
     /// By the group's name, which is the same on all its ranks.
-    pub groups: BTreeMap<String, Standing>,
+    pub groups: BTreeMap<String, GroupProgress>,
     /// When the newest operation was entered, in nanoseconds since 1970; 0 if that is not recorded.
     pub newest: u64,
 }
 
 /// How far a rank is in one process group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct GroupProgress {
     /// The number of the newest collective that it entered.
     pub entered: u64,
     /// The number of the last one before which all are complete.

@@ -28,7 +28,7 @@ const NETWORK: f64 = 1e6;
 
 /// What a rank's processes were at at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pulse {
+pub struct ActivitySample {
     /// What the kernel counts.
     pub probe: Probe,
     /// Bytes of output so far.
@@ -40,7 +40,7 @@ pub struct Pulse {
 /// A rank as it was seen last.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    pulse: Option<Pulse>,
+    pulse: Option<ActivitySample>,
     activity: Option<Activity>,
     /// Since when it is stopped by a signal.
     stopped: Option<Mono>,
@@ -164,7 +164,12 @@ impl Idle {
 
     /// Takes in a look at the ranks that live (none for those that ended) and judges. `unseen` tells whether the ranks
     /// may be at work where it is not seen, on a device; it is asked only when that matters.
-    pub fn look(&mut self, now: Mono, pulses: &[Option<Pulse>], unseen: impl FnOnce() -> bool) -> Outlook {
+    pub fn look(
+        &mut self,
+        now: Mono,
+        pulses: &[Option<ActivitySample>],
+        unseen: impl FnOnce() -> bool,
+    ) -> Outlook {
         let before = self.looked.replace(now);
         let Some(before) = before.filter(|before| now.since(*before) <= self.held_up()) else {
             self.begin(now, pulses);
@@ -189,14 +194,14 @@ impl Idle {
         Span(self.interval().0.saturating_mul(3)).plus(Span::seconds(1))
     }
 
-    fn begin(&mut self, now: Mono, pulses: &[Option<Pulse>]) {
+    fn begin(&mut self, now: Mono, pulses: &[Option<ActivitySample>]) {
         (self.active, self.worked) = (now, now);
         for (seen, pulse) in self.ranks.iter_mut().zip(pulses) {
             *seen = Seen { pulse: *pulse, ..Seen::default() };
         }
     }
 
-    fn take(&mut self, before: Mono, now: Mono, pulses: &[Option<Pulse>]) {
+    fn take(&mut self, before: Mono, now: Mono, pulses: &[Option<ActivitySample>]) {
         let seconds = now.since(before).as_seconds();
         let (mut active, mut worked) = (false, false);
         self.network = 0.0;

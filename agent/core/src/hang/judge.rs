@@ -8,7 +8,7 @@ use crate::base::time::{Mono, Span};
 use crate::hang::activity::Probe;
 use crate::hang::counters::Count;
 use crate::hang::finding::{Outlook, Suspicion};
-use crate::hang::idle::{Idle, Pulse};
+use crate::hang::idle::{ActivitySample, Idle};
 use crate::hang::phase::{Limits, Phases};
 use crate::hang::rank::Sight;
 use crate::hang::watch::Watch;
@@ -151,7 +151,12 @@ impl HangJudge {
 
     /// Judges after a look at all pages, and at the processes where that was wanted. `living` are the ranks that have not ended.
     /// Returns what is to be recorded.
-    pub fn judge(&mut self, now: Mono, pulses: Option<&[Option<Pulse>]>, living: &[Rank]) -> Option<Fact> {
+    pub fn judge(
+        &mut self,
+        now: Mono,
+        pulses: Option<&[Option<ActivitySample>]>,
+        living: &[Rank],
+    ) -> Option<Fact> {
         let looked = pulses.map(|pulses| {
             let holds_device = || pulses.iter().flatten().any(|pulse| pulse.probe.holds_device);
             self.idle.look(now, pulses, holds_device)
@@ -279,7 +284,7 @@ mod tests {
     fn a_hang_is_reported_once_and_passes_when_something_moves() {
         let mut judge = judge(1);
         judge.begin_attempt(Attempt(2), Mono(1));
-        let mut pulse = Pulse::default();
+        let mut pulse = ActivitySample::default();
         let mut facts = Vec::new();
         for second in 1..3_600 {
             let now = Mono(Span::seconds(second).0);

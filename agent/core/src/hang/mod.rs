@@ -25,7 +25,7 @@ pub use crate::model::hang::{ACTIVITY, Hang, HangKind, PlaceGroup, Waits, listed
 pub use activity::{Activity, Probe, ProcessState};
 pub use counters::Count;
 pub use finding::{Outlook, Suspicion};
-pub use idle::{Idle, Pulse};
+pub use idle::{ActivitySample, Idle};
 pub use judge::HangJudge;
 pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, PhaseMemory, Phases};
 pub use rank::Sight;

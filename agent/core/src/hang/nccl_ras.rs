@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 pub use json::Wire;
 pub use report::{
-    Behind, CommRank, Communicator, Group, Missing, Operation, Process, Processes, RankError, RasReport,
+    CommRank, Communicator, Group, LaggingRank, Missing, Operation, Process, Processes, RankError, RasReport,
     State,
 };
 pub use text::{TextError, parse as parse_text};
@@ -24,7 +24,7 @@ use crate::base::units::Period;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
-use crate::model::report::Judged;
+use crate::model::report::SensorReport;
 use crate::settings;
 
 settings! {
@@ -93,7 +93,7 @@ impl NcclJudge {
     }
 
     /// Judges what came of asking at `now`.
-    pub fn step(&mut self, now: Mono, asked: &Asked) -> Judged {
+    pub fn step(&mut self, now: Mono, asked: &Asked) -> SensorReport {
         let mut facts = Vec::new();
         let mut unread = None;
         match asked {
@@ -111,7 +111,7 @@ impl NcclJudge {
         }
         self.troubles.retain(|_, trouble| now.since(trouble.told) <= self.limits.forget_after.0);
         self.places.retain(|_, place| now.since(place.told) <= Span::seconds(3600));
-        Judged { components: self.component(now, asked, unread).into_iter().collect(), facts }
+        SensorReport { components: self.component(now, asked, unread).into_iter().collect(), facts }
     }
 
     fn forget_job(&mut self) {

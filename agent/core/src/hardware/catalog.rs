@@ -44,7 +44,7 @@ pub struct KernelFile {
 /// Whose fault a code speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Blame {
+pub enum FaultOrigin {
     /// The program that ran.
     Application,
     /// The GPU.
@@ -68,7 +68,7 @@ pub struct CodeMeaning {
     /// In a sentence or two.
     pub meaning: String,
     /// Whose fault.
-    pub blame: Blame,
+    pub blame: FaultOrigin,
     /// What the device is after it, on its own.
     pub state: HealthState,
     /// The mildest thing that mends it.

@@ -24,7 +24,7 @@ use crate::hardware::gpu::Opinion;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
-use crate::model::report::Judged;
+use crate::model::report::SensorReport;
 
 /// What came of asking the probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,7 +130,7 @@ impl DcgmJudge {
     }
 
     /// Judges the answer that came at `at`.
-    pub fn step(&mut self, at: Mono, report: &DcgmReport) -> Judged {
+    pub fn step(&mut self, at: Mono, report: &DcgmReport) -> SensorReport {
         self.opinions.clear();
         let unknown = match report {
             DcgmReport::Health(health) => return self.health(at, health),
@@ -140,13 +140,13 @@ impl DcgmJudge {
         };
         // One that never answered and that nobody promised is none of ours.
         if !self.expected && !self.known {
-            return Judged::default();
+            return SensorReport::default();
         }
         let component = Component { reason: unknown, ..self.component("dcgm", HealthState::Unknown, at) };
-        Judged { components: vec![component], facts: Vec::new() }
+        SensorReport { components: vec![component], facts: Vec::new() }
     }
 
-    fn health(&mut self, at: Mono, health: &DcgmHealth) -> Judged {
+    fn health(&mut self, at: Mono, health: &DcgmHealth) -> SensorReport {
         (self.known, self.read_at) = (true, Some(at));
         let mut facts = self.events(health);
         facts.extend(health.violations.iter().map(|violation| violated(violation, health)));
@@ -154,7 +154,7 @@ impl DcgmJudge {
         if health.first {
             let reason = format!("{watched}; its first check says nothing yet");
             let component = Component { reason, ..self.component("dcgm", HealthState::Healthy, at) };
-            return Judged { components: vec![component], facts };
+            return SensorReport { components: vec![component], facts };
         }
         let mut components = vec![self.summed_up("dcgm", None, &health.incidents, at, &watched)];
         for gpu in &health.gpus {
@@ -167,7 +167,7 @@ impl DcgmJudge {
             let name = format!("dcgm.gpu{gpu}");
             components.push(self.summed_up(&name, Some(*gpu), &health.incidents, at, "DCGM finds nothing"));
         }
-        Judged { components, facts }
+        SensorReport { components, facts }
     }
 
     /// What is of one GPU, or of none, as a component.

@@ -8,8 +8,8 @@
 //! - Counters are judged by what they gain, limits by several readings, the driver's own words at once.
 //! - What cannot be read is unknown, and heavier evidence still counts.
 
-mod asking;
 mod checks;
+mod dcgm_opinion;
 mod details;
 mod driver;
 mod fabric;
@@ -21,8 +21,8 @@ mod links;
 mod log;
 mod notes;
 mod operator;
-mod opinion;
 mod peers;
+mod probe_protocol;
 mod programs;
 mod read;
 mod reading;
@@ -32,15 +32,15 @@ pub mod reset;
 mod rules;
 mod siblings;
 mod state;
-mod told;
 mod watch;
+mod xid_deduplicator;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use asking::{DeviceReport, DriverTrouble, GpuEvent, ProbeAnswer, ProbeLine, ProbeRequest};
+pub use dcgm_opinion::Opinion;
 pub use details::{EccCount, EccPlace, GpuDetails, LinkErrors, PeerAccess, SramErrors};
 pub use limits::{DeviceLimits, ExpectedGpus};
-pub use opinion::Opinion;
+pub use probe_protocol::{DeviceReport, DriverTrouble, GpuEvent, ProbeAnswer, ProbeLine, ProbeRequest};
 pub use reading::{
     Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, LinkReading, PcieLink, Read,
     RemappedRows, SlowdownTimes, settle,
@@ -53,8 +53,8 @@ use faults::Faults;
 use rules::{POWER_BRAKE, Rules};
 use siblings::Sibling;
 use state::{Around, Gpu, Known};
-use told::Told;
 use watch::{Change, Patience};
+use xid_deduplicator::XidDeduplicator;
 
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
@@ -80,7 +80,7 @@ pub struct DeviceJudge {
     driver: Driver,
     /// The power supply's brake, while it slows several GPUs down, and since it once did.
     power: Option<Shown>,
-    told: Told,
+    told: XidDeduplicator,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -121,7 +121,7 @@ impl DeviceJudge {
             switches: BTreeMap::new(),
             driver: Driver::default(),
             power: None,
-            told: Told::default(),
+            told: XidDeduplicator::default(),
         }
     }
 

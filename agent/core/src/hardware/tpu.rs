@@ -25,7 +25,7 @@ use crate::base::units::Period;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
-use crate::model::report::Judged;
+use crate::model::report::SensorReport;
 use crate::settings;
 
 settings! {
@@ -114,13 +114,13 @@ impl TpuJudge {
     }
 
     /// Judges one look at `now`. On a host without TPUs there is nothing to say.
-    pub fn step(&mut self, now: Mono, sample: &TpuSample) -> Judged {
+    pub fn step(&mut self, now: Mono, sample: &TpuSample) -> SensorReport {
         let mut facts = Vec::new();
         let none = Vec::new();
         let chips = sample.chips.as_ref().unwrap_or(&none);
         self.remember(chips, &mut facts);
         if self.found.is_empty() && sample.services.is_empty() {
-            return Judged::default();
+            return SensorReport::default();
         }
         let stuck = self.follow_cores(now, sample, &mut facts);
         facts.extend(sample.stalls.iter().map(words::stall_event));
@@ -133,7 +133,7 @@ impl TpuJudge {
             component.since = before.map_or(now, |(_, since)| *since);
             self.shown.insert(component.name.clone(), (component.state, component.since));
         }
-        Judged { components, facts }
+        SensorReport { components, facts }
     }
 
     fn remember(&mut self, chips: &[Chip], facts: &mut Vec<Fact>) {

@@ -20,7 +20,7 @@ use crate::base::units::Period;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
-use crate::model::report::Judged;
+use crate::model::report::SensorReport;
 use crate::settings;
 
 settings! {
@@ -138,7 +138,7 @@ impl CloudJudge {
     }
 
     /// Judges what the metadata server tells at `now`.
-    pub fn step(&mut self, now: Stamp, sample: &CloudSample) -> Judged {
+    pub fn step(&mut self, now: Stamp, sample: &CloudSample) -> SensorReport {
         let mut facts = Vec::new();
         let mut problems: Vec<(HealthState, String, RecommendedAction)> = Vec::new();
         match &sample.notices {
@@ -191,7 +191,7 @@ impl CloudJudge {
             since,
             ..Component::default()
         };
-        Judged { components: vec![component], facts }
+        SensorReport { components: vec![component], facts }
     }
 
     fn evidence(&self, notice: &Notice) -> Evidence {

@@ -10,7 +10,7 @@ use crate::hardware::gpu::{GpuReading, GpuView};
 use crate::host::preflight::Owners;
 use crate::model::finding::Hint;
 use crate::model::health::{Component, HealthState};
-pub use crate::model::slowdown_hints::Surroundings;
+pub use crate::model::slowdown_hints::SlowdownHints;
 
 /// A GPU that works this share of the time, in percent, should not rest its clocks.
 const AT_WORK: u32 = 30;
@@ -21,7 +21,7 @@ const LOW: f64 = 0.93;
 /// Corrected memory errors since the last reset that are a storm.
 const STORM: u64 = 1000;
 
-impl Surroundings {
+impl SlowdownHints {
     /// What is known around the processes of a job's ranks. What a rank started is its own: where a script started the
     /// program, that is what computes.
     pub fn of(
@@ -29,7 +29,7 @@ impl Surroundings {
         owners: &Owners,
         components: &[Component],
         gpus: &[GpuView],
-    ) -> Surroundings {
+    ) -> SlowdownHints {
         let owner = |pid: Pid| owners.get(&pid).copied().unwrap_or(pid);
         let mut hints: Vec<Hint> = components.iter().filter_map(of_component).collect();
         let (mut devices, mut at_work) = (BTreeMap::new(), BTreeMap::new());
@@ -56,7 +56,7 @@ impl Surroundings {
             hints.extend(low_power_limit(name, gpu, &readings));
             hints.extend(storm(name, reading));
         }
-        Surroundings { devices, hints, at_work }
+        SlowdownHints { devices, hints, at_work }
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_healthy_host_has_no_excuse_and_knows_whose_gpu_is_whose() {
         let (ranks, gpus) = host();
-        let told = Surroundings::of(&ranks, &Owners::new(), &[], &gpus);
+        let told = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
         assert_eq!(told.hints, []);
         assert_eq!(told.devices.len(), 4);
         assert_eq!(told.devices[&Rank(2)], "gpu.0000:02:00");
@@ -224,10 +224,10 @@ mod tests {
         {
             gpu.reading.as_mut().unwrap().utilization = share;
         }
-        let told = Surroundings::of(&ranks, &Owners::new(), &[], &gpus);
+        let told = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
         assert_eq!(told.at_work, [(Rank(0), true), (Rank(1), false), (Rank(3), true)].into());
         gpus[1].reading.as_mut().unwrap().utilization = Read::Value(50);
-        assert!(!Surroundings::of(&ranks, &Owners::new(), &[], &gpus).is_as(&told), "it is news");
+        assert!(!SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus).is_as(&told), "it is news");
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
             reading.processes = Read::Value(vec![GpuProcess { pid: Pid(102), memory: None }, other]);
             gpus[2].power_limit = Some(500_000);
         }
-        let told = Surroundings::of(&ranks, &Owners::new(), &[], &gpus);
+        let told = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
         let about: Vec<&str> = told.hints.iter().map(|hint| hint.about.as_str()).collect();
         assert_eq!(about, ["another process", "pcie width", "clocks", "power limit", "ecc"]);
         assert!(told.hints.iter().all(|hint| hint.device.as_deref() == Some("gpu.0000:02:00")));
@@ -263,7 +263,7 @@ mod tests {
         gpus[2].reading.as_mut().unwrap().processes = on(&[102, 1022]);
         gpus[3].reading.as_mut().unwrap().processes = on(&[103, 7]);
         let owners = [(Pid(1011), Pid(101)), (Pid(1022), Pid(102)), (Pid(7), Pid(5))].into();
-        let told = Surroundings::of(&ranks, &owners, &[], &gpus);
+        let told = SlowdownHints::of(&ranks, &owners, &[], &gpus);
         assert_eq!(told.devices[&Rank(1)], "gpu.0000:01:00");
         assert_eq!(told.at_work.len(), 4, "{told:?}");
         let strange: Vec<Option<&str>> = told.hints.iter().map(|hint| hint.device.as_deref()).collect();
@@ -276,7 +276,7 @@ mod tests {
         let reading = gpus[1].reading.as_mut().unwrap();
         reading.clocks = Read::Value(Clocks { sm: 345, memory: 2619 });
         reading.utilization = Read::Value(0);
-        assert_eq!(Surroundings::of(&ranks, &Owners::new(), &[], &gpus).hints, []);
+        assert_eq!(SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus).hints, []);
     }
 
     #[test]
@@ -295,7 +295,7 @@ mod tests {
         };
         let full =
             Component { name: "host.disk".into(), state: HealthState::Unhealthy, ..Component::default() };
-        let told = Surroundings::of(&[], &Owners::new(), &[stolen, full], &[]);
+        let told = SlowdownHints::of(&[], &Owners::new(), &[stolen, full], &[]);
         let [hint] = &told.hints[..] else { panic!("{told:?}") };
         assert_eq!(hint.device, None);
         assert!(hint.fact.ends_with("(/proc/stat: stolen 31.0 %, limit 10 %)"), "{}", hint.fact);
@@ -306,7 +306,7 @@ mod tests {
         let (ranks, mut gpus) = host();
         let mut told = |width| {
             gpus[0].reading.as_mut().unwrap().pcie = Read::Value(PcieLink { generation: 5, width });
-            Surroundings::of(&ranks, &Owners::new(), &[], &gpus)
+            SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus)
         };
         let (eight, four, whole) = (told(8), told(4), told(16));
         assert!(four.is_as(&eight) && four != eight);

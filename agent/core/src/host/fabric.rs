@@ -26,7 +26,7 @@ use crate::base::time::{Mono, Span, Stamp};
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
-use crate::model::report::Judged;
+use crate::model::report::SensorReport;
 
 /// The component of the network as a whole: whether all expected links are there.
 pub const WHOLE: &str = "fabric";
@@ -111,7 +111,7 @@ impl FabricJudge {
     }
 
     /// Judges the sample that was taken at `at`.
-    pub fn step(&mut self, at: Mono, sample: &FabricSample) -> Judged {
+    pub fn step(&mut self, at: Mono, sample: &FabricSample) -> SensorReport {
         let mut facts = Vec::new();
         self.hold_against(sample, &mut facts);
         let mut components = Vec::new();
@@ -135,7 +135,7 @@ impl FabricJudge {
             components.push(whole);
         }
         self.shown.retain(|name, _| components.iter().any(|component| component.name == *name));
-        Judged { components, facts }
+        SensorReport { components, facts }
     }
 
     /// Holds what was learned against what is there now.

@@ -32,7 +32,7 @@ use crate::base::time::{Mono, Span};
 use crate::base::units::Bytes;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, HealthChange, HealthState, RecommendedAction};
-use crate::model::report::Judged;
+use crate::model::report::SensorReport;
 
 /// The names of the components that this judge speaks of.
 pub const COMPONENTS: [&str; 4] = ["host.cpu", "host.memory", "host.disk", "host.oom"];
@@ -107,7 +107,7 @@ impl HostJudge {
     }
 
     /// Judges the sample that was taken at `at`.
-    pub fn step(&mut self, at: Mono, sample: &HostSample) -> Judged {
+    pub fn step(&mut self, at: Mono, sample: &HostSample) -> SensorReport {
         let patience =
             Patience { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after };
         let margin = self.limits.margin.0 / 100.0;
@@ -126,7 +126,7 @@ impl HostJudge {
             .zip(findings)
             .map(|(name, found)| show(&mut self.shown, name, at, found))
             .collect();
-        Judged { components, facts }
+        SensorReport { components, facts }
     }
 }
 

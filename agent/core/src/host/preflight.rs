@@ -11,7 +11,7 @@ mod node_health;
 
 use serde::{Deserialize, Serialize};
 
-pub use free::{Freedom, free};
+pub use free::{GpuAvailability, free};
 pub use held::{GpuUse, Owners};
 pub use node_health::{NodeHealth, node_health};
 

@@ -16,7 +16,7 @@ use crate::base::time::{Mono, Span, Stamp};
 use crate::model::finding::Finding;
 use crate::model::hang::{Hang, PlaceGroup, Waits};
 use crate::model::health::HealthChange;
-use crate::model::host_context::Testimony;
+use crate::model::host_context::HostEvidence;
 use crate::model::kernel::{KernelReport, Sxid, Xid};
 use crate::model::observation::Observation;
 use crate::model::policy::{Experience, Settings};
@@ -106,7 +106,7 @@ pub enum Fact {
         /// Which failure.
         incident: Incident,
         /// What it knows.
-        testimony: Testimony,
+        testimony: HostEvidence,
     },
     /// A call into the GPUs' driver has not returned in time.
     GpuDriverSilent {

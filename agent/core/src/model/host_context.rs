@@ -9,7 +9,7 @@ use crate::model::repeats::SeenBefore;
 
 /// What the host has to say of one failure.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Testimony {
+pub struct HostEvidence {
     /// Lines of the kernel log around the fault, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernel_lines: Vec<String>,
@@ -49,10 +49,10 @@ pub struct FailedBefore {
     pub suspicion: f64,
 }
 
-impl Testimony {
+impl HostEvidence {
     /// This testimony with what a later one of the same failure adds to it; none if that adds nothing. What has got better
     /// since then is no news of the failure.
-    pub fn with(&self, later: Testimony) -> Option<Testimony> {
+    pub fn with(&self, later: HostEvidence) -> Option<HostEvidence> {
         let mut both = self.clone();
         let known = |of: &Component| self.sick.iter().any(|known| known.name == of.name);
         both.sick.extend(later.sick.into_iter().filter(|component| !known(component)));
@@ -80,12 +80,12 @@ impl Testimony {
 mod tests {
     use super::*;
 
-    fn told(lines: &[&str], sick: &[&str]) -> Testimony {
+    fn told(lines: &[&str], sick: &[&str]) -> HostEvidence {
         let component = |name: &&str| Component { name: (*name).to_owned(), ..Component::default() };
-        Testimony {
+        HostEvidence {
             kernel_lines: lines.iter().map(|line| (*line).to_owned()).collect(),
             sick: sick.iter().map(component).collect(),
-            ..Testimony::default()
+            ..HostEvidence::default()
         }
     }
 

@@ -8,7 +8,7 @@ use crate::model::entry::Entry;
 use crate::model::health::Component;
 use crate::model::host_context::FailedBefore;
 use crate::model::repeats::SeenBefore;
-use crate::model::slowdown_hints::Surroundings;
+use crate::model::slowdown_hints::SlowdownHints;
 use crate::model::verdict::{Decision, Verdict};
 
 /// A part that is not in the journal's form, or of a version that is not understood.
@@ -77,7 +77,7 @@ pub fn seen_before(text: &str) -> Result<SeenBefore, FormError> {
 ///
 /// # Errors
 /// It is not of this version.
-pub fn surroundings(text: &str) -> Result<Surroundings, FormError> {
+pub fn surroundings(text: &str) -> Result<SlowdownHints, FormError> {
     read("what surrounds the ranks", text)
 }
 

@@ -54,7 +54,7 @@ pub struct Silence {
 
 /// What an operator says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum OperatorAction {
     /// The fault as it stands is known.
     Acknowledge {
         /// Why.
@@ -73,16 +73,16 @@ pub enum Word {
 
 /// All that operators have said and that still holds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Attention {
+pub struct OperatorState {
     acknowledged: BTreeMap<String, Acknowledgement>,
     silenced: BTreeMap<String, Silence>,
 }
 
-impl Word {
+impl OperatorAction {
     /// The word as it goes into the journal.
     pub fn observation(&self, uid: u32, component: &Component) -> Observation {
         let (event, mut values, words) = match self {
-            Word::Acknowledge { reason } => {
+            OperatorAction::Acknowledge { reason } => {
                 let values = vec![
                     ("reason", cut(reason)),
                     ("state", name(component.state)),
@@ -90,18 +90,18 @@ impl Word {
                 ];
                 (ACKNOWLEDGED, values, format!("acknowledged by user {uid}: {}", cut(reason)))
             }
-            Word::Silence { reason, until } => {
+            OperatorAction::Silence { reason, until } => {
                 let values = vec![("reason", cut(reason)), ("until", until.0.to_string())];
                 (SILENCED, values, format!("silenced by user {uid}: {}", cut(reason)))
             }
-            Word::Unsilence => (UNSILENCED, vec![], format!("silence taken back by user {uid}")),
+            OperatorAction::Unsilence => (UNSILENCED, vec![], format!("silence taken back by user {uid}")),
         };
         values.push(("uid", uid.to_string()));
         observation(component, event, words, values)
     }
 }
 
-impl Attention {
+impl OperatorState {
     /// Takes in an observation of the journal; others than operators' words are passed over.
     pub fn take_in(&mut self, at: Stamp, boot: &BootId, observation: &Observation) {
         let component = &observation.component;
@@ -230,17 +230,17 @@ mod tests {
         Component { name: NAME.into(), state, fault_at: Some(stamp(fault_at).mono), ..Component::default() }
     }
 
-    fn said(attention: &mut Attention, at: u64, word: &Word, component: &Component) {
+    fn said(attention: &mut OperatorState, at: u64, word: &OperatorAction, component: &Component) {
         attention.take_in(stamp(at), &boot(), &word.observation(1000, component));
     }
 
-    fn acknowledge() -> Word {
-        Word::Acknowledge { reason: "ticket 7".into() }
+    fn acknowledge() -> OperatorAction {
+        OperatorAction::Acknowledge { reason: "ticket 7".into() }
     }
 
     #[test]
     fn a_known_fault_does_not_count_until_it_comes_anew() {
-        let mut attention = Attention::default();
+        let mut attention = OperatorState::default();
         let component = ill(HealthState::Unhealthy, 10);
         said(&mut attention, 20, &acknowledge(), &component);
         assert!(!attention.counts(NAME));
@@ -260,7 +260,7 @@ mod tests {
         for (state, weight) in
             [(HealthState::Unhealthy, Weight::Warning), (HealthState::Healthy, Weight::Info)]
         {
-            let mut attention = Attention::default();
+            let mut attention = OperatorState::default();
             said(&mut attention, 20, &acknowledge(), &ill(HealthState::Degraded, 10));
             assert_eq!(attention.judged(&ill(HealthState::Degraded, 10)), None);
             assert_eq!(attention.judged(&ill(state, 10)).unwrap().weight, weight);
@@ -269,22 +269,22 @@ mod tests {
 
     #[test]
     fn a_silence_runs_out_or_is_taken_back() {
-        let mut attention = Attention::default();
+        let mut attention = OperatorState::default();
         let component = ill(HealthState::Unhealthy, 10);
-        let silence = Word::Silence { reason: "bench".into(), until: stamp(100).wall };
+        let silence = OperatorAction::Silence { reason: "bench".into(), until: stamp(100).wall };
         said(&mut attention, 20, &silence, &component);
         assert!(!attention.counts(NAME));
         assert_eq!(attention.run_out(stamp(99).wall), []);
         assert_eq!(attention.run_out(stamp(100).wall).len(), 1);
         assert!(attention.counts(NAME));
         said(&mut attention, 120, &silence, &component);
-        said(&mut attention, 121, &Word::Unsilence, &component);
+        said(&mut attention, 121, &OperatorAction::Unsilence, &component);
         assert!(attention.counts(NAME) && attention.silence(NAME).is_none());
     }
 
     #[test]
     fn another_boot_finds_anew() {
-        let mut attention = Attention::default();
+        let mut attention = OperatorState::default();
         said(&mut attention, 20, &acknowledge(), &ill(HealthState::Unhealthy, 10));
         attention.only_of(&boot());
         assert!(!attention.counts(NAME));

@@ -5,7 +5,7 @@ use crate::model::health::Component;
 
 /// Components and facts of one look.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Judged {
+pub struct SensorReport {
     /// The components that the room watches, each time all of them.
     pub components: Vec<Component>,
     /// What has happened since the last look.

@@ -9,7 +9,7 @@ use crate::model::finding::Hint;
 
 /// What surrounds the ranks of a job on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Surroundings {
+pub struct SlowdownHints {
     /// The GPU that a rank computes on, as its component is named, where the driver tells.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub devices: BTreeMap<Rank, String>,
@@ -21,10 +21,10 @@ pub struct Surroundings {
     pub at_work: BTreeMap<Rank, bool>,
 }
 
-impl Surroundings {
+impl SlowdownHints {
     /// Whether this says nothing that `before` did not: readings that moved on are no news.
-    pub fn is_as(&self, before: &Surroundings) -> bool {
-        let keys = |of: &Surroundings| -> Vec<(Option<String>, String)> {
+    pub fn is_as(&self, before: &SlowdownHints) -> bool {
+        let keys = |of: &SlowdownHints| -> Vec<(Option<String>, String)> {
             of.hints.iter().map(|hint| (hint.device.clone(), hint.about.clone())).collect()
         };
         self.devices == before.devices && self.at_work == before.at_work && keys(self) == keys(before)

@@ -8,7 +8,7 @@ use crate::model::health::{Component, HealthState};
 
 /// How components stood before a restart, in the same boot, for as long as they stand so.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Standing {
+pub struct StateSince {
     before: BTreeMap<String, Before>,
 }
 
@@ -20,7 +20,7 @@ struct Before {
     met: bool,
 }
 
-impl Standing {
+impl StateSince {
     /// Takes in how a component stood, as the journal of this boot tells it; the newest counts.
     pub fn recall(&mut self, component: &Component) {
         let Component { state, since, .. } = *component;
@@ -55,7 +55,7 @@ mod tests {
             since: Mono(since),
             ..Component::default()
         };
-        let mut standing = Standing::default();
+        let mut standing = StateSince::default();
         standing.recall(&component(Degraded, 3));
         standing.recall(&component(Unhealthy, 7));
         let mut told = Vec::new();
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn what_the_journal_does_not_know_is_as_it_was_judged() {
         let mut of = Component { name: "host.cpu".to_owned(), since: Mono(9), ..Component::default() };
-        Standing::default().keep(&mut of);
+        StateSince::default().keep(&mut of);
         assert_eq!(of.since, Mono(9));
     }
 }

@@ -14,7 +14,7 @@ use crate::model::entry::StepDone;
 /// What a job's time goes into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Spending {
+pub enum TimeCategory {
     /// Steps that count: productive time.
     Training,
     /// Inside the trainer's sections named `checkpoint`.
@@ -35,18 +35,18 @@ pub enum Spending {
     Finishing,
 }
 
-impl std::fmt::Display for Spending {
+impl std::fmt::Display for TimeCategory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Spending::Training => "training",
-            Spending::Checkpointing => "checkpointing",
-            Spending::Starting => "starting",
-            Spending::Initialising => "initialising",
-            Spending::LostWork => "lost work",
-            Spending::Undetected => "fault undetected",
-            Spending::Stopping => "stopping",
-            Spending::Deciding => "deciding",
-            Spending::Finishing => "finishing",
+            TimeCategory::Training => "training",
+            TimeCategory::Checkpointing => "checkpointing",
+            TimeCategory::Starting => "starting",
+            TimeCategory::Initialising => "initialising",
+            TimeCategory::LostWork => "lost work",
+            TimeCategory::Undetected => "fault undetected",
+            TimeCategory::Stopping => "stopping",
+            TimeCategory::Deciding => "deciding",
+            TimeCategory::Finishing => "finishing",
         })
     }
 }
@@ -55,9 +55,9 @@ impl std::fmt::Display for Spending {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
     began: Mono,
-    state: Spending,
+    state: TimeCategory,
     since: Mono,
-    booked: BTreeMap<Spending, Span>,
+    booked: BTreeMap<TimeCategory, Span>,
     /// Of what is booked as training: work done again or cut off.
     lost: Span,
     /// Of what is booked as training: time in sections named `checkpoint`.
@@ -78,11 +78,11 @@ pub struct Ledger {
 
 /// The books of a job at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Books {
+pub struct TimeAccounting {
     /// From the start of the job to this moment.
     pub wall: Span,
     /// Where it went; the sum is `wall`.
-    pub parts: BTreeMap<Spending, Span>,
+    pub parts: BTreeMap<TimeCategory, Span>,
     /// Training over wall time, 0 to 1; none where no rank sent heartbeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goodput: Option<f64>,
@@ -100,7 +100,7 @@ impl Ledger {
     pub fn open(at: Mono) -> Ledger {
         Ledger {
             began: at,
-            state: Spending::Starting,
+            state: TimeCategory::Starting,
             since: at,
             booked: BTreeMap::new(),
             lost: Span::default(),
@@ -117,12 +117,12 @@ impl Ledger {
     }
 
     /// From `at` on the time goes into `state`. A time before the last change counts as that change's.
-    pub fn enter(&mut self, at: Mono, state: Spending) {
+    pub fn enter(&mut self, at: Mono, state: TimeCategory) {
         let at = at.max(self.since);
-        self.heard |= matches!(state, Spending::Initialising | Spending::Training);
-        let cut_off = self.state == Spending::Training && state != Spending::Training;
+        self.heard |= matches!(state, TimeCategory::Initialising | TimeCategory::Training);
+        let cut_off = self.state == TimeCategory::Training && state != TimeCategory::Training;
         self.book(self.state, at.since(self.since));
-        if cut_off && state == Spending::Undetected {
+        if cut_off && state == TimeCategory::Undetected {
             self.charge_unfinished_step(at);
         }
         self.state = state;
@@ -141,7 +141,7 @@ impl Ledger {
     }
 
     /// What the time goes into at present.
-    pub fn state(&self) -> Spending {
+    pub fn state(&self) -> TimeCategory {
         self.state
     }
 
@@ -187,24 +187,33 @@ impl Ledger {
     }
 
     /// The books at `at`.
-    pub fn books(&self, at: Mono) -> Books {
+    pub fn books(&self, at: Mono) -> TimeAccounting {
         let at = at.max(self.since);
         let mut parts = self.booked.clone();
         let open = parts.entry(self.state).or_default();
         *open = open.plus(at.since(self.since));
         // Steps are seen later than states change; no more can be moved out of training than was booked there.
-        for (state, charged) in [(Spending::LostWork, self.lost), (Spending::Checkpointing, self.saved)] {
-            let training = parts.entry(Spending::Training).or_default();
+        for (state, charged) in
+            [(TimeCategory::LostWork, self.lost), (TimeCategory::Checkpointing, self.saved)]
+        {
+            let training = parts.entry(TimeCategory::Training).or_default();
             let moved = charged.min(*training);
             *training = training.minus(moved);
             parts.insert(state, moved);
         }
-        let training = parts.get(&Spending::Training).copied().unwrap_or_default();
+        let training = parts.get(&TimeCategory::Training).copied().unwrap_or_default();
         parts.retain(|_, span| span.0 > 0);
         let wall = at.since(self.began);
         let share = if wall.0 == 0 { 0.0 } else { training.0 as f64 / wall.0 as f64 };
         let goodput = self.heard.then_some(share);
-        Books { wall, parts, goodput, steps: self.steps, steps_lost: self.steps_lost, saves: self.saves }
+        TimeAccounting {
+            wall,
+            parts,
+            goodput,
+            steps: self.steps,
+            steps_lost: self.steps_lost,
+            saves: self.saves,
+        }
     }
 
     /// The part of a step that a fault cut off is lost work.
@@ -214,7 +223,7 @@ impl Ledger {
         }
     }
 
-    fn book(&mut self, state: Spending, span: Span) {
+    fn book(&mut self, state: TimeCategory, span: Span) {
         let booked = self.booked.entry(state).or_default();
         *booked = booked.plus(span);
     }
@@ -233,26 +242,26 @@ mod tests {
     fn a_fault_costs_its_detection_the_restart_and_the_steps_done_again() {
         let mut ledger = Ledger::open(Mono(0));
         ledger.begin_attempt();
-        ledger.enter(Mono(100), Spending::Initialising);
-        ledger.enter(Mono(200), Spending::Training);
+        ledger.enter(Mono(100), TimeCategory::Initialising);
+        ledger.enter(Mono(200), TimeCategory::Training);
         ledger.step(&step(1, 200, 300));
         ledger.step(&StepDone { checkpoint_ns: 40, ..step(2, 300, 400) });
         ledger.step(&step(3, 400, 500));
-        ledger.enter(Mono(550), Spending::Undetected);
-        ledger.enter(Mono(560), Spending::Stopping);
-        ledger.enter(Mono(600), Spending::Deciding);
-        ledger.enter(Mono(610), Spending::Starting);
+        ledger.enter(Mono(550), TimeCategory::Undetected);
+        ledger.enter(Mono(560), TimeCategory::Stopping);
+        ledger.enter(Mono(600), TimeCategory::Deciding);
+        ledger.enter(Mono(610), TimeCategory::Starting);
         ledger.begin_attempt();
-        ledger.enter(Mono(700), Spending::Training);
+        ledger.enter(Mono(700), TimeCategory::Training);
         ledger.step(&step(3, 700, 800));
         ledger.step(&step(4, 800, 900));
-        ledger.enter(Mono(900), Spending::Finishing);
+        ledger.enter(Mono(900), TimeCategory::Finishing);
         let books = ledger.books(Mono(1000));
         let part = |spending| books.parts.get(&spending).map(|span| span.0);
-        assert_eq!(part(Spending::Training), Some(200 + 60 + 100));
-        assert_eq!(part(Spending::Checkpointing), Some(40));
-        assert_eq!(part(Spending::LostWork), Some(50 + 100));
-        assert_eq!(part(Spending::Undetected), Some(10));
+        assert_eq!(part(TimeCategory::Training), Some(200 + 60 + 100));
+        assert_eq!(part(TimeCategory::Checkpointing), Some(40));
+        assert_eq!(part(TimeCategory::LostWork), Some(50 + 100));
+        assert_eq!(part(TimeCategory::Undetected), Some(10));
         assert_eq!((books.steps, books.steps_lost, books.goodput), (4, 1, Some(0.36)));
     }
 
@@ -262,16 +271,16 @@ mod tests {
         for attempt in 0..3 {
             ledger.begin_attempt();
             for number in 0..5 {
-                ledger.enter(Mono(attempt * 100), Spending::Training);
+                ledger.enter(Mono(attempt * 100), TimeCategory::Training);
                 let start = attempt * 100 + number * 10;
                 ledger.step(&StepDone { counted: true, ..step(number, start, start + 10) });
             }
-            ledger.enter(Mono(attempt * 100 + 50), Spending::Deciding);
+            ledger.enter(Mono(attempt * 100 + 50), TimeCategory::Deciding);
         }
         let books = ledger.books(Mono(300));
         assert_eq!((books.steps, books.steps_lost), (5, 10));
-        assert_eq!(books.parts.get(&Spending::LostWork), Some(&Span(100)));
-        assert_eq!(books.parts.get(&Spending::Training), Some(&Span(50)));
+        assert_eq!(books.parts.get(&TimeCategory::LostWork), Some(&Span(100)));
+        assert_eq!(books.parts.get(&TimeCategory::Training), Some(&Span(50)));
         // The policy must not take a job for stuck that may have resumed.
         assert_eq!(ledger.reached(), Some(14));
         ledger.begin_attempt();
@@ -295,23 +304,23 @@ mod tests {
     fn a_job_without_heartbeats_has_no_goodput() {
         let mut ledger = Ledger::open(Mono(0));
         ledger.begin_attempt();
-        ledger.enter(Mono(90), Spending::Undetected);
+        ledger.enter(Mono(90), TimeCategory::Undetected);
         let silent = ledger.books(Mono(100));
         assert_eq!(silent.goodput, None);
         assert!(!serde_json::to_string(&silent).expect("books are JSON").contains("goodput"));
-        ledger.enter(Mono(100), Spending::Initialising);
+        ledger.enter(Mono(100), TimeCategory::Initialising);
         assert_eq!(ledger.books(Mono(200)).goodput, Some(0.0));
     }
 
-    fn spending() -> impl Strategy<Value = Spending> {
+    fn spending() -> impl Strategy<Value = TimeCategory> {
         prop::sample::select(vec![
-            Spending::Training,
-            Spending::Starting,
-            Spending::Initialising,
-            Spending::Undetected,
-            Spending::Stopping,
-            Spending::Deciding,
-            Spending::Finishing,
+            TimeCategory::Training,
+            TimeCategory::Starting,
+            TimeCategory::Initialising,
+            TimeCategory::Undetected,
+            TimeCategory::Stopping,
+            TimeCategory::Deciding,
+            TimeCategory::Finishing,
         ])
     }
 
@@ -327,7 +336,7 @@ mod tests {
             let mut steps = steps.into_iter();
             for (at, state) in changes {
                 ledger.enter(Mono(at), state);
-                if state == Spending::Starting {
+                if state == TimeCategory::Starting {
                     ledger.begin_attempt();
                 }
                 if let Some((number, start, length, checkpoint_ns)) = steps.next() {

@@ -17,13 +17,13 @@ use pace::{LAST, Paces};
 use proven::Unproven;
 
 use crate::base::id::{Attempt, Rank};
-use crate::host::contention::Surroundings;
+use crate::host::contention::SlowdownHints;
 use crate::model::entry::{JobSpec, StepDone};
 use crate::model::finding::Finding;
 use crate::progress::memory::Learned;
 use crate::progress::numerics::{self, Numbers, Sick};
 use crate::progress::parallelism::Layout;
-use crate::progress::straggler::{self, Limits, Names, Peers, Role, Row, Standing, learn};
+use crate::progress::straggler::{self, Limits, Names, OpenFindings, Peers, Role, Row, learn};
 
 /// A step that most ranks have passed by so many is judged without those that are missing.
 const PASSED_BY: u64 = 8;
@@ -33,7 +33,7 @@ const WAITING: usize = 32;
 
 /// What a rank told of a step.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct Reported {
     done: bool,
     took: f32,
     /// Seconds without waiting for others and pauses; NaN if no section tells of either.
@@ -49,7 +49,7 @@ struct Told {
 pub struct Watch {
     spec_ranks: u32,
     layout: Layout,
-    surroundings: Surroundings,
+    surroundings: SlowdownHints,
     told: u64,
     attempt: Attempt,
     now: Option<Present>,
@@ -68,7 +68,7 @@ struct Present {
     stages: Vec<u32>,
     /// What each rank said it is.
     roles: Vec<Option<(String, Option<u32>)>>,
-    standing: Standing,
+    standing: OpenFindings,
     unproven: Unproven,
     /// The first self times, while peers may still be learned from them.
     learning: Option<(Vec<u64>, Vec<Vec<f32>>)>,
@@ -76,7 +76,7 @@ struct Present {
     exchange: Exchange,
     numbers: numerics::Judge,
     sick: BTreeMap<(crate::model::finding::FindingKind, u32), Finding>,
-    steps: BTreeMap<u64, Vec<Told>>,
+    steps: BTreeMap<u64, Vec<Reported>>,
     judged: Option<u64>,
     /// By rank: its newest step.
     newest: Vec<Option<u64>>,
@@ -88,7 +88,7 @@ impl Watch {
         Watch {
             spec_ranks: spec.world_size,
             layout: Layout::of_command(&spec.command),
-            surroundings: Surroundings::default(),
+            surroundings: SlowdownHints::default(),
             told: 0,
             attempt: Attempt(0),
             now: None,
@@ -136,7 +136,7 @@ impl Watch {
             stragglers,
             roles: vec![None; ranks.len()],
             stages: if recalled { self.stages.clone() } else { Vec::new() },
-            standing: Standing::default(),
+            standing: OpenFindings::default(),
             unproven: Unproven::default(),
             learning: (!given && !recalled).then(Default::default),
             paces: Paces::of(ranks.len()),
@@ -154,7 +154,7 @@ impl Watch {
 
     /// What is known of the host and its devices that may explain slowness; it replaces what was known before. Findings that
     /// stand and are explained by it are returned, to be told again.
-    pub fn set_surroundings(&mut self, surroundings: Surroundings) -> Vec<Finding> {
+    pub fn set_surroundings(&mut self, surroundings: SlowdownHints) -> Vec<Finding> {
         self.surroundings = surroundings;
         let Some(present) = &mut self.now else { return Vec::new() };
         present.name_devices(&self.surroundings);
@@ -223,15 +223,15 @@ impl Present {
             return;
         }
         let ranks = self.ranks.len();
-        let row = self.steps.entry(done.step).or_insert_with(|| vec![Told::default(); ranks]);
-        row[index] = Told::of(done);
+        let row = self.steps.entry(done.step).or_insert_with(|| vec![Reported::default(); ranks]);
+        row[index] = Reported::of(done);
         if self.steps.len() > WAITING {
             self.steps.pop_last();
         }
     }
 
     /// The oldest step, if nobody is waited for any longer.
-    fn next_row(&mut self) -> Option<(u64, Vec<Told>)> {
+    fn next_row(&mut self) -> Option<(u64, Vec<Reported>)> {
         let oldest = self.steps.first_entry()?;
         let step = *oldest.key();
         let whole = oldest.get().iter().all(|told| told.done);
@@ -262,7 +262,7 @@ impl Present {
         self.stages.clear();
     }
 
-    fn name_devices(&mut self, surroundings: &Surroundings) {
+    fn name_devices(&mut self, surroundings: &SlowdownHints) {
         let device = |rank: &Rank| surroundings.devices.get(rank).cloned();
         self.names.devices = self.ranks.iter().map(device).collect();
     }
@@ -270,10 +270,10 @@ impl Present {
     fn judge(
         &mut self,
         step: u64,
-        row: &[Told],
+        row: &[Reported],
         attempt: Attempt,
         told: &mut u64,
-        surroundings: &Surroundings,
+        surroundings: &SlowdownHints,
         found: &mut Vec<Finding>,
     ) {
         if let Some(self_times) = self_times(row) {
@@ -317,11 +317,11 @@ impl Present {
     fn pace_of(
         &mut self,
         step: u64,
-        row: &[Told],
+        row: &[Reported],
         self_times: &[f32],
         attempt: Attempt,
         told: &mut u64,
-        surroundings: &Surroundings,
+        surroundings: &SlowdownHints,
         found: &mut Vec<Finding>,
     ) {
         let waits: Vec<f32> = row.iter().map(|told| if told.done { told.wait } else { f32::NAN }).collect();
@@ -396,15 +396,15 @@ impl Present {
     }
 }
 
-impl Told {
-    fn of(done: &StepDone) -> Told {
+impl Reported {
+    fn of(done: &StepDone) -> Reported {
         let seconds = |ns: u64| (ns as f64 / 1e9) as f32;
         let took = done.end.since(done.start).0;
         let spent = done.spent;
         // A first step began with imports and setup: its length says nothing of training.
         let usable = !done.first;
         let without = took.saturating_sub(spent.wait_ns).saturating_sub(spent.pause_ns);
-        Told {
+        Reported {
             done: true,
             took: if usable { seconds(took) } else { f32::NAN },
             without_waiting: if usable && spent.wait_ns > 0 { seconds(without) } else { f32::NAN },
@@ -426,8 +426,8 @@ fn of_stages(stages: &[u32]) -> Peers {
 }
 
 /// Self times by what sections are named; none if none tells of it. All ranks are measured alike.
-fn self_times(row: &[Told]) -> Option<Vec<f32>> {
-    let known = |seconds: fn(&Told) -> f32| -> Vec<f32> {
+fn self_times(row: &[Reported]) -> Option<Vec<f32>> {
+    let known = |seconds: fn(&Reported) -> f32| -> Vec<f32> {
         row.iter().map(|told| if told.done { seconds(told) } else { f32::NAN }).collect()
     };
     let any = |times: &Vec<f32>| times.iter().any(|time| time.is_finite());

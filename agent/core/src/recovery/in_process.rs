@@ -117,7 +117,7 @@ impl Call {
 
 /// Where a rank stands in the round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Standing {
+pub enum RoundState {
     /// It has not said hello: on its way, or a program without restartable function.
     #[default]
     Coming,
@@ -152,14 +152,14 @@ pub enum Heard {
 #[derive(Clone, Debug, Default)]
 pub struct Round {
     epoch: Attempt,
-    standing: BTreeMap<Rank, Standing>,
+    standing: BTreeMap<Rank, RoundState>,
     gathering: bool,
 }
 
 impl Round {
     /// A round of these ranks begins.
     pub fn begin(epoch: Attempt, ranks: impl IntoIterator<Item = Rank>) -> Round {
-        let standing = ranks.into_iter().map(|rank| (rank, Standing::Coming)).collect();
+        let standing = ranks.into_iter().map(|rank| (rank, RoundState::Coming)).collect();
         Round { epoch, standing, gathering: false }
     }
 
@@ -169,14 +169,15 @@ impl Round {
     }
 
     /// Where a rank stands.
-    pub fn standing(&self, rank: Rank) -> Option<Standing> {
+    pub fn standing(&self, rank: Rank) -> Option<RoundState> {
         self.standing.get(&rank).copied()
     }
 
     /// Whether any rank can leave without its process being ended.
     pub fn can_gather(&self) -> bool {
-        let inside =
-            |standing: &Standing| matches!(standing, Standing::Inside | Standing::Done | Standing::Ready);
+        let inside = |standing: &RoundState| {
+            matches!(standing, RoundState::Inside | RoundState::Done | RoundState::Ready)
+        };
         self.standing.values().any(inside)
     }
 
@@ -185,8 +186,8 @@ impl Round {
         self.gathering = true;
         let mut told = Vec::new();
         for (rank, standing) in &mut self.standing {
-            if matches!(standing, Standing::Inside | Standing::Done) {
-                *standing = Standing::Leaving;
+            if matches!(standing, RoundState::Inside | RoundState::Done) {
+                *standing = RoundState::Leaving;
                 told.push(*rank);
             }
         }
@@ -211,18 +212,18 @@ impl Round {
 
     /// Ranks that have still to leave.
     pub fn missing(&self) -> Vec<Rank> {
-        self.with(|standing| !matches!(standing, Standing::Ready | Standing::Gone))
+        self.with(|standing| !matches!(standing, RoundState::Ready | RoundState::Gone))
     }
 
     /// Ranks that wait for the next round.
     pub fn waiting(&self) -> Vec<Rank> {
-        self.with(|standing| standing == Standing::Ready)
+        self.with(|standing| standing == RoundState::Ready)
     }
 
     /// A rank's process is gone. Ranks that only waited for it to be done are named.
     pub fn gone(&mut self, rank: Rank) -> Vec<Rank> {
         if let Some(standing) = self.standing.get_mut(&rank) {
-            *standing = Standing::Gone;
+            *standing = RoundState::Gone;
         }
         self.all_done()
     }
@@ -231,25 +232,25 @@ impl Round {
     pub fn hear(&mut self, rank: Rank, word: Word) -> Heard {
         let (epoch, gathering) = (self.epoch, self.gathering);
         let Some(standing) = self.standing.get_mut(&rank) else { return Heard::PassedOver };
-        if word.epoch() != epoch || matches!(standing, Standing::Gone | Standing::Ready) {
+        if word.epoch() != epoch || matches!(standing, RoundState::Gone | RoundState::Ready) {
             return Heard::PassedOver;
         }
         match word {
             // One that comes while the others leave is to turn round at once.
             Word::Hello { .. } if gathering => {
-                *standing = Standing::Leaving;
+                *standing = RoundState::Leaving;
                 return Heard::Late;
             }
-            Word::Hello { .. } => *standing = Standing::Inside,
-            Word::Ready { .. } => *standing = Standing::Ready,
+            Word::Hello { .. } => *standing = RoundState::Inside,
+            Word::Ready { .. } => *standing = RoundState::Ready,
             Word::Done { .. } if gathering => {}
             Word::Done { .. } => {
-                *standing = Standing::Done;
+                *standing = RoundState::Done;
                 let done = self.all_done();
                 return if done.is_empty() { Heard::Noted } else { Heard::AllDone(done) };
             }
             Word::Raised { at, exception, message, traceback, .. } => {
-                *standing = Standing::Leaving;
+                *standing = RoundState::Leaving;
                 return Heard::Raised(Note {
                     exception,
                     message,
@@ -265,14 +266,14 @@ impl Round {
     /// Those to be told that all are done: every other one is too, or its process has ended. One that has not come yet may
     /// still fail, and wants the others back then.
     fn all_done(&self) -> Vec<Rank> {
-        let over = |standing: &Standing| matches!(standing, Standing::Done | Standing::Gone);
+        let over = |standing: &RoundState| matches!(standing, RoundState::Done | RoundState::Gone);
         if self.gathering || !self.standing.values().all(over) {
             return Vec::new();
         }
-        self.with(|standing| standing == Standing::Done)
+        self.with(|standing| standing == RoundState::Done)
     }
 
-    fn with(&self, keep: impl Fn(Standing) -> bool) -> Vec<Rank> {
+    fn with(&self, keep: impl Fn(RoundState) -> bool) -> Vec<Rank> {
         self.standing.iter().filter(|(_, standing)| keep(**standing)).map(|(rank, _)| *rank).collect()
     }
 }
@@ -332,7 +333,7 @@ mod tests {
                 assert_eq!(round.hear(Rank(0), word), Heard::PassedOver);
             }
         }
-        assert_eq!(round.standing(Rank(0)), Some(Standing::Inside));
+        assert_eq!(round.standing(Rank(0)), Some(RoundState::Inside));
         assert_eq!(round.hear(Rank(9), Word::Ready { epoch: EPOCH }), Heard::PassedOver);
     }
 
@@ -414,19 +415,19 @@ mod tests {
         fn a_rank_leaves_a_round_once(words in proptest::collection::vec((0u32..3, any_word(), 0..12), 0..60)) {
             let mut round = Round::begin(Attempt(EPOCH), (0..3).map(Rank));
             for (rank, word, event) in words {
-                let out = round.with(|standing| matches!(standing, Standing::Ready | Standing::Gone));
+                let out = round.with(|standing| matches!(standing, RoundState::Ready | RoundState::Gone));
                 match event {
                     0 => drop(round.gone(Rank(rank))),
                     1 => drop(round.gather()),
                     _ => {
                         if let Heard::AllDone(told) = round.hear(Rank(rank), word) {
                             prop_assert!(!told.is_empty());
-                            prop_assert!(round.with(|s| matches!(s, Standing::Inside | Standing::Leaving)).is_empty());
+                            prop_assert!(round.with(|s| matches!(s, RoundState::Inside | RoundState::Leaving)).is_empty());
                         }
                     }
                 }
                 for rank in out {
-                    prop_assert!(matches!(round.standing(rank), Some(Standing::Ready | Standing::Gone)));
+                    prop_assert!(matches!(round.standing(rank), Some(RoundState::Ready | RoundState::Gone)));
                 }
             }
         }

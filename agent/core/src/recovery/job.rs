@@ -21,8 +21,8 @@
 mod asking;
 mod carried;
 mod deciding;
+mod evidence;
 mod found;
-mod heard;
 mod late;
 mod lost_peer;
 mod ordered;
@@ -42,7 +42,7 @@ use crate::failure::root_rank::{RankEnd, start_failed};
 use crate::hang::{Hang, PlaceGroup};
 use crate::model::entry::{Body, Fact, JobSpec, StepDone};
 use crate::model::finding::Finding;
-use crate::progress::goodput::{Ledger, Spending};
+use crate::progress::goodput::{Ledger, TimeCategory};
 use crate::progress::memory::Learned;
 use crate::progress::monitor::{Pace, Watch};
 use crate::recovery::policy::{self, Advisor, Experience, PastFailure, Rung, Settings};
@@ -325,7 +325,7 @@ impl Job {
                 } else if self.phase == Phase::Running
                     && self.ranks.values().all(|rank| rank.end.exit.is_some())
                 {
-                    self.ledger.enter(at, Spending::Finishing);
+                    self.ledger.enter(at, TimeCategory::Finishing);
                     self.stop(StopWhy::Done, out);
                 } else {
                     self.lost_peer_is_known(at, out);
@@ -402,8 +402,8 @@ impl Job {
             return;
         }
         let fault_at = self.lost_peer.take().map_or(fault_at, |lost| fault_at.min(lost.since));
-        self.ledger.enter(fault_at, Spending::Undetected);
-        self.ledger.enter(at, Spending::Stopping);
+        self.ledger.enter(fault_at, TimeCategory::Undetected);
+        self.ledger.enter(at, TimeCategory::Stopping);
         self.stop(StopWhy::Fault, out);
     }
 
@@ -416,7 +416,7 @@ impl Job {
         self.stop_requested.get_or_insert(exit);
         match self.phase {
             Phase::Running => {
-                self.ledger.enter(at, Spending::Finishing);
+                self.ledger.enter(at, TimeCategory::Finishing);
                 self.stop(StopWhy::Requested, out);
             }
             Phase::Judging { .. } | Phase::Ordered(_) | Phase::HeldBack { .. } => {

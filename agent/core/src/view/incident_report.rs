@@ -18,7 +18,7 @@ use crate::model::finding::Finding;
 use crate::model::verdict::{Decision, Outcome, Verdict};
 
 pub use render::{Options, render, render_findings};
-pub use sentences::{SinceThen, advice, brief, done, fault};
+pub use sentences::{AfterFailure, advice, brief, done, fault};
 
 /// What the journal has of one failure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,11 +38,11 @@ pub struct IncidentReport {
 }
 
 impl IncidentReport {
-    fn since_then(&self) -> SinceThen {
+    fn since_then(&self) -> AfterFailure {
         match (self.job_ended, &self.outcome) {
-            (Some(exit), _) => SinceThen::Ended { exit },
-            (None, Some(_)) => SinceThen::Training,
-            (None, None) => SinceThen::Starting,
+            (Some(exit), _) => AfterFailure::Ended { exit },
+            (None, Some(_)) => AfterFailure::Training,
+            (None, None) => AfterFailure::Starting,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::hardware::gpu::GpuView;
 use crate::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
 use crate::model::finding::Finding;
 use crate::model::health::{Component, HealthState};
-use crate::model::operator::Attention;
+use crate::model::operator::OperatorState;
 use crate::model::verdict::{Decision, Verdict};
 use crate::progress::monitor::Pace;
 use crate::recovery::job::POLICY;
@@ -139,7 +139,7 @@ pub struct NodeView {
     /// Jobs by name.
     pub jobs: BTreeMap<JobId, JobView>,
     /// What operators have said of components.
-    pub attention: Attention,
+    pub attention: OperatorState,
     /// GPUs with their last readings, in the order of their addresses. Not of the journal.
     pub gpus: Arc<[GpuView]>,
 }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::checkpoint::standing::Standing;
+use crate::checkpoint::eligibility::PlacementEligibility;
 use crate::model::health::{Component, HealthState, RecommendedAction};
 use crate::progress::parallelism::Layout;
 use crate::view::node::{JobPhase, JobView, NodeView};
 
-impl Standing {
+impl PlacementEligibility {
     /// As the agent of the host sees it; `run_of` knows the run id of a job.
-    pub fn of(view: &NodeView, run_of: impl Fn(&JobView) -> Option<String>) -> Standing {
+    pub fn of(view: &NodeView, run_of: impl Fn(&JobView) -> Option<String>) -> PlacementEligibility {
         let mut stages: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
         for job in view.jobs.values() {
             let own = stages_of(job);
@@ -17,7 +17,7 @@ impl Standing {
                 stages.entry(run).or_default().extend(own);
             }
         }
-        Standing { excluded: excluded(view.counting()), stages }
+        PlacementEligibility { excluded: excluded(view.counting()), stages }
     }
 }
 
@@ -109,19 +109,23 @@ mod tests {
     fn stages_are_those_that_ranks_tell_and_else_those_of_the_command() {
         let mut view = view();
         let run = |_: &JobView| Some("run".to_owned());
-        assert_eq!(Standing::of(&view, run), stages("run", &[1]));
+        assert_eq!(PlacementEligibility::of(&view, run), stages("run", &[1]));
         let told = BeatView { stage: Some(3), ..BeatView::default() };
         view.sample(&JobId("job".to_owned()), Attempt(0), Rank(3), told);
-        assert_eq!(Standing::of(&view, run), stages("run", &[1, 3]));
-        assert_eq!(Standing::of(&view, |_| None), Standing::default(), "nobody else knows of that run");
+        assert_eq!(PlacementEligibility::of(&view, run), stages("run", &[1, 3]));
+        assert_eq!(
+            PlacementEligibility::of(&view, |_| None),
+            PlacementEligibility::default(),
+            "nobody else knows of that run"
+        );
         view.apply(&entry(Fact::JobEnded { exit: 0, reason: String::new() }));
-        assert_eq!(Standing::of(&view, run), Standing::default());
+        assert_eq!(PlacementEligibility::of(&view, run), PlacementEligibility::default());
     }
 
-    fn stages(run: &str, stages: &[u32]) -> Standing {
-        Standing {
+    fn stages(run: &str, stages: &[u32]) -> PlacementEligibility {
+        PlacementEligibility {
             stages: BTreeMap::from([(run.to_owned(), stages.iter().copied().collect())]),
-            ..Standing::default()
+            ..PlacementEligibility::default()
         }
     }
 }

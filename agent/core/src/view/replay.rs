@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::base::id::{Incident, JobId};
 use crate::base::time::Mono;
 use crate::model::entry::{Body, Entry, Fact};
-use crate::model::host_context::Testimony;
+use crate::model::host_context::HostEvidence;
 use crate::model::verdict::{Action, Decision, Verdict};
 use crate::recovery::job::{Input, Job, Order, Output, POLICY, Ruling};
 use crate::recovery::policy::{Advisor, Budget};
@@ -102,7 +102,7 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
                 let consulted = consulted(&out);
                 if consulted == Some(Incident::ORDERED) {
                     // What a person ordered is no judgement: it goes on as it did then.
-                    let testimony = Testimony::default();
+                    let testimony = HostEvidence::default();
                     rule(
                         job,
                         entry.at.mono,
@@ -173,7 +173,7 @@ fn rule(job: &mut Job, at: Mono, ruling: Ruling) -> Vec<Output> {
     out
 }
 
-fn testimony_of(entry: &Entry, incident: Incident) -> Option<&Testimony> {
+fn testimony_of(entry: &Entry, incident: Incident) -> Option<&HostEvidence> {
     match &entry.body {
         Body::Fact(Fact::HostTestified { incident: of, testimony }) if *of == incident => Some(testimony),
         _ => None,

@@ -8,7 +8,7 @@ use mainstay_core::formats::parse::kmsg::Record;
 use mainstay_core::formats::parse::log::LogReader;
 use mainstay_core::formats::parse::nvidia;
 use mainstay_core::hardware::catalog::{
-    Blame, Catalog, CatalogError, KernelFile, NvlinkFile, NvlinkMeaning, OverrideFile, RegisterMeaning,
+    Catalog, CatalogError, FaultOrigin, KernelFile, NvlinkFile, NvlinkMeaning, OverrideFile, RegisterMeaning,
     SxidFile, XidFile,
 };
 use mainstay_core::model::entry::Fact;
@@ -59,12 +59,12 @@ fn each_example_is_read_as_what_it_is_an_example_of() {
 fn faults_of_programs_condemn_no_gpu() {
     let (xid, _, _, _) = files();
     for meaning in xid.xid {
-        if matches!(meaning.blame, Blame::Application | Blame::None) {
+        if matches!(meaning.blame, FaultOrigin::Application | FaultOrigin::None) {
             assert_eq!(meaning.state, HealthState::Healthy, "{:?}", meaning.ids);
         }
     }
     for code in [13, 31, 43, 45, 68] {
-        assert_eq!(catalog().xid(code).unwrap().blame, Blame::Application, "{code}");
+        assert_eq!(catalog().xid(code).unwrap().blame, FaultOrigin::Application, "{code}");
     }
 }
 

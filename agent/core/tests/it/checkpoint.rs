@@ -8,7 +8,7 @@ use mainstay_core::checkpoint::decision::{Decisions, Word};
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, newest_whole, steps};
 use mainstay_core::checkpoint::placement::{Host, Rules, groups, place};
 use mainstay_core::checkpoint::plan::plan;
-use mainstay_core::checkpoint::ready::expected;
+use mainstay_core::checkpoint::prepared_memory::expected;
 use mainstay_core::checkpoint::retention::{Retention, counting, deletable, repairs};
 use proptest::prelude::*;
 

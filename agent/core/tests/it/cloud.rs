@@ -7,7 +7,7 @@ use mainstay_core::host::cloud::{CloudJudge, CloudLimits, CloudSample, Notice, N
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::model::observation::Observation;
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::report::SensorReport;
 
 const HOUR: i64 = 3600;
 
@@ -54,13 +54,13 @@ fn judge() -> CloudJudge {
     CloudJudge::new(CloudLimits::default())
 }
 
-fn one(judged: &Judged) -> &Component {
+fn one(judged: &SensorReport) -> &Component {
     let [component] = judged.components.as_slice() else { panic!("{judged:#?}") };
     assert_eq!(component.name, "host.cloud");
     component
 }
 
-fn observations(judged: &Judged) -> Vec<&Observation> {
+fn observations(judged: &SensorReport) -> Vec<&Observation> {
     judged
         .facts
         .iter()
@@ -71,7 +71,7 @@ fn observations(judged: &Judged) -> Vec<&Observation> {
         .collect()
 }
 
-fn events(judged: &Judged) -> Vec<&str> {
+fn events(judged: &SensorReport) -> Vec<&str> {
     observations(judged).iter().map(|observation| observation.event.as_str()).collect()
 }
 
@@ -164,7 +164,7 @@ fn after_a_restart_nothing_is_told_twice() {
 }
 
 /// What jobs are told by it.
-fn leaves(judged: &Judged) -> Vec<Leave> {
+fn leaves(judged: &SensorReport) -> Vec<Leave> {
     judged.facts.iter().filter_map(Leave::of).collect()
 }
 

@@ -12,7 +12,7 @@ use mainstay_core::hardware::dcgm::{
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::model::observation::Weight;
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::report::SensorReport;
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 
@@ -30,11 +30,11 @@ fn health(incidents: Vec<Incident>) -> DcgmReport {
     DcgmReport::Health(DcgmHealth { gpus: vec![0, 1], incidents, ..DcgmHealth::default() })
 }
 
-fn judged(incidents: Vec<Incident>) -> Judged {
+fn judged(incidents: Vec<Incident>) -> SensorReport {
     DcgmJudge::new(catalog(), false).step(Mono(1), &health(incidents))
 }
 
-fn state_of(judged: &Judged, name: &str) -> (HealthState, RecommendedAction) {
+fn state_of(judged: &SensorReport, name: &str) -> (HealthState, RecommendedAction) {
     let component = judged.components.iter().find(|component| component.name == name);
     let component = component.cloned().unwrap_or_default();
     (component.state, component.action)
@@ -94,7 +94,7 @@ fn an_incident_is_told_once_and_again_when_it_comes_back() {
 #[test]
 fn a_host_without_dcgm_hears_nothing_of_it_unless_it_is_expected() {
     let absent = DcgmReport::Absent("no library".into());
-    assert_eq!(DcgmJudge::new(catalog(), false).step(Mono(1), &absent), Judged::default());
+    assert_eq!(DcgmJudge::new(catalog(), false).step(Mono(1), &absent), SensorReport::default());
     let expected = DcgmJudge::new(catalog(), true).step(Mono(1), &absent);
     assert_eq!(state_of(&expected, "dcgm").0, Unknown);
     // One that answered and does not any more is missed.
@@ -164,7 +164,7 @@ mod exporter {
         ))
     }
 
-    fn only(judged: &Judged) -> &Component {
+    fn only(judged: &SensorReport) -> &Component {
         assert_eq!(judged.components.len(), 1);
         &judged.components[0]
     }

@@ -12,7 +12,7 @@ use mainstay_core::hardware::gpu::{DeviceReport, GpuTrouble, PcieLink, Read, Rem
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::model::observation::Observation;
-use mainstay_core::model::operator::{Attention, Word};
+use mainstay_core::model::operator::{OperatorAction, OperatorState};
 use support::gpus::{FIRST, Host, LINK, SECOND, gpu};
 
 use HealthState::{Degraded, Healthy, Unhealthy};
@@ -226,7 +226,12 @@ fn stamp(host: &Host) -> Stamp {
 }
 
 /// An operator's word over a component, through the journal as the board has it.
-fn says(attention: &mut Attention, lasting: &Lasting, component: &Component, word: &Word) -> Observation {
+fn says(
+    attention: &mut OperatorState,
+    lasting: &Lasting,
+    component: &Component,
+    word: &OperatorAction,
+) -> Observation {
     let seen = word.observation(1000, component);
     attention.take_in(stamp(&lasting.host), &BootId("b".into()), &seen);
     seen
@@ -235,11 +240,16 @@ fn says(attention: &mut Attention, lasting: &Lasting, component: &Component, wor
 #[test]
 fn an_acknowledged_condition_that_lasts_stays_acknowledged_over_restarts_and_is_told_when_it_comes_back() {
     let mut lasting = Lasting::new();
-    let mut attention = Attention::default();
+    let mut attention = OperatorState::default();
     lasting.host.first().temperature = Read::Value(95);
     lasting.looks(3);
     let component = lasting.host.find(FIRST).unwrap();
-    says(&mut attention, &lasting, &component, &Word::Acknowledge { reason: "a fan is ordered".into() });
+    says(
+        &mut attention,
+        &lasting,
+        &component,
+        &OperatorAction::Acknowledge { reason: "a fan is ordered".into() },
+    );
     for _ in 0..3 {
         lasting.restart();
         lasting.looks(4);
@@ -262,11 +272,11 @@ fn an_acknowledged_condition_that_lasts_stays_acknowledged_over_restarts_and_is_
 #[test]
 fn an_acknowledged_condition_that_gets_worse_is_told() {
     let mut lasting = Lasting::new();
-    let mut attention = Attention::default();
+    let mut attention = OperatorState::default();
     lasting.host.first().temperature = Read::Value(95);
     lasting.looks(3);
     let component = lasting.host.find(FIRST).unwrap();
-    says(&mut attention, &lasting, &component, &Word::Acknowledge { reason: "known".into() });
+    says(&mut attention, &lasting, &component, &OperatorAction::Acknowledge { reason: "known".into() });
     lasting.restart();
     lasting.host.first().trouble = Some(GpuTrouble::Lost);
     lasting.looks(1);
@@ -278,13 +288,17 @@ fn an_acknowledged_condition_that_gets_worse_is_told() {
 #[test]
 fn a_silence_runs_out_over_restarts_too() {
     let mut lasting = Lasting::new();
-    let mut attention = Attention::default();
+    let mut attention = OperatorState::default();
     let component = lasting.host.find(FIRST).unwrap();
     let now = stamp(&lasting.host).wall;
     let until = Wall(now.0 + 3600 * 1_000_000_000);
-    let seen =
-        says(&mut attention, &lasting, &component, &Word::Silence { reason: "maintenance".into(), until });
-    let mut after = Attention::default();
+    let seen = says(
+        &mut attention,
+        &lasting,
+        &component,
+        &OperatorAction::Silence { reason: "maintenance".into(), until },
+    );
+    let mut after = OperatorState::default();
     after.take_in(stamp(&lasting.host), &BootId("another".into()), &seen);
     after.only_of(&BootId("another".into()));
     assert!(!after.counts(FIRST), "a silence is of the clock on the wall, not of a boot");

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::formats::pickle::PickleError;
-use mainstay_core::hang::flight::{FlightError, FlightRecord, HeldUp, counted, held_up, looks_like_one};
+use mainstay_core::hang::flight::{
+    BlockedCollective, FlightError, FlightRecord, counted, held_up, looks_like_one,
+};
 use mainstay_core::hang::{HangKind, Waits, waits};
 
 const ABSENT: [&[u8]; 4] = [
@@ -118,7 +120,7 @@ const LATE_JSON: [&[u8]; 4] = [
 ];
 
 /// What the records of these ranks show of a job in which no other rank is known.
-fn shown(dumps: &[&[u8]], of: &[u32]) -> Option<HeldUp> {
+fn shown(dumps: &[&[u8]], of: &[u32]) -> Option<BlockedCollective> {
     let records = of.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
     held_up(&BTreeSet::new(), &records)
 }

@@ -8,7 +8,7 @@ use mainstay_core::base::time::{Mono, Span, Stamp};
 use mainstay_core::checkpoint::advice::Advised;
 use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::{Action, Cause, DecidedBy};
 use mainstay_core::recovery::job::{Input, Order, Ruling, StopWhy};
 use mainstay_core::recovery::policy::HAND_BACK_EXIT;
@@ -178,13 +178,13 @@ fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
     run.tell(Input::Ruling(Some(Ruling {
         incident: Incident(7),
         instead: Some(stop.clone()),
-        testimony: Testimony::default(),
+        testimony: HostEvidence::default(),
     })));
     assert!(matches!(run.last_order(), Order::Consult { .. }));
     run.tell(Input::Ruling(Some(Ruling {
         incident: Incident(1),
         instead: Some(stop),
-        testimony: Testimony::default(),
+        testimony: HostEvidence::default(),
     })));
     assert_eq!(run.last_order(), &Order::Finish { exit: 9 });
     assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
@@ -207,7 +207,8 @@ fn a_restart_waits_until_what_the_ranks_need_is_free_and_says_so_once() {
     let mut run = Run::begin(3);
     run.start(0);
     run.kill(0);
-    let held = Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() };
+    let held =
+        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
     run.testify(1, held.clone());
     for _ in 0..5 {
         assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
@@ -217,7 +218,7 @@ fn a_restart_waits_until_what_the_ranks_need_is_free_and_says_so_once() {
     }
     assert_eq!(run.decisions(), [Action::Wait]);
     run.wait(Span::seconds(1));
-    run.testify(1, Testimony::default());
+    run.testify(1, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
     assert_eq!(run.decisions(), [Action::Wait, Action::RestartInJob { attempt: Attempt(1) }]);
 }
@@ -245,7 +246,7 @@ fn a_host_that_lost_a_gpu_is_handed_back_at_once_and_a_healthy_one_restarts_at_o
         let mut run = Run::begin(3);
         run.start(0);
         run.kill(0);
-        run.testify(1, Testimony { sick, ..Testimony::default() });
+        run.testify(1, HostEvidence { sick, ..HostEvidence::default() });
         assert_eq!(run.last_order(), &last);
     }
 }

@@ -7,7 +7,7 @@ use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hang::{Hang, HangKind, PlaceGroup, Waits};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact};
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::recovery::job::{Input, Order, Output};
 use support::job::Run;
 
@@ -72,7 +72,7 @@ fn what_the_gpus_did_in_a_hang_stands_in_its_verdict_once() {
     run.steps(0, 1..=5);
     run.hang_with(0, HangKind::Stopped, 0.97, Vec::new());
     let gpus = vec!["GPU 0000:3b:00: 0 % busy, 2.00 s before".to_owned()];
-    run.testify(1, Testimony { gpus: gpus.clone(), ..Testimony::default() });
+    run.testify(1, HostEvidence { gpus: gpus.clone(), ..HostEvidence::default() });
     let told = run.last_verdict().evidence.iter().filter(|line| gpus.contains(line)).count();
     assert_eq!(told, 1);
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));

@@ -6,7 +6,7 @@ use crate::support;
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact};
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::job::{Input, Order, StopWhy};
 use support::job::Run;
@@ -106,11 +106,12 @@ fn what_a_lost_rank_held_is_waited_for_though_the_others_wait_in_their_processes
     run.steps(0, 1..=7);
     run.exit(0, 1, ExitStatus::Signal(9), false);
     run.ended_with(0, &[0]);
-    let held = Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() };
+    let held =
+        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
     run.testify(1, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(1));
-    run.testify(1, Testimony::default());
+    run.testify(1, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
 }
 
@@ -126,11 +127,12 @@ fn a_rank_that_is_replaced_though_it_waits_leaves_its_gpu_before_the_others_go_o
     run.exit(1, 1, ExitStatus::Signal(9), true);
     run.ended_with(1, &[0]);
     assert!(matches!(run.last_order(), Order::Consult { .. }), "{:?}", run.last_order());
-    let held = Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() };
+    let held =
+        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
     run.testify(2, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(10));
-    run.testify(2, Testimony::default());
+    run.testify(2, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRound(Attempt(2)));
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(2) });
 }
@@ -143,7 +145,7 @@ fn ranks_that_are_dismissed_leave_their_gpus_before_all_are_started_anew() {
     for attempt in 0..2 {
         run.exit(attempt, 1, ExitStatus::Signal(9), false);
         run.ended_with(attempt, &[0]);
-        run.testify(u64::from(attempt) + 1, Testimony::default());
+        run.testify(u64::from(attempt) + 1, HostEvidence::default());
         if attempt == 0 {
             run.start(1);
         }
@@ -152,11 +154,12 @@ fn ranks_that_are_dismissed_leave_their_gpus_before_all_are_started_anew() {
     let decided = run.decisions().len();
     run.ended(1);
     assert!(matches!(run.last_order(), Order::Consult { .. }), "{:?}", run.last_order());
-    let held = Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() };
+    let held =
+        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
     run.testify(2, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(10));
-    run.testify(2, Testimony::default());
+    run.testify(2, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
     assert_eq!(run.decisions().len(), decided + 2, "to wait, and to restart: each once");
 }

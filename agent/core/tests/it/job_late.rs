@@ -7,7 +7,7 @@ use mainstay_core::base::id::Incident;
 use mainstay_core::base::time::Span;
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::model::finding::FindingKind;
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::FaultDomain;
 use mainstay_core::recovery::job::Input;
 use mainstay_core::recovery::policy::{Budget, Settings};
@@ -16,8 +16,8 @@ use support::job::Run;
 
 const LOST: &str = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
 
-fn lost() -> Testimony {
-    Testimony { kernel_lines: vec![LOST.to_owned()], ..Testimony::default() }
+fn lost() -> HostEvidence {
+    HostEvidence { kernel_lines: vec![LOST.to_owned()], ..HostEvidence::default() }
 }
 
 /// A rank was killed, nobody knew why, and the job was restarted.
@@ -25,13 +25,13 @@ fn restarted() -> Run {
     let mut run = Run::begin(3);
     run.start(0);
     run.kill(0);
-    run.testify(1, Testimony::default());
+    run.testify(1, HostEvidence::default());
     assert_eq!(run.last_verdict().domain, FaultDomain::Unknown);
     run.start(1);
     run
 }
 
-fn hear_late(run: &mut Run, incident: u64, testimony: Testimony) {
+fn hear_late(run: &mut Run, incident: u64, testimony: HostEvidence) {
     run.tell(Input::HeardLate { incident: Incident(incident), testimony });
 }
 
@@ -120,7 +120,7 @@ fn what_was_heard_before_and_what_is_of_another_failure_is_not_recorded() {
     run.kill(1);
     let with_the_next = run.bodies().len();
     // The next failure is judged already: the one before is not the last any more.
-    hear_late(&mut run, 1, Testimony { notices: vec!["a notice".into()], ..lost() });
+    hear_late(&mut run, 1, HostEvidence { notices: vec!["a notice".into()], ..lost() });
     assert_eq!(run.bodies().len(), with_the_next);
     assert!(with_the_next > recorded);
 }
@@ -141,10 +141,10 @@ fn a_replay_of_a_host_that_was_waited_for_decides_as_it_was_decided_in_the_end()
     run.kill(0);
     run.testify(
         1,
-        Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() },
+        HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() },
     );
     run.wait(Span::millis(20));
-    run.testify(1, Testimony::default());
+    run.testify(1, HostEvidence::default());
     assert_eq!(run.decisions().len(), 2, "waits, then restarts");
     let [replayed] = &replay(&run.entries())[..] else { panic!("one failure") };
     assert_eq!(replayed.differences(), Vec::<String>::new());

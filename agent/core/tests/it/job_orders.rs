@@ -7,7 +7,7 @@ use mainstay_core::base::id::{Attempt, Incident};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec};
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::observation::Observation;
 use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::job::{
@@ -38,8 +38,8 @@ fn ordered() -> Run {
     run
 }
 
-fn held(what: &str) -> Testimony {
-    Testimony { held: vec![what.to_owned()], ..Testimony::default() }
+fn held(what: &str) -> HostEvidence {
+    HostEvidence { held: vec![what.to_owned()], ..HostEvidence::default() }
 }
 
 /// For what it was told that it waits.
@@ -54,7 +54,7 @@ fn waits(run: &Run) -> Vec<String> {
 #[test]
 fn an_ordered_restart_is_no_failure_and_costs_no_budget() {
     let mut run = ordered();
-    run.testify(0, Testimony::default());
+    run.testify(0, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
     assert!(!run.bodies().iter().any(|body| matches!(body, Body::Verdict(_) | Body::Decision(_))));
     run.start(1);
@@ -88,7 +88,7 @@ fn an_ordered_restart_waits_until_the_gpus_are_free_and_says_so_once() {
     run.testify(0, held("port 29500 cannot be taken"));
     assert_eq!(waits(&run).len(), 2, "it is something else");
     run.wait(Span::seconds(1));
-    run.testify(0, Testimony::default());
+    run.testify(0, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
     assert_eq!(run.decisions(), []);
 }
@@ -122,7 +122,7 @@ fn a_host_that_is_not_fit_is_left_at_once_and_one_that_is_only_degraded_is_not()
         [(lost, Order::Finish { exit: HAND_BACK_EXIT }), (slow, Order::StartRanks(Attempt(1)))]
     {
         let mut run = ordered();
-        run.testify(0, Testimony { sick: vec![sick], ..Testimony::default() });
+        run.testify(0, HostEvidence { sick: vec![sick], ..HostEvidence::default() });
         assert_eq!(run.last_order(), &last);
     }
 }
@@ -130,7 +130,7 @@ fn a_host_that_is_not_fit_is_left_at_once_and_one_that_is_only_degraded_is_not()
 #[test]
 fn a_stop_is_heard_while_an_ordered_restart_waits_and_words_on_failures_are_not() {
     let mut run = ordered();
-    run.testify(1, Testimony::default());
+    run.testify(1, HostEvidence::default());
     assert!(matches!(run.last_order(), Order::Consult { .. }), "a ruling on a failure, late");
     run.testify(0, held("gpu.0000:3b:00: in use by process 7"));
     run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
@@ -140,7 +140,7 @@ fn a_stop_is_heard_while_an_ordered_restart_waits_and_words_on_failures_are_not(
 #[test]
 fn a_replay_goes_on_behind_an_ordered_restart() {
     let mut run = ordered();
-    run.testify(0, Testimony::default());
+    run.testify(0, HostEvidence::default());
     run.start(1);
     run.kill_and_decide(1);
     let entries = run.entries();

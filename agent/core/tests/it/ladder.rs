@@ -9,7 +9,7 @@ use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hang::{Hang, HangKind};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::job::{Input, Job, Order, Output, Ruling, StopWhy};
 use mainstay_core::recovery::policy::{Budget, HAND_BACK_EXIT, Settings};
@@ -371,7 +371,7 @@ impl World {
     }
 
     fn rule(&mut self, incident: Incident) {
-        let mut testimony = Testimony::default();
+        let mut testimony = HostEvidence::default();
         if self.now < self.held_until {
             testimony.held.push("gpu.0000:3b:00: in use by process 7".into());
         }
@@ -390,7 +390,7 @@ impl World {
             0 if testimony.is_empty() => None,
             1 => {
                 let other = Incident(incident.0 + 1);
-                let early = Ruling { incident: other, instead: None, testimony: Testimony::default() };
+                let early = Ruling { incident: other, instead: None, testimony: HostEvidence::default() };
                 self.tell(Input::Ruling(Some(early)));
                 Some(Ruling { incident, instead: None, testimony })
             }

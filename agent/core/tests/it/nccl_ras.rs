@@ -12,7 +12,7 @@ use mainstay_core::hang::nccl_ras::{
 use mainstay_core::hang::{Count, waits};
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::{HealthState, RecommendedAction};
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::report::SensorReport;
 use proptest::prelude::*;
 
 const IN_ORDER: &str = "\
@@ -271,7 +271,7 @@ fn at(seconds: u64) -> Mono {
     Mono(0).after(Span::seconds(1000 + seconds))
 }
 
-fn events(judged: &Judged) -> Vec<&str> {
+fn events(judged: &SensorReport) -> Vec<&str> {
     judged
         .facts
         .iter()

@@ -3,7 +3,7 @@
 
 use mainstay_core::formats::nvrx::message::{Change, Message, MessageError};
 use mainstay_core::formats::nvrx::pickle::{Pickle, PickleError};
-use mainstay_core::formats::nvrx::{MESSAGE_BYTES, Session, SessionError, Told};
+use mainstay_core::formats::nvrx::{ClientMessage, MESSAGE_BYTES, Session, SessionError};
 use proptest::prelude::*;
 
 /// Version, message, and the pickle in hexadecimal digits, as Python 3.11 made it from the package's own classes.
@@ -24,7 +24,7 @@ fn framed(pickle: &[u8]) -> Vec<u8> {
 }
 
 /// What a client tells by these messages, in one go and byte by byte, and what it is answered.
-fn told_by(messages: &[Vec<u8>]) -> (Vec<Told>, Vec<u8>) {
+fn told_by(messages: &[Vec<u8>]) -> (Vec<ClientMessage>, Vec<u8>) {
     let bytes: Vec<u8> = messages.iter().flat_map(|message| framed(message)).collect();
     let (mut told, mut answers) = (Vec::new(), Vec::new());
     Session::default().receive(&bytes, &mut told, &mut answers).unwrap();
@@ -66,11 +66,11 @@ fn steps_are_counted_for_a_client_that_does_not_number_them_and_each_message_is_
     assert_eq!(
         told,
         [
-            Told::Connected { pid: 4711 },
-            Told::Enter(step.clone()),
-            Told::Leave(step),
-            Told::Step(1),
-            Told::Beat
+            ClientMessage::Connected { pid: 4711 },
+            ClientMessage::Enter(step.clone()),
+            ClientMessage::Leave(step),
+            ClientMessage::Step(1),
+            ClientMessage::Beat
         ],
     );
     let configuration = answers.len() - 5 * ok.len();
@@ -83,8 +83,8 @@ fn a_client_that_does_not_wait_is_not_answered_and_its_iterations_count_once() {
     let of = |name| captured("0.6", name);
     let (told, answers) =
         told_by(&[of("init"), of("open"), of("close"), of("open"), of("close"), of("heartbeat")]);
-    let steps: Vec<_> = told.iter().filter(|told| matches!(told, Told::Step(_))).collect();
-    assert_eq!(steps, [&Told::Step(70_000)], "a step of evaluation in the same iteration is none");
+    let steps: Vec<_> = told.iter().filter(|told| matches!(told, ClientMessage::Step(_))).collect();
+    assert_eq!(steps, [&ClientMessage::Step(70_000)], "a step of evaluation in the same iteration is none");
     let init_alone = told_by(&[of("init")]).1;
     assert_eq!(answers, init_alone);
 }
@@ -103,7 +103,7 @@ fn sections_that_overlap_become_a_stack() {
     };
     let init = captured("0.4", "init");
     let (told, _) = told_by(&[init, section("setup", 1), section("checkpointing", 1), section("setup", 2)]);
-    let texts = |told: &[Told]| told.iter().map(|told| format!("{told:?}")).collect::<Vec<_>>();
+    let texts = |told: &[ClientMessage]| told.iter().map(|told| format!("{told:?}")).collect::<Vec<_>>();
     assert_eq!(
         texts(&told[1..]),
         [r#"Enter("setup")"#, r#"Enter("checkpoint")"#, r#"Leave("setup")"#, r#"Enter("checkpoint")"#],
@@ -118,7 +118,7 @@ fn what_is_open_when_the_connection_ends_is_closed() {
     session.receive(&bytes, &mut told, &mut answers).unwrap();
     told.clear();
     session.end(&mut told);
-    assert_eq!(told, [Told::Leave("step".into())]);
+    assert_eq!(told, [ClientMessage::Leave("step".into())]);
 }
 
 fn refusal(pickle: &[u8]) -> String {

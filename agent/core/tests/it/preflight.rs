@@ -8,7 +8,7 @@ use mainstay_core::base::time::Span;
 use mainstay_core::base::units::Bytes;
 use mainstay_core::hardware::gpu::{GpuProcess, GpuReading, GpuTrouble, Read};
 use mainstay_core::host::preflight::{
-    Check, CheckVerdict, Freedom, Group, Requirement, conclude, free, overall, summary,
+    Check, CheckVerdict, GpuAvailability, Group, Requirement, conclude, free, overall, summary,
 };
 use mainstay_core::model::health::{Component, HealthState};
 
@@ -126,13 +126,13 @@ fn a_gpu_is_free_when_nobody_holds_its_memory() {
     let ours = BTreeSet::from([Pid(7)]);
     let is = |reading: &GpuReading, ours: &BTreeSet<Pid>| free(reading, ours, allowed).0;
     let none = BTreeSet::new();
-    assert_eq!(is(&gpu(4, &[]), &none), Freedom::Free);
-    assert_eq!(is(&gpu(30_000, &[7]), &ours), Freedom::Free);
-    assert!(matches!(is(&gpu(4, &[8]), &ours), Freedom::Held(why) if why.contains("process 8")));
-    assert!(matches!(is(&gpu(30_000, &[]), &none), Freedom::Held(why) if why.contains("no process")));
-    assert!(matches!(is(&GpuReading::default(), &none), Freedom::Unknown(_)));
+    assert_eq!(is(&gpu(4, &[]), &none), GpuAvailability::Free);
+    assert_eq!(is(&gpu(30_000, &[7]), &ours), GpuAvailability::Free);
+    assert!(matches!(is(&gpu(4, &[8]), &ours), GpuAvailability::Held(why) if why.contains("process 8")));
+    assert!(matches!(is(&gpu(30_000, &[]), &none), GpuAvailability::Held(why) if why.contains("no process")));
+    assert!(matches!(is(&GpuReading::default(), &none), GpuAvailability::Unknown(_)));
     let lost = GpuReading { trouble: Some(GpuTrouble::Lost), ..gpu(4, &[]) };
-    assert!(matches!(is(&lost, &none), Freedom::Unknown(_)));
+    assert!(matches!(is(&lost, &none), GpuAvailability::Unknown(_)));
 }
 
 mod probes {

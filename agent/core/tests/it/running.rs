@@ -2,7 +2,7 @@
 
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::Mono;
-use mainstay_core::host::contention::Surroundings;
+use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::{Body, JobSpec, Spent, StepDone};
 use mainstay_core::model::finding::{Finding, FindingKind, Hint};
 use mainstay_core::model::verdict::FaultDomain;
@@ -60,9 +60,9 @@ fn slower(done: &mut StepDone, ms: u64) {
 }
 
 /// Rank 5 computes on a GPU of which something is known.
-fn on_gpu_5(about: &str) -> Surroundings {
+fn on_gpu_5(about: &str) -> SlowdownHints {
     let device = Some("gpu.5".to_owned());
-    Surroundings {
+    SlowdownHints {
         devices: [(Rank(4), "gpu.4".to_owned()), (Rank(5), "gpu.5".to_owned())].into(),
         hints: vec![
             Hint { device, about: about.into(), fact: format!("{about} of gpu.5"), ..Hint::default() },
@@ -73,7 +73,7 @@ fn on_gpu_5(about: &str) -> Surroundings {
                 ..Hint::default()
             },
         ],
-        ..Surroundings::default()
+        ..SlowdownHints::default()
     }
 }
 
@@ -169,7 +169,7 @@ fn a_slow_rank_is_found_with_its_onset_and_its_end() {
 }
 
 /// Four ranks, of which rank 1 is slow for so many steps after 40 healthy ones, and then no longer.
-fn few(slow_steps: u32, surroundings: Option<Surroundings>) -> Run {
+fn few(slow_steps: u32, surroundings: Option<SlowdownHints>) -> Run {
     let mut run = Run::of(4, "train.py");
     if let Some(surroundings) = surroundings {
         run.watch.set_surroundings(surroundings);
@@ -190,7 +190,7 @@ fn few(slow_steps: u32, surroundings: Option<Surroundings>) -> Run {
 fn a_rank_that_its_host_holds_up_for_a_while_is_not_named() {
     assert_eq!(few(20, None).kinds(), []);
     let devices = (0..4).map(|rank| (Rank(rank), format!("gpu.{rank}"))).collect();
-    let on_gpus = few(20, Some(Surroundings { devices, ..Surroundings::default() }));
+    let on_gpus = few(20, Some(SlowdownHints { devices, ..SlowdownHints::default() }));
     assert_eq!(on_gpus.kinds()[0], (FindingKind::SlowRank, false), "a GPU is not shared");
     assert_eq!(on_gpus.found[0].domain, FaultDomain::Hardware);
 }

@@ -10,7 +10,7 @@ use mainstay_core::hardware::tpu::{
 };
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::report::SensorReport;
 use proptest::prelude::*;
 
 fn at(seconds: u64) -> Mono {
@@ -59,11 +59,11 @@ fn judge() -> TpuJudge {
     TpuJudge::new(TpuLimits::default())
 }
 
-fn find<'a>(judged: &'a Judged, name: &str) -> &'a Component {
+fn find<'a>(judged: &'a SensorReport, name: &str) -> &'a Component {
     judged.components.iter().find(|component| component.name == name).unwrap_or_else(|| panic!("{judged:#?}"))
 }
 
-fn events(judged: &Judged) -> Vec<&str> {
+fn events(judged: &SensorReport) -> Vec<&str> {
     judged
         .facts
         .iter()
@@ -78,14 +78,14 @@ fn events(judged: &Judged) -> Vec<&str> {
 fn a_host_without_tpus_shows_nothing() {
     let nothing =
         TpuSample { chips: Ok(Vec::new()), services: Vec::new(), stalls: Vec::new(), driver: Vec::new() };
-    assert_eq!(judge().step(at(0), &nothing), Judged::default());
+    assert_eq!(judge().step(at(0), &nothing), SensorReport::default());
     let unreadable = TpuSample {
         chips: Err("reading /sys: denied".into()),
         services: Vec::new(),
         stalls: Vec::new(),
         driver: Vec::new(),
     };
-    assert_eq!(judge().step(at(0), &unreadable), Judged::default());
+    assert_eq!(judge().step(at(0), &unreadable), SensorReport::default());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use super::sink::Sink;
-use super::{Duplicate, Shown, Stream, Unshown};
+use super::{Duplicate, FollowedFile, Stream, UndisplayedOutput};
 use crate::act::log_files;
 use crate::os::patient::Patient;
 
@@ -29,7 +29,7 @@ const LONGEST_LINE: usize = 64 * 1024;
 const CHUNK: usize = 64 * 1024;
 
 pub(super) enum Order {
-    Follow(Shown),
+    Follow(FollowedFile),
     /// A line of the launcher's own: as it is shown on standard error, and as it is kept.
     Say {
         shown: String,
@@ -40,13 +40,13 @@ pub(super) enum Order {
     /// Show what is left of all files and forget them; answered on the sender.
     Flush(Sender<()>),
     /// Forget what was not taken; how much it is.
-    GiveUp(Sender<Unshown>),
+    GiveUp(Sender<UndisplayedOutput>),
 }
 
 pub(super) struct Screen {
     /// Standard output and standard error, or one for both.
     sinks: Vec<Sink>,
-    files: Vec<(Shown, Follower)>,
+    files: Vec<(FollowedFile, Follower)>,
     /// Which file is looked at first: each in its turn.
     first: usize,
     log: Option<PathBuf>,
@@ -122,7 +122,7 @@ impl Screen {
                 self.flushes.push(done);
             }
             Order::GiveUp(answer) => {
-                let mut left = Unshown::default();
+                let mut left = UndisplayedOutput::default();
                 for (shown, follower) in self.files.drain(..).filter(|(shown, _)| shown.on_terminal) {
                     *left.of(shown.stream) += follower.left_of(&self.disk, &shown.path);
                 }
@@ -208,12 +208,12 @@ impl Screen {
     }
 
     /// Where a file is shown.
-    fn sink_of(&self, shown: &Shown) -> usize {
+    fn sink_of(&self, shown: &FollowedFile) -> usize {
         if shown.stream == Stream::Stderr { self.sinks.len() - 1 } else { 0 }
     }
 }
 
-impl Unshown {
+impl UndisplayedOutput {
     fn of(&mut self, stream: Stream) -> &mut u64 {
         match stream {
             Stream::Stdout => &mut self.stdout,
@@ -233,7 +233,7 @@ struct Follower {
 
 impl Follower {
     /// Takes in the next chunk; whether there may be more.
-    fn advance(&mut self, chunk: &[u8], shown: &Shown, sink: &mut Sink, disk: &Patient) -> bool {
+    fn advance(&mut self, chunk: &[u8], shown: &FollowedFile, sink: &mut Sink, disk: &Patient) -> bool {
         self.offset += chunk.len() as u64;
         for part in chunk.split_inclusive(|byte| *byte == b'\n') {
             for part in part.chunks(LONGEST_LINE) {
@@ -246,7 +246,7 @@ impl Follower {
         chunk.len() == CHUNK
     }
 
-    fn finish(&mut self, shown: &Shown, sink: &mut Sink, disk: &Patient) {
+    fn finish(&mut self, shown: &FollowedFile, sink: &mut Sink, disk: &Patient) {
         if self.line.is_empty() {
             return;
         }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use mainstay_core::base::escape::{clean, escaped};
-use mainstay_core::failure::attribution::explain::{Ground, Report};
+use mainstay_core::failure::attribution::explain::{EvidenceSummary, Report};
 
 use super::show::place;
 
@@ -40,7 +40,7 @@ pub(super) fn report(report: &Report) -> String {
     out
 }
 
-fn grounds(out: &mut String, title: &str, grounds: &[Ground]) {
+fn grounds(out: &mut String, title: &str, grounds: &[EvidenceSummary]) {
     if grounds.is_empty() {
         return;
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use mainstay_core::failure::attribution::class::{Class, Restart};
-use mainstay_core::failure::attribution::explain::{Ground, Quote, Report};
+use mainstay_core::failure::attribution::explain::{EvidenceSummary, Quote, Report};
 use mainstay_core::failure::attribution::score::{Answer, Case, Share, Summary};
 
 use crate::cli::output::{Paint, clean, shortened};
@@ -38,7 +38,7 @@ pub(super) fn report(report: &Report, paint: Paint) -> String {
     out
 }
 
-fn grounds(out: &mut String, title: &str, grounds: &[Ground], paint: Paint) {
+fn grounds(out: &mut String, title: &str, grounds: &[EvidenceSummary], paint: Paint) {
     if grounds.is_empty() {
         return;
     }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::Args;
 use crate::act::page_files::private_directory;
 use crate::api;
-use crate::app::{look, usual};
+use crate::app::{default_paths, one_check};
 use crate::cli::client::{AskError, Client};
 use crate::cli::find::find;
 use crate::config::{Config, ConfigError, Environment};
@@ -71,7 +71,7 @@ async fn ask(socket: &Path, args: &Args, groups: &[Group]) -> Result<Vec<Check>,
 
 /// The agent's configuration, as a look without an agent takes it.
 pub(super) fn configuration(file: Option<&Path>) -> Result<Config, ConfigError> {
-    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     Config::load(file, &environment, &[])
 }
 
@@ -130,7 +130,7 @@ impl Look {
     }
 
     fn socket(&self) -> PathBuf {
-        self.directory.join(look::SOCKET)
+        self.directory.join(one_check::SOCKET)
     }
 
     /// Waits until it can be asked; else why it cannot.
@@ -142,7 +142,8 @@ impl Look {
         // A thread, since the pipe can stay silent for as long as the child hangs; it ends with the child.
         let listen = move || {
             let mut line = String::new();
-            let ready = BufReader::new(said).read_line(&mut line).is_ok() && line.trim_end() == look::READY;
+            let ready =
+                BufReader::new(said).read_line(&mut line).is_ok() && line.trim_end() == one_check::READY;
             let answer = if ready { Ok(()) } else { Err(last_words(errors)) };
             let _ = tell.send(answer);
         };

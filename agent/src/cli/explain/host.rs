@@ -3,7 +3,7 @@
 
 use mainstay_core::base::time::Mono;
 use mainstay_core::formats::parse::log::LogReader;
-use mainstay_core::hardware::catalog::{Blame, Catalog, CodeMeaning, KernelMeaning, RegisterMeaning};
+use mainstay_core::hardware::catalog::{Catalog, CodeMeaning, FaultOrigin, KernelMeaning, RegisterMeaning};
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::RecommendedAction as Action;
 use mainstay_proto::v1::{Component, Event, RecommendedAction};
@@ -19,7 +19,7 @@ struct Meaning {
     what: String,
     name: String,
     meaning: String,
-    blame: Option<Blame>,
+    blame: Option<FaultOrigin>,
     action: Action,
     source: String,
     differs: Option<String>,
@@ -223,13 +223,13 @@ fn of_core(action: Action) -> RecommendedAction {
     }
 }
 
-fn to_blame(blame: Blame) -> &'static str {
+fn to_blame(blame: FaultOrigin) -> &'static str {
     match blame {
-        Blame::Application => "the program that ran",
-        Blame::Device => "the GPU",
-        Blame::Fabric => "NVLink or a switch",
-        Blame::Driver => "the driver or its firmware",
-        Blame::None => "nobody's",
+        FaultOrigin::Application => "the program that ran",
+        FaultOrigin::Device => "the GPU",
+        FaultOrigin::Fabric => "NVLink or a switch",
+        FaultOrigin::Driver => "the driver or its firmware",
+        FaultOrigin::None => "nobody's",
     }
 }
 

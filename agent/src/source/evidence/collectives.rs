@@ -25,15 +25,15 @@ const RAS_ADDRESS: &str = "localhost:28028";
 
 /// What they tell.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct CollectiveReport {
     pub(super) waits: Vec<Waits>,
     pub(super) findings: Vec<String>,
     /// The RAS service's report, a line for each thing.
     pub(super) ras: Vec<String>,
 }
 
-impl Told {
-    pub(super) fn take_in(&mut self, other: Told) {
+impl CollectiveReport {
+    pub(super) fn take_in(&mut self, other: CollectiveReport) {
         self.waits.extend(other.waits);
         self.findings.extend(other.findings);
         self.ras.extend(other.ras);
@@ -81,8 +81,8 @@ pub(super) fn flight_records(
     mut records: BTreeMap<Rank, FlightRecord>,
     subjects: &[Subject],
     deadline: Instant,
-) -> Told {
-    let mut told = Told::default();
+) -> CollectiveReport {
+    let mut told = CollectiveReport::default();
     let mut waited_for = recorder.dumps.clone();
     let mut errors: BTreeMap<Rank, String> = BTreeMap::new();
     loop {
@@ -156,18 +156,18 @@ pub(super) fn ask_ras(subjects: &[Subject], deadline: Instant) -> Ras {
 
 impl Ras {
     /// What it told by the deadline.
-    pub(super) fn finish(self, subjects: &[Subject], deadline: Instant) -> Told {
+    pub(super) fn finish(self, subjects: &[Subject], deadline: Instant) -> CollectiveReport {
         if let Some(objection) = self.objection {
-            return Told { findings: vec![objection], ..Told::default() };
+            return CollectiveReport { findings: vec![objection], ..CollectiveReport::default() };
         }
         match self.answer.and_then(|answer| answer.recv_timeout(left(deadline)).ok()) {
             Some(Asked::Told(report)) => of_report(&report, subjects),
             Some(Asked::Failed(why)) => {
                 let findings = vec![format!("NCCL's RAS service tells nothing: {why}")];
-                Told { findings, ..Told::default() }
+                CollectiveReport { findings, ..CollectiveReport::default() }
             }
             // Where nothing listens, no NCCL is in use.
-            Some(Asked::Refused | Asked::NoJob) | None => Told::default(),
+            Some(Asked::Refused | Asked::NoJob) | None => CollectiveReport::default(),
         }
     }
 }
@@ -180,7 +180,7 @@ pub(super) fn ask_counts(subjects: &[Subject], deadline: Instant) -> Option<(Str
     Some((format!("{:?}", report.counts()), waits))
 }
 
-fn of_report(report: &RasReport, subjects: &[Subject]) -> Told {
+fn of_report(report: &RasReport, subjects: &[Subject]) -> CollectiveReport {
     let mut ranks = BTreeMap::new();
     for subject in subjects {
         // Training may run in a child of what was started as the rank.
@@ -190,7 +190,7 @@ fn of_report(report: &RasReport, subjects: &[Subject]) -> Told {
         ranks.insert(subject.pid.0, subject.rank);
     }
     let waits = waits("NCCL's RAS service", &report.counted(&ranks)).into_iter().collect();
-    Told { waits, findings: Vec::new(), ras: report.lines() }
+    CollectiveReport { waits, findings: Vec::new(), ras: report.lines() }
 }
 
 /// A process's environment, as it was started with.

@@ -26,13 +26,13 @@ const ANSWERS_WITHIN: Duration = Duration::from_millis(700);
 
 /// What the ranks' servers told.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct WorkerServerReply {
     pub(super) stacks: BTreeMap<Rank, String>,
     pub(super) records: BTreeMap<Rank, FlightRecord>,
 }
 
 /// Asks those ranks that have a server of their own, all at once.
-pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> Told {
+pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> WorkerServerReply {
     let deadline = deadline.min(Instant::now() + ANSWERS_WITHIN);
     let (sender, answers) = mpsc::channel();
     let mut asked = 0;
@@ -47,7 +47,7 @@ pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> Told {
         let started = std::thread::Builder::new().name("worker-server".to_owned()).spawn(ask);
         asked += usize::from(started.is_ok());
     }
-    let mut told = Told::default();
+    let mut told = WorkerServerReply::default();
     for _ in 0..asked {
         let Ok((rank, stack, record)) = answers.recv_timeout(left(deadline)) else { break };
         let stack = stack.map(|stack| String::from_utf8_lossy(&stack).into_owned());

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper_util::rt::TokioIo;
 use mainstay_agent::api::{self, About, DeepChecks, ListenError, Listeners, Mode, ServeError, UnixSocket};
-use mainstay_agent::board::Board;
+use mainstay_agent::state::StateWriter;
 use mainstay_agent::store::journal::{Journal, JournalError, Limits};
 use mainstay_core::base::id::{Attempt, BootId, JobId, Pid, Rank};
 use mainstay_core::base::time::{Mono, Stamp, Wall};
@@ -30,7 +30,7 @@ pub fn stamp(second: u64) -> Stamp {
 }
 
 pub struct Server {
-    pub board: Board,
+    pub board: StateWriter,
     pub socket: PathBuf,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
@@ -68,7 +68,7 @@ impl Server {
     ) -> Server {
         let open = || Journal::open(&dir.join("journal"), limits, BootId("boot".into()));
         let journal = once_free(open, |error| matches!(error, JournalError::Locked { .. }));
-        let board = Board::open(journal).unwrap();
+        let board = StateWriter::open(journal).unwrap();
         let socket = dir.join("api.sock");
         let listeners = Listeners {
             unix: Some(once_free(

@@ -1,8 +1,8 @@
 //! The messages that are not chunks or manifests, as JSON. Fields that a later version adds are passed over.
 
+use mainstay_core::checkpoint::eligibility::PlacementEligibility;
 use mainstay_core::checkpoint::inventory::{Medium, Shard};
-use mainstay_core::checkpoint::standing::Standing;
-use mainstay_core::failure::repeats::Told;
+use mainstay_core::failure::repeats::RemoteFailure;
 use serde::{Deserialize, Serialize};
 
 /// What is missing of a shard that is offered.
@@ -39,10 +39,10 @@ pub struct Inventory {
     pub copies: Vec<Held>,
     /// How it stands where others choose who keeps their replicas.
     #[serde(default)]
-    pub standing: Standing,
+    pub standing: PlacementEligibility,
     /// How jobs failed there lately.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub failures: Vec<Told>,
+    pub failures: Vec<RemoteFailure>,
 }
 
 impl Inventory {

@@ -9,17 +9,16 @@
 //! What comes over the wire is believed in nothing: every header is signed, every chunk is compared with the owner's
 //! manifest while it is in the cache, and no name in it becomes a path.
 
-mod alike;
 mod channel;
 pub mod client;
-pub(crate) mod courtesy;
+mod divergence;
 mod durable;
 pub mod error;
 pub mod frame;
 mod greeting;
 mod landing;
+pub(crate) mod local_shards;
 mod message;
-pub(crate) mod own;
 pub mod pace;
 pub mod pass;
 mod pieces;
@@ -30,6 +29,7 @@ mod server;
 pub(crate) mod service;
 mod spare;
 pub mod store;
+pub(crate) mod throttle;
 pub mod tls;
 pub mod token;
 pub(crate) mod user;
@@ -40,12 +40,12 @@ pub mod wire;
 const REPLICATE_NICE: i32 = 10;
 
 pub use crate::os::monotonic;
-pub use courtesy::Toll;
 pub use durable::{Durable, Figures};
+pub use local_shards::{Opened, Watched};
 pub use message::{Held, Inventory};
-pub use own::{Opened, Watched};
 pub(crate) use restore::land;
 pub use restore::{Progress, Restored, look_directory, verify_directory};
 pub use sealed::{Sealed, SealedError};
 pub use service::{Counts, Peer, Service, Settings, StartError};
+pub use throttle::ReplicationOverhead;
 pub use user::{Reach, User, groups_of, learn_groups, reach};

@@ -113,7 +113,7 @@ pub(crate) fn pace(stream: &TcpStream, bytes_per_second: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mainstay_core::checkpoint::backoff::Signs;
+    use mainstay_core::checkpoint::backoff::ConnectionSample;
 
     #[test]
     fn what_goes_over_many_takes_is_the_rate() {
@@ -130,7 +130,10 @@ mod tests {
 
     #[test]
     fn however_low_the_rate_nobody_is_silent_for_as_long_as_the_other_waits() {
-        let full = |look: u64| Signs { round_trip_us: if look == 0 { 100 } else { 50_000 }, sent_again: 0 };
+        let full = |look: u64| ConnectionSample {
+            round_trip_us: if look == 0 { 100 } else { 50_000 },
+            sent_again: 0,
+        };
         let mut slow = Backoff::default();
         (0..100).for_each(|look| slow.saw(look * 100, full(look)));
         for (rate, stall_ms) in [(10_000, 10_000), (1 << 20, 500), (1 << 30, 10_000)] {
@@ -158,7 +161,10 @@ mod tests {
     fn a_way_that_is_full_gets_its_share_and_is_remembered() {
         let limit = Limit::new(1000);
         let mut way = limit.way("peer");
-        let full = |look: u64| Signs { round_trip_us: if look == 0 { 100 } else { 50_000 }, sent_again: 0 };
+        let full = |look: u64| ConnectionSample {
+            round_trip_us: if look == 0 { 100 } else { 50_000 },
+            sent_again: 0,
+        };
         (0..20).for_each(|look| way.saw(look * 100, full(look)));
         limit.keep_way("peer", way);
         assert!(limit.way("peer").share() < 0.1);

@@ -12,7 +12,7 @@ use mainstay_core::checkpoint::plan::Transfer;
 use super::client::Target;
 use super::error::PeerError;
 use super::landing::Landing;
-use super::own::Watched;
+use super::local_shards::Watched;
 use super::sealed::Sealed;
 use super::service::Shared;
 use super::store::Store;

@@ -15,7 +15,7 @@ use mainstay_core::checkpoint::plan::{Transfer, plan};
 use super::client::Target;
 use super::error::PeerError;
 use super::landing::{Landing, shard_directory};
-use super::own::Watched;
+use super::local_shards::Watched;
 use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
 use super::user::{As, User};
@@ -357,7 +357,7 @@ pub(crate) fn land(
 /// Reads the manifests in a checkpoint directory, without an agent and without the bytes; for each, what is wrong with it.
 pub fn look_directory(directory: &Path, mut told: impl FnMut(&Path, Result<Sealed, String>)) {
     let Ok(at) = Beneath::open(directory) else { return };
-    for shard in super::own::rank_directories(&at) {
+    for shard in super::local_shards::rank_directories(&at) {
         let found = Sealed::read_in(&at, &shard.join(MANIFEST_NAME)).map_err(|error| error.to_string());
         told(&directory.join(shard), found);
     }

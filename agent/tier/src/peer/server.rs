@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 use super::REPLICATE_NICE;
-use super::alike;
+use super::divergence;
 use super::error::{PeerError, Reason, Report};
 use super::frame::{Header, Kind};
 use super::message::{Decide, Drop, Dropped, Get, Wanted};
@@ -91,7 +91,7 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
             stand_back(REPLICATE_NICE, false);
             let _busy = shared.courtesy.begin();
             if upload.search_begins() {
-                alike::fill(shared, &upload);
+                divergence::fill(shared, &upload);
             }
             let wanted = Wanted { chunks: upload.missing(), credits: CREDITS };
             wire.send_json(Header { kind: Kind::Wanted, ..answer }, &wanted)?;

@@ -2,14 +2,14 @@
 
 mod counts;
 mod decide;
+mod divergence;
+mod eligibility;
 mod failures;
 mod known;
 mod loops;
 mod refusals;
 mod repair;
 mod seats;
-mod standing;
-mod unlike;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,26 +19,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::decision::Decisions;
+use mainstay_core::checkpoint::divergence::ReplicaDivergence;
+use mainstay_core::checkpoint::eligibility::PlacementEligibility;
 use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey};
 use mainstay_core::checkpoint::parity::Parity;
-use mainstay_core::checkpoint::price::StepTime;
-use mainstay_core::checkpoint::standing::Standing;
+use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
-use mainstay_core::checkpoint::unlike::Unlike;
-use mainstay_core::failure::repeats::Told;
+use mainstay_core::failure::repeats::RemoteFailure;
 
 use self::counts::Counters;
 pub use self::counts::Counts;
 use self::refusals::Refusals;
 use super::client::Asking;
-use super::courtesy::{Courtesy, Toll};
 use super::durable::{Durable, Figures};
 use super::error::PeerError;
+use super::local_shards::{LocalShards, Opened, Watched};
 use super::message::Inventory;
-use super::own::{Opened, Own, Watched};
 use super::pace::Limit;
 use super::pass::Pass;
 use super::store::{Store, StoreError};
+use super::throttle::{ReplicationOverhead, ReplicationThrottle};
 use super::wire::Patience;
 
 /// How long a shard that was half sent is waited for.
@@ -143,7 +143,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) pass: Pass,
     pub(crate) store: Store,
-    pub(crate) own: Own,
+    pub(crate) own: LocalShards,
     durable: OnceLock<Arc<dyn Durable>>,
     peers: Mutex<BTreeMap<String, Peer>>,
     decisions: Mutex<Decisions>,
@@ -152,15 +152,15 @@ pub(crate) struct Shared {
     withdrawn: Mutex<BTreeMap<String, Instant>>,
     refusals: Refusals,
     /// What should have been saved alike and was not.
-    unlike: Mutex<unlike::Found>,
+    unlike: Mutex<divergence::Found>,
     /// How this host stands where others choose who keeps their replicas.
-    standing: Mutex<Standing>,
+    standing: Mutex<PlacementEligibility>,
     /// How jobs failed here.
-    failures: Mutex<Vec<Told>>,
+    failures: Mutex<Vec<RemoteFailure>>,
     /// Whether it was told that there are too few failure domains for pieces.
     too_few: AtomicBool,
     limit: Limit,
-    pub(crate) courtesy: Courtesy,
+    pub(crate) courtesy: ReplicationThrottle,
     counters: Counters,
     seats: seats::Seats,
     stop: AtomicBool,
@@ -214,11 +214,11 @@ impl Service {
         let peers = others.map(|peer| (peer.clone(), Peer::default())).collect();
         let shared = Arc::new(Shared {
             limit: Limit::new(settings.rate),
-            courtesy: Courtesy::new(settings.slowdown),
+            courtesy: ReplicationThrottle::new(settings.slowdown),
             settings,
             pass: pass.into(),
             store,
-            own: Own::default(),
+            own: LocalShards::default(),
             durable: OnceLock::new(),
             peers: Mutex::new(peers),
             decisions: Mutex::default(),
@@ -331,12 +331,12 @@ impl Service {
     }
 
     /// What training pays for replicas, as far as it tells of its steps.
-    pub fn toll(&self) -> Toll {
+    pub fn toll(&self) -> ReplicationOverhead {
         self.shared.courtesy.toll()
     }
 
     /// What ranks saved that said that they save the same, and did not: the newest steps last.
-    pub fn unlike(&self) -> Vec<Unlike> {
+    pub fn unlike(&self) -> Vec<ReplicaDivergence> {
         let found = self.shared.unlike.lock().unwrap_or_else(PoisonError::into_inner);
         found.values().cloned().collect()
     }

@@ -13,14 +13,14 @@
 //! left, writes it to the disk and removes it ([`recover`]).
 
 pub mod choose;
-mod keeper;
 mod lock;
 mod memory;
+mod owner;
 mod recover;
 mod room;
 mod writer;
 
-pub use keeper::{Keeper, Status, Whole};
+pub use owner::{PoolOwner, Status, Whole};
 pub use recover::{Recovered, recover, recover_all};
 pub use room::available;
 

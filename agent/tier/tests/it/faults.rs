@@ -22,7 +22,7 @@ use common::{manifest, write_step};
 use mainstay_checkpoint::control::Answer;
 use mainstay_tier::disk::{self, Doubts, Keep, Pace, StdVolume};
 use mainstay_tier::disk::{Sink, Volume};
-use mainstay_tier::pool::{Keeper, Settings};
+use mainstay_tier::pool::{PoolOwner, Settings};
 use mainstay_tier::seal::ReadAt;
 use nix::libc::{EIO, ENOSPC, EROFS};
 
@@ -169,7 +169,7 @@ fn mount(options: &[&str], at: &Path) -> bool {
     mounted.is_ok_and(|mounted| mounted.status.success())
 }
 
-fn keeper(pools: &Path, checkpoints: &Path) -> Keeper {
+fn keeper(pools: &Path, checkpoints: &Path) -> PoolOwner {
     let settings = Settings {
         root: pools.to_owned(),
         directory: checkpoints.to_owned(),
@@ -181,7 +181,7 @@ fn keeper(pools: &Path, checkpoints: &Path) -> Keeper {
         memory: None,
         rate: None,
     };
-    Keeper::start(settings).expect("a keeper")
+    PoolOwner::start(settings).expect("a keeper")
 }
 
 fn offered(checkpoints: &Path) -> Option<u64> {

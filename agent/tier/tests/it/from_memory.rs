@@ -17,13 +17,13 @@ use mainstay_checkpoint::control::{Answer, State};
 use mainstay_core::checkpoint::inventory::Medium;
 use mainstay_tier::disk::{self, Keep, StdVolume};
 use mainstay_tier::peer::{User, Watched};
-use mainstay_tier::pool::{self, Keeper};
+use mainstay_tier::pool::{self, PoolOwner};
 use support::{Host, RUN, hosts, until};
 use tempfile::TempDir;
 
 /// A launcher's keeper on a host, whose disk takes nothing.
 struct Launcher {
-    keeper: Keeper,
+    keeper: PoolOwner,
     checkpoints: std::path::PathBuf,
     _pools: TempDir,
     _home: TempDir,
@@ -36,7 +36,7 @@ impl Launcher {
         let home = TempDir::new().unwrap();
         let checkpoints = home.path().join("steps");
         fs::write(&checkpoints, b"in the way").unwrap();
-        let keeper = Keeper::start(pool::Settings {
+        let keeper = PoolOwner::start(pool::Settings {
             root: pools.path().to_owned(),
             directory: checkpoints.clone(),
             job: "job".into(),

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use common::rank::{Rank, until};
 use mainstay_checkpoint::control::{Answer, State};
 use mainstay_tier::disk::{self, Keep, StdVolume};
-use mainstay_tier::pool::{self, Keeper, Settings};
+use mainstay_tier::pool::{self, PoolOwner, Settings};
 
 struct Stage {
     _home: tempfile::TempDir,
@@ -46,8 +46,8 @@ impl Stage {
         }
     }
 
-    fn keeper(&self, world_size: u32, slots: usize) -> Keeper {
-        Keeper::start(self.settings(world_size, slots)).expect("a keeper")
+    fn keeper(&self, world_size: u32, slots: usize) -> PoolOwner {
+        PoolOwner::start(self.settings(world_size, slots)).expect("a keeper")
     }
 
     fn offered(&self) -> Option<u64> {
@@ -104,7 +104,7 @@ fn the_step_that_was_saved_before_replicas_last_agreed_stays_whatever_comes_afte
     // A file where the directory should be: nothing comes to the disk for now.
     fs::write(&stage.checkpoints, b"in the way").unwrap();
     let keep = Keep { steps: 1, bytes: None };
-    let keeper = Keeper::start(Settings { keep, ..stage.settings(1, 3) }).unwrap();
+    let keeper = PoolOwner::start(Settings { keep, ..stage.settings(1, 3) }).unwrap();
     let rank = Rank::of(keeper.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(4);
@@ -127,7 +127,7 @@ fn a_launcher_that_was_killed_loses_nothing() {
     let stage = Stage::new();
     // The disk is so slow that nothing comes to it.
     let settings = Settings { rate: Some(1), ..stage.settings(1, 3) };
-    let keeper = Keeper::start(settings).unwrap();
+    let keeper = PoolOwner::start(settings).unwrap();
     let rank = Rank::of(keeper.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(1);
@@ -224,7 +224,7 @@ fn bytes_that_change_in_memory_withdraw_the_step_and_are_said() {
 fn a_slow_disk_is_not_waited_for_at_the_end() {
     let stage = Stage::new();
     // The second chunk would be due in weeks.
-    let keeper = Keeper::start(Settings { rate: Some(1), ..stage.settings(1, 3) }).unwrap();
+    let keeper = PoolOwner::start(Settings { rate: Some(1), ..stage.settings(1, 3) }).unwrap();
     let mut rank = Rank::of(keeper.directory(), 0, 1);
     rank.size = 9 << 20;
     assert_eq!(rank.reserve(10 << 20), Answer::Granted);
@@ -262,7 +262,7 @@ fn what_is_no_checkpoint_of_its_rank_is_not_sealed() {
 fn too_much_is_refused_when_it_is_reserved() {
     let stage = Stage::new();
     let settings = Settings { memory: Some(10 << 20), ..stage.settings(1, 3) };
-    let keeper = Keeper::start(settings).unwrap();
+    let keeper = PoolOwner::start(settings).unwrap();
     let rank = Rank::of(keeper.directory(), 0, 1);
     assert_eq!(rank.reserve(6 << 20), Answer::NoRoom);
     assert!(keeper.said()[0].contains("no memory for checkpoints"));
@@ -291,11 +291,11 @@ fn a_state_that_grows_gets_larger_slots_and_the_newest_step_stays() {
 fn two_launchers_do_not_keep_the_same_checkpoints() {
     let stage = Stage::new();
     let keeper = stage.keeper(1, 2);
-    let error = Keeper::start(stage.settings(1, 2)).expect_err("it is taken");
+    let error = PoolOwner::start(stage.settings(1, 2)).expect_err("it is taken");
     assert!(error.to_string().contains("another launcher keeps"), "{error}");
     assert!(pool::recover_all(stage.pools.path()).is_empty());
     drop(keeper);
-    drop(Keeper::start(stage.settings(1, 2)).expect("it is free again"));
+    drop(PoolOwner::start(stage.settings(1, 2)).expect("it is free again"));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::table::Cell;
 use crate::bench::process::Running;
 use crate::command;
 use crate::journal::{Entry, Follower, Verdict};
-use crate::places;
+use crate::paths;
 
 /// From the start of a job to its decision: imports, 200 steps, a hang.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -107,20 +107,14 @@ impl Bench {
     }
 
     fn command(&self, cell: &Cell, folder: &Path) -> Result<Command> {
-        let tests = places::root().join("tests/healthy");
+        let tests = paths::root().join("tests/healthy");
         // The launcher ends with the benchmark, whatever ends that.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM"]);
         if cell.fault.mounts {
             command.args(["unshare", "--mount", "--propagation", "private"]);
         }
-        command.arg(places::release_mainstay()).args([
-            "run",
-            "--no-agent",
-            "--max-restarts",
-            "3",
-            "--forget",
-        ]);
+        command.arg(paths::release_mainstay()).args(["run", "--no-agent", "--max-restarts", "3", "--forget"]);
         command.args(["--shutdown-timeout", "2s", "--nproc-per-node", &cell.program.ranks.to_string()]);
         command.arg("--log-dir").arg(folder.join("logs")).arg("--runtime-dir").arg(folder.join("rt"));
         if cell.fault.hang {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::places;
+use crate::paths;
 
 /// Steps after which a fault happens.
 const MOMENTS: [u64; 3] = [0, 5, 200];
@@ -143,7 +143,7 @@ pub struct Table {
 impl Table {
     /// Reads the file.
     pub fn read() -> Result<Table> {
-        let path = places::root().join("tests/healthy/faults/faults.json");
+        let path = paths::root().join("tests/healthy/faults/faults.json");
         let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let mut table: Table =
             serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;

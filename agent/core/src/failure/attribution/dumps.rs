@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use super::class::Class;
-use super::explain::{Ground, Quote};
+use super::explain::{EvidenceSummary, Quote};
 use super::{Evidence, Observation};
 use crate::hang::HangKind;
-use crate::hang::flight::HeldUp;
+use crate::hang::flight::BlockedCollective;
 
 /// The name of this evidence.
 pub const ID: &str = "torch.flight_record";
@@ -26,7 +26,7 @@ pub struct Dumps {
     /// Each file with its rank.
     pub files: Vec<(String, u32)>,
     /// What they show, if ranks wait.
-    pub held_up: Option<HeldUp>,
+    pub held_up: Option<BlockedCollective>,
 }
 
 impl Evidence {
@@ -67,7 +67,7 @@ impl Dumps {
     }
 
     /// The same as a piece of evidence, with the files that show it: that of the culprit first.
-    pub(super) fn ground(&self, class: Class) -> Option<Ground> {
+    pub(super) fn ground(&self, class: Class) -> Option<EvidenceSummary> {
         let held_up = self.held_up.as_ref()?;
         let is_culprit = |rank: u32| held_up.culprits.iter().any(|of| of.0 == rank);
         let first = self.files.iter().filter(|(_, rank)| is_culprit(*rank));
@@ -82,7 +82,7 @@ impl Dumps {
             },
         };
         let waits = |(_, rank): &&(String, u32)| held_up.waiting.iter().any(|of| of.0 == *rank);
-        Some(Ground {
+        Some(EvidenceSummary {
             signature: ID.to_owned(),
             meaning: held_up.told.clone(),
             class,

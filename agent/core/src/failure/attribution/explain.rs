@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::class::{Class, Restart};
 use super::vote::Vote;
 use super::{Attribution, Evidence};
-use crate::hang::flight::HeldUp;
+use crate::hang::flight::BlockedCollective;
 use crate::hang::listed;
 use crate::model::verdict::FaultDomain;
 
@@ -42,19 +42,19 @@ pub struct Report {
     /// Where it began, best first.
     pub root: Vec<Quote>,
     /// What it rests on, heaviest first.
-    pub evidence: Vec<Ground>,
+    pub evidence: Vec<EvidenceSummary>,
     /// What speaks for something else.
-    pub against: Vec<Ground>,
+    pub against: Vec<EvidenceSummary>,
     /// The line that complains and that nothing explains, where the cause is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unexplained: Option<Quote>,
     /// What only followed from it.
-    pub consequences: Vec<Ground>,
+    pub consequences: Vec<EvidenceSummary>,
     /// Other classes that are not out of the question, with their probabilities.
     pub alternatives: Vec<(Class, f64)>,
     /// What PyTorch's flight records show, where ranks wait.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub collectives: Option<HeldUp>,
+    pub collectives: Option<BlockedCollective>,
     /// What to do next.
     pub next: Vec<String>,
     /// What would change the judgement.
@@ -63,7 +63,7 @@ pub struct Report {
 
 /// A piece of evidence in words.
 #[derive(Clone, Debug, Serialize)]
-pub struct Ground {
+pub struct EvidenceSummary {
     /// The signature's name.
     pub signature: String,
     /// What it means.
@@ -94,14 +94,14 @@ pub struct Quote {
 
 /// Puts the judgement into words.
 pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
-    let grounds = |votes: &[Vote]| -> Vec<Ground> {
+    let grounds = |votes: &[Vote]| -> Vec<EvidenceSummary> {
         votes.iter().take(GROUNDS).map(|vote| ground(evidence, vote)).collect()
     };
     let mut alternatives = judged.posterior.ranked();
     alternatives.retain(|(class, probability)| *class != judged.class && *probability >= WORTH_A_WORD);
     let (mut for_it, mut against) = (grounds(&judged.evidence), grounds(&judged.against));
     if let Some(ground) = evidence.dumps.ground(judged.class) {
-        let is_another = |of: &Ground| of.meaning != ground.meaning;
+        let is_another = |of: &EvidenceSummary| of.meaning != ground.meaning;
         for_it.retain(is_another);
         against.retain(is_another);
         // Of an unknown cause it is what says most.
@@ -133,8 +133,8 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
     }
 }
 
-fn ground(evidence: &Evidence, vote: &Vote) -> Ground {
-    Ground {
+fn ground(evidence: &Evidence, vote: &Vote) -> EvidenceSummary {
+    EvidenceSummary {
         signature: vote.id.clone(),
         meaning: vote.meaning.clone(),
         class: vote.class,
@@ -169,7 +169,7 @@ fn headline(
     judged: &Attribution,
     consequences: &[Vote],
     unexplained: Option<&Quote>,
-    held_up: Option<&HeldUp>,
+    held_up: Option<&BlockedCollective>,
 ) -> String {
     let sure = format!("{:.0} % sure", judged.confidence * 100.0);
     let meaning = judged.evidence.first().map(|vote| vote.meaning.as_str());
@@ -237,7 +237,7 @@ pub fn look(class: Class) -> &'static str {
     }
 }
 
-fn next(judged: &Attribution, held_up: Option<&HeldUp>) -> Vec<String> {
+fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String> {
     let restart = match judged.restart {
         Restart::RestartSameNodes => "Restart on the same hosts.",
         Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
@@ -249,7 +249,7 @@ fn next(judged: &Attribution, held_up: Option<&HeldUp>) -> Vec<String> {
         Restart::DoNotRestart => "Do not restart until something has changed: it would fail again.",
     };
     let mut next = vec![restart.to_owned(), look(judged.class).to_owned()];
-    if let Some(HeldUp { culprits, .. }) = held_up.filter(|of| !of.culprits.is_empty()) {
+    if let Some(BlockedCollective { culprits, .. }) = held_up.filter(|of| !of.culprits.is_empty()) {
         let who = listed(culprits);
         next.push(format!("Find out what kept {who} from the operation: its stack, its log, its host."));
     }

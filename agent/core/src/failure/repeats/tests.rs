@@ -50,7 +50,7 @@ fn failures_are_counted_by_job_step_and_boot_and_the_present_one_is_not() {
     let now = verdict("x", 7, 20);
     repeats.take_in(&entry("a", "second", now.clone()));
     repeats.take_in(&entry("a", "second", now.clone()));
-    let seen = repeats.before(&JobId("a".into()), &BootId("second".into()), &now, &Elsewhere::default());
+    let seen = repeats.before(&JobId("a".into()), &BootId("second".into()), &now, &RemoteFailures::default());
     let expected = SeenBefore {
         in_this_job: 2,
         at_this_step: 1,
@@ -61,7 +61,7 @@ fn failures_are_counted_by_job_step_and_boot_and_the_present_one_is_not() {
     assert_eq!(seen, Some(expected));
     let new = verdict("z", 7, 21);
     assert_eq!(
-        repeats.before(&JobId("a".into()), &BootId("second".into()), &new, &Elsewhere::default()),
+        repeats.before(&JobId("a".into()), &BootId("second".into()), &new, &RemoteFailures::default()),
         None
     );
 }
@@ -73,7 +73,7 @@ fn the_same_data_at_another_step_and_other_data_at_the_same_step_are_told_apart(
         let mut repeats = Repeats::default();
         earlier.iter().for_each(|verdict| repeats.take_in(&entry("a", "boot", verdict.clone())));
         let seen = repeats
-            .before(&JobId("a".into()), &BootId("boot".into()), &now, &Elsewhere::default())
+            .before(&JobId("a".into()), &BootId("boot".into()), &now, &RemoteFailures::default())
             .unwrap_or_default();
         (seen.in_this_job, seen.at_this_step, seen.at_this_data, seen.at_other_data)
     };
@@ -96,7 +96,7 @@ fn a_changed_program_is_a_new_chance_and_an_unchanged_one_is_not() {
         let now = verdict("x", 7, 20);
         repeats.take_in(&entry("a", "boot", now.clone()));
         repeats
-            .before(&JobId("a".into()), &BootId("boot".into()), &now, &Elsewhere::default())
+            .before(&JobId("a".into()), &BootId("boot".into()), &now, &RemoteFailures::default())
             .map(|seen| seen.in_this_job)
     };
     assert_eq!(seen(Some("two")), None);
@@ -124,7 +124,7 @@ fn runs_of_one_program_are_one_job_and_those_of_other_programs_or_users_are_othe
             &JobId("exp.9".into()),
             &BootId("boot".into()),
             &verdict("x", 7, 30),
-            &Elsewhere::default(),
+            &RemoteFailures::default(),
         )
     };
     let again = [("exp", "python train.py --lr 1", 1000), ("exp.2", "python train.py --lr 2", 1000)];
@@ -154,8 +154,9 @@ fn other_hosts_are_asked_of_runs_on_one_host_and_earlier_runs_are_those_before_t
             repeats.take_in(&at(seconds, entry));
         }
         let told = repeats.told();
-        let failures = told.first().map(|of| ("b".to_owned(), vec![Told { at: Wall(5), ..of.clone() }]));
-        let elsewhere = Elsewhere { heard_by: 1, failures: failures.into_iter().collect() };
+        let failures =
+            told.first().map(|of| ("b".to_owned(), vec![RemoteFailure { at: Wall(5), ..of.clone() }]));
+        let elsewhere = RemoteFailures { heard_by: 1, failures: failures.into_iter().collect() };
         let now = of(7, 50);
         let seen = repeats.before(&JobId("a".into()), &BootId("boot".into()), &now, &elsewhere);
         let seen = seen.unwrap_or_default();

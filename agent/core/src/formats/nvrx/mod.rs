@@ -29,7 +29,7 @@ pub fn socket_name(local_rank: u32) -> String {
 
 /// What a rank told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum ClientMessage {
     /// It is there.
     Connected {
         /// Its process, as it sees itself; 0 if it did not say.
@@ -78,7 +78,7 @@ impl Session {
     pub fn receive(
         &mut self,
         bytes: &[u8],
-        told: &mut Vec<Told>,
+        told: &mut Vec<ClientMessage>,
         answers: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
         self.buffer.extend_from_slice(bytes);
@@ -90,11 +90,11 @@ impl Session {
     }
 
     /// The connection is over: what was open is not any more.
-    pub fn end(&mut self, told: &mut Vec<Told>) {
+    pub fn end(&mut self, told: &mut Vec<ClientMessage>) {
         self.close_all(told);
     }
 
-    fn messages(&mut self, told: &mut Vec<Told>, answers: &mut Vec<u8>) -> Result<(), SessionError> {
+    fn messages(&mut self, told: &mut Vec<ClientMessage>, answers: &mut Vec<u8>) -> Result<(), SessionError> {
         while let Some((length, rest)) = self.buffer.split_first_chunk::<4>() {
             let length = u32::from_be_bytes(*length) as usize;
             if length > MESSAGE_BYTES {
@@ -111,7 +111,7 @@ impl Session {
     fn message(
         &mut self,
         message: Message,
-        told: &mut Vec<Told>,
+        told: &mut Vec<ClientMessage>,
         answers: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
         match message {
@@ -119,7 +119,7 @@ impl Session {
             Message::Init { pid, waits } => {
                 self.close_all(told);
                 self.waits = Some(waits);
-                told.push(Told::Connected { pid: pid.unwrap_or(0) });
+                told.push(ClientMessage::Connected { pid: pid.unwrap_or(0) });
                 answers.extend(message::configuration(&SECTIONS));
             }
             Message::UpdateConfig => answers.extend(message::ok()),
@@ -127,7 +127,7 @@ impl Session {
                 let waits = self.waits.ok_or(SessionError::NotInitialised)?;
                 match message {
                     Message::Section { change, iteration } => self.section(change, iteration, told),
-                    _ => told.push(Told::Beat),
+                    _ => told.push(ClientMessage::Beat),
                 }
                 if waits {
                     answers.extend(message::ok());
@@ -137,18 +137,18 @@ impl Session {
         Ok(())
     }
 
-    fn section(&mut self, change: Change, iteration: Option<u64>, told: &mut Vec<Told>) {
+    fn section(&mut self, change: Change, iteration: Option<u64>, told: &mut Vec<ClientMessage>) {
         match change {
             Change::Open(name) if self.open.len() < 64 && !self.open.contains(&name) => {
-                told.push(Told::Enter(shown(&name).to_owned()));
+                told.push(ClientMessage::Enter(shown(&name).to_owned()));
                 self.open.push(name);
             }
             // Open already, or one of more than anybody opens.
-            Change::Open(_) => told.push(Told::Beat),
+            Change::Open(_) => told.push(ClientMessage::Beat),
             Change::Close(name) => {
                 match self.open.iter().rposition(|open| *open == name) {
                     Some(at) => self.close(at, told),
-                    None => told.push(Told::Beat),
+                    None => told.push(ClientMessage::Beat),
                 }
                 if name == "step" {
                     self.step(iteration, told);
@@ -156,32 +156,32 @@ impl Session {
             }
             Change::CloseAll => {
                 self.close_all(told);
-                told.push(Told::Beat);
+                told.push(ClientMessage::Beat);
             }
         }
     }
 
     /// Sections of this protocol may overlap; on the page they are a stack. Those that were opened later stay open.
-    fn close(&mut self, at: usize, told: &mut Vec<Told>) {
-        told.push(Told::Leave(shown(&self.open[at]).to_owned()));
+    fn close(&mut self, at: usize, told: &mut Vec<ClientMessage>) {
+        told.push(ClientMessage::Leave(shown(&self.open[at]).to_owned()));
         self.open.remove(at);
-        told.extend(self.open[at..].iter().map(|name| Told::Enter(shown(name).to_owned())));
+        told.extend(self.open[at..].iter().map(|name| ClientMessage::Enter(shown(name).to_owned())));
     }
 
-    fn close_all(&mut self, told: &mut Vec<Told>) {
+    fn close_all(&mut self, told: &mut Vec<ClientMessage>) {
         while let Some(name) = self.open.pop() {
-            told.push(Told::Leave(shown(&name).to_owned()));
+            told.push(ClientMessage::Leave(shown(&name).to_owned()));
         }
     }
 
     /// Megatron-LM opens `step` for a step of evaluation too, in the same iteration.
-    fn step(&mut self, iteration: Option<u64>, told: &mut Vec<Told>) {
+    fn step(&mut self, iteration: Option<u64>, told: &mut Vec<ClientMessage>) {
         if iteration.is_some() && iteration == self.newest {
             return;
         }
         self.steps += 1;
         self.newest = iteration;
-        told.push(Told::Step(iteration.unwrap_or(self.steps)));
+        told.push(ClientMessage::Step(iteration.unwrap_or(self.steps)));
     }
 }
 

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{FlightRecord, Standing, counted};
+use super::{FlightRecord, GroupProgress, counted};
 use crate::base::id::Rank;
 use crate::hang::witness::waits;
 use crate::model::hang::{HangKind, listed};
 
 /// What the records show of a job that stands still.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HeldUp {
+pub struct BlockedCollective {
     /// Of what kind it is; none if the records show only which rank is waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<HangKind>,
@@ -36,7 +36,7 @@ pub struct HeldUp {
 /// Which rank the others wait for by the records; none if no rank waits, or if the records do not show it. `known`: ranks
 /// that the job is known to have beside those in the records.
 #[must_use]
-pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -> Option<HeldUp> {
+pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -> Option<BlockedCollective> {
     let named = records.values().flat_map(|record| record.groups.values()).flat_map(|group| &group.ranks);
     let all: BTreeSet<Rank> =
         known.iter().copied().chain(records.keys().copied()).chain(named.map(|rank| Rank(*rank))).collect();
@@ -47,7 +47,7 @@ pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -
         all.into_iter().filter(|rank| !records.contains_key(rank)).take(MOST_RANKS).collect();
     let told = place.told(found.kind, &found.culprits, records);
     let Place { group, number, operation, waiting } = place;
-    Some(HeldUp {
+    Some(BlockedCollective {
         kind: found.kind,
         culprits: found.culprits,
         waiting,
@@ -138,7 +138,7 @@ impl<'r> Place<'r> {
 fn is_member(records: &BTreeMap<Rank, FlightRecord>, rank: Rank, group: &str) -> bool {
     let of = |record: &FlightRecord| {
         let standing = record.groups.get(group);
-        standing.is_some_and(|of: &Standing| of.is_world || of.ranks.contains(&rank.0))
+        standing.is_some_and(|of: &GroupProgress| of.is_world || of.ranks.contains(&rank.0))
     };
     records.get(&rank).is_some_and(|record| record.groups.contains_key(group)) || records.values().any(of)
 }

@@ -6,19 +6,19 @@ const FLOOR: Span = Span::seconds(60);
 struct Job {
     idle: Idle,
     now: Mono,
-    pulses: Vec<Option<Pulse>>,
+    pulses: Vec<Option<ActivitySample>>,
     told: Vec<Outlook>,
 }
 
 impl Job {
     fn of(ranks: usize) -> Job {
-        let pulses = vec![Some(Pulse::default()); ranks];
+        let pulses = vec![Some(ActivitySample::default()); ranks];
         let (idle, now) = (Idle::new(FLOOR, Rank(0), ranks), Mono(Span::seconds(10).0));
         Job { idle, now, pulses, told: Vec::new() }
     }
 
     /// So many seconds, in each of which `does` changes the pulse of each rank.
-    fn seconds(&mut self, seconds: u64, does: impl Fn(usize, u64, &mut Pulse)) -> &mut Job {
+    fn seconds(&mut self, seconds: u64, does: impl Fn(usize, u64, &mut ActivitySample)) -> &mut Job {
         for second in 0..seconds {
             self.now = self.now.after(Span::seconds(1));
             for (rank, pulse) in self.pulses.iter_mut().enumerate() {
@@ -55,7 +55,7 @@ impl Job {
     }
 }
 
-fn work(pulse: &mut Pulse) {
+fn work(pulse: &mut ActivitySample) {
     pulse.probe.cpu = pulse.probe.cpu.plus(Span::millis(900));
 }
 

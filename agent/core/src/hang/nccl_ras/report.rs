@@ -263,7 +263,7 @@ pub struct RankError {
 
 /// A rank that has launched fewer operations than others of its communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Behind {
+pub struct LaggingRank {
     /// The rank; none if only their number is told.
     pub rank: Option<CommRank>,
     /// How many ranks stand there with it.
@@ -279,12 +279,12 @@ pub struct Behind {
 impl Communicator {
     /// The ranks that have launched fewer operations of a kind than the furthest: what the others may be waiting for.
     /// While a job runs, some are always behind for a moment.
-    pub fn behind(&self) -> Vec<Behind> {
+    pub fn behind(&self) -> Vec<LaggingRank> {
         let mut found = Vec::new();
         for operation in &self.operations {
             let Some(furthest) = operation.groups.iter().map(|group| group.of).max() else { continue };
             for group in operation.groups.iter().filter(|group| group.of < furthest) {
-                let behind = |rank: Option<&CommRank>| Behind {
+                let behind = |rank: Option<&CommRank>| LaggingRank {
                     rank: rank.cloned(),
                     ranks: group.ranks,
                     operation: operation.name.clone(),

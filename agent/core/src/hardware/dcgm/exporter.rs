@@ -11,7 +11,7 @@ use crate::formats::parse::prometheus::{self, Sample};
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState};
 use crate::model::observation::{Observation, Weight};
-use crate::model::report::Judged;
+use crate::model::report::SensorReport;
 
 /// The component.
 const COMPONENT: &str = "dcgm.exporter";
@@ -44,7 +44,7 @@ pub struct ExporterJudge {
 
 impl ExporterJudge {
     /// Judges the look at `at`.
-    pub fn step(&mut self, at: Mono, report: &ExporterReport) -> Judged {
+    pub fn step(&mut self, at: Mono, report: &ExporterReport) -> SensorReport {
         let page = match report {
             ExporterReport::Failed(why) => return self.unknown(at, format!("it cannot be read: {why}")),
             ExporterReport::Page(page) => page,
@@ -71,12 +71,12 @@ impl ExporterJudge {
         let reason = format!("{} GPUs told of; faults count by the kernel log and NVML", gpus.len());
         self.last = Some(now);
         let component = Component { reason, evidence, ..self.component(HealthState::Healthy, at) };
-        Judged { components: vec![component], facts }
+        SensorReport { components: vec![component], facts }
     }
 
-    fn unknown(&mut self, at: Mono, reason: String) -> Judged {
+    fn unknown(&mut self, at: Mono, reason: String) -> SensorReport {
         let component = Component { reason, ..self.component(HealthState::Unknown, at) };
-        Judged { components: vec![component], facts: Vec::new() }
+        SensorReport { components: vec![component], facts: Vec::new() }
     }
 
     fn component(&mut self, state: HealthState, at: Mono) -> Component {

@@ -1,8 +1,8 @@
 //! The driver as a whole: `gpu.driver`.
 
 use super::Shown;
-use super::asking::{DeviceReport, DriverTrouble, ProbeAnswer};
 use super::limits::{DeviceLimits, ExpectedGpus};
+use super::probe_protocol::{DeviceReport, DriverTrouble, ProbeAnswer};
 use super::reading::{GpuReading, GpuTrouble};
 use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};

@@ -7,7 +7,7 @@ use super::programs::Programs;
 use super::{DeviceJudge, OFF_BUS, RECOVERY_ACTION, Switch};
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
-use crate::hardware::catalog::{Blame, CodeMeaning, NvlinkMeaning, RegisterMeaning};
+use crate::hardware::catalog::{CodeMeaning, FaultOrigin, NvlinkMeaning, RegisterMeaning};
 use crate::model::health::{Component, HealthState, RecommendedAction};
 use crate::model::kernel::{KernelClass, KernelReport, Sxid, Xid};
 
@@ -28,7 +28,7 @@ impl DeviceJudge {
         if caused || gpu.faults.echo_of_any(at, &meaning.echo_of, xid.code, window) {
             return;
         }
-        if meaning.blame == Blame::Application {
+        if meaning.blame == FaultOrigin::Application {
             gpu.programs.faulted(at, xid);
             return;
         }

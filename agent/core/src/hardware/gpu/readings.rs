@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::dcgm_opinion::Own;
 use super::details::GpuDetails;
 use super::links::Links;
-use super::opinion::Own;
 use super::peers;
 use super::reading::{GpuProcess, GpuReading, Read, SlowdownTimes};
 use super::watch::{Change, Growth, Look, Patience, Problem, Watch};

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::Shown;
+use super::dcgm_opinion::{Opinion, Own};
 use super::faults::Faults;
 use super::limits::DeviceLimits;
 use super::notes;
-use super::opinion::{Opinion, Own};
 use super::programs::Programs;
 use super::reading::{GpuIdentity, GpuReading};
 use super::readings::Readings;

@@ -39,7 +39,7 @@ use crate::base::time::{Mono, Span, Stamp, Wall};
 use crate::model::entry::Fact;
 use crate::model::health::{Component, HealthState, RecommendedAction};
 use crate::model::observation::Observation;
-use crate::model::report::Judged;
+use crate::model::report::SensorReport;
 
 const BOOT: &str = "host.boot";
 const BOOTED: &str = "boot";
@@ -99,7 +99,7 @@ impl SystemJudge {
     }
 
     /// Judges the sample that was taken at `at`.
-    pub fn step(&mut self, at: Mono, sample: &SystemSample) -> Judged {
+    pub fn step(&mut self, at: Mono, sample: &SystemSample) -> SensorReport {
         let mut facts = Vec::new();
         if std::mem::take(&mut self.new_boot) {
             facts.push(Observation {
@@ -130,7 +130,7 @@ impl SystemJudge {
         let components: Vec<Component> =
             found.into_iter().map(|(name, findings)| show(shown, name, at, findings)).collect();
         self.shown.retain(|name, _| components.iter().any(|component| component.name == *name));
-        Judged { components, facts: facts.into_iter().map(Fact::Observed).collect() }
+        SensorReport { components, facts: facts.into_iter().map(Fact::Observed).collect() }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::model::health::Evidence;
 
 /// What was found of one GPU.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Freedom {
+pub enum GpuAvailability {
     /// Nobody holds it.
     Free,
     /// Someone does, or its memory is held though nobody is to be seen; in words.
@@ -21,13 +21,13 @@ pub enum Freedom {
 
 /// Judges whether a GPU is free of all but the processes in `ours`. The driver itself keeps some memory, so that use up
 /// to `allowed` bytes counts as none (NVIDIA's own tools take 15 MiB to 512 MiB).
-pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (Freedom, Vec<Evidence>) {
+pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (GpuAvailability, Vec<Evidence>) {
     let mut evidence = Vec::new();
     let mut tell = |what: &str, reading: String, limit: Option<String>| {
         evidence.push(Evidence { source: format!("NVML {what}"), reading, limit, before: None });
     };
     if let Some(trouble) = &reading.trouble {
-        return (Freedom::Unknown(format!("it cannot be asked: {trouble:?}")), evidence);
+        return (GpuAvailability::Unknown(format!("it cannot be asked: {trouble:?}")), evidence);
     }
     let foreign = reading.processes.value().map(|processes| {
         let pids = processes.iter().map(|process| process.pid);
@@ -44,14 +44,14 @@ pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (Free
     let has_ours = reading.processes.value().is_some_and(|all| all.iter().any(|of| ours.contains(&of.pid)));
     let freedom = match (foreign, used) {
         (Some(foreign), _) if !foreign.is_empty() => {
-            Freedom::Held(format!("in use by process {}", foreign.join(", ")))
+            GpuAvailability::Held(format!("in use by process {}", foreign.join(", ")))
         }
         (_, Some(used)) if used > allowed.0 && !has_ours => {
             let held = Bytes(used).rounded();
-            Freedom::Held(format!("{held} of its memory are held though no process is to be seen"))
+            GpuAvailability::Held(format!("{held} of its memory are held though no process is to be seen"))
         }
-        (_, Some(_)) => Freedom::Free,
-        (_, None) => Freedom::Unknown("it does not tell how much of its memory is in use".to_owned()),
+        (_, Some(_)) => GpuAvailability::Free,
+        (_, None) => GpuAvailability::Unknown("it does not tell how much of its memory is in use".to_owned()),
     };
     (freedom, evidence)
 }

@@ -7,7 +7,7 @@ use crate::base::id::{JobId, Pid};
 use crate::base::pci::PciAddress;
 use crate::base::units::Bytes;
 use crate::hardware::gpu::GpuReading;
-use crate::host::preflight::{Freedom, free};
+use crate::host::preflight::{GpuAvailability, free};
 
 /// Whose the processes on GPUs are: of each that belongs to a job, the rank that it is or descends from; its launcher, where
 /// that rank is gone or nobody knows which it was.
@@ -106,13 +106,13 @@ impl GpuUse {
             }
             let may_stay = &seen.neighbours | &of_those_who_stay;
             match free(gpu, &may_stay, allowed).0 {
-                Freedom::Held(why) => {
+                GpuAvailability::Held(why) => {
                     Some(format!("gpu.{address}: {why}{}", left_by_us(gpu, seen, owners, &may_stay)))
                 }
-                Freedom::Unknown(why) if seen.told => {
+                GpuAvailability::Unknown(why) if seen.told => {
                     Some(format!("gpu.{address}: whether it is free is not known: {why}"))
                 }
-                Freedom::Free | Freedom::Unknown(_) => None,
+                GpuAvailability::Free | GpuAvailability::Unknown(_) => None,
             }
         });
         held.collect()

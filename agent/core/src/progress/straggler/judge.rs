@@ -7,7 +7,7 @@ use super::found::{Change, Found, Slow};
 use super::history::{History, ROWS};
 use super::paces::Paces;
 use super::peers::Peers;
-use super::ranks::{self, Standing};
+use super::ranks::{self, RankState};
 use super::regime::Regime;
 use super::rotating;
 use super::score::{Scratch, median, score, spread};
@@ -77,7 +77,7 @@ pub struct Judge {
     paces: Paces,
     stages: Stages,
     /// What is slow at present.
-    open: BTreeMap<Slow, Standing>,
+    open: BTreeMap<Slow, RankState>,
     /// When a rank was last found to be no longer slow, in steps seen: what was before is settled.
     settled: BTreeMap<u32, usize>,
     scratch: Scratch,
@@ -234,7 +234,7 @@ impl Judge {
     }
 
     fn open(&mut self, found: Found, out: &mut Vec<Change>) {
-        let standing = Standing::of(&found, self);
+        let standing = RankState::of(&found, self);
         self.open.insert(found.slow, standing);
         out.push(Change::Found(found));
     }

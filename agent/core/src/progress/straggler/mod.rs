@@ -42,7 +42,7 @@ pub use found::{Change, Found, Slow};
 pub use judge::{Judge, Limits, Row};
 pub use link::Links;
 pub use peers::{Peers, Role};
-pub use say::{Names, Standing};
+pub use say::{Names, OpenFindings};
 pub use score::{median, spread_around_median};
 pub use section::SectionKind;
 pub use trace::{Report, Trace, TraceSpan};

@@ -43,7 +43,7 @@ const SAMPLE: usize = 8192;
 
 /// How a slow rank, host, stage or imbalance stands.
 #[derive(Clone, Debug)]
-pub(super) struct Standing {
+pub(super) struct RankState {
     /// The level that counts as usual.
     usual: f32,
     /// From here on it was told.
@@ -53,10 +53,10 @@ pub(super) struct Standing {
     pub(super) missed: usize,
 }
 
-impl Standing {
-    pub(super) fn of(found: &Found, judge: &Judge) -> Standing {
+impl RankState {
+    pub(super) fn of(found: &Found, judge: &Judge) -> RankState {
         let effect = found.ratio.ln();
-        Standing {
+        RankState {
             usual: found.usual,
             gate: effect.min(judge.limits().rank.max(effect / 2.0)),
             told_at: judge.history().seen(),

@@ -34,20 +34,20 @@ impl Names {
 
 /// Findings that stand, by what is slow: each is told under its number, and again when it is over.
 #[derive(Clone, Debug, Default)]
-pub struct Standing {
-    by_place: BTreeMap<Slow, Told>,
+pub struct OpenFindings {
+    by_place: BTreeMap<Slow, ReportedFinding>,
 }
 
 /// A finding as it was told.
 #[derive(Clone, Debug)]
-struct Told {
+struct ReportedFinding {
     /// Without what may explain it.
     bare: Finding,
     /// What was quoted with it. A reason that is gone later was one all the same.
     hints: Vec<Hint>,
 }
 
-impl Told {
+impl ReportedFinding {
     fn finding(&self) -> Finding {
         let mut finding = self.bare.clone();
         for hint in &self.hints {
@@ -72,7 +72,7 @@ impl Told {
     }
 }
 
-impl Standing {
+impl OpenFindings {
     /// The finding that a change of the judge comes to. `number` is taken for one that is new.
     pub fn tell(
         &mut self,
@@ -83,7 +83,8 @@ impl Standing {
     ) -> Option<Finding> {
         match change {
             Change::Found(found) => {
-                let mut told = Told { bare: say(number, attempt, found, peers, names), hints: Vec::new() };
+                let mut told =
+                    ReportedFinding { bare: say(number, attempt, found, peers, names), hints: Vec::new() };
                 told.quote(hints);
                 let finding = told.finding();
                 self.by_place.insert(found.slow, told);

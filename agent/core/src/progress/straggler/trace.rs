@@ -7,7 +7,7 @@ use super::judge::{Judge, Limits, Row};
 use super::learn;
 use super::link::Links;
 use super::peers::{Peers, Role};
-use super::say::{Names, Standing};
+use super::say::{Names, OpenFindings};
 use super::score::median;
 use super::section::SectionKind;
 use super::times::Times;
@@ -172,7 +172,7 @@ impl Trace {
             findings: Vec::new(),
         };
         let (mut self_times, mut waits, mut changes) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut standing, mut took_by_step) = (Standing::default(), BTreeMap::new());
+        let (mut standing, mut took_by_step) = (OpenFindings::default(), BTreeMap::new());
         for ((attempt, step), of_ranks) in &mut self.steps {
             self_times.clear();
             waits.clear();

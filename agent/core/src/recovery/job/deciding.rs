@@ -9,10 +9,10 @@ use crate::failure::diagnose;
 use crate::failure::root_rank::{RankEnd, hung, judge};
 use crate::failure::unrunnable;
 use crate::model::entry::{Body, ExitStatus, Fact};
-use crate::model::host_context::Testimony;
+use crate::model::host_context::HostEvidence;
 use crate::model::observation::{Observation, Weight};
 use crate::model::verdict::{Action, DecidedBy, Decision, Verdict};
-use crate::progress::goodput::Spending;
+use crate::progress::goodput::TimeCategory;
 use crate::recovery::policy::{Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with};
 
 use super::asking::ask_again_after;
@@ -36,7 +36,7 @@ pub(super) struct Pending {
     /// it anew.
     pub(super) heard: Option<(Verdict, BTreeMap<Rank, RankEnd>, Span)>,
     /// What the host said last.
-    pub(super) testimony: Testimony,
+    pub(super) testimony: HostEvidence,
     /// For what it is waited, as it was told.
     waits: Option<String>,
     /// When it is to be asked again; none while an answer is awaited.
@@ -87,7 +87,7 @@ impl Job {
                     .map(|(hang, found)| hung(self.next_incident(), self.attempt, &hang, found))
                     .or_else(|| self.overdue.take().map(|restart| self.took_too_long(at, restart)));
                 if let Some(verdict) = without_words {
-                    self.ledger.enter(at, Spending::Deciding);
+                    self.ledger.enter(at, TimeCategory::Deciding);
                     return self.propose(at, verdict, 1, out);
                 }
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
@@ -96,12 +96,12 @@ impl Job {
                 let lived = verdict.fault_at.since(self.attempt_began);
                 if let Ok(catalog) = Catalog::shared() {
                     let seen_before = self.seen_before(&verdict);
-                    let told = Testimony { seen_before, ..Testimony::default() };
+                    let told = HostEvidence { seen_before, ..HostEvidence::default() };
                     diagnose::complete(&mut verdict, &catalog, &ends, &told, lived);
                 }
                 unrunnable::complete(&mut verdict, &ends);
                 let exit = exit_of(&verdict, &ends);
-                self.ledger.enter(at, Spending::Deciding);
+                self.ledger.enter(at, TimeCategory::Deciding);
                 self.propose(at, verdict, exit, out);
                 if let Some(pending) = &mut self.pending {
                     pending.heard = Some((first, ends, lived));
@@ -132,7 +132,7 @@ impl Job {
             verdict,
             waits_since: None,
             heard: None,
-            testimony: Testimony::default(),
+            testimony: HostEvidence::default(),
             waits: None,
             look_at: None,
             trouble: None,
@@ -142,7 +142,7 @@ impl Job {
     }
 
     fn consult(&self, at: Mono, exit: i32, pending: &mut Pending, out: &mut Vec<Output>) {
-        let proposal = self.decide(at, exit, pending, &Testimony::default(), out);
+        let proposal = self.decide(at, exit, pending, &HostEvidence::default(), out);
         out.push(Output::Order(Order::Consult { verdict: Box::new(pending.verdict.clone()), proposal }));
     }
 
@@ -152,7 +152,7 @@ impl Job {
         at: Mono,
         exit: i32,
         pending: &mut Pending,
-        testimony: &Testimony,
+        testimony: &HostEvidence,
         out: &mut Vec<Output>,
     ) -> Decision {
         let verdict = &pending.verdict;
@@ -351,7 +351,7 @@ impl Job {
         self.attempt = self.attempt.next();
         self.out_of_memory_kills = 0;
         self.phase = Phase::Starting;
-        self.ledger.enter(at, Spending::Starting);
+        self.ledger.enter(at, TimeCategory::Starting);
     }
 
     /// Ends the processes of ranks that wait in them, and does the rest when they are gone.

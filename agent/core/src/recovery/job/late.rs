@@ -10,7 +10,7 @@ use crate::failure::diagnose;
 use crate::failure::root_rank::RankEnd;
 use crate::failure::unrunnable;
 use crate::model::entry::{Body, Fact};
-use crate::model::host_context::Testimony;
+use crate::model::host_context::HostEvidence;
 use crate::model::verdict::Verdict;
 
 use super::{Job, Output};
@@ -23,18 +23,18 @@ pub(super) struct Decided {
     /// The verdict before anybody's words were heard, how the ranks ended and how long the attempt had lived.
     pub(super) heard: (Verdict, BTreeMap<Rank, RankEnd>, Span),
     /// What the host has said of it.
-    pub(super) testimony: Testimony,
+    pub(super) testimony: HostEvidence,
 }
 
 impl Job {
-    pub(super) fn hear_late(&mut self, incident: Incident, told: Testimony, out: &mut Vec<Output>) {
+    pub(super) fn hear_late(&mut self, incident: Incident, told: HostEvidence, out: &mut Vec<Output>) {
         let last = Incident(self.incidents.len() as u64);
         let Some(decided) = self.decided.as_mut().filter(|of| of.verdict.incident == incident) else {
             return;
         };
         // What is held, what was seen before and what was found in the job are of the time of the decision.
-        let Testimony { held, gpus, seen_before, findings, .. } = decided.testimony.clone();
-        let testimony = Testimony { held, gpus, seen_before, findings, ..told };
+        let HostEvidence { held, gpus, seen_before, findings, .. } = decided.testimony.clone();
+        let testimony = HostEvidence { held, gpus, seen_before, findings, ..told };
         let Ok(catalog) = Catalog::shared() else { return };
         if incident != last || testimony == decided.testimony {
             return;

@@ -6,7 +6,7 @@ use crate::base::time::{Mono, Span};
 use crate::model::entry::{Body, Fact};
 use crate::model::observation::{Observation, Weight};
 use crate::model::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Verdict};
-use crate::progress::goodput::Spending;
+use crate::progress::goodput::TimeCategory;
 use crate::recovery::policy::{Choice, Host, Rung, hindrance};
 
 use super::asking::ask_again_after;
@@ -36,14 +36,14 @@ impl Job {
     /// All ranks are to be started anew, if they run and nothing else is under way.
     pub(super) fn restart_ordered(&mut self, at: Mono, out: &mut Vec<Output>) {
         if self.phase == Phase::Running && self.hang.is_none() {
-            self.ledger.enter(at, Spending::Stopping);
+            self.ledger.enter(at, TimeCategory::Stopping);
             self.stop(StopWhy::Ordered, out);
         }
     }
 
     /// The ranks are gone: is the host ready for the next ones?
     pub(super) fn ask_for_the_ordered(&mut self, at: Mono, ordered: Ordered, out: &mut Vec<Output>) {
-        self.ledger.enter(at, Spending::Deciding);
+        self.ledger.enter(at, TimeCategory::Deciding);
         let verdict = nobody_failed(self.attempt, at);
         let action = Action::of(Rung::All, self.attempt.next(), 0);
         let (incident, why) = (verdict.incident, "somebody ordered it".to_owned());

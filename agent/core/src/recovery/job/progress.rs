@@ -5,7 +5,7 @@ use crate::base::time::{Mono, Span};
 use crate::checkpoint::advice;
 use crate::model::entry::{Body, Fact, StepDone};
 use crate::model::verdict::Outcome;
-use crate::progress::goodput::Spending;
+use crate::progress::goodput::TimeCategory;
 
 use super::{Job, Output};
 
@@ -18,8 +18,8 @@ impl Job {
             state.connected = true;
             self.beating.insert(rank);
         }
-        if self.ledger.state() == Spending::Starting {
-            self.ledger.enter(at, Spending::Initialising);
+        if self.ledger.state() == TimeCategory::Starting {
+            self.ledger.enter(at, TimeCategory::Initialising);
         }
         if self.ranks.values().all(|state| state.connected) {
             self.with_incident(|incident| {
@@ -36,9 +36,9 @@ impl Job {
         self.last_step = self.last_step.max(Some(newest.end));
         // One rank's steps are the job's, and the same rank's for the whole attempt: else some would count twice.
         if *self.lead.get_or_insert(rank) == rank {
-            if matches!(self.ledger.state(), Spending::Starting | Spending::Initialising) {
+            if matches!(self.ledger.state(), TimeCategory::Starting | TimeCategory::Initialising) {
                 let began = if done[0].first { done[0].end } else { done[0].start };
-                self.ledger.enter(began, Spending::Training);
+                self.ledger.enter(began, TimeCategory::Training);
             }
             for step in done {
                 self.ledger.step(step);

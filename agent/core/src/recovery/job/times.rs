@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::id::Incident;
 use crate::base::time::Mono;
 use crate::checkpoint::advice::Advised;
-use crate::progress::goodput::Books;
+use crate::progress::goodput::TimeAccounting;
 
 /// The times of one failure, for people: all on the host's monotonic clock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ pub struct Summary {
     /// How often the ranks were started.
     pub attempts: u32,
     /// Where the time went.
-    pub books: Books,
+    pub books: TimeAccounting,
     /// Its failures.
     pub incidents: Vec<IncidentTimes>,
     /// How often it had better save; none before it has saved a few times.

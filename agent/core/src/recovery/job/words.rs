@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::id::{Attempt, Incident, Rank};
 use crate::base::time::Mono;
-use crate::host::contention::Surroundings;
+use crate::host::contention::SlowdownHints;
 use crate::model::entry::{Body, Fact, StepDone};
-use crate::model::host_context::Testimony;
+use crate::model::host_context::HostEvidence;
 use crate::model::verdict::{Action, Decision, Verdict};
 
 /// What the launcher tells the job.
@@ -44,7 +44,7 @@ pub enum Input {
         shards: Vec<(Rank, Vec<u64>)>,
     },
     /// What is known of the host and its devices that may explain why ranks are slow.
-    Surroundings(Surroundings),
+    Surroundings(SlowdownHints),
     /// The agent's answer to a proposal; none if there is no agent or it did not answer in time.
     Ruling(Option<Ruling>),
     /// What the host has to say of a failure that was decided on already; of any but the last one it is ignored.
@@ -52,7 +52,7 @@ pub enum Input {
         /// Which failure.
         incident: Incident,
         /// All that the host has said of it by now.
-        testimony: Testimony,
+        testimony: HostEvidence,
     },
     /// What the launcher itself sees held that the next ranks need; told before a ruling, each time.
     Held(Vec<String>),
@@ -69,7 +69,7 @@ pub struct Ruling {
     /// go on as the recorded run went on.
     pub instead: Option<(Action, String)>,
     /// What the host has to say of the failure.
-    pub testimony: Testimony,
+    pub testimony: HostEvidence,
 }
 
 /// What the job asks of the launcher.

@@ -152,7 +152,7 @@ pub fn done(decision: Option<&Decision>) -> String {
 
 /// What became of the job after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SinceThen {
+pub enum AfterFailure {
     /// No rank has completed a step yet.
     Starting,
     /// All ranks have completed a step.
@@ -166,7 +166,7 @@ pub enum SinceThen {
 
 /// What the person who reads it does next. It follows from what was decided: a job that runs again needs nothing, and one that
 /// was stopped is not called one that may pass.
-pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: SinceThen) -> Vec<String> {
+pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterFailure) -> Vec<String> {
     let class = verdict.class.as_deref().and_then(Class::named).filter(|class| *class != Class::Unknown);
     let look = class.map(|class| look(class).to_owned());
     match decision.map(|decision| decision.action) {
@@ -187,12 +187,12 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: SinceT
         Some(Action::Wait) | None => vec!["Wait for the decision: mainstay status shows it.".to_owned()],
         Some(_) => {
             let now = match since_then {
-                SinceThen::Training => "Nothing now: the job is training again.".to_owned(),
-                SinceThen::Starting => {
+                AfterFailure::Training => "Nothing now: the job is training again.".to_owned(),
+                AfterFailure::Starting => {
                     "Nothing now: the ranks are starting; mainstay status shows their first step.".to_owned()
                 }
-                SinceThen::Ended { exit: 0 } => "Nothing: the job ended well after it.".to_owned(),
-                SinceThen::Ended { exit } => {
+                AfterFailure::Ended { exit: 0 } => "Nothing: the job ended well after it.".to_owned(),
+                AfterFailure::Ended { exit } => {
                     format!("The job ended with exit status {exit} since then: read its last failure first.")
                 }
             };

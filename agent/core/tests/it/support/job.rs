@@ -3,7 +3,7 @@
 use mainstay_core::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::base::time::{Mono, Span, Stamp};
 use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::verdict::{Action, Verdict};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, Ruling};
 use mainstay_core::recovery::policy::{Budget, Settings};
@@ -171,7 +171,7 @@ impl Run {
         self.ended(attempt);
     }
 
-    pub fn testify(&mut self, incident: u64, testimony: Testimony) {
+    pub fn testify(&mut self, incident: u64, testimony: HostEvidence) {
         let ruling = Ruling { incident: Incident(incident), instead: None, testimony };
         self.tell(Input::Ruling(Some(ruling)));
     }

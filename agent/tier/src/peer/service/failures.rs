@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use mainstay_core::failure::repeats::{Elsewhere, TOLD, Told};
+use mainstay_core::failure::repeats::{RemoteFailure, RemoteFailures, TOLD};
 
 use super::{Service, Shared};
 
@@ -12,31 +12,31 @@ const LONGEST: usize = 64;
 
 impl Service {
     /// How jobs failed here; peers hear of it when they ask what this host has.
-    pub fn failed(&self, told: Vec<Told>) {
+    pub fn failed(&self, told: Vec<RemoteFailure>) {
         *self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner) = told;
     }
 
     /// What peers told last of how jobs failed there, those that answer no more included, and how many answer.
-    pub fn failed_elsewhere(&self) -> Elsewhere {
+    pub fn failed_elsewhere(&self) -> RemoteFailures {
         let peers = self.shared.peers();
         let heard_by = peers.values().filter(|peer| peer.alive).count();
         let told = |(name, peer): (&String, &super::Peer)| {
             let sound = peer.inventory.failures.iter().filter(|told| is_sound(told));
-            let failures: Vec<Told> = sound.take(TOLD).cloned().collect();
+            let failures: Vec<RemoteFailure> = sound.take(TOLD).cloned().collect();
             (!failures.is_empty()).then(|| (name.clone(), failures))
         };
-        let failures: BTreeMap<String, Vec<Told>> = peers.iter().filter_map(told).collect();
-        Elsewhere { heard_by: u32::try_from(heard_by).unwrap_or(u32::MAX), failures }
+        let failures: BTreeMap<String, Vec<RemoteFailure>> = peers.iter().filter_map(told).collect();
+        RemoteFailures { heard_by: u32::try_from(heard_by).unwrap_or(u32::MAX), failures }
     }
 }
 
 impl Shared {
-    pub(super) fn failures(&self) -> Vec<Told> {
+    pub(super) fn failures(&self) -> Vec<RemoteFailure> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-fn is_sound(told: &Told) -> bool {
+fn is_sound(told: &RemoteFailure) -> bool {
     let names = [Some(&told.program), Some(&told.fingerprint), told.content.as_ref()];
     names.into_iter().flatten().all(|name| name.len() <= LONGEST)
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard};
-use mainstay_core::checkpoint::ready::expected;
+use mainstay_core::checkpoint::prepared_memory::expected;
 
-use super::{DISTRUST, REMEMBERED, Shared, standing};
+use super::{DISTRUST, REMEMBERED, Shared, eligibility};
 use crate::peer::durable;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Held, Inventory};
@@ -208,7 +208,7 @@ impl Shared {
                 if !peer.alive {
                     tracing::info!(peer = name, software = inventory.software, "a peer answers");
                 }
-                standing::tell(name, peer.inventory.excluded(), inventory.excluded());
+                eligibility::tell(name, peer.inventory.excluded(), inventory.excluded());
                 (peer.alive, peer.seen, peer.inventory) = (true, Some(Instant::now()), inventory);
                 peer.asked = Some(asked);
                 if peer.not_before.is_none() {

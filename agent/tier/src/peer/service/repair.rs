@@ -14,8 +14,8 @@ use crate::bytes::Bytes;
 use crate::parity::cut;
 use crate::peer::client::Sending;
 use crate::peer::error::{PeerError, Reason};
+use crate::peer::local_shards::Opened;
 use crate::peer::message::Held;
-use crate::peer::own::Opened;
 use crate::peer::sealed::Sealed;
 
 /// Whether the bytes were not as they were sealed before they went out.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::checkpoint::price::StepTime;
+use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_tier::peer::monotonic;
 
 use super::support::{CHUNK, Host, hosts, until};

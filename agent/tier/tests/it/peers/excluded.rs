@@ -2,17 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_core::checkpoint::eligibility::PlacementEligibility;
 use mainstay_core::checkpoint::placement::{self, Rules, place};
-use mainstay_core::checkpoint::standing::Standing;
 
 use super::support::{Host, RUN, bytes, hosts, until};
 
-fn excluded() -> Standing {
-    Standing { excluded: Some("gpu.0000:3b:00: lost".to_owned()), ..Standing::default() }
+fn excluded() -> PlacementEligibility {
+    PlacementEligibility {
+        excluded: Some("gpu.0000:3b:00: lost".to_owned()),
+        ..PlacementEligibility::default()
+    }
 }
 
-fn stage(run: &str, stage: u32) -> Standing {
-    Standing { stages: BTreeMap::from([(run.to_owned(), BTreeSet::from([stage]))]), ..Standing::default() }
+fn stage(run: &str, stage: u32) -> PlacementEligibility {
+    PlacementEligibility {
+        stages: BTreeMap::from([(run.to_owned(), BTreeSet::from([stage]))]),
+        ..PlacementEligibility::default()
+    }
 }
 
 /// Three hosts that know each other: the numbers of the first one's first choice, and of the other one.
@@ -33,7 +39,7 @@ fn three() -> (Vec<Host>, usize, usize) {
 
 impl Host {
     /// The host stands like that from now on, and `other` has heard of it.
-    fn stands(&self, standing: &Standing, other: &Host) {
+    fn stands(&self, standing: &PlacementEligibility, other: &Host) {
         self.service().stands(standing.clone());
         until("the standing to be known", || {
             other.service().peers()[&self.name].inventory.standing == *standing
@@ -58,7 +64,7 @@ fn replicas_on_an_excluded_host_are_made_anew_elsewhere_and_no_others_go_there()
     until("the next step's replica", || hosts[other].keeps(20));
     assert!(!hosts[first].keeps(20));
     // When it is a place for replicas again, it is the first choice as before.
-    hosts[first].stands(&Standing::default(), &hosts[0]);
+    hosts[first].stands(&PlacementEligibility::default(), &hosts[0]);
     hosts[0].save(0, 30, &[0], 1);
     until("the next step's replica", || hosts[first].keeps(30));
     assert!(!hosts[other].keeps(30));

@@ -1,12 +1,12 @@
 //! How jobs failed: what a host tells of it comes to its peers, as far as it can be what it says it is.
 
 use mainstay_core::base::time::Wall;
-use mainstay_core::failure::repeats::{Place, TOLD, Told};
+use mainstay_core::failure::repeats::{Place, RemoteFailure, TOLD};
 
 use super::support::{hosts, until};
 
-fn told(fingerprint: &str, at: i64) -> Told {
-    Told {
+fn told(fingerprint: &str, at: i64) -> RemoteFailure {
+    RemoteFailure {
         program: "0123456789abcdef".into(),
         content: None,
         fingerprint: fingerprint.into(),

@@ -24,7 +24,7 @@ type Found = (u64, String, Vec<(u32, String)>);
 
 fn found(host: &Host) -> Vec<Found> {
     let all = host.service().unlike();
-    let members = |of: &mainstay_core::checkpoint::unlike::Unlike| {
+    let members = |of: &mainstay_core::checkpoint::divergence::ReplicaDivergence| {
         of.members.iter().map(|member| (member.rank, member.holder.clone())).collect()
     };
     all.iter().map(|of| (of.of.step, of.group.clone(), members(of))).collect()

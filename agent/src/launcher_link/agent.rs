@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use hyper_util::rt::TokioIo;
 use mainstay_core::base::id::{Attempt, JobId, Rank};
-use mainstay_core::checkpoint::price::StepTime;
+use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::host::cloud::leave::Leave;
-use mainstay_core::host::contention::Surroundings;
+use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::Entry;
 use mainstay_core::model::verdict::{Decision, Verdict};
 use mainstay_core::recovery::job::Ruling;
@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Endpoint, Uri};
 
-use crate::link::{handover, trust, wire};
+use crate::launcher_link::{handover, trust, wire};
 
 /// How often an agent is looked for while there is none.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -59,7 +59,7 @@ pub enum LinkEvent {
     /// What it has heard of a failure since it ruled on it.
     Late(Ruling),
     /// What it knows of the host that may explain why ranks are slow.
-    Surroundings(Surroundings),
+    Surroundings(SlowdownHints),
     /// The machine is to be taken away.
     Leave(Leave),
 }

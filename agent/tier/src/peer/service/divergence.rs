@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use mainstay_core::checkpoint::divergence::{ReplicaDivergence, SavedShard, unlike};
 use mainstay_core::checkpoint::inventory::StepKey;
-use mainstay_core::checkpoint::unlike::{Told, Unlike, unlike};
 
 use super::Shared;
 use crate::peer::message::Held;
@@ -15,7 +15,7 @@ use crate::peer::sealed::Sealed;
 const MOST: usize = 64;
 
 /// What was found, by step and group.
-pub(super) type Found = BTreeMap<(StepKey, String), Unlike>;
+pub(super) type Found = BTreeMap<(StepKey, String), ReplicaDivergence>;
 
 impl Shared {
     /// Compares what ranks told to be the same: of this host, and of peers as they told last.
@@ -27,8 +27,8 @@ impl Shared {
     pub(crate) fn compare_offered(&self, sealed: &Sealed) {
         let Some(alike) = &sealed.alike else { return };
         let is_alike =
-            |of: &Told| of.of != sealed.shard.of || of.group != alike.group || of.root == alike.root;
-        let is_known = |of: &Told| of.of == sealed.shard.of && of.rank == sealed.shard.rank;
+            |of: &SavedShard| of.of != sealed.shard.of || of.group != alike.group || of.root == alike.root;
+        let is_known = |of: &SavedShard| of.of == sealed.shard.of && of.rank == sealed.shard.rank;
         let told = self.told_alike();
         if !told.iter().all(is_alike) && !told.iter().any(is_known) {
             self.refresh();
@@ -36,23 +36,23 @@ impl Shared {
         }
     }
 
-    fn told_alike(&self) -> Vec<Told> {
+    fn told_alike(&self) -> Vec<SavedShard> {
         let of = |holder: &str, held: &Held| {
             let (group, root) = held.alike.clone().filter(|_| held.own)?;
             let (of, rank) = (held.shard.of.clone(), held.shard.rank);
-            Some(Told { of, group, rank, holder: holder.to_owned(), root })
+            Some(SavedShard { of, group, rank, holder: holder.to_owned(), root })
         };
         let own = self.inventory_unlooked();
-        let mut told: Vec<Told> = own.iter().filter_map(|held| of(self.name(), held)).collect();
+        let mut told: Vec<SavedShard> = own.iter().filter_map(|held| of(self.name(), held)).collect();
         for (name, peer) in self.peers().iter() {
             told.extend(peer.inventory.copies.iter().filter_map(|held| of(name, held)));
         }
         told
     }
 
-    fn remember(&self, found: Unlike) {
+    fn remember(&self, found: ReplicaDivergence) {
         let mut known = self.unlike.lock().unwrap_or_else(PoisonError::into_inner);
-        let roots = |of: &Unlike| -> Vec<(u32, String)> {
+        let roots = |of: &ReplicaDivergence| -> Vec<(u32, String)> {
             of.members.iter().map(|member| (member.rank, member.root.clone())).collect()
         };
         let place = (found.of.clone(), found.group.clone());

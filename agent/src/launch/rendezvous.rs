@@ -56,7 +56,7 @@ pub struct Gathered {
 
 /// How a launcher takes part.
 #[derive(Debug)]
-pub enum Together {
+pub enum JoinOutcome {
     /// It leads.
     Leading(Box<Gathered>),
     /// It follows.
@@ -72,15 +72,15 @@ pub enum Together {
     },
 }
 
-impl Together {
+impl JoinOutcome {
     /// This host's seat.
     pub fn seat(&self) -> Option<&Seat> {
         match self {
-            Together::Leading(gathered) => {
+            JoinOutcome::Leading(gathered) => {
                 gathered.round.get(gathered.me as usize).map(|seated| &seated.seat)
             }
-            Together::Following(followed) => Some(&followed.seat),
-            Together::Stopped(_) | Together::Over { .. } => None,
+            JoinOutcome::Following(followed) => Some(&followed.seat),
+            JoinOutcome::Stopped(_) | JoinOutcome::Over { .. } => None,
         }
     }
 }
@@ -122,14 +122,14 @@ pub async fn gather(
     directory: &Path,
     signals: &mut mpsc::Receiver<i32>,
     say: &impl Fn(String),
-) -> anyhow::Result<Together> {
+) -> anyhow::Result<JoinOutcome> {
     let timeout = Instant::now() + Duration::from_nanos(plan.join_timeout.0);
     let bound = Bound::new().await.context("listening for the other hosts")?;
     let port = bound.port().context("listening for the other hosts")?;
     join.address = store_access::address(&plan, &join);
     let mut meeting = tokio::select! {
         meeting = Meeting::open(&plan, &join, port, directory, say) => meeting?,
-        Some(signal) = signals.recv() => return Ok(Together::Stopped(signal)),
+        Some(signal) = signals.recv() => return Ok(JoinOutcome::Stopped(signal)),
     };
     let mut listener = bound.listen(meeting.token.clone());
     let mut elected = None;
@@ -146,20 +146,20 @@ pub async fn gather(
             Outcome::Again => {}
             Outcome::Stopped(signal) => {
                 meeting.leave_early("it was asked to stop before the job began").await;
-                return Ok(Together::Stopped(signal));
+                return Ok(JoinOutcome::Stopped(signal));
             }
             Outcome::Over(ended) => {
-                return Ok(Together::Over { exit: exit_of(&ended), why: ended.why });
+                return Ok(JoinOutcome::Over { exit: exit_of(&ended), why: ended.why });
             }
             Outcome::Round(round, waiting, office) => {
                 meeting.take_seat();
                 let gathered = gathered(plan, &join, round, listener, waiting, (meeting, office));
-                return Ok(Together::Leading(Box::new(gathered)));
+                return Ok(JoinOutcome::Leading(Box::new(gathered)));
             }
             Outcome::Seated(welcomed) => {
                 meeting.take_seat();
                 let Welcomed { seat, job, launch, epoch, leader, events, to, clock, join, task } = *welcomed;
-                return Ok(Together::Following(Box::new(Followed {
+                return Ok(JoinOutcome::Following(Box::new(Followed {
                     seat,
                     job,
                     launch,

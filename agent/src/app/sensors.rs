@@ -9,8 +9,8 @@ use anyhow::Context;
 use mainstay_core::base::id::{BootId, Pid};
 use mainstay_core::base::time::{Mono, Stamp};
 use mainstay_core::base::units::Period;
-use mainstay_core::checkpoint::standing::Standing;
-use mainstay_core::checkpoint::unlike::Unlike;
+use mainstay_core::checkpoint::divergence::ReplicaDivergence;
+use mainstay_core::checkpoint::eligibility::PlacementEligibility;
 use mainstay_core::hang::nccl_ras::{Asked, NcclJudge};
 use mainstay_core::hardware::dcgm::{DcgmJudge, ExporterJudge};
 use mainstay_core::hardware::tpu::{self, TpuJudge};
@@ -19,14 +19,13 @@ use mainstay_core::host::fabric::{FabricJudge, Learned};
 use mainstay_core::host::os::{HostJudge, SystemJudge};
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::observation::{Observation, Weight};
-use mainstay_core::model::report::Judged;
+use mainstay_core::model::report::SensorReport;
 use mainstay_core::view::node::JobPhase;
 use mainstay_tier::peer::{Service, Watched};
 use tokio::sync::mpsc;
 
 use crate::app::catalog;
 use crate::app::watch::{Watching, watch};
-use crate::board::{BoardReader, Roster};
 use crate::config::{CloudProvider, Config, DcgmConfig, DcgmMode, NcclConfig, TpuConfig};
 use crate::node::Input;
 use crate::os::clock;
@@ -36,6 +35,7 @@ use crate::source::fabric::FabricSource;
 use crate::source::host::{HostSource, SystemSource, standard_paths};
 use crate::source::nccl_ras;
 use crate::source::tpu::{TpuPlan, TpuSource};
+use crate::state::{Roster, StateReader};
 use crate::store::kept::Kept;
 
 /// What observations of checkpoints on hosts are about, and that of ranks that should have saved the same and did not.
@@ -49,7 +49,7 @@ pub type Observed = [Seen];
 pub type Seen = (Stamp, BootId, Observation);
 
 /// Where rooms report to.
-pub struct Rooms<'a> {
+pub struct SensorStarter<'a> {
     config: &'a Config,
     observed: &'a Observed,
     inputs: &'a mpsc::Sender<Input>,
@@ -65,11 +65,11 @@ pub fn start(
     config: &Config,
     observed: &Observed,
     inputs: &mpsc::Sender<Input>,
-    board: &BoardReader,
+    board: &StateReader,
     replicas: Option<Arc<Service>>,
 ) -> anyhow::Result<Vec<Watching>> {
     let roster = board.roster();
-    let mut rooms = Rooms { config, observed, inputs, roster, watching: Vec::new() };
+    let mut rooms = SensorStarter { config, observed, inputs, roster, watching: Vec::new() };
     rooms.host(board)?;
     rooms.system()?;
     rooms.tpu()?;
@@ -83,7 +83,7 @@ pub fn start(
 }
 
 /// What is told of a step of which ranks saved different bytes that save the same.
-fn observed(found: &Unlike) -> Observation {
+fn observed(found: &ReplicaDivergence) -> Observation {
     let of = &found.of;
     let mut values: BTreeMap<String, String> = found
         .members
@@ -104,24 +104,24 @@ fn observed(found: &Unlike) -> Observation {
 }
 
 /// How this host stands for those who place replicas.
-fn standing(board: &BoardReader, replicas: &Service) -> Standing {
+fn standing(board: &StateReader, replicas: &Service) -> PlacementEligibility {
     let watched = replicas.watched();
-    Standing::of(&board.view(), |job| {
+    PlacementEligibility::of(&board.view(), |job| {
         let of_job = |of: &&Watched| of.directory == Path::new(&job.spec.checkpoint_dir);
         watched.iter().find(of_job).map(|of| of.run.clone())
     })
 }
 
 /// The processes of the jobs that run here.
-fn ranks(board: &BoardReader) -> Vec<Pid> {
+fn ranks(board: &StateReader) -> Vec<Pid> {
     let view = board.view();
     let open = view.jobs.values().filter(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));
     open.flat_map(|job| job.ranks.values().map(|rank| rank.pid)).collect()
 }
 
-impl Rooms<'_> {
+impl SensorStarter<'_> {
     /// What ranks saved that should be the same and is not; and how this host stands for those who place replicas.
-    fn replicas(&mut self, replicas: Option<Arc<Service>>, board: &BoardReader) -> anyhow::Result<()> {
+    fn replicas(&mut self, replicas: Option<Arc<Service>>, board: &StateReader) -> anyhow::Result<()> {
         let Some(replicas) = replicas else { return Ok(()) };
         let mut told: Vec<Observation> = self.observed.iter().map(|(_, _, seen)| seen.clone()).collect();
         told.retain(|seen| seen.component == REPLICAS && seen.event == REPLICAS_DIFFER);
@@ -135,12 +135,12 @@ impl Rooms<'_> {
             let news: Vec<Observation> =
                 own.map(|found| observed(&found)).filter(|seen| !told.contains(seen)).collect();
             told.extend(news.iter().cloned());
-            Judged { components: Vec::new(), facts: news.into_iter().map(Fact::Observed).collect() }
+            SensorReport { components: Vec::new(), facts: news.into_iter().map(Fact::Observed).collect() }
         })
     }
 
     /// CPU, memory, disks.
-    fn host(&mut self, board: &BoardReader) -> anyhow::Result<()> {
+    fn host(&mut self, board: &StateReader) -> anyhow::Result<()> {
         let mut named: Vec<&Path> = vec![&self.config.state_dir];
         named.extend(self.config.host.watch_paths.iter().map(|path| path.as_path()));
         let mut source = HostSource::new(self.config.host_roots(), standard_paths(&named));
@@ -209,7 +209,7 @@ impl Rooms<'_> {
     }
 
     /// What NCCL tells of the jobs of this host, while there are any.
-    fn nccl(&mut self, board: &BoardReader) -> anyhow::Result<()> {
+    fn nccl(&mut self, board: &StateReader) -> anyhow::Result<()> {
         let NcclConfig { address, interval, deadline, limits } = self.config.nccl.clone();
         if address.is_empty() {
             return Ok(());
@@ -298,7 +298,7 @@ impl Rooms<'_> {
         &mut self,
         name: &str,
         interval: Period,
-        mut look: impl FnMut(Mono) -> Judged + Send + 'static,
+        mut look: impl FnMut(Mono) -> SensorReport + Send + 'static,
     ) -> anyhow::Result<()> {
         let (inputs, roster, room) = (self.inputs.clone(), self.roster.clone(), name.to_owned());
         roster.begins(name, clock::mono());
@@ -309,7 +309,7 @@ impl Rooms<'_> {
             look(at)
         };
         let mut shown = BTreeSet::new();
-        let tell = move |judged: Judged| {
+        let tell = move |judged: SensorReport| {
             let components: BTreeSet<String> =
                 judged.components.iter().map(|component| component.name.clone()).collect();
             let unwatched: Vec<String> = shown.difference(&components).cloned().collect();

@@ -69,7 +69,7 @@ pub struct Whole {
 
 /// The keeper of one job.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct PoolOwner {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -121,12 +121,12 @@ struct Sealed {
     when: Instant,
 }
 
-impl Keeper {
+impl PoolOwner {
     /// Begins to keep: first brings to the disk what a launcher of the same checkpoints has left.
     ///
     /// # Errors
     /// [`PoolError`]; the job can run without.
-    pub fn start(settings: Settings) -> Result<Keeper, PoolError> {
+    pub fn start(settings: Settings) -> Result<PoolOwner, PoolError> {
         let directory = directory_of(&settings.root, &settings.directory);
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(told(&directory))?;
         let lock = take(&directory, &settings.directory)?;
@@ -159,7 +159,7 @@ impl Keeper {
             pace,
             _lock: lock,
         });
-        let mut keeper = Keeper { shared: shared.clone(), threads: Vec::new() };
+        let mut keeper = PoolOwner { shared: shared.clone(), threads: Vec::new() };
         let (of_keeper, of_writer) = (shared.clone(), shared);
         keeper.threads.push(thread("ckpt-keeper", move || keep(&of_keeper, bell.as_ref()))?);
         keeper.threads.push(thread("ckpt-writer", move || write_on(&of_writer))?);
@@ -280,7 +280,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for PoolOwner {
     /// Without [`Keeper::finish`] everything stays where it is, for the guardian or the next launcher.
     fn drop(&mut self) {
         self.shared.stop();
@@ -482,7 +482,7 @@ mod tests {
     #[test]
     fn the_writer_is_told_to_end_where_it_listens_and_not_between_its_look_and_its_wait() {
         let place = tempfile::tempdir().unwrap();
-        let keeper = Keeper::start(Settings {
+        let keeper = PoolOwner::start(Settings {
             root: place.path().join("pools"),
             directory: place.path().join("checkpoints"),
             job: "a".into(),

@@ -30,7 +30,7 @@ type Mouths = Rc<RefCell<BTreeMap<Pid, mpsc::UnboundedSender<String>>>>;
 
 /// The socket with its connections; all of it goes when this is dropped.
 #[derive(Debug)]
-pub struct Desk {
+pub struct RoundServer {
     path: PathBuf,
     words: mpsc::UnboundedReceiver<(Pid, Word)>,
     /// By process: the newest connection's way out.
@@ -38,33 +38,33 @@ pub struct Desk {
     task: JoinHandle<()>,
 }
 
-impl Desk {
+impl RoundServer {
     /// Makes the socket in `directory`.
     ///
     /// # Errors
     /// It cannot be made: its path has more than 107 bytes, or the directory cannot be written.
-    pub fn open(directory: &Path) -> io::Result<Desk> {
-        Desk::open_at(directory.join(SOCKET))
+    pub fn open(directory: &Path) -> io::Result<RoundServer> {
+        RoundServer::open_at(directory.join(SOCKET))
     }
 
     /// Makes the socket for drills in `directory`. Nothing is ever heard from it.
     ///
     /// # Errors
     /// As of [`Desk::open`].
-    pub fn open_for_drills(directory: &Path) -> io::Result<Desk> {
-        let mut desk = Desk::open_at(directory.join(DRILL_SOCKET))?;
+    pub fn open_for_drills(directory: &Path) -> io::Result<RoundServer> {
+        let mut desk = RoundServer::open_at(directory.join(DRILL_SOCKET))?;
         desk.words.close();
         Ok(desk)
     }
 
-    fn open_at(path: PathBuf) -> io::Result<Desk> {
+    fn open_at(path: PathBuf) -> io::Result<RoundServer> {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         let (sender, words) = mpsc::unbounded_channel();
         let mouths = Mouths::default();
         let task = spawn_local(accept(listener, sender, mouths.clone()));
-        Ok(Desk { path, words, mouths, task })
+        Ok(RoundServer { path, words, mouths, task })
     }
 
     /// The next word, and the process that said it.
@@ -94,7 +94,7 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for RoundServer {
     fn drop(&mut self) {
         self.task.abort();
         let _ = std::fs::remove_file(&self.path);
@@ -177,7 +177,7 @@ mod tests {
     fn words_come_with_the_process_that_said_them_and_calls_reach_it() {
         local(async {
             let root = tempfile::tempdir().expect("a directory");
-            let mut desk = Desk::open(root.path()).expect("a socket");
+            let mut desk = RoundServer::open(root.path()).expect("a socket");
             let mut rank = UnixStream::connect(root.path().join(SOCKET)).await.expect("connected");
             rank.write_all(b"{\"say\":\"hello\",\"epoch\":2}\n{\"say\":").await.expect("said");
             let us = Pid(i32::try_from(std::process::id()).expect("a pid"));
@@ -196,7 +196,7 @@ mod tests {
     fn nonsense_ends_its_connection_and_the_process_may_come_again() {
         local(async {
             let root = tempfile::tempdir().expect("a directory");
-            let mut desk = Desk::open(root.path()).expect("a socket");
+            let mut desk = RoundServer::open(root.path()).expect("a socket");
             let path = root.path().join(SOCKET);
             let mut bad = UnixStream::connect(&path).await.expect("connected");
             bad.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("said");

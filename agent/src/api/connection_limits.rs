@@ -18,7 +18,7 @@ pub(super) const ALL: usize = 1024;
 
 /// The connections that are open, by source.
 #[derive(Debug)]
-pub(super) struct Places<S> {
+pub(super) struct ConnectionLimits<S> {
     taken: Arc<Mutex<BTreeMap<S, usize>>>,
     each: usize,
     all: usize,
@@ -26,9 +26,9 @@ pub(super) struct Places<S> {
     is_told: bool,
 }
 
-impl<S: Ord + Copy + Display> Places<S> {
-    pub(super) fn new(each: usize, all: usize) -> Places<S> {
-        Places { taken: Arc::default(), each, all, is_told: false }
+impl<S: Ord + Copy + Display> ConnectionLimits<S> {
+    pub(super) fn new(each: usize, all: usize) -> ConnectionLimits<S> {
+        ConnectionLimits { taken: Arc::default(), each, all, is_told: false }
     }
 
     /// A place for one more connection of this source, until it is dropped. `is_free` sources have places of their own beyond those of
@@ -132,11 +132,11 @@ impl<IO: AsyncWrite + Unpin, S: Ord + Unpin> AsyncWrite for Placed<IO, S> {
 
 #[cfg(test)]
 mod tests {
-    use super::Places;
+    use super::ConnectionLimits;
 
     #[test]
     fn a_source_that_takes_all_of_its_places_keeps_no_other_out() {
-        let mut places = Places::new(2, 3);
+        let mut places = ConnectionLimits::new(2, 3);
         let held = [places.take(7, false), places.take(7, false)];
         assert!(held.iter().all(Option::is_some));
         assert!(places.take(7, false).is_none());

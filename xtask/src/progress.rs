@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 /// A numbered story: each step is announced before it starts and timed when it ends.
-pub struct Story {
+pub struct Progress {
     began: Instant,
 }
 
-impl Story {
+impl Progress {
     /// Begins to count the time.
     pub fn begin() -> Self {
         Self { began: Instant::now() }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::checkpoint::price::{Price, StepTime};
+use mainstay_core::checkpoint::replication_cost::{ReplicationCost, StepTime};
 
 use crate::os::monotonic;
 
@@ -17,14 +17,14 @@ const GONE: Span = Span::seconds(3600);
 
 /// What is replicated at the moment, and what that costs each job.
 #[derive(Debug)]
-pub(crate) struct Courtesy {
+pub(crate) struct ReplicationThrottle {
     allowed: f64,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    jobs: BTreeMap<String, (Price, Mono)>,
+    jobs: BTreeMap<String, (ReplicationCost, Mono)>,
     /// How many shards are on their way, in and out, and since when there is one.
     busy: usize,
     since: Mono,
@@ -38,7 +38,7 @@ struct State {
 
 /// What training pays for replicas, by what its steps take with and without them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Toll {
+pub struct ReplicationOverhead {
     /// Seconds of training that a second of replicating costs the job that pays most, where that is known; below zero by chance.
     pub per_second: Option<f64>,
     /// What was paid since the start, as far as it stood out of the noise.
@@ -49,12 +49,12 @@ pub struct Toll {
 
 /// A shard is on its way until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Busy<'a>(&'a Courtesy);
+pub(crate) struct Busy<'a>(&'a ReplicationThrottle);
 
-impl Courtesy {
+impl ReplicationThrottle {
     /// Replicas may cost each job the share `allowed` of its time; 0 for any.
-    pub(crate) fn new(allowed: f64) -> Courtesy {
-        Courtesy { allowed, state: Mutex::default() }
+    pub(crate) fn new(allowed: f64) -> ReplicationThrottle {
+        ReplicationThrottle { allowed, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -76,7 +76,7 @@ impl Courtesy {
         let now = monotonic();
         let mut state = self.state();
         let times: Vec<Span> = steps.iter().map(|step| state.within(step.start, step.end, now)).collect();
-        let fresh = || (Price::new(self.allowed), now);
+        let fresh = || (ReplicationCost::new(self.allowed), now);
         let (price, told) = state.jobs.entry(job.to_owned()).or_insert_with(fresh);
         *told = now;
         steps.iter().zip(times).for_each(|(step, replicating)| price.stepped(*step, replicating));
@@ -101,10 +101,10 @@ impl Courtesy {
     }
 
     /// What replicating costs, and has cost.
-    pub(crate) fn toll(&self) -> Toll {
+    pub(crate) fn toll(&self) -> ReplicationOverhead {
         let state = self.state();
         let waits = state.held_since.map_or(Span::default(), |since| monotonic().since(since));
-        Toll {
+        ReplicationOverhead {
             per_second: state.jobs.values().filter_map(|(price, _)| price.per_second()).reduce(f64::max),
             paid: Duration::from_secs_f64(state.paid_s),
             held: Duration::from_nanos(state.held.plus(waits).0),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     /// Steps before anything was replicated, and until now steps of twice the time while that went on.
-    fn dear(courtesy: &Courtesy) {
+    fn dear(courtesy: &ReplicationThrottle) {
         let (began, took) = (Mono(monotonic().0 - 3_000_000_000), Span::millis(10));
         let quiet: Vec<StepTime> = (1..=100).map(|n| step(Mono(began.0 + n * took.0), took)).collect();
         courtesy.stepped("job", &quiet);
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn steps_beside_a_shard_on_its_way_are_told_from_others_and_pay_for_it() {
-        let courtesy = Courtesy::new(0.01);
+        let courtesy = ReplicationThrottle::new(0.01);
         dear(&courtesy);
         assert!(courtesy.toll().per_second.unwrap() > 0.4, "{:?}", courtesy.toll());
         assert!(courtesy.allows());
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn without_jobs_or_without_a_bound_nothing_waits() {
-        let (nobody, unbounded) = (Courtesy::new(0.01), Courtesy::new(0.0));
+        let (nobody, unbounded) = (ReplicationThrottle::new(0.01), ReplicationThrottle::new(0.0));
         dear(&unbounded);
         for courtesy in [&nobody, &unbounded] {
             let busy = courtesy.begin();
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_is_on_its_way_now_counts_for_the_steps_of_now() {
-        let courtesy = Courtesy::new(0.01);
+        let courtesy = ReplicationThrottle::new(0.01);
         let busy = courtesy.begin();
         let (now, state) = (monotonic(), courtesy.state());
         let within = state.within(Mono(now.0 - 5), Mono(now.0 + 7), Mono(now.0 + 100));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use mainstay_core::checkpoint::inventory::Shard;
 use twox_hash::XxHash3_64;
 
-use super::own::Opened;
+use super::local_shards::Opened;
 use super::service::Shared;
 use super::store::{Claim, Upload};
 use super::wire::PIECE;

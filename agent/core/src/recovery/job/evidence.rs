@@ -6,7 +6,7 @@ use crate::failure::repeats::{Place, SeenBefore};
 use crate::failure::unrunnable;
 use crate::model::entry::{Body, Fact};
 use crate::model::finding::Finding;
-use crate::model::host_context::Testimony;
+use crate::model::host_context::HostEvidence;
 use crate::model::verdict::{Cause, Verdict};
 use crate::recovery::policy::PastFailure;
 
@@ -15,7 +15,7 @@ use super::{Job, Output};
 
 impl Job {
     /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
-    pub(super) fn hear(pending: &mut Pending, testimony: &Testimony, out: &mut Vec<Output>) {
+    pub(super) fn hear(pending: &mut Pending, testimony: &HostEvidence, out: &mut Vec<Output>) {
         if *testimony == pending.testimony {
             return;
         }

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::time::Instant;
 
+use mainstay_core::checkpoint::eligibility::PlacementEligibility;
 use mainstay_core::checkpoint::placement::{Host, Rules};
-use mainstay_core::checkpoint::standing::Standing;
 
 use super::{Service, Settings, Shared};
 
 impl Service {
     /// How this host stands from now on; peers hear of it when they ask what it has.
-    pub fn stands(&self, standing: Standing) {
+    pub fn stands(&self, standing: PlacementEligibility) {
         let shared = &self.shared;
         let before = {
             let mut known = shared.standing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -25,13 +25,13 @@ impl Service {
     }
 
     /// How this host stands, as it was last told.
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> PlacementEligibility {
         self.shared.standing()
     }
 }
 
 impl Shared {
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> PlacementEligibility {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

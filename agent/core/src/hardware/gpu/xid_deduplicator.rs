@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::asking::GpuEvent;
+use super::probe_protocol::GpuEvent;
 use super::{DeviceJudge, RECOVERY_ACTION};
 use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};
@@ -22,7 +22,7 @@ const UNKNOWN: u32 = 999;
 const BY_LINE: std::ops::RangeInclusive<u32> = 144..=150;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Told {
+pub(super) struct XidDeduplicator {
     seen: VecDeque<Sighting>,
     /// XIDs of which the driver did not tell whose they are.
     of_nobody: Vec<(Mono, u32)>,
@@ -60,7 +60,7 @@ enum By {
     Event,
 }
 
-impl Told {
+impl XidDeduplicator {
     fn note(&mut self, sighting: Sighting) {
         if self.seen.len() == REMEMBERED {
             self.seen.pop_front();

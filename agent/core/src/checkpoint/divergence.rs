@@ -10,7 +10,7 @@ use crate::checkpoint::owner;
 
 /// What one rank saved, as its own agent tells of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct SavedShard {
     /// The step.
     pub of: StepKey,
     /// Who should have saved the same.
@@ -36,7 +36,7 @@ pub struct Member {
 
 /// A step of which ranks saved different bytes that said that they save the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unlike {
+pub struct ReplicaDivergence {
     /// The step.
     pub of: StepKey,
     /// The group that they named.
@@ -47,7 +47,7 @@ pub struct Unlike {
     pub apart: Vec<u32>,
 }
 
-impl Unlike {
+impl ReplicaDivergence {
     /// What is wrong, in one sentence: step, ranks and hosts.
     pub fn sentence(&self) -> String {
         let named = |apart: bool| {
@@ -75,16 +75,16 @@ impl Unlike {
 
 /// The steps of which not all that should be the same is. A rank that is told of with two roots, as it saved the step twice, is not
 /// compared: which of them the others had beside them is not known.
-pub fn unlike(told: &[Told]) -> Vec<Unlike> {
+pub fn unlike(told: &[SavedShard]) -> Vec<ReplicaDivergence> {
     let mut groups: BTreeMap<(&StepKey, &str), BTreeMap<u32, BTreeSet<Member>>> = BTreeMap::new();
-    for Told { of, group, rank, holder, root } in told {
+    for SavedShard { of, group, rank, holder, root } in told {
         let member = Member { rank: *rank, holder: holder.clone(), root: root.clone() };
         groups.entry((of, group)).or_default().entry(*rank).or_default().insert(member);
     }
     groups.into_iter().filter_map(|((of, group), ranks)| compare(of, group, ranks)).collect()
 }
 
-fn compare(of: &StepKey, group: &str, ranks: BTreeMap<u32, BTreeSet<Member>>) -> Option<Unlike> {
+fn compare(of: &StepKey, group: &str, ranks: BTreeMap<u32, BTreeSet<Member>>) -> Option<ReplicaDivergence> {
     let is_clear =
         |told: &BTreeSet<Member>| told.iter().map(|member| &member.root).collect::<BTreeSet<_>>().len() == 1;
     let clear = ranks.into_values().filter(is_clear);
@@ -97,7 +97,7 @@ fn compare(of: &StepKey, group: &str, ranks: BTreeMap<u32, BTreeSet<Member>>) ->
     let majority = classes.iter().find(|(_, count)| **count * 2 > members.len()).map(|(root, _)| *root);
     let apart = members.iter().filter(|member| majority.is_some_and(|root| member.root != root));
     let apart = apart.map(|member| member.rank).collect();
-    Some(Unlike { of: of.clone(), group: group.to_owned(), apart, members })
+    Some(ReplicaDivergence { of: of.clone(), group: group.to_owned(), apart, members })
 }
 
 #[cfg(test)]
@@ -108,8 +108,8 @@ mod tests {
         StepKey { step, job: "job".to_owned(), run: "run@1".to_owned(), attempt, world: 4 }
     }
 
-    fn told(of: StepKey, group: &str, rank: u32, root: &str) -> Told {
-        Told { of, group: group.to_owned(), rank, holder: format!("host{rank}"), root: root.to_owned() }
+    fn told(of: StepKey, group: &str, rank: u32, root: &str) -> SavedShard {
+        SavedShard { of, group: group.to_owned(), rank, holder: format!("host{rank}"), root: root.to_owned() }
     }
 
     #[test]

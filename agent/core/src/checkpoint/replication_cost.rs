@@ -54,7 +54,7 @@ pub struct StepTime {
 
 /// The price, and what is left of the allowance.
 #[derive(Clone, Debug)]
-pub struct Price {
+pub struct ReplicationCost {
     /// The share of training's time that replicas may cost; 0 for any.
     allowed: f64,
     /// Steps that save nothing, and steps that save: the one is no measure for the other.
@@ -76,12 +76,12 @@ struct Kind {
     beside: VecDeque<(Mono, f64, f64)>,
 }
 
-impl Price {
+impl ReplicationCost {
     /// Replicas may cost training the share `allowed` of its time, 0.01 for 1 %; 0 for any.
-    pub fn new(allowed: f64) -> Price {
+    pub fn new(allowed: f64) -> ReplicationCost {
         let left_s = allowed * SAVED_UP_S;
         let kinds = Default::default();
-        Price { allowed, kinds, left_s, at: None, held_since: None, newest: None, rest_since: None }
+        ReplicationCost { allowed, kinds, left_s, at: None, held_since: None, newest: None, rest_since: None }
     }
 
     /// Sees a step that went by with `replicating` of its time spent on replicas.

@@ -1,6 +1,6 @@
 //! Floor 3. What is published to readers: the view of the node and the journal.
 //!
-//! One task owns the [`Board`] and alone changes it; any number of [`BoardReader`]s look at snapshots that do not
+//! One task owns the [`StateWriter`] and alone changes it; any number of [`BoardReader`]s look at snapshots that do not
 //! change under them. A job must go on when the journal's disk does not: entries that cannot be written are shown
 //! and kept in memory until they can.
 
@@ -17,8 +17,8 @@ use mainstay_core::hardware::gpu::GpuView;
 use mainstay_core::host::os::changes;
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::model::health::Component;
-use mainstay_core::model::operator::Word;
-use mainstay_core::model::state_since::Standing;
+use mainstay_core::model::operator::OperatorAction;
+use mainstay_core::model::state_since::StateSince;
 use mainstay_core::view::node::{BeatView, JobPhase, NodeView};
 use tokio::sync::watch;
 
@@ -45,7 +45,7 @@ const TOLD_AFTER: Duration = Duration::from_secs(2);
 
 /// The writing end, owned by the one task of the launcher or the agent.
 #[derive(Debug)]
-pub struct Board {
+pub struct StateWriter {
     /// Written by a thread of its own: it may be on a file system of a user's.
     journal: Arc<Mutex<Journal>>,
     writing: Patient,
@@ -66,7 +66,7 @@ pub struct Board {
     replayed: Replayed,
     publisher: watch::Sender<Published>,
     roster: Roster,
-    standing: Standing,
+    standing: StateSince,
     /// Whether nothing is shown for the moment, and whether there is something to show.
     is_held: bool,
     is_due: bool,
@@ -86,11 +86,11 @@ struct Published {
     journal_error: Option<Arc<str>>,
 }
 
-impl Board {
+impl StateWriter {
     /// A board that shows what the journal tells. Components are not taken over from it: what was not read since
     /// this start is not known. Of those that are found as they were in this boot it is known since when.
-    pub fn open(journal: Journal) -> Result<Board, JournalError> {
-        let mut board = Board {
+    pub fn open(journal: Journal) -> Result<StateWriter, JournalError> {
+        let mut board = StateWriter {
             newest: journal.next_seq() - 1,
             writing: Patient::new("journal"),
             reads: journal.reader(),
@@ -105,7 +105,7 @@ impl Board {
             replayed: Replayed::default(),
             publisher: watch::Sender::new(Published::default()),
             roster: Roster::default(),
-            standing: Standing::default(),
+            standing: StateSince::default(),
             is_held: false,
             is_due: false,
             silent_since: None,
@@ -182,7 +182,7 @@ impl Board {
     }
 
     /// Takes in what an operator says of a component; none if there is no such component.
-    pub fn attend(&mut self, at: Stamp, uid: u32, name: &str, word: &Word) -> Option<Component> {
+    pub fn attend(&mut self, at: Stamp, uid: u32, name: &str, word: &OperatorAction) -> Option<Component> {
         let component = self.view.components.get(name)?.clone();
         self.record(at, None, None, Body::Fact(Fact::Observed(word.observation(uid, &component))));
         Some(component)
@@ -280,8 +280,8 @@ impl Board {
     }
 
     /// A reader of what is published.
-    pub fn reader(&self) -> BoardReader {
-        BoardReader {
+    pub fn reader(&self) -> StateReader {
+        StateReader {
             journal: self.reads.clone(),
             published: self.publisher.subscribe(),
             roster: self.roster.clone(),
@@ -431,13 +431,13 @@ fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
 
 /// The reading end. Each clone notices changes on its own.
 #[derive(Clone, Debug)]
-pub struct BoardReader {
+pub struct StateReader {
     journal: JournalReader,
     published: watch::Receiver<Published>,
     roster: Roster,
 }
 
-impl BoardReader {
+impl StateReader {
     /// Whether nothing will ever be published again.
     pub fn is_gone(&self) -> bool {
         self.published.has_changed().is_err()

@@ -42,7 +42,7 @@ pub struct Watched {
 
 /// The shards in all directories that are watched.
 #[derive(Debug, Default)]
-pub struct Own {
+pub struct LocalShards {
     inner: Mutex<Inner>,
 }
 
@@ -179,7 +179,7 @@ impl Opened {
     }
 }
 
-impl Own {
+impl LocalShards {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -14,7 +14,7 @@ pub const TOLD: usize = 64;
 
 /// A failure, as a host tells others of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct RemoteFailure {
     /// Whose program it was, and which: a number.
     pub program: String,
     /// Its command and files as one number, where they could be read.
@@ -31,22 +31,22 @@ pub struct Told {
 
 /// What is known of other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Elsewhere {
+pub struct RemoteFailures {
     /// Agents of other hosts that answer, and hear of what fails here.
     pub heard_by: u32,
     /// What they told, by host.
-    pub failures: BTreeMap<String, Vec<Told>>,
+    pub failures: BTreeMap<String, Vec<RemoteFailure>>,
 }
 
-impl Elsewhere {
+impl RemoteFailures {
     /// The hosts on which this program failed so before `began`, each once. What fails at the same time on several hosts is one
     /// failure of one job, and no second witness.
-    pub(super) fn before(&self, now: &Told, began: Wall) -> Vec<OnHost> {
-        let same = |told: &&Told| {
+    pub(super) fn before(&self, now: &RemoteFailure, began: Wall) -> Vec<OnHost> {
+        let same = |told: &&RemoteFailure| {
             let changed = was_changed(told.content.as_ref(), now.content.as_ref());
             told.program == now.program && told.fingerprint == now.fingerprint && !changed && told.at < began
         };
-        let on_host = |(host, told): (&String, &Vec<Told>)| {
+        let on_host = |(host, told): (&String, &Vec<RemoteFailure>)| {
             let mut so = told.iter().filter(same).peekable();
             so.peek()?;
             Some(OnHost { host: host.clone(), at_this_place: so.any(|then| then.place.is(now.place)) })
@@ -59,34 +59,40 @@ impl Elsewhere {
 mod tests {
     use super::*;
 
-    fn told(place: Place, at: i64) -> Told {
-        Told { program: "p".into(), content: Some("c".into()), fingerprint: "f".into(), place, at: Wall(at) }
+    fn told(place: Place, at: i64) -> RemoteFailure {
+        RemoteFailure {
+            program: "p".into(),
+            content: Some("c".into()),
+            fingerprint: "f".into(),
+            place,
+            at: Wall(at),
+        }
     }
 
     fn at(step: u64) -> Place {
         Place { step: Some(step), data: None, heartbeats: true }
     }
 
-    fn known(of: Told) -> Elsewhere {
-        Elsewhere { heard_by: 1, failures: BTreeMap::from([("b".to_owned(), vec![of])]) }
+    fn known(of: RemoteFailure) -> RemoteFailures {
+        RemoteFailures { heard_by: 1, failures: BTreeMap::from([("b".to_owned(), vec![of])]) }
     }
 
     #[test]
     fn the_same_program_with_the_same_failure_before_this_run_counts_and_nothing_else_does() {
         let now = told(at(7), 100);
-        let seen = |of: Told| known(of).before(&now, Wall(50));
+        let seen = |of: RemoteFailure| known(of).before(&now, Wall(50));
         let on_b = |at_this_place| vec![OnHost { host: "b".to_owned(), at_this_place }];
         assert_eq!(seen(told(at(7), 10)), on_b(true));
         assert_eq!(seen(told(at(8), 10)), on_b(false));
         assert_eq!(
-            seen(Told { content: None, ..told(at(7), 10) }),
+            seen(RemoteFailure { content: None, ..told(at(7), 10) }),
             on_b(true),
             "what cannot be read is no change"
         );
         for other in [
-            Told { program: "q".into(), ..told(at(7), 10) },
-            Told { content: Some("d".into()), ..told(at(7), 10) },
-            Told { fingerprint: "g".into(), ..told(at(7), 10) },
+            RemoteFailure { program: "q".into(), ..told(at(7), 10) },
+            RemoteFailure { content: Some("d".into()), ..told(at(7), 10) },
+            RemoteFailure { fingerprint: "g".into(), ..told(at(7), 10) },
             told(at(7), 60),
         ] {
             assert_eq!(seen(other.clone()), [], "{other:?}");

@@ -56,7 +56,7 @@ impl Job {
     }
 
     fn run(&self, allowed: f64, steps: usize, seed: u64) -> Went {
-        let (mut price, mut numbers) = (Price::new(allowed), Numbers(seed));
+        let (mut price, mut numbers) = (ReplicationCost::new(allowed), Numbers(seed));
         let (mut now, mut extra, mut sent, mut saved) = (1.0, 0.0, 0, 0);
         let (mut to_send, mut sending_until, mut offered) = (0.0, 0.0_f64, false);
         for step in 1..=steps {
@@ -137,9 +137,9 @@ fn steps_that_save_are_no_measure_for_those_that_do_not() {
 
 #[test]
 fn evaluations_and_pauses_are_no_price() {
-    let mut price = Price::new(0.01);
+    let mut price = ReplicationCost::new(0.01);
     let mut now = 1.0;
-    let mut step = |price: &mut Price, took: f64, beside: f64| {
+    let mut step = |price: &mut ReplicationCost, took: f64, beside: f64| {
         let time = StepTime { start: mono(now), end: mono(now + took), saving: Span::default() };
         now += took;
         price.stepped(time, span(beside));
@@ -152,7 +152,7 @@ fn evaluations_and_pauses_are_no_price() {
 
 #[test]
 fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
-    let mut price = Price::new(0.01);
+    let mut price = ReplicationCost::new(0.01);
     let mut now = 1.0;
     for beside in [0.0, 0.1] {
         for _ in 0..100 {
@@ -176,7 +176,7 @@ fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
 
 #[test]
 fn where_training_stands_still_nothing_waits_for_it() {
-    let mut price = Price::new(0.01);
+    let mut price = ReplicationCost::new(0.01);
     let mut now = 1.0;
     for beside in [0.0, 0.1] {
         for _ in 0..100 {
@@ -193,7 +193,7 @@ fn where_training_stands_still_nothing_waits_for_it() {
 
 #[test]
 fn without_steps_there_is_no_price() {
-    let mut price = Price::new(0.01);
+    let mut price = ReplicationCost::new(0.01);
     for hour in 0..10 {
         let now = mono(f64::from(hour) * 3_600.0);
         assert!(price.allows(now));
@@ -204,7 +204,7 @@ fn without_steps_there_is_no_price() {
 
 #[test]
 fn a_clock_that_goes_back_and_steps_of_no_length_do_no_harm() {
-    let mut price = Price::new(0.01);
+    let mut price = ReplicationCost::new(0.01);
     let time = |start, end| StepTime { start: Mono(start), end: Mono(end), saving: Span(7) };
     price.stepped(time(9, 3), Span(5));
     price.stepped(time(5, 5), Span(0));

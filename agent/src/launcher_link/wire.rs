@@ -2,11 +2,11 @@
 
 use mainstay_core::base::id::{Attempt, Incident, Rank};
 use mainstay_core::base::time::{Mono, Span, Wall};
-use mainstay_core::checkpoint::price::StepTime;
+use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::host::cloud::leave::Leave;
-use mainstay_core::host::contention::Surroundings;
+use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::Entry;
-use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::messages::{self, FormError};
 use mainstay_core::model::verdict::{Decision, Verdict};
 use mainstay_core::progress::monitor::Pace;
@@ -127,7 +127,7 @@ pub fn proposal_in(proposal: &v1::Proposal) -> Result<Verdict, WireError> {
 ///
 /// # Errors
 /// It has no form in JSON.
-pub fn surroundings_out(known: &Surroundings) -> Result<v1::Surroundings, WireError> {
+pub fn surroundings_out(known: &SlowdownHints) -> Result<v1::Surroundings, WireError> {
     Ok(v1::Surroundings { known: serde_json::to_string(known).map_err(form("what surrounds the ranks"))? })
 }
 
@@ -135,7 +135,7 @@ pub fn surroundings_out(known: &Surroundings) -> Result<v1::Surroundings, WireEr
 ///
 /// # Errors
 /// It is not of this version.
-pub fn surroundings_in(told: &v1::Surroundings) -> Result<Surroundings, WireError> {
+pub fn surroundings_in(told: &v1::Surroundings) -> Result<SlowdownHints, WireError> {
     Ok(messages::surroundings(&told.known)?)
 }
 
@@ -153,7 +153,7 @@ pub fn leave_in(told: v1::Leave) -> Leave {
 ///
 /// # Errors
 /// It has no form in JSON.
-pub fn ruling_out(incident: Incident, testimony: &Testimony) -> Result<v1::Ruling, WireError> {
+pub fn ruling_out(incident: Incident, testimony: &HostEvidence) -> Result<v1::Ruling, WireError> {
     let sick = testimony.sick.iter().map(serde_json::to_string);
     let records = testimony.failed_before.iter().map(serde_json::to_string);
     let seen = testimony.seen_before.as_ref().map(serde_json::to_string).transpose();
@@ -184,7 +184,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: None,
-        testimony: Testimony {
+        testimony: HostEvidence {
             kernel_lines: ruling.kernel_lines.clone(),
             sick,
             held: ruling.held.clone(),
@@ -236,7 +236,7 @@ mod tests {
             ..Hint::default()
         };
         let devices = [(Rank(0), "gpu.0000:3b:00".into())].into();
-        let known = Surroundings { devices, hints: vec![hint], at_work: [(Rank(0), true)].into() };
+        let known = SlowdownHints { devices, hints: vec![hint], at_work: [(Rank(0), true)].into() };
         let told = surroundings_out(&known).unwrap();
         assert_eq!(surroundings_in(&told).unwrap(), known);
         assert!(surroundings_in(&v1::Surroundings { known: "[1]".into() }).is_err());

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// How a host stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct PlacementEligibility {
     /// Why it is no place for replicas, in words; none where it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluded: Option<String>,
@@ -16,9 +16,9 @@ pub struct Standing {
     pub stages: BTreeMap<String, BTreeSet<u32>>,
 }
 
-impl Standing {
+impl PlacementEligibility {
     /// Whether ranks of the other one are next to its own in the pipeline of a run.
-    pub fn is_beside(&self, other: &Standing) -> bool {
+    pub fn is_beside(&self, other: &PlacementEligibility) -> bool {
         let are_beside = |(run, own): (&String, &BTreeSet<u32>)| {
             let theirs = other.stages.get(run);
             own.iter()
@@ -32,10 +32,10 @@ impl Standing {
 mod tests {
     use super::*;
 
-    fn stages(run: &str, stages: &[u32]) -> Standing {
-        Standing {
+    fn stages(run: &str, stages: &[u32]) -> PlacementEligibility {
+        PlacementEligibility {
             stages: BTreeMap::from([(run.to_owned(), stages.iter().copied().collect())]),
-            ..Standing::default()
+            ..PlacementEligibility::default()
         }
     }
 
@@ -45,6 +45,9 @@ mod tests {
         assert!(own.is_beside(&stages("run", &[0])) && own.is_beside(&stages("run", &[2, 3])));
         assert!(!own.is_beside(&stages("run", &[1])), "a replica of the same stage is none");
         assert!(!own.is_beside(&stages("run", &[3])) && !own.is_beside(&stages("another", &[0])));
-        assert!(!own.is_beside(&Standing::default()) && !Standing::default().is_beside(&own));
+        assert!(
+            !own.is_beside(&PlacementEligibility::default())
+                && !PlacementEligibility::default().is_beside(&own)
+        );
     }
 }

@@ -1,11 +1,11 @@
 //! Ranks that said that they save the same and did not, in the words of the API.
 
+use mainstay_core::checkpoint::divergence::{Member, ReplicaDivergence};
 use mainstay_core::checkpoint::owner;
-use mainstay_core::checkpoint::unlike::{Member, Unlike};
 use mainstay_proto::v1::{CheckpointUnlike, CheckpointUnlikeMember};
 
 /// A step of which they saved different bytes.
-pub(super) fn out(found: &Unlike) -> CheckpointUnlike {
+pub(super) fn out(found: &ReplicaDivergence) -> CheckpointUnlike {
     let member = |member: &Member| CheckpointUnlikeMember {
         rank: member.rank,
         holder: member.holder.clone(),

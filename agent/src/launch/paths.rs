@@ -12,7 +12,7 @@ use crate::source::program;
 
 /// The directories of one run.
 #[derive(Debug)]
-pub struct Places {
+pub struct LaunchPaths {
     /// The job's name on this host: the run id, with a number behind it when it was used before.
     pub job: String,
     /// Logs, journal, summary.
@@ -59,7 +59,7 @@ pub fn hash_of_program(command: &[String]) -> Option<String> {
 ///
 /// # Errors
 /// [`PlaceError`]; a missing runtime directory is no error, the job then runs without heartbeats.
-pub fn make(log_dir: &Path, runtime_root: &Path, run_id: &str) -> Result<Places, PlaceError> {
+pub fn make(log_dir: &Path, runtime_root: &Path, run_id: &str) -> Result<LaunchPaths, PlaceError> {
     if !is_file_name(run_id) {
         return Err(PlaceError::RunId(run_id.to_owned()));
     }
@@ -80,7 +80,7 @@ pub fn make(log_dir: &Path, runtime_root: &Path, run_id: &str) -> Result<Places,
         }
     };
     let runtime_dir = runtime_dir(runtime_root, &job);
-    Ok(Places { job, run_dir, runtime_dir })
+    Ok(LaunchPaths { job, run_dir, runtime_dir })
 }
 
 fn is_file_name(run_id: &str) -> bool {
@@ -159,8 +159,9 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         let (logs, tmpfs) = (root.path().join("logs"), root.path().join("shm"));
         let begin = || {
-            let places: Vec<Places> = (0..20).map(|_| make(&logs, &tmpfs, "run").expect("places")).collect();
-            let present = |place: &Places| {
+            let places: Vec<LaunchPaths> =
+                (0..20).map(|_| make(&logs, &tmpfs, "run").expect("places")).collect();
+            let present = |place: &LaunchPaths| {
                 place.runtime_dir.as_ref().is_ok_and(|runtime| runtime.path.join("lock").exists())
             };
             places.iter().filter(|place| !present(place)).count()

@@ -18,7 +18,7 @@ use crate::act::devices;
 use crate::act::environment::{self, RankEnvironment, expand};
 use crate::act::log_files;
 use crate::act::page_files;
-use crate::act::rounds;
+use crate::act::round_server;
 use crate::act::warm::{RankOrders, Template};
 use crate::os::affinity::CpuSet;
 use crate::os::pidfd::PidFd;
@@ -26,7 +26,7 @@ use crate::os::{clock, numa, spawn};
 
 /// What every attempt of a job starts from.
 #[derive(Clone, Debug)]
-pub struct Crew {
+pub struct RankSpec {
     /// The job's name.
     pub job: String,
     /// The run id as the user gave it.
@@ -146,7 +146,7 @@ pub enum StartError {
 /// Pages that could not be made are told, not fatal.
 pub type PageTrouble = Option<String>;
 
-impl Crew {
+impl RankSpec {
     /// Starts these ranks of an attempt, by their places on the host. If one cannot be started, those before it are killed again.
     ///
     /// # Errors
@@ -374,7 +374,7 @@ impl Crew {
             path.filter(|socket| socket.exists())
         };
         let monitor = socket(&socket_name(local_rank));
-        let (rounds, drill) = (socket(rounds::SOCKET), socket(rounds::DRILL_SOCKET));
+        let (rounds, drill) = (socket(round_server::SOCKET), socket(round_server::DRILL_SOCKET));
         let page = page.map(|(path, _)| path.as_path());
         let environment =
             self.rank_environment(attempt, local_rank, master_port, files, page, monitor.as_deref());

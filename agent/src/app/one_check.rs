@@ -16,11 +16,11 @@ use crate::act::hook::Hooks;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::agent::{QUEUE, start_forcing, start_probing, watch_hardware};
 use crate::app::recalled::Recalled;
-use crate::app::{about, device, rooms};
-use crate::board::Board;
+use crate::app::{about, device, sensors};
 use crate::config::Config;
 use crate::node::{Before, GpuLook, Node};
 use crate::os::clock;
+use crate::state::StateWriter;
 use crate::store::journal::{Journal, JournalReader};
 
 /// The socket's name in the directory.
@@ -39,11 +39,11 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     take_what_was_learned(&config.state_dir, directory);
     let own = of_one_look(config, directory);
     let journal = Journal::open(&own.journal_dir(), own.journal_limits(), clock::boot_id())?;
-    let board = Board::open(journal)?;
+    let board = StateWriter::open(journal)?;
     let socket = UnixSocket::bind(&directory.join(SOCKET), 0o600)?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let (reader, roster) = (board.reader(), board.roster().clone());
-    let rooms = rooms::start(&own, &recalled.observed, &inputs, &reader, None)?;
+    let rooms = sensors::start(&own, &recalled.observed, &inputs, &reader, None)?;
     let (hardware, following) = watch_hardware(&own, &recalled, &inputs, &roster)?;
     let probing = start_probing(&own, &recalled, &inputs, &roster)?;
     let look = GpuLook {
@@ -97,7 +97,7 @@ fn take_what_was_learned(state: &Path, directory: &Path) {
 }
 
 /// What an agent of this host has seen before, if its journal can be read: flaps and notices have their history there.
-fn observed_before(config: &Config) -> Vec<rooms::Seen> {
+fn observed_before(config: &Config) -> Vec<sensors::Seen> {
     let mut observed = Vec::new();
     let take = |entry: Entry| {
         if let (None, Body::Fact(Fact::Observed(observation))) = (&entry.job, entry.body) {
