@@ -1,8 +1,13 @@
 """Gets a rank out of a collective that it is blocked in, and rid of its process groups.
 
-NCCL can be aborted (``ProcessGroupNCCL.abort``, which PyTorch 2.8 has). Gloo cannot: a rank waits for its peer until the time-out, half an hour by default. But it waits on TCP
-sockets, and shutting them down ends the wait within milliseconds. Which sockets are a group's (or its store's) is told by
-what appeared in ``/proc/self/fd`` while the group was being made; all others are left alone.
+NCCL can be aborted (``ProcessGroupNCCL.abort``, which PyTorch 2.8 has). Gloo cannot: a rank waits for its peer until the
+time-out, half an hour by default. But it waits on TCP sockets, and shutting them down ends the wait within milliseconds.
+The sockets of a group (or of its store) are those that appeared in ``/proc/self/fd`` while the group was made; all others
+are left alone.
+
+Gloo loses a send that fails while its peer closes the connection: no exception reaches the waiting thread, which then
+waits for the time-out. So a rank that leaves shuts down only what it receives, and keeps its connections open until all
+ranks have left (:func:`close`).
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 _lock = threading.Lock()
 _groups = {}  # descriptor: inode of its socket
 _being_made = {}  # by call under way: what there was before it
+_kept_open = []  # the Gloo backends of destroyed groups: their connections close with the last reference
 _aborts = {}  # by NCCL backend: the thread that aborts it, or has done so
 _installed = False
 
@@ -73,11 +79,12 @@ def _new_since(before: dict) -> dict:
     return {number: inode for number, inode in sockets().items() if before.get(number) != inode}
 
 
-def release(everything_since=None) -> None:
+def release(everything_since=None, both_directions: bool = False) -> None:
     """Ends all waiting in process groups, from any thread; what waited raises.
 
-    ``everything_since`` (what :func:`sockets` told once) widens it to all TCP sockets that appeared since and that no
-    Python object holds, for groups that were made in a way unknown to us, and to both directions.
+    ``everything_since`` (a former result of :func:`sockets`) widens it to all TCP sockets that appeared since and that no
+    Python object holds, for groups that were made in a way unknown to us. ``both_directions`` also ends what is sent: a
+    last resort, because a peer may then lose a send of its own.
     """
     # First of all: PyTorch's watchdog ends the process when it finds the connections of a group broken that is not aborted.
     _abort_nccl()
@@ -90,9 +97,8 @@ def release(everything_since=None) -> None:
         ours = _held_by_python()
         new = _new_since(everything_since)
         targets.update({number: inode for number, inode in new.items() if number not in ours})
-    # At first only what comes in: gloo's own thread then ends its connections and all that waits on them. A send that is begun meanwhile
-    # and fails is forgotten there, and waited for until the group's time-out.
-    how = socket.SHUT_RD if everything_since is None else socket.SHUT_RDWR
+    # What comes in suffices as a rule: Gloo's own thread then fails its connections and all that waits on them.
+    how = socket.SHUT_RDWR if both_directions else socket.SHUT_RD
     for number, inode in targets.items():
         _shut(number, inode, how)
 
@@ -138,7 +144,7 @@ def _abort_nccl() -> None:
 
     An abort may wait for the device, and for what other communicators have there: none of them is to wait for its turn.
     """
-    for backend in _nccl_backends():
+    for backend in _backends("nccl"):
         with _lock:
             if backend in _aborts:
                 continue
@@ -147,7 +153,7 @@ def _abort_nccl() -> None:
         thread.start()
 
 
-def _nccl_backends() -> list:
+def _backends(kind: str) -> list:
     distributed = sys.modules.get(_DISTRIBUTED)
     if distributed is None or not distributed.is_initialized():
         return []
@@ -159,12 +165,14 @@ def _nccl_backends() -> list:
             continue  # a group that is being made, or that this rank is no member of
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL there is a wrapper around each.
         backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
-        found += [backend for backend in backends if "nccl" in type(backend).__name__.lower()]
+        found += [backend for backend in backends if kind in type(backend).__name__.lower()]
     return found
 
 
 def destroy() -> None:
     """Destroys all process groups of this process with their store. To be called when nobody waits in them.
+
+    Connections of Gloo stay open until :func:`close`: peers may still send on them.
 
     Waits for aborts under way, however long they take: what is destroyed meanwhile would wait for its peers. A rank that
     never comes to an end with it is replaced by the launcher.
@@ -173,6 +181,7 @@ def destroy() -> None:
         aborts = list(_aborts.values())
     for thread in aborts:
         thread.join()
+    _kept_open.extend(_backends("gloo"))
     distributed = sys.modules.get(_DISTRIBUTED)
     if distributed is not None and distributed.is_initialized():
         _quietly(distributed.destroy_process_group)
@@ -186,6 +195,11 @@ def destroy() -> None:
     with _lock:
         _groups.clear()
         _aborts.clear()
+
+
+def close() -> None:
+    """Closes the connections of the groups that were destroyed. To be called when all ranks have left the round."""
+    _kept_open.clear()
 
 
 def _strike_off(distributed) -> None:

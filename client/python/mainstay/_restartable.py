@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -33,6 +34,8 @@ from . import _collectives_release, _hooks, _native, _rounds, _world
 #: How long a rank may take to come out of its function before it is asked again, more widely each time.
 _AGAIN_S = 0.25
 _PATIENCE_S = 2.0
+# From which attempt on the release is less careful of what is not known to be a process group's, and of the peers.
+_WIDELY_FROM, _BOTH_DIRECTIONS_FROM = 1, 4
 
 _current = None
 _OURS = (__file__, _rounds.__file__, _collectives_release.__file__)
@@ -188,6 +191,7 @@ class _Rank:
         if not self._desk.say("ready", self._epoch):
             return False
         call = self._desk.next("go", self._epoch + 1)
+        _collectives_release.close()
         if call is None:
             return False
         size = _world.size()
@@ -207,27 +211,28 @@ class _Rank:
         _forget(error)
         gc.collect()
 
-    def _release(self, widely: bool = False) -> None:
+    def _release(self, attempt: int = 0) -> None:
         with self._releasing:
             hooks, self._aborted = () if self._aborted else self._abort, True
             for hook in hooks:
                 _hooks._attempt(hook)
-            _hooks._attempt(_collectives_release.release, self._before if widely else None)
+            since = self._before if attempt >= _WIDELY_FROM else None
+            _hooks._attempt(_collectives_release.release, since, attempt >= _BOTH_DIRECTIONS_FROM)
 
     def _leave_asked(self, of) -> None:
         """On the desk's thread: gets the function's thread out of its function, however long that takes."""
         if of != self._epoch:
             return
         self._leaving = True
-        widely = False
-        while self.inside:
-            self._release(widely)
+        for attempt in itertools.count():
+            if not self.inside:
+                return
+            self._release(attempt)
             if self.inside:
                 self._interrupt()
             # What unwinds is not disturbed again at once: it may be in a `finally`.
             if self._out.wait(_PATIENCE_S if self._thrown else _AGAIN_S):
                 return
-            widely = True
 
     def _take_signal(self) -> None:
         if threading.current_thread() is not threading.main_thread():
