@@ -5,9 +5,9 @@ time-out, half an hour by default. But it waits on TCP sockets, and shutting the
 The sockets of a group (or of its store) are those that appeared in ``/proc/self/fd`` while the group was made; all others
 are left alone.
 
-Gloo loses a send that fails while its peer closes the connection: no exception reaches the waiting thread, which then
-waits for the time-out. So a rank that leaves shuts down only what it receives, and keeps its connections open until all
-ranks have left (:func:`close`).
+Gloo loses a send that fails because the peer closed the connection: no exception reaches the waiting thread, which then
+waits for the time-out. So a rank that leaves shuts down only what it receives, and keeps a copy of each descriptor, so that
+its connections stay open until all ranks have left (:func:`close`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 _lock = threading.Lock()
 _groups = {}  # descriptor: inode of its socket
 _being_made = {}  # by call under way: what there was before it
-_kept_open = []  # the Gloo backends of destroyed groups: their connections close with the last reference
+_kept_open = {}  # inode of a socket that was shut down: a copy of it, which keeps the connection open
 _aborts = {}  # by NCCL backend: the thread that aborts it, or has done so
 _installed = False
 
@@ -100,7 +100,9 @@ def release(everything_since=None, both_directions: bool = False) -> None:
     # What comes in suffices as a rule: Gloo's own thread then fails its connections and all that waits on them.
     how = socket.SHUT_RDWR if both_directions else socket.SHUT_RD
     for number, inode in targets.items():
-        _shut(number, inode, how)
+        shut = _shut(number, inode, how)
+        if shut is not None:
+            _kept_open.setdefault(inode, shut)
 
 
 def shut_all() -> None:
@@ -115,28 +117,33 @@ def _held_by_python() -> set:
     return {held.fileno() for held in gc.get_objects() if isinstance(held, socket.socket)}
 
 
-def _shut(number: int, inode: str, how: int) -> None:
-    """Shuts a connected TCP socket down. Listening ones are left: their loops take an end for a broken kernel."""
+def _shut(number: int, inode: str, how: int):
+    """Shuts a connected TCP socket down and returns a copy of it, None for any other descriptor.
+
+    Listening sockets are left alone: their loops take an end for a broken kernel.
+    """
     try:
         copy = os.dup(number)
     except OSError:
-        return
+        return None
     try:
         # Asked of the copy: the number may have become another file's.
         if os.readlink(f"/proc/self/fd/{copy}") != inode:
             os.close(copy)
-            return
+            return None
         ours = socket.socket(fileno=copy)
     except OSError:
         os.close(copy)
-        return
-    with ours:
-        if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.type == socket.SOCK_STREAM:
-            try:
-                ours.getpeername()
-                ours.shutdown(how)
-            except OSError:
-                pass
+        return None
+    if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.type == socket.SOCK_STREAM:
+        try:
+            ours.getpeername()
+            ours.shutdown(how)
+            return ours
+        except OSError:
+            pass
+    ours.close()
+    return None
 
 
 def _abort_nccl() -> None:
@@ -144,7 +151,7 @@ def _abort_nccl() -> None:
 
     An abort may wait for the device, and for what other communicators have there: none of them is to wait for its turn.
     """
-    for backend in _backends("nccl"):
+    for backend in _nccl_backends():
         with _lock:
             if backend in _aborts:
                 continue
@@ -153,7 +160,7 @@ def _abort_nccl() -> None:
         thread.start()
 
 
-def _backends(kind: str) -> list:
+def _nccl_backends() -> list:
     distributed = sys.modules.get(_DISTRIBUTED)
     if distributed is None or not distributed.is_initialized():
         return []
@@ -165,14 +172,12 @@ def _backends(kind: str) -> list:
             continue  # a group that is being made, or that this rank is no member of
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL there is a wrapper around each.
         backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
-        found += [backend for backend in backends if kind in type(backend).__name__.lower()]
+        found += [backend for backend in backends if "nccl" in type(backend).__name__.lower()]
     return found
 
 
 def destroy() -> None:
     """Destroys all process groups of this process with their store. To be called when nobody waits in them.
-
-    Connections of Gloo stay open until :func:`close`: peers may still send on them.
 
     Waits for aborts under way, however long they take: what is destroyed meanwhile would wait for its peers. A rank that
     never comes to an end with it is replaced by the launcher.
@@ -181,7 +186,6 @@ def destroy() -> None:
         aborts = list(_aborts.values())
     for thread in aborts:
         thread.join()
-    _kept_open.extend(_backends("gloo"))
     distributed = sys.modules.get(_DISTRIBUTED)
     if distributed is not None and distributed.is_initialized():
         _quietly(distributed.destroy_process_group)
@@ -198,8 +202,9 @@ def destroy() -> None:
 
 
 def close() -> None:
-    """Closes the connections of the groups that were destroyed. To be called when all ranks have left the round."""
-    _kept_open.clear()
+    """Closes the connections that were released. To be called when all ranks have left the round."""
+    while _kept_open:
+        _kept_open.popitem()[1].close()
 
 
 def _strike_off(distributed) -> None:

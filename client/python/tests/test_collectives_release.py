@@ -4,6 +4,8 @@ backends in them are played."""
 from __future__ import annotations
 
 import importlib.util
+import os
+import socket
 import threading
 import types
 
@@ -128,3 +130,25 @@ def test_pytorch_has_what_is_called(python):
     print("all there")
     """
     assert python(code, TORCH_DISTRIBUTED_DEBUG="DETAIL").stdout.strip().endswith("all there")
+
+
+def test_a_released_connection_stays_open_for_the_peer_until_all_ranks_have_left():
+    listener = socket.create_server(("127.0.0.1", 0))
+    mine = socket.create_connection(listener.getsockname())
+    peer, _ = listener.accept()
+    peer.setblocking(False)
+    number = mine.detach()
+    kept = release._shut(number, os.readlink(f"/proc/self/fd/{number}"), socket.SHUT_RD)
+    release._kept_open["socket"] = kept
+    assert os.read(number, 1) == b"", "what waits to receive is released"
+    os.close(number)  # as Gloo does when it has seen the end
+    # Two sends: the first to a closed connection would still succeed, and the second would fail.
+    peer.send(b"a")
+    peer.send(b"b")
+    with pytest.raises(BlockingIOError):
+        peer.recv(1)
+    release.close()
+    peer.settimeout(60)
+    with pytest.raises(ConnectionResetError):
+        # What was sent is unread, so that the kernel resets the connection.
+        peer.recv(1)
