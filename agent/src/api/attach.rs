@@ -152,7 +152,7 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
             Some(Input::Beats(session.clone(), attempt, beats))
         }
         Some(LauncherMessage::Proposal(proposal)) => {
-            Some(Input::Proposal(session.clone(), Box::new(wire::proposal_in(&proposal)?)))
+            Some(Input::Proposal(session.clone(), Box::new(wire::verdict_in(&proposal)?)))
         }
         Some(LauncherMessage::Hello(_)) | None => None,
     })

@@ -1,4 +1,4 @@
-//! What the launcher and the agent say to each other: entries one way, rulings on proposals the other.
+//! What the launcher and the agent send each other: entries and verdicts one way, the host's evidence the other.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use mainstay_core::host::preflight::Owners;
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::health::Component;
 use mainstay_core::model::report::SensorReport;
-use mainstay_core::model::verdict::{Decision, Verdict};
+use mainstay_core::model::verdict::Verdict;
 use mainstay_core::recovery::job::{Input, Ruling};
 
 use crate::act::log_files;
@@ -21,10 +21,10 @@ use crate::os::{clock, processes};
 const SENT_AT_ONCE: usize = 500;
 
 impl Launcher {
-    pub(super) fn consult(&mut self, verdict: Verdict, proposal: Decision) {
+    pub(super) fn consult(&mut self, verdict: Box<Verdict>) {
         let held = self.held();
         self.step(clock::mono(), Input::Held(held));
-        if self.send(LinkOrder::Proposal(Box::new((verdict, proposal)))) {
+        if self.send(LinkOrder::Verdict(verdict)) {
             self.ruling_until = Some(tokio::time::Instant::now() + RULING_WITHIN);
         } else {
             self.rule(None);

@@ -51,7 +51,7 @@ use crate::store::learned::Memory;
 /// Pages are looked at this often even if nothing rings.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long an agent may think about a proposal before the launcher decides alone.
+/// How long an agent may take to answer with its evidence before the launcher decides alone.
 pub(super) const RULING_WITHIN: Duration = Duration::from_millis(250);
 
 /// Writes beside the checkpoints.
@@ -360,7 +360,7 @@ impl Launcher {
             Order::StopRanks { attempt, why } if attempt == self.attempt => self.stop_ranks(why).await,
             Order::StopRanks { .. } => {}
             Order::TakeEvidence(attempt) => self.take_evidence(attempt),
-            Order::Consult { verdict, proposal } => self.consult(*verdict, proposal),
+            Order::Consult(verdict) => self.consult(verdict),
             Order::LookAgain { at } => self.look_at = Some(from_now(at)),
             Order::Finish { exit } => self.exit = Some(exit),
         }

@@ -11,7 +11,7 @@ use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::host::cloud::leave::Leave;
 use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::Entry;
-use mainstay_core::model::verdict::{Decision, Verdict};
+use mainstay_core::model::verdict::Verdict;
 use mainstay_core::recovery::job::Ruling;
 use mainstay_core::view::node::BeatView;
 use mainstay_proto::v1;
@@ -54,7 +54,7 @@ pub enum LinkEvent {
         /// What was seen.
         reason: String,
     },
-    /// Its word on a proposal.
+    /// Its evidence about a failure.
     Ruling(Ruling),
     /// What it has heard of a failure since it ruled on it.
     Late(Ruling),
@@ -78,8 +78,8 @@ pub enum LinkOrder {
         /// What steps of one of them took since the last sample, oldest first.
         steps: Vec<StepTime>,
     },
-    /// A verdict with what would be done about it.
-    Proposal(Box<(Verdict, Decision)>),
+    /// A failure, about which the agent is asked for its evidence.
+    Verdict(Box<Verdict>),
 }
 
 /// Looks for an agent at `sockets`, in their order, for as long as `events` is listened to.
@@ -217,7 +217,7 @@ fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::
         LinkOrder::Beats { attempt, beats, steps } => {
             LauncherMessage::Beats(wire::beats_out(attempt, &beats, &steps))
         }
-        LinkOrder::Proposal(both) => LauncherMessage::Proposal(wire::proposal_out(&both.0, &both.1)?),
+        LinkOrder::Verdict(verdict) => LauncherMessage::Proposal(wire::verdict_out(&verdict)?),
     };
     to_agent
         .try_send(v1::FromLauncher { message: Some(message) })

@@ -8,7 +8,7 @@ use mainstay_core::host::contention::SlowdownHints;
 use mainstay_core::model::entry::Entry;
 use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::messages::{self, FormError};
-use mainstay_core::model::verdict::{Decision, Verdict};
+use mainstay_core::model::verdict::Verdict;
 use mainstay_core::progress::monitor::Pace;
 use mainstay_core::recovery::job::Ruling;
 use mainstay_core::view::node::BeatView;
@@ -103,24 +103,21 @@ pub fn steps_in(sample: &v1::BeatSample) -> Vec<StepTime> {
     steps.collect()
 }
 
-/// A proposal to be sent.
+/// A verdict to be sent.
 ///
 /// # Errors
 /// It has no form in JSON.
-pub fn proposal_out(verdict: &Verdict, decision: &Decision) -> Result<v1::Proposal, WireError> {
-    Ok(v1::Proposal {
-        incident: verdict.incident.0,
-        verdict: serde_json::to_string(verdict).map_err(form("a verdict"))?,
-        decision: serde_json::to_string(decision).map_err(form("a decision"))?,
-    })
+pub fn verdict_out(verdict: &Verdict) -> Result<v1::Proposal, WireError> {
+    let text = serde_json::to_string(verdict).map_err(form("a verdict"))?;
+    Ok(v1::Proposal { incident: verdict.incident.0, verdict: text, decision: String::new() })
 }
 
-/// A proposal that came.
+/// A verdict that came.
 ///
 /// # Errors
 /// It is not of this version.
-pub fn proposal_in(proposal: &v1::Proposal) -> Result<Verdict, WireError> {
-    Ok(messages::proposal(&proposal.verdict, &proposal.decision)?.0)
+pub fn verdict_in(proposal: &v1::Proposal) -> Result<Verdict, WireError> {
+    Ok(messages::verdict(&proposal.verdict)?)
 }
 
 /// What surrounds a job's ranks, to be sent.

@@ -1,4 +1,4 @@
-//! What launcher and agent say to each other in the journal's own form: entries, proposals, rulings, surroundings.
+//! What launcher and agent say to each other in the journal's own form: entries, verdicts, host evidence, slowdown hints.
 //!
 //! The other end may be of another version, or not ours at all: what is not understood is said to be so, by its part.
 
@@ -9,7 +9,7 @@ use crate::model::health::Component;
 use crate::model::host_context::FailedBefore;
 use crate::model::repeats::SeenBefore;
 use crate::model::slowdown_hints::SlowdownHints;
-use crate::model::verdict::{Decision, Verdict};
+use crate::model::verdict::Verdict;
 
 /// A part that is not in the journal's form, or of a version that is not understood.
 #[derive(Debug, thiserror::Error)]
@@ -33,20 +33,12 @@ pub fn entry(line: &str) -> Result<Entry, FormError> {
     read("an entry", line)
 }
 
-/// What a launcher proposes: how it judges a failure, and what it would do.
-///
-/// # Errors
-/// One of both is not of this version.
-pub fn proposal(verdict: &str, decision: &str) -> Result<(Verdict, Decision), FormError> {
-    Ok((read("a verdict", verdict)?, read("a decision", decision)?))
-}
-
-/// A decision of the agent in place of the launcher's own.
+/// How a launcher judges a failure.
 ///
 /// # Errors
 /// It is not of this version.
-pub fn decision(text: &str) -> Result<Decision, FormError> {
-    read("a decision", text)
+pub fn verdict(text: &str) -> Result<Verdict, FormError> {
+    read("a verdict", text)
 }
 
 /// A component of the host that is not well.
@@ -91,8 +83,7 @@ mod tests {
             assert!(error.to_string().starts_with(&format!("{part} cannot be read: ")), "{error}");
         };
         check(entry("{}").unwrap_err(), "an entry");
-        check(proposal("{}", "{}").unwrap_err(), "a verdict");
-        check(decision("[1]").unwrap_err(), "a decision");
+        check(verdict("{}").unwrap_err(), "a verdict");
         check(component("").unwrap_err(), "a component");
         check(record("null").unwrap_err(), "a device's record");
         check(surroundings("[1]").unwrap_err(), "what surrounds the ranks");

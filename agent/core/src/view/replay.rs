@@ -189,7 +189,7 @@ fn verdict_of(output: &Output) -> Option<Verdict> {
 
 fn consulted(out: &[Output]) -> Option<Incident> {
     out.iter().find_map(|output| match output {
-        Output::Order(Order::Consult { verdict, .. }) => Some(verdict.incident),
+        Output::Order(Order::Consult(verdict)) => Some(verdict.incident),
         _ => None,
     })
 }

@@ -225,7 +225,7 @@ impl World {
                         host.down.push_back((number, command));
                     }
                 }
-                Next::Local(Order::Consult { .. }) => self.consulted = true,
+                Next::Local(Order::Consult(_)) => self.consulted = true,
                 Next::Local(Order::LookAgain { at }) => {
                     self.timers.insert(at);
                 }

@@ -180,7 +180,7 @@ fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
         instead: Some(stop.clone()),
         testimony: HostEvidence::default(),
     })));
-    assert!(matches!(run.last_order(), Order::Consult { .. }));
+    assert!(matches!(run.last_order(), Order::Consult(_)));
     run.tell(Input::Ruling(Some(Ruling {
         incident: Incident(1),
         instead: Some(stop),
@@ -213,7 +213,7 @@ fn a_restart_waits_until_what_the_ranks_need_is_free_and_says_so_once() {
     for _ in 0..5 {
         assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
         run.wait(Span::seconds(1));
-        assert!(matches!(run.last_order(), Order::Consult { .. }));
+        assert!(matches!(run.last_order(), Order::Consult(_)));
         run.testify(1, held.clone());
     }
     assert_eq!(run.decisions(), [Action::Wait]);

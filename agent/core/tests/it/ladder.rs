@@ -170,7 +170,7 @@ impl World {
                     self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting });
                 }
                 Order::StopRanks { attempt, why } => self.stop(attempt, why),
-                Order::Consult { verdict, .. } => self.rule(verdict.incident),
+                Order::Consult(verdict) => self.rule(verdict.incident),
                 Order::LookAgain { at } if self.alive.is_some() => self.look_at = Some(at),
                 Order::LookAgain { at } => {
                     self.now = self.now.max(at);

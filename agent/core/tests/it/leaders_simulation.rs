@@ -281,7 +281,7 @@ impl World {
                     self.take(me, out);
                 }
                 Next::Command(seat, command) => self.command(me, seat as usize, command),
-                Next::Local(Order::Consult { .. }) => self.leader(me).consulted = true,
+                Next::Local(Order::Consult(_)) => self.leader(me).consulted = true,
                 Next::Local(Order::LookAgain { at }) => {
                     self.leader(me).timers.insert(at);
                 }

@@ -1,4 +1,4 @@
-//! From the end of an attempt to what is done about it: the verdict, the proposal and the agent's word on it.
+//! From the end of an attempt to what is done about it: the verdict, the agent's evidence, the decision.
 
 use std::collections::BTreeMap;
 
@@ -45,6 +45,12 @@ pub(super) struct Pending {
     trouble: Option<Trouble>,
 }
 
+impl Pending {
+    fn consult(&self) -> Output {
+        Output::Order(Order::Consult(Box::new(self.verdict.clone())))
+    }
+}
+
 impl Job {
     pub(super) fn attempt_ended(&mut self, at: Mono, waiting: Vec<Rank>, out: &mut Vec<Output>) {
         let Phase::Stopping(why) = self.phase else { return };
@@ -58,10 +64,7 @@ impl Job {
                 Some(Afterwards::Finish { exit, reason }) => self.finish(at, exit, reason, out),
                 Some(Afterwards::Decide { exit }) => {
                     self.phase = Phase::Judging { exit };
-                    if let Some(mut pending) = self.pending.take() {
-                        self.consult(at, exit, &mut pending, out);
-                        self.pending = Some(pending);
-                    }
+                    out.extend(self.pending.as_ref().map(Pending::consult));
                 }
                 None => {}
             },
@@ -110,7 +113,7 @@ impl Job {
         }
     }
 
-    /// Records the verdict, makes the proposal and asks the agent for its word.
+    /// Records the verdict and asks the agent for its evidence: the policy decides once, when that has come.
     pub(super) fn propose(&mut self, at: Mono, verdict: Verdict, exit: i32, out: &mut Vec<Output>) {
         out.push(Output::Record(Body::Verdict(verdict.clone())));
         self.incidents.push(IncidentTimes {
@@ -128,7 +131,7 @@ impl Job {
             first_step: None,
         });
         self.phase = Phase::Judging { exit };
-        let mut pending = Pending {
+        let pending = Pending {
             verdict,
             waits_since: None,
             heard: None,
@@ -137,13 +140,8 @@ impl Job {
             look_at: None,
             trouble: None,
         };
-        self.consult(at, exit, &mut pending, out);
+        out.push(pending.consult());
         self.pending = Some(pending);
-    }
-
-    fn consult(&self, at: Mono, exit: i32, pending: &mut Pending, out: &mut Vec<Output>) {
-        let proposal = self.decide(at, exit, pending, &HostEvidence::default(), out);
-        out.push(Output::Order(Order::Consult { verdict: Box::new(pending.verdict.clone()), proposal }));
     }
 
     /// What the policy makes of it.
@@ -312,12 +310,12 @@ impl Job {
             }
             Phase::HeldBack { until } if at >= until => self.restart(at, out),
             Phase::HeldBack { until } => out.push(Output::Order(Order::LookAgain { at: until })),
-            Phase::Judging { exit } => {
-                let Some(mut pending) = self.pending.take() else { return };
-                if pending.look_at.take().is_some() {
-                    self.consult(at, exit, &mut pending, out);
+            Phase::Judging { .. } => {
+                if let Some(pending) = &mut self.pending
+                    && pending.look_at.take().is_some()
+                {
+                    out.push(pending.consult());
                 }
-                self.pending = Some(pending);
             }
             Phase::Running => {
                 if !self.waits_for_lost_peer(at, out) {

@@ -45,11 +45,8 @@ impl Job {
     pub(super) fn ask_for_the_ordered(&mut self, at: Mono, ordered: Ordered, out: &mut Vec<Output>) {
         self.ledger.enter(at, TimeCategory::Deciding);
         let verdict = nobody_failed(self.attempt, at);
-        let action = Action::of(Rung::All, self.attempt.next(), 0);
-        let (incident, why) = (verdict.incident, "somebody ordered it".to_owned());
-        let proposal = Decision { incident, action, after: Span::default(), why, by: DecidedBy::Launcher };
         self.phase = Phase::Ordered(Ordered { look_at: None, ..ordered });
-        out.push(Output::Order(Order::Consult { verdict: Box::new(verdict), proposal }));
+        out.push(Output::Order(Order::Consult(Box::new(verdict))));
     }
 
     /// What the host has to say of an ordered restart.

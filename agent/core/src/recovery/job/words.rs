@@ -7,7 +7,7 @@ use crate::base::time::Mono;
 use crate::host::contention::SlowdownHints;
 use crate::model::entry::{Body, Fact, StepDone};
 use crate::model::host_context::HostEvidence;
-use crate::model::verdict::{Action, Decision, Verdict};
+use crate::model::verdict::{Action, Verdict};
 
 /// What the launcher tells the job.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub enum Input {
     },
     /// What is known of the host and its devices that may explain why ranks are slow.
     Surroundings(SlowdownHints),
-    /// The agent's answer to a proposal; none if there is no agent or it did not answer in time.
+    /// The agent's evidence about a failure; none if there is no agent or it did not answer in time.
     Ruling(Option<Ruling>),
     /// What the host has to say of a failure that was decided on already; of any but the last one it is ignored.
     HeardLate {
@@ -60,10 +60,10 @@ pub enum Input {
     LookAgain,
 }
 
-/// The agent's answer to a proposed decision, or what a replay has of it.
+/// The agent's evidence about a failure, or what a replay has of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ruling {
-    /// The incident that the proposal was about; an answer to another one is ignored.
+    /// The incident that the agent was asked about; an answer to another one is ignored.
     pub incident: Incident,
     /// What is done in place of the job's own decision. Agents leave that to the launcher: only a replay sets it, to
     /// go on as the recorded run went on.
@@ -105,13 +105,9 @@ pub enum Order {
     },
     /// Write down what all ranks of the attempt are at; answered by `EvidenceTaken` or `HangPassed`.
     TakeEvidence(Attempt),
-    /// Ask the agent; answered by [`Input::Ruling`]. Of a restart that was ordered the incident is [`Incident::ORDERED`].
-    Consult {
-        /// The verdict.
-        verdict: Box<Verdict>,
-        /// What would be done without an agent.
-        proposal: Decision,
-    },
+    /// Ask the agent for its evidence; answered by [`Input::Ruling`]. Of a restart that was ordered the incident is
+    /// [`Incident::ORDERED`].
+    Consult(Box<Verdict>),
     /// Come back at that time; answered by [`Input::LookAgain`].
     LookAgain {
         /// When.
