@@ -3,6 +3,7 @@
 use mainstay_core::base::time::{Mono, Stamp};
 use mainstay_core::hardware::gpu::{DeviceReport, GpuEvent};
 use mainstay_core::host::kernel_reports;
+use mainstay_core::model::component_id::ComponentId;
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::model::health::Component;
 use mainstay_core::model::observation::Observation;
@@ -55,8 +56,7 @@ impl Node {
             self.record(None, fact);
         }
         self.show(now, Vec::new());
-        let read =
-            self.board.view().components.keys().filter(|name| name.starts_with("gpu.")).cloned().collect();
+        let read = self.board.view().components.keys().filter(|name| is_of_gpus(name)).cloned().collect();
         self.board.roster().has_looked(DEVICES, now.mono, read);
         self.reset_what_needs_it();
     }
@@ -115,4 +115,8 @@ impl Node {
             self.board.show_host(now, stale);
         }
     }
+}
+
+fn is_of_gpus(component: &str) -> bool {
+    matches!(ComponentId::parse(component), ComponentId::Gpu(_) | ComponentId::Gpus(_))
 }

@@ -6,6 +6,7 @@ use mainstay_core::base::id::JobId;
 use mainstay_core::base::pci::PciAddress;
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hardware::gpu::reset::{ResetBy, ResetError, ResetMode, ResetOrder, may, meant};
+use mainstay_core::model::component_id::ComponentId;
 use mainstay_core::model::health::RecommendedAction;
 use mainstay_core::view::node::JobPhase;
 use tokio::sync::oneshot;
@@ -76,7 +77,7 @@ impl Node {
         let view = self.board.view();
         let due = view.gpus.iter().find(|gpu| {
             gpu.action == RecommendedAction::ResetDevice
-                && view.attention.counts(&format!("gpu.{}", gpu.address))
+                && view.attention.counts(&ComponentId::Gpu(gpu.address).to_string())
                 && self.resets.not_before.get(&gpu.address).is_none_or(|until| now >= *until)
         });
         let Some((address, reason)) = due.map(|gpu| (gpu.address, gpu.reason.clone())) else { return };

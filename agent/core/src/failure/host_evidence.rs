@@ -12,6 +12,7 @@ use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};
 use crate::failure::attribution::Observation;
 use crate::failure::attribution::class::Class;
+use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, HealthState};
 use crate::model::host_context::HostEvidence;
@@ -77,13 +78,13 @@ fn sick(testimony: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observ
 
 /// The class of failures that a sick component brings about, and the family of evidence that tells of the same.
 fn speaks_for(component: &str) -> Option<(Class, &'static str)> {
-    let (room, part) = component.split_once('.').unwrap_or((component, ""));
-    Some(match (room, part) {
-        ("gpu", "driver") => (Class::SoftwarePlatform, "driver"),
-        ("gpu" | "nvlink" | "nvswitch" | "tpu", _) => (Class::HardwareGpu, "xid"),
-        ("fabric" | "net", _) | ("host", "network_card") => (Class::Fabric, "fabric"),
-        ("host", "storage" | "mounts") => (Class::Storage, "storage"),
-        ("host", "pcie" | "hardware" | "kernel") => (Class::HardwareHost, "host"),
+    use ComponentId::{Gpu, Gpus, Host, Interface, NvLink, NvSwitch, Port, Tpu};
+    Some(match ComponentId::parse(component) {
+        Gpus("driver") => (Class::SoftwarePlatform, "driver"),
+        Gpu(_) | Gpus(_) | NvLink(_) | NvSwitch(_) | Tpu(_) => (Class::HardwareGpu, "xid"),
+        Port(_) | Interface(_) | Host("network_card") => (Class::Fabric, "fabric"),
+        Host("storage" | "mounts") => (Class::Storage, "storage"),
+        Host("pcie" | "hardware" | "kernel") => (Class::HardwareHost, "host"),
         // Memory, load and full disks are as often the job's own doing; logs and exits tell.
         _ => return None,
     })
@@ -113,7 +114,7 @@ pub struct Unrelated {
 
 impl Unrelated {
     fn has_component(&self, name: &str) -> bool {
-        self.gpus.iter().any(|gpu| name == component_of(*gpu))
+        matches!(ComponentId::parse(name), ComponentId::Gpu(gpu) if self.gpus.contains(&gpu))
     }
 
     fn has_line(&self, line: &Line) -> bool {
@@ -124,7 +125,7 @@ impl Unrelated {
 
 /// How the component of a GPU is called.
 fn component_of(gpu: PciAddress) -> String {
-    format!("gpu.{gpu}")
+    ComponentId::Gpu(gpu).to_string()
 }
 
 /// The kernel's lines that may be asked for, and what is on record of each device since the first of them.

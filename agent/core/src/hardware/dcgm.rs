@@ -21,6 +21,7 @@ pub use exporter::{ExporterJudge, ExporterReport};
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
 use crate::hardware::gpu::Opinion;
+use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
@@ -266,7 +267,7 @@ impl DcgmJudge {
 fn component_of(gpu: Option<u32>, health: &DcgmHealth) -> String {
     let Some(gpu) = gpu else { return "dcgm".to_owned() };
     let address = health.addresses.get(&gpu);
-    address.map_or_else(|| format!("dcgm.gpu{gpu}"), |address| format!("gpu.{address}"))
+    address.map_or_else(|| format!("dcgm.gpu{gpu}"), |address| ComponentId::Gpu(*address).to_string())
 }
 
 fn violated(violation: &Violation, health: &DcgmHealth) -> Fact {

@@ -59,6 +59,7 @@ use xid_deduplicator::XidDeduplicator;
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
 use crate::hardware::catalog::Catalog;
+use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
@@ -435,7 +436,7 @@ fn observed(
     values: impl IntoIterator<Item = (String, String)>,
 ) -> Fact {
     Fact::Observed(Observation {
-        component: format!("gpu.{gpu}"),
+        component: ComponentId::Gpu(gpu).to_string(),
         event: event.to_owned(),
         weight,
         detail,

@@ -22,6 +22,7 @@ pub use words::{STALL, metric};
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
 use crate::base::units::Period;
+use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
@@ -104,8 +105,9 @@ impl TpuJudge {
             return;
         }
         let value = |name: &str| observation.values.get(name).map(String::as_str).unwrap_or_default();
-        let number = observation.component.strip_prefix("tpu.").and_then(|number| number.parse().ok());
-        if let (Some(number), Some(address)) = (number, PciAddress::parse(value("address"))) {
+        if let (ComponentId::Tpu(number), Some(address)) =
+            (ComponentId::parse(&observation.component), PciAddress::parse(value("address")))
+        {
             self.found.insert(
                 address,
                 Known { number, kind: value("kind").to_owned(), bus_id: value("address").to_owned() },
@@ -145,7 +147,7 @@ impl TpuJudge {
             self.found.insert(chip.address, known);
             let values = [("address", chip.bus_id()), ("kind", chip.kind.to_owned())];
             facts.push(Fact::Observed(Observation {
-                component: format!("tpu.{}", chip.number),
+                component: ComponentId::Tpu(chip.number).to_string(),
                 event: FOUND.to_owned(),
                 weight: Weight::Info,
                 detail: format!("a TPU {} is on the PCI bus at {}", chip.kind, chip.bus_id()),
@@ -227,7 +229,7 @@ impl TpuJudge {
             told.iter().filter_map(|runtime| runtime.cores.as_ref()).flatten().collect();
         let mut components = Vec::new();
         for (place, chip) in chips.iter().enumerate() {
-            let mut of = component(&format!("tpu.{}", chip.number), Some(now));
+            let mut of = component(&ComponentId::Tpu(chip.number).to_string(), Some(now));
             let readings = shares.get(place).map(words::readings).unwrap_or_default();
             of.reason = words::chip(chip, &readings);
             of.evidence = words::chip_evidence(chip, &readings);
@@ -289,7 +291,7 @@ impl TpuJudge {
             self.found.iter().filter(|(address, _)| !chips.iter().any(|chip| chip.address == **address));
         gone.map(|(_, known)| {
             let address = &known.bus_id;
-            let mut of = component(&format!("tpu.{}", known.number), Some(now));
+            let mut of = component(&ComponentId::Tpu(known.number).to_string(), Some(now));
             match &sample.chips {
                 Err(why) => {
                     of.state = HealthState::Unknown;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use crate::base::id::{Pid, Rank};
 use crate::hardware::gpu::{GpuReading, GpuView};
 use crate::host::preflight::Owners;
+use crate::model::component_id::ComponentId;
 use crate::model::finding::Hint;
 use crate::model::health::{Component, HealthState};
 pub use crate::model::slowdown_hints::SlowdownHints;
@@ -35,7 +36,7 @@ impl SlowdownHints {
         let (mut devices, mut at_work) = (BTreeMap::new(), BTreeMap::new());
         let readings: Vec<(String, &GpuView, &GpuReading)> = gpus
             .iter()
-            .filter_map(|gpu| Some((format!("gpu.{}", gpu.address), gpu, gpu.reading.as_ref()?)))
+            .filter_map(|gpu| Some((ComponentId::Gpu(gpu.address).to_string(), gpu, gpu.reading.as_ref()?)))
             .collect();
         for (name, gpu, reading) in &readings {
             let on_it: Vec<&(Rank, Pid)> =
@@ -65,17 +66,15 @@ fn of_component(component: &Component) -> Option<Hint> {
     if !matches!(component.state, HealthState::Degraded | HealthState::Unhealthy) {
         return None;
     }
-    let (room, part) = component.name.split_once('.')?;
-    let device = match (room, part) {
-        ("gpu", "driver" | "power") => None,
-        ("gpu", _) => Some(component.name.clone()),
-        // `nvlink.0000:3b:00/4` is a link of the GPU there.
-        ("nvlink", address) => Some(format!("gpu.{}", address.split('/').next().unwrap_or(address))),
-        (
-            "host",
-            "cpu" | "cpu_speed" | "memory" | "memory_errors" | "pcie" | "oom" | "storage" | "mounts",
-        )
-        | ("fabric" | "net", _) => None,
+    use ComponentId::{Gpu, Gpus, Host, Interface, NvLink, Port};
+    let id = ComponentId::parse(&component.name);
+    let device = match id {
+        Gpus("driver" | "power") => None,
+        Gpu(_) | Gpus(_) => Some(component.name.clone()),
+        NvLink(_) => Some(Gpu(id.gpu()?).to_string()),
+        Host("cpu" | "cpu_speed" | "memory" | "memory_errors" | "pcie" | "oom" | "storage" | "mounts")
+        | Port(_)
+        | Interface(_) => None,
         _ => return None,
     };
     let readings: Vec<String> = component

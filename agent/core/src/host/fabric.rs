@@ -23,6 +23,7 @@ use recalled::{Moment, Recalled};
 
 use crate::base::id::BootId;
 use crate::base::time::{Mono, Span, Stamp};
+use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
@@ -83,8 +84,10 @@ impl FabricJudge {
     /// Takes in what was observed before this start, oldest first.
     pub fn recall(&mut self, now: Stamp, observed: &[(Stamp, BootId, Observation)]) {
         for (stamp, boot, observation) in observed {
-            let is_link =
-                observation.component.starts_with("fabric.") || observation.component.starts_with("net.");
+            let is_link = matches!(
+                ComponentId::parse(&observation.component),
+                ComponentId::Port(_) | ComponentId::Interface(_)
+            );
             if !is_link {
                 continue;
             }

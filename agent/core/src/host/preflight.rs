@@ -16,6 +16,7 @@ pub use held::{GpuUse, Owners};
 pub use node_health::{NodeHealth, node_health};
 
 use crate::base::time::Span;
+use crate::model::component_id::ComponentId;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 
 /// What a check is about.
@@ -186,7 +187,8 @@ impl Check {
     fn is_of_a_device(&self) -> bool {
         let rest = self.name.split_once('.').map_or("", |(_, rest)| rest);
         // Of a GPU others speak too: DCGM, the probes.
-        let own = self.group != Group::Gpu || self.name.starts_with("gpu.");
+        let own = self.group != Group::Gpu
+            || matches!(ComponentId::parse(&self.name), ComponentId::Gpu(_) | ComponentId::Gpus(_));
         let probed = self.name.starts_with("deep.") || self.name.starts_with("free.");
         own && !probed && self.verdict != CheckVerdict::Skipped && rest.contains(|c: char| c.is_ascii_digit())
     }

@@ -1,5 +1,6 @@
 //! The words of the journal: facts, findings, verdicts, health. Data only; nothing is judged here.
 
+pub mod component_id;
 pub mod entry;
 pub mod finding;
 pub mod hang;

@@ -2,6 +2,7 @@
 
 use mainstay_core::base::time::Stamp;
 use mainstay_core::hardware::gpu::{GpuProcess, GpuView};
+use mainstay_core::model::component_id::ComponentId;
 use mainstay_proto::v1;
 
 use super::health::{action, state};
@@ -16,7 +17,7 @@ pub(in crate::api) fn device(gpu: &GpuView, now: Stamp) -> v1::Device {
     let memory = told.and_then(|told| told.memory.value().copied());
     let processes = told.and_then(|told| told.processes.value()).map(Vec::as_slice).unwrap_or_default();
     v1::Device {
-        component: format!("gpu.{}", gpu.address),
+        component: ComponentId::Gpu(gpu.address).to_string(),
         index: reading.map(|reading| reading.index),
         pci_address: gpu.address.to_string(),
         model: identity.map(|of| of.name.clone()).unwrap_or_default(),

@@ -8,6 +8,7 @@ use super::{DeviceJudge, OFF_BUS, RECOVERY_ACTION, Switch};
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
 use crate::hardware::catalog::{CodeMeaning, FaultOrigin, NvlinkMeaning, RegisterMeaning};
+use crate::model::component_id::ComponentId;
 use crate::model::health::{Component, HealthState, RecommendedAction};
 use crate::model::kernel::{KernelClass, KernelReport, Sxid, Xid};
 
@@ -190,7 +191,7 @@ impl Switch {
             reasons.push(format!("{}: no fault in the kernel log", self.name));
         }
         Component {
-            name: format!("nvswitch.{address}"),
+            name: ComponentId::NvSwitch(address).to_string(),
             state,
             reason: reasons.join("; "),
             action,

@@ -2,19 +2,20 @@
 
 use super::DeviceJudge;
 use super::programs::Programs;
-use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
+use crate::model::component_id::ComponentId;
 
 impl DeviceJudge {
     /// Forgets what the log told of the component up to `at`: an operator has seen to it. What the driver still reads is
     /// judged on, and what comes later counts anew.
     pub fn acknowledge(&mut self, component: &str, at: Mono) {
-        let address = |prefix: &str| component.strip_prefix(prefix).and_then(PciAddress::parse);
-        if let Some(gpu) = address("gpu.").and_then(|address| self.gpus.get_mut(&address)) {
-            gpu.faults.forget_until(at);
-        }
-        if let Some(switch) = address("nvswitch.").and_then(|address| self.switches.get_mut(&address)) {
-            switch.faults.forget_until(at);
+        let faults = match ComponentId::parse(component) {
+            ComponentId::Gpu(address) => self.gpus.get_mut(&address).map(|gpu| &mut gpu.faults),
+            ComponentId::NvSwitch(address) => self.switches.get_mut(&address).map(|of| &mut of.faults),
+            _ => None,
+        };
+        if let Some(faults) = faults {
+            faults.forget_until(at);
         }
     }
 }

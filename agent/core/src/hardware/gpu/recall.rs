@@ -9,6 +9,7 @@ use super::watch::Problem;
 use super::{DeviceJudge, observed, ranges};
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
+use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::observation::{Observation, Weight};
 use crate::model::operator::named;
@@ -57,7 +58,7 @@ fn known(observation: &Observation) -> Option<Known> {
     if observation.event != LEARNED {
         return None;
     }
-    let address = PciAddress::parse(observation.component.strip_prefix("gpu.")?)?;
+    let ComponentId::Gpu(address) = ComponentId::parse(&observation.component) else { return None };
     let value = |name: &str| observation.values.get(name).cloned();
     let serial = value("serial").filter(|serial| !serial.is_empty());
     let identity = GpuIdentity { address, uuid: value("uuid")?, name: value("name")?, serial };
@@ -113,7 +114,7 @@ impl DeviceJudge {
     /// Takes in what was found at `at` in this boot before a restart, in its order. It stands until a reading says that
     /// it is over: a restart of the agent mends nothing.
     pub fn recall_finding(&mut self, at: Mono, seen: &Observation) {
-        let Some(address) = seen.component.strip_prefix("gpu.").and_then(PciAddress::parse) else { return };
+        let ComponentId::Gpu(address) = ComponentId::parse(&seen.component) else { return };
         let gpu: &mut Gpu = match seen.event.as_str() {
             BEGAN | ENDED | MISSING | BACK | REPLACED => self.gpus.entry(address).or_default(),
             _ => return,

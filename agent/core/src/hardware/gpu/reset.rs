@@ -11,6 +11,7 @@ use super::{DeviceJudge, DeviceReport, GpuReading, ProbeAnswer, faults, observed
 use crate::base::id::{JobId, Pid};
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
+use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::observation::{Observation, Weight};
 
@@ -136,7 +137,7 @@ pub fn meant<'a>(gpus: &'a [GpuReading], name: &str) -> Result<(PciAddress, &'a 
     match of_name.next() {
         Some(of) => Ok((of.address, &of.uuid)),
         None => {
-            let known: Vec<String> = known.map(|of| format!("gpu.{}", of.address)).collect();
+            let known: Vec<String> = known.map(|of| ComponentId::Gpu(of.address).to_string()).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             Err(ResetError::Unknown { name: name.to_owned(), known })
         }
@@ -235,14 +236,16 @@ impl ResetOrder {
 pub fn own_try(seen: &Observation) -> Option<PciAddress> {
     let of_ours = seen.values.get("by").is_some_and(|by| *by == ResetBy::Agent.to_string());
     let tried = seen.event == DONE || seen.event == FAILED;
-    PciAddress::parse(seen.component.strip_prefix("gpu.")?).filter(|_| of_ours && tried)
+    let ComponentId::Gpu(address) = ComponentId::parse(&seen.component) else { return None };
+    (of_ours && tried).then_some(address)
 }
 
 impl DeviceJudge {
     /// Takes in that a GPU was reset at `at`: what a reset heals is over.
     pub(super) fn was_reset(&mut self, component: &str, at: Mono) {
-        let address = component.strip_prefix("gpu.").and_then(PciAddress::parse);
-        if let Some(gpu) = address.and_then(|address| self.gpus.get_mut(&address)) {
+        if let ComponentId::Gpu(address) = ComponentId::parse(component)
+            && let Some(gpu) = self.gpus.get_mut(&address)
+        {
             gpu.faults.forget_what_a_reset_heals(at);
         }
     }

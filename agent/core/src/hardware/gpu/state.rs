@@ -14,6 +14,7 @@ use super::rules::POWER_BRAKE;
 use super::watch::Problem;
 use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};
+use crate::model::component_id::ComponentId;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 
 /// How sure it is that a GPU is ill on which programs fail and on no other: chance plays with few programs.
@@ -156,7 +157,7 @@ impl Gpu {
         }
         let weighty = sure.into_iter().filter(|(of, _)| *of == state).map(|(_, confidence)| confidence);
         Component {
-            name: format!("gpu.{address}"),
+            name: ComponentId::Gpu(address).to_string(),
             state,
             confidence: weighty.reduce(f64::max).unwrap_or(1.0),
             reason: reasons.join("; "),

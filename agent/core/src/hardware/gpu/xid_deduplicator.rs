@@ -10,6 +10,7 @@ use super::probe_protocol::GpuEvent;
 use super::{DeviceJudge, RECOVERY_ACTION};
 use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};
+use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::kernel::{LogPlace, Xid};
 use crate::model::observation::{Observation, Weight};
@@ -121,7 +122,7 @@ impl DeviceJudge {
                 continue;
             }
             told.other_at.insert((event.gpu, kind), at);
-            let component = event.gpu.map_or("gpu.driver".to_owned(), |gpu| format!("gpu.{gpu}"));
+            let component = event.gpu.map_or(ComponentId::Gpus("driver"), ComponentId::Gpu).to_string();
             let told = Observation {
                 component,
                 event: "told_by_driver".to_owned(),

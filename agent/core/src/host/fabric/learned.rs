@@ -1,5 +1,6 @@
 //! Which links are expected, and how fast: as the operator says, or as was learned from what worked.
 
+use crate::model::component_id::ComponentId;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
@@ -73,7 +74,9 @@ impl Expected {
 
     /// Its component.
     pub fn component(&self) -> String {
-        if self.name.contains('/') { format!("fabric.{}", self.name) } else { format!("net.{}", self.name) }
+        let is_port = self.name.contains('/');
+        let of = if is_port { ComponentId::Port } else { ComponentId::Interface };
+        of(&self.name).to_string()
     }
 }
 

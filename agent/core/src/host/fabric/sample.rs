@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::host::os::Reading;
+use crate::model::component_id::ComponentId;
 
 /// The network at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,9 +70,10 @@ impl LinkKind {
     /// The component of a link of this kind: `fabric.mlx5_0/1`, `net.eth0`.
     pub fn component(self, name: &str) -> String {
         match self {
-            LinkKind::Ethernet => format!("net.{name}"),
-            LinkKind::InfiniBand | LinkKind::Roce | LinkKind::OtherRdma => format!("fabric.{name}"),
+            LinkKind::Ethernet => ComponentId::Interface(name),
+            LinkKind::InfiniBand | LinkKind::Roce | LinkKind::OtherRdma => ComponentId::Port(name),
         }
+        .to_string()
     }
 
     /// The name for a person.

@@ -8,6 +8,7 @@ use crate::base::pci::PciAddress;
 use crate::base::units::Bytes;
 use crate::hardware::gpu::GpuReading;
 use crate::host::preflight::{GpuAvailability, free};
+use crate::model::component_id::ComponentId;
 
 /// Whose the processes on GPUs are: of each that belongs to a job, the rank that it is or descends from; its launcher, where
 /// that rank is gone or nobody knows which it was.
@@ -60,8 +61,8 @@ impl GpuUse {
 
     /// Whether that component is a GPU that the job is not to use any more.
     pub fn is_excluded(&self, job: &JobId, component: &str) -> bool {
-        let mut excluded = self.excluded.get(job).into_iter().flatten();
-        excluded.any(|address| component == format!("gpu.{address}"))
+        let ComponentId::Gpu(address) = ComponentId::parse(component) else { return false };
+        self.excluded.get(job).is_some_and(|excluded| excluded.contains(&address))
     }
 
     /// GPUs on which other jobs were seen and this one was not, where all its `ranks` were seen on GPUs: what happens to those
@@ -106,11 +107,13 @@ impl GpuUse {
             }
             let may_stay = &seen.neighbours | &of_those_who_stay;
             match free(gpu, &may_stay, allowed).0 {
-                GpuAvailability::Held(why) => {
-                    Some(format!("gpu.{address}: {why}{}", left_by_us(gpu, seen, owners, &may_stay)))
-                }
+                GpuAvailability::Held(why) => Some(format!(
+                    "{}: {why}{}",
+                    ComponentId::Gpu(address),
+                    left_by_us(gpu, seen, owners, &may_stay)
+                )),
                 GpuAvailability::Unknown(why) if seen.told => {
-                    Some(format!("gpu.{address}: whether it is free is not known: {why}"))
+                    Some(format!("{}: whether it is free is not known: {why}", ComponentId::Gpu(address)))
                 }
                 GpuAvailability::Free | GpuAvailability::Unknown(_) => None,
             }
