@@ -4,12 +4,13 @@
 //!   not as passed, and its summary lists the reasons.
 //! - [`memory`]: where tests put what belongs on a tmpfs. The suite names a folder of its own, to see what is left.
 //! - [`free_port`]: a port that no outgoing connection takes.
-//! - [`silent`]: file systems that do not answer, for root.
+//! - [`silent`], [`lossy_disk`]: file systems that do not answer, and one that loses what was written, for root.
 //! - [`executable`]: an executable file that can be executed at once.
 //!
 //! Absent: conditions (each test decides what it needs), and anything of Mainstay's own.
 #![allow(clippy::expect_used, reason = "a panic is how a test reports")]
 
+pub mod lossy_disk;
 pub mod silent;
 mod skip;
 

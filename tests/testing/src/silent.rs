@@ -92,7 +92,7 @@ impl Drop for FreezableDisk {
     }
 }
 
-fn run(program: &str, arguments: &[&str]) -> bool {
+pub(crate) fn run(program: &str, arguments: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(arguments).stdin(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     command.status().is_ok_and(|status| status.success())

@@ -75,6 +75,8 @@ pub struct Upload {
     progress: Mutex<Progress>,
     /// Whether chunks that lie here already were looked for.
     searched: AtomicBool,
+    /// Whether it became a replica; none before its commit. Held while a connection commits it.
+    stored: Mutex<Option<bool>>,
 }
 
 #[derive(Debug)]
@@ -278,6 +280,7 @@ impl Store {
             memory,
             progress,
             searched: AtomicBool::new(false),
+            stored: Mutex::new(None),
         });
         self.inner().uploads.insert(root, Arc::clone(&upload));
         Ok(Offer::Wanted(upload))
@@ -309,7 +312,8 @@ impl Store {
         Err(StoreError::Full { wanted, free: self.quota.saturating_sub(inner.used()), quota: self.quota })
     }
 
-    /// Makes an upload a replica: bytes on the disk first, then its place, then its manifest.
+    /// Makes an upload a replica: bytes on the disk first, then its place, then its manifest. A second connection that
+    /// commits the same upload waits, and gets the outcome of the first.
     ///
     /// # Errors
     /// Chunks are missing, or the disk fails.
@@ -319,26 +323,32 @@ impl Store {
             return Err(StoreError::Missing(missing));
         }
         let sealed = &upload.sealed;
-        let root = &sealed.shard.root;
-        if self.inner().uploads.remove(root).is_none() {
-            // Another connection was first.
-            return Ok(());
-        }
         let directory = place::home(&self.root.join("replicas"), &sealed.shard);
+        let mut stored = upload.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        match *stored {
+            Some(true) => return Ok(()),
+            Some(false) => {
+                return Err(disk("storing", &directory)(io::Error::other("an earlier commit failed")));
+            }
+            None => {}
+        }
         let sync = || upload.file.sync_data();
         let put = place::put(&Private, &upload.path, &directory, &sealed.manifest, &sync);
+        *stored = Some(put.is_ok());
+        let mut inner = self.inner();
+        inner.uploads.remove(&sealed.shard.root);
         if let Err(error) = put {
+            drop(inner);
             // Pages that could not be written may look clean from now on: nothing of this file is believed again, and nothing is left of it.
             let _ = fs::remove_file(&upload.path);
             self.look_after_failure(&directory);
             return Err(disk("storing", &directory)(error));
         }
-        let mut inner = self.inner();
         inner.replicas.retain(|_, replica| replica.directory != directory);
         let memory = upload.memory.clone();
         let replica =
             Replica { sealed: Arc::clone(sealed), directory, since: Instant::now(), verified: true, memory };
-        inner.replicas.insert(root.clone(), replica);
+        inner.replicas.insert(sealed.shard.root.clone(), replica);
         Ok(())
     }
 
@@ -365,8 +375,10 @@ impl Store {
         Ok(file)
     }
 
-    /// Gives an upload up.
+    /// Abandons an upload, unless a connection commits it or has committed it.
     pub fn abandon(&self, upload: &Upload) {
+        let Ok(mut stored) = upload.stored.try_lock() else { return };
+        stored.get_or_insert(false);
         if self.inner().uploads.remove(&upload.sealed.shard.root).is_some() {
             let _ = fs::remove_file(&upload.path);
         }

@@ -9,6 +9,7 @@ mod excluded;
 mod failures;
 mod forged;
 mod lies;
+mod lossy;
 mod memory;
 mod overheard;
 mod owners;
