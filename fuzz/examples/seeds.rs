@@ -20,7 +20,8 @@ use mainstay_core::base::id::BootId;
 use mainstay_core::formats::parse::log::LogReader;
 use mainstay_core::base::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
-use mainstay_tier::peer::frame::{Header, Kind, encode};
+use mainstay_core::checkpoint::archive;
+use mainstay_tier::peer::frame::{Header, Kind, MAGIC, VERSION, encode};
 
 const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
 const FLIGHT_RECORDS_JSON: [&[u8]; 2] = [
@@ -132,11 +133,29 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("probe_answers", answers.into_iter().chain([serde_json::to_vec(&ProbeRequest::default())?]))?;
     let headers = Kind::ALL.map(|kind| encode(&Header { length: 4096, chunk: 7, ..Header::of(kind) }).to_vec());
     seed("peer_frames", headers.into_iter().chain([INVENTORY.as_bytes().to_vec()]))?;
+    seed("archive", [two_files()?])?;
+    // Magic, version and nonce of a stranger that then proves what it does not know; and the first bytes of TLS.
+    let greeting = [&MAGIC[..], &[VERSION, 0, 0, 0], &[7; 64]].concat();
+    seed("peer_handshake", [greeting, vec![22, 3, 1, 0, 5, 1, 0, 0, 1, 3], Vec::new()])?;
     let incident =
         Incident { gpu: Some(0), system: 1, health: 20, code: 4, message: "a double-bit error".to_owned() };
     let health = DcgmHealth { gpus: vec![0, 1], incidents: vec![incident], first: true, ..DcgmHealth::default() };
     seed("dcgm_answers", [serde_json::to_vec(&DcgmReport::Health(health))?])?;
     Ok(())
+}
+
+/// An archive of two files, one of them with a name that a header does not hold.
+fn two_files() -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+    let file = |path: String, size| archive::Entry { path, size, mode: 0o644 };
+    let layout = archive::layout(&[file("model/weights".to_owned(), 700), file("long".repeat(30), 0)])?;
+    let mut bytes = Vec::new();
+    for (_, piece) in layout.pieces {
+        match piece {
+            archive::Piece::Bytes(header) => bytes.extend(header),
+            archive::Piece::Content(index) => bytes.resize(bytes.len() + if index == 0 { 700 } else { 0 }, 1),
+        }
+    }
+    Ok(bytes)
 }
 
 /// A log of the built-in store with its records one by one, and a value of each kind.

@@ -14,6 +14,9 @@ use crate::command;
 use crate::lint::cargo;
 use crate::paths;
 
+/// No input, and no single allocation for one, may take more memory than this (MiB): what others send must not make the agent grow.
+const MEMORY_BOUND: [&str; 2] = ["-rss_limit_mb=512", "-malloc_limit_mb=64"];
+
 /// Builds all targets and runs each over its seeds. Each seed is a test.
 ///
 /// # Errors
@@ -45,7 +48,7 @@ pub fn seeds() -> Result<Verdict> {
         let mut run = Command::new(built.join(&name));
         let artifacts = paths::target().join("tmp");
         fs::create_dir_all(&artifacts).with_context(|| format!("creating {}", artifacts.display()))?;
-        run.arg(format!("-artifact_prefix={}/", artifacts.display())).args(&seeds);
+        run.arg(format!("-artifact_prefix={}/", artifacts.display())).args(MEMORY_BOUND).args(&seeds);
         let output = run.output().with_context(|| format!("running {}", name.display()))?;
         if output.status.success() {
             passed += seeds.len();

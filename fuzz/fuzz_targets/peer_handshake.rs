@@ -1,0 +1,41 @@
+//! The first bytes between two agents, from somebody without the secret: nobody gets in, whatever is sent, neither by connecting
+//! nor by being connected to.
+#![no_main]
+
+use std::io::Write;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::token::Token;
+use mainstay_tier::peer::wire::{Patience, Wire};
+
+/// Both ends are here and the stranger closes at once: longer than this nothing is waited for.
+const PATIENCE: Patience = Patience { connect: Duration::from_secs(5), stall: Duration::from_secs(5) };
+
+fn pass() -> Pass {
+    Pass::from(Token::new(b"the secret of the agents of a test").expect("it is long enough"))
+}
+
+/// Sends all of it and no more. What is answered stays unread.
+fn speak(mut stream: TcpStream, bytes: &[u8]) {
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(Shutdown::Write);
+    let _ = std::io::copy(&mut stream, &mut std::io::sink());
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("it is bound");
+    thread::scope(|scope| {
+        scope.spawn(|| speak(TcpStream::connect(address).expect("it listens"), bytes));
+        let (stream, _) = listener.accept().expect("somebody connects");
+        assert!(Wire::accept(stream, &pass(), PATIENCE).is_err(), "a stranger got in");
+    });
+    thread::scope(|scope| {
+        scope.spawn(|| speak(listener.accept().expect("somebody connects").0, bytes));
+        assert!(Wire::connect(&address.to_string(), &pass(), PATIENCE).is_err(), "a stranger was believed");
+    });
+});
