@@ -49,7 +49,7 @@ pub enum DurableError {
     #[error("{0}")]
     Local(String),
     /// There is something newer to do, or the agent ends.
-    #[error("it was given up")]
+    #[error("it was abandoned")]
     GivenUp,
 }
 

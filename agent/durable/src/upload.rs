@@ -131,7 +131,7 @@ async fn bytes(
         match job.run(before).await {
             // The store has thrown the upload away; a lifecycle rule may.
             Err(error) if error.is_gone() => {
-                tracing::info!(name, %error, "an upload cannot be gone on with and is begun anew");
+                tracing::info!(name, %error, "an upload cannot continue and starts from the beginning");
             }
             done => return done,
         }

@@ -239,7 +239,7 @@ fn unhealthy() -> HealthState {
 }
 
 fn sick() -> String {
-    "it is sick".to_owned()
+    "it is unhealthy".to_owned()
 }
 
 fn in_job() -> String {

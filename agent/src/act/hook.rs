@@ -200,7 +200,7 @@ async fn post(address: &str, text: &[u8], deadline: Duration, secure: Option<&Se
     let plain = address.strip_prefix("http://").map(|rest| (rest, 80, None));
     let by_tls = address.strip_prefix(BY_TLS).map(|rest| (rest, 443, secure));
     let (rest, usual_port, secure) =
-        plain.or(by_tls).ok_or("a webhook begins with http:// or https://; for others use a command")?;
+        plain.or(by_tls).ok_or("a webhook starts with http:// or https://; for others use a command")?;
     let (host, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
     let with_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let address = if with_port { host.to_owned() } else { format!("{host}:{usual_port}") };

@@ -43,7 +43,7 @@ impl HealthCheckService for NodeHealthService {
         _: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
         if tokio::time::timeout(PATIENCE, preflight::all_have_looked(&self.board)).await == Ok(false) {
-            let why = "nobody watches the node: the agent is ending";
+            let why = "no agent watches the node: this one is ending";
             return Ok(Response::new(answer(NodeHealth {
                 failed: vec![why.to_owned()],
                 ..NodeHealth::default()

@@ -157,7 +157,7 @@ impl Follower {
         if !self.kept.value().is_some_and(same_log)
             && let Err(error) = self.kept.keep(begins)
         {
-            tracing::debug!(%error, "where the kernel log begins cannot be kept");
+            tracing::debug!(%error, "the start of the kernel log cannot be kept");
         }
     }
 

@@ -42,7 +42,7 @@ pub fn open(config: &Config, board: &StateReader, stop: &CancellationToken) -> a
         let stop = stop.clone();
         tokio::spawn(async move {
             if let Err(error) = api::serve_node_health(socket, service, stop).await {
-                tracing::error!(%error, "NVRx is not told of the node any more, and takes it for healthy");
+                tracing::error!(%error, "NVRx receives no more reports of the node, and takes it for healthy");
             }
         });
     }

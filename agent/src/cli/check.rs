@@ -27,7 +27,7 @@ use show::Report;
   mainstay check --deep --path /scratch           probe memory, CPUs, loopback, /scratch and free GPUs too
   mainstay check --listen 10.0.0.7:7199           on one host, and on another: mainstay check --peer 10.0.0.7:7199
 
-Exit status: 0 all is well or not there, 1 something is wrong but works, 2 not fit for training, 3 it cannot be told,
+Exit status: 0 all is well or not there, 1 something is wrong but works, 2 not fit for training, 3 unknown,
 64 the command line was not understood. What is not in --fail-on does not count.")]
 pub(super) struct Args {
     #[command(flatten)]

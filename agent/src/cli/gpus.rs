@@ -21,7 +21,7 @@ use super::{exit, order, status};
   mainstay gpus --json | jq '.devices[] | select(.state != \"HEALTHY\")'
 
 Exit status: 0 all are healthy, 1 one is degraded, 2 one is unhealthy, 3 no agent answers, there is no GPU
-or it cannot be told how one is, 64 the command line was not understood.")]
+or the state of one is unknown, 64 the command line was not understood.")]
 pub(super) struct Args {
     #[command(flatten)]
     ask: Ask,

@@ -21,7 +21,7 @@ use super::{exit, json, screen};
   watch -c mainstay status            again every two seconds
 
 Exit status: 0 healthy, 1 degraded or a job recovers, 2 unhealthy or the job asked for failed,
-3 nothing answers or it cannot be told, 64 the command line was not understood.")]
+3 nothing answers or the state is unknown, 64 the command line was not understood.")]
 pub(super) struct Args {
     #[command(flatten)]
     ask: Ask,

@@ -101,7 +101,7 @@ fn as_text(report: &Report) -> String {
         format!("{} ranks, {} steps; self time is {}\n", report.ranks, report.steps, report.self_time);
     report.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
     if report.findings.is_empty() {
-        text.push_str("nobody is slow\n");
+        text.push_str("no rank is slow\n");
     }
     for finding in &report.findings {
         text.push_str(&format!("\nstep {}: {}\n", finding.step, finding.headline));

@@ -244,7 +244,7 @@ impl Config {
         wrong.must(
             of.listen.is_none() || is_tls || !of.token_file.as_os_str().is_empty(),
             "checkpoint.token_file",
-            "it (or checkpoint.tls_certificate, tls_key and tls_authorities) must be set where checkpoint.listen is: nobody else may read and write checkpoints",
+            "it (or checkpoint.tls_certificate, tls_key and tls_authorities) must be set where checkpoint.listen is: no other host may read and write checkpoints",
         );
         wrong.must(
             of.peers.iter().chain(&of.avoid).all(|peer| port_of(peer).is_some()),

@@ -102,7 +102,7 @@ impl Launcher {
         }
         let steps = self.pages.get(&rank).and_then(PageReader::beat).is_some();
         if injected.at_step.is_some() && !steps {
-            return Err(Refused::NotHere(format!("{rank} tells of no steps")));
+            return Err(Refused::NotHere(format!("{rank} reports no steps")));
         }
         Ok(())
     }
@@ -141,7 +141,7 @@ impl Launcher {
         let gpu = gpu.unwrap_or_else(|| process.local_rank.to_string());
         let done = self.played_gpus().and_then(|library| simulated_gpu::memory_error(library, &gpu));
         if let Err(error) = done {
-            tracing::error!(rank = process.rank.0, %error, "could not bring about a memory error");
+            tracing::error!(rank = process.rank.0, %error, "could not cause a memory error");
         }
     }
 

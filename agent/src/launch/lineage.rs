@@ -265,7 +265,7 @@ pub fn choose(
             match runs[..] {
                 [] => {
                     return Ok(Some(format!(
-                        "--resume-from {value}: no whole step of such a run is known; {place} begins a new one"
+                        "--resume-from {value}: no whole step of such a run is known; {place} starts a new one"
                     )));
                 }
                 _ if runs.contains(&&*output.run) => output.run.clone(),

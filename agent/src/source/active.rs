@@ -119,7 +119,7 @@ impl Deep {
         let (freedom, evidence) = free(gpu, &BTreeSet::new(), self.memory_held);
         if self.exclusive {
             let (verdict, why) = match &freedom {
-                GpuAvailability::Free => (CheckVerdict::Pass, "nobody holds it".to_owned()),
+                GpuAvailability::Free => (CheckVerdict::Pass, "no process holds it".to_owned()),
                 GpuAvailability::Held(why) => (CheckVerdict::Fail, why.clone()),
                 GpuAvailability::Unknown(why) => (CheckVerdict::Unknown, why.clone()),
             };

@@ -31,7 +31,7 @@ impl Memory {
         File::open(&self.file).ok()?.take(LONGEST as u64 + 1).read_to_end(&mut text).ok()?;
         let learned = Learned::parse(&text);
         if learned.is_none() {
-            tracing::warn!(file = %self.file.display(), "what was learned of this job cannot be used and is passed over");
+            tracing::warn!(file = %self.file.display(), "the learned values of this job cannot be used and are skipped");
         }
         learned
     }

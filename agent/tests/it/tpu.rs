@@ -188,7 +188,7 @@ fn the_service_of_the_process_that_holds_a_chip_is_asked_where_it_was_told_to_se
     let host = Host::new();
     host.vfio_chip("0000:00:04.0", "0x0063", 0);
     let mut source = host.source(&[]);
-    assert_eq!(source.sample().services, [], "nobody holds it");
+    assert_eq!(source.sample().services, [], "no process holds it");
     host.process(4711, &["/dev/vfio/0"], &format!("8353,{}", libtpu.port));
     let sample = source.sample();
     assert_eq!(sample.services.len(), 1, "8353 is not asked: {sample:?}");

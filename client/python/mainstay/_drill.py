@@ -21,7 +21,7 @@ _LONGEST_S = 1.0
 
 
 class InjectedFault(RuntimeError):
-    """Brought about for a drill."""
+    """Caused by a drill."""
 
 
 def start() -> None:

@@ -208,6 +208,6 @@ def decide(case):
         std::fs::write(file.expect("a file").path(), "{\"version\":1,\"rungs\":7}").expect("our own file");
     }
     let end = stage.python(KILLED_ONCE).options(&with).start().end();
-    end.assert_said("what was learned of this job cannot be used and is passed over");
+    end.assert_said("the learned values of this job cannot be used and are skipped");
     assert!(known(end).starts_with("known:  ("));
 }

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod links;
+mod literals;
 mod markdown;
 mod words;
 
@@ -85,4 +86,39 @@ fn the_help_texts_have_none_of_them_either() {
         })
         .collect();
     assert_none("help texts", &complaints);
+}
+
+#[test]
+fn the_texts_that_the_program_prints_have_none_of_them_either() {
+    let sources = super::repository().join("agent");
+    let complaints: Vec<String> = super::rust_files(&sources)
+        .iter()
+        .filter(|path| is_of_the_program(path))
+        .flat_map(|path| {
+            let text = fs::read_to_string(path).expect("a source file is readable text");
+            words::in_literals(path, &text)
+        })
+        .collect();
+    assert_none("texts", &complaints);
+}
+
+#[test]
+fn the_built_in_policy_and_the_catalogue_of_hardware_have_none_of_them_either() {
+    let agent = super::repository().join("agent");
+    let tables = fs::read_dir(agent.join("catalog/hardware")).expect("the catalogue is a directory");
+    let tables = tables.map(|entry| entry.expect("it can be listed").path());
+    let files = tables.chain([agent.join("policy/default.star")]);
+    let complaints: Vec<String> = files
+        .flat_map(|path| {
+            let text = fs::read_to_string(&path).expect("it is readable text");
+            words::in_strings(&path, &text)
+        })
+        .collect();
+    assert_none("texts", &complaints);
+}
+
+/// Whether a source is part of what ships: no test, no example, and not the simulator.
+fn is_of_the_program(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    !["/tests/", "/examples/", "/tests.rs", "/sim/"].iter().any(|part| name.contains(part))
 }

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use super::literals;
 use super::markdown::{Kind, Page};
 
 /// What must not be in documents and help texts, in lower case, between word boundaries, and what to write.
@@ -128,6 +129,23 @@ pub fn in_help(path: &Path, source: &str) -> Vec<String> {
         }
     }
     complaints
+}
+
+/// Banned words in the texts that a source prints: its string literals of several words.
+pub fn in_literals(path: &Path, source: &str) -> Vec<String> {
+    let prose = literals::of_rust(source).into_iter().filter(|(_, text)| text.contains(' '));
+    let complain = |(line, text): (usize, String)| {
+        let complain = |(word, instead)| format!("{}:{line}: {word:?}: {instead}", path.display());
+        found(&without_code(&text)).into_iter().map(complain).collect::<Vec<_>>()
+    };
+    prose.flat_map(complain).collect()
+}
+
+/// The same of a file whose comments start with `#`: policies and catalogues.
+pub fn in_strings(path: &Path, source: &str) -> Vec<String> {
+    let is_comment = |line: &&str| line.trim_start().starts_with('#');
+    let without: Vec<&str> = source.lines().map(|line| if is_comment(&line) { "" } else { line }).collect();
+    in_literals(path, &without.join("\n"))
 }
 
 /// The lines of a source that clap shows: doc comments and what is added below the options.

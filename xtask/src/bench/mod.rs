@@ -221,7 +221,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     report.print();
     let not_found = report.not_found();
     if !not_found.is_empty() {
-        eprintln!("--only: no figure was measured whose name begins with {}", not_found.join(", "));
+        eprintln!("--only: no figure was measured whose name starts with {}", not_found.join(", "));
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)

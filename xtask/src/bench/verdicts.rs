@@ -52,7 +52,7 @@ fn figures(story: &Progress, only: &str, part: Option<Part>, quick: bool) -> Res
     let seen = story.step(&format!("{all} faults in real programs"), || run(&bench, cells, deadline))?;
     let begun = seen.len();
     if begun < all {
-        story.note(&format!("{} of {all} were not begun: three minutes were over", all - begun));
+        story.note(&format!("{} of {all} were not started: three minutes were over", all - begun));
     }
     let (survived, seen): (Vec<_>, Vec<_>) = seen.into_iter().partition(|(_, seen)| seen.survived);
     if !survived.is_empty() {

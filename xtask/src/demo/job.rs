@@ -155,7 +155,7 @@ impl Job {
 
     /// Kills a rank by the process that the journal names, and says when.
     fn kill_rank(&self, rank: u64) -> Result<u64> {
-        let attempt = self.attempt.as_ref().context("the journal tells of steps but not of a start")?;
+        let attempt = self.attempt.as_ref().context("the journal has steps but no start")?;
         let pid = attempt
             .pids
             .get(&rank)

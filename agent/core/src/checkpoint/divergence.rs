@@ -61,7 +61,7 @@ impl ReplicaDivergence {
         if self.apart.is_empty() {
             return format!(
                 "step {step} of {run}: {} save the same ({group}) and saved different bytes: possible silent data corruption; \
-                 which is right cannot be told",
+                 which copy is right is unknown",
                 named(false)
             );
         }
@@ -130,7 +130,7 @@ mod tests {
         let found = unlike(&[told(key(7, 0), "dp", 0, "a"), told(key(7, 0), "dp", 3, "b")]);
         assert!(found[0].apart.is_empty());
         assert!(found[0].sentence().contains("rank 0 on host0, rank 3 on host3 save the same"));
-        assert!(found[0].sentence().ends_with("which is right cannot be told"));
+        assert!(found[0].sentence().ends_with("which copy is right is unknown"));
     }
 
     #[test]

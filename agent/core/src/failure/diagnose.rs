@@ -108,7 +108,7 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
     match &end.note {
         Some(note) => {
             let text = text_of(note);
-            let found = Scan::of_text(catalog, "last words", Some(rank.0), Kind::default(), text.as_bytes());
+            let found = Scan::of_text(catalog, "exit note", Some(rank.0), Kind::default(), text.as_bytes());
             said.push(Findings { ended: true, ..found });
             let traceback =
                 stderr.iter().rposition(|line| line.contains("Traceback (most recent call last):"));
@@ -119,7 +119,7 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
                 said.push(found);
             }
         }
-        None => said.push(of_lines("last words", stderr, stderr_times)),
+        None => said.push(of_lines("standard error", stderr, stderr_times)),
     }
     if !end.stdout_tail.is_empty() {
         let mut found = of_lines("standard output", &end.stdout_tail, &end.stdout_times);

@@ -67,7 +67,7 @@ pub enum PickleError {
         at: usize,
     },
     /// A protocol that is not spoken here.
-    #[error("pickle protocol {0} is not known")]
+    #[error("pickle protocol {0} is unknown")]
     Protocol(u8),
     /// It would take too much memory.
     #[error("it holds more than {MOST_NODES} values")]

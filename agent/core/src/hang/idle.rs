@@ -364,7 +364,7 @@ impl Idle {
                 "before, the job was at work for {}, and its longest rest was {}: so {limit} is waited",
                 self.at_work, self.longest
             ),
-            "the job sends no heartbeats: this rests on what its processes do, and is weaker for it"
+            "the job sends no heartbeats: this is based on the activity of its processes, which is weaker evidence"
                 .to_owned(),
         ];
         Outlook::Hang(Box::new(Hang {

@@ -223,7 +223,7 @@ impl HangJudge {
             )
         } else {
             format!(
-                "it may hang: for {silence} {why}; without heartbeats that cannot be told from work, and nothing is done"
+                "it may hang: for {silence} {why}; without heartbeats this looks the same as work, and nothing is done"
             )
         };
         let numbers: Vec<String> = suspicion.ranks.iter().map(|rank| rank.0.to_string()).collect();

@@ -118,7 +118,7 @@ impl Watch {
             .collect();
         silent.sort_unstable();
         let told = format!(
-            "by collective counters {votes} of {} waiting ranks wait for {}, of which nothing is heard",
+            "by collective counters {votes} of {} waiting ranks wait for {}, which sends nothing",
             located.waiting,
             self.listed(&silent)
         );

@@ -137,7 +137,7 @@ impl NcclJudge {
             told: now,
         };
         if report.dead.count > 0 {
-            let detail = format!("the others have given up on {}", processes(&report.dead));
+            let detail = format!("the others no longer wait for {}", processes(&report.dead));
             let action = RecommendedAction::RestartProcess;
             found.insert(format!("dead {detail}"), trouble("process_dead", detail, None, action));
         }
@@ -191,7 +191,7 @@ impl NcclJudge {
         let mut state = HealthState::Healthy;
         let mut reason = match asked {
             Asked::NoJob => "no job runs".to_owned(),
-            _ => "the RAS service tells of no trouble any more".to_owned(),
+            _ => "the RAS service no longer reports a problem".to_owned(),
         };
         let mut action = RecommendedAction::None;
         if let Some(why) = unread {
@@ -284,7 +284,7 @@ fn standing_words(communicator: &Communicator) -> String {
     }
     if communicator.missing_count > 0 {
         let named: Vec<CommRank> = communicator.missing.iter().map(|(rank, _)| rank.clone()).collect();
-        words.push(format!("nothing told of {}", ranks(communicator.missing_count, &named)));
+        words.push(format!("no report of {}", ranks(communicator.missing_count, &named)));
     }
     words.join("; ")
 }

@@ -196,7 +196,7 @@ impl CloudJudge {
 
     fn evidence(&self, notice: &Notice) -> Evidence {
         let limit =
-            (notice.kind == NoticeKind::Maintenance).then(|| format!("begins within {}", self.limits.notice));
+            (notice.kind == NoticeKind::Maintenance).then(|| format!("starts within {}", self.limits.notice));
         Evidence { source: notice.source.clone(), reading: notice.detail.clone(), limit, before: None }
     }
 
@@ -251,8 +251,8 @@ fn is_past(notice: &Notice, now: Wall) -> bool {
 fn words(notice: &Notice, now: Wall) -> String {
     let when = match notice.starts {
         _ if notice.ongoing => "going on now".to_owned(),
-        Some(starts) if starts > now => format!("begins in {}", lasting(starts.0.saturating_sub(now.0))),
-        Some(_) => "its window has begun".to_owned(),
+        Some(starts) if starts > now => format!("starts in {}", lasting(starts.0.saturating_sub(now.0))),
+        Some(_) => "its window has started".to_owned(),
         None => "now".to_owned(),
     };
     format!("{}, {when} ({})", notice.kind.words(), notice.detail)

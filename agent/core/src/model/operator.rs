@@ -139,7 +139,7 @@ impl OperatorState {
         let worse = component.state > known.state || component.action > known.action;
         let words = match component.state {
             HealthState::Healthy => "the fault is gone".to_owned(),
-            _ if anew => format!("it happened anew: {}", component.reason),
+            _ if anew => format!("it happened again: {}", component.reason),
             _ if worse => format!("it got worse: {}", component.reason),
             _ => return None,
         };

@@ -51,8 +51,8 @@ impl Rung {
     pub fn words(self) -> &'static str {
         match self {
             Rung::InProcess => "restarting in process",
-            Rung::Ranks => "starting the lost ranks anew",
-            Rung::Host => "starting this host's ranks anew",
+            Rung::Ranks => "starting the lost ranks again",
+            Rung::Host => "starting this host's ranks again",
             Rung::All => "restarting all ranks",
             Rung::Replace => "replacing the host by a spare",
             Rung::Shrink => "going on with fewer ranks",

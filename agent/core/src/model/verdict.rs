@@ -324,7 +324,7 @@ impl Outcome {
         let Outcome { step, to_first_step, steps_lost, .. } = self;
         let again = match (steps_lost, self.counted) {
             (0, false) => "no step is done again".to_owned(),
-            (0, true) => "how many steps are done again is not known".to_owned(),
+            (0, true) => "the number of repeated steps is unknown".to_owned(),
             (1, _) => "1 step is done again".to_owned(),
             (steps, false) => format!("{steps} steps are done again"),
             (steps, true) => {

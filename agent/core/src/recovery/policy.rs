@@ -114,13 +114,13 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     if case.verdict.cannot_run && case.verdict.attempt == Attempt(0) {
         let class = case.verdict.class.as_deref().unwrap_or("user");
         return stop(format!(
-            "the program cannot run ({class}): a restart would only fail again; fix it and start anew"
+            "the program cannot run ({class}): a restart would only fail again; fix it and start the job again"
         ));
     }
     if is_plainly_the_programs_own(case.verdict) {
         let class = case.verdict.class.as_deref().unwrap_or("user");
         return stop(format!(
-            "the program fails by itself before its first step ({class}): mend it and start anew"
+            "the program fails by itself before its first step ({class}): fix it and start the job again"
         ));
     }
     let mut again = repeats_at_same_place(case).peekable();
@@ -187,7 +187,7 @@ fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
     let verdict = case.verdict;
     let why = match verdict.domain {
         FaultDomain::User if verdict.confidence >= LIKELY => "it is likely the program's own fault",
-        FaultDomain::User | FaultDomain::Unknown if verdict.deterministic => "it would come again",
+        FaultDomain::User | FaultDomain::Unknown if verdict.deterministic => "it would happen again",
         _ => return None,
     };
     let mut in_a_row = case.past.iter().rev().take(idle as usize);

@@ -96,7 +96,7 @@ fn what_is_days_away_is_told_and_condemns_nobody_until_it_is_near() {
     );
     assert!(one(&near).reason.contains("begins in 59 min"), "{near:?}");
     assert_eq!(events(&near), [""; 0], "it was told a week ago");
-    assert!(one(&judge.step(at(7 * 24 * HOUR + 1), &week)).reason.contains("its window has begun"));
+    assert!(one(&judge.step(at(7 * 24 * HOUR + 1), &week)).reason.contains("its window has started"));
     let over = judge.step(at(7 * 24 * HOUR + HOUR), &sample(&[]));
     assert_eq!((one(&over).state, events(&over)), (HealthState::Healthy, vec!["cloud_notice_over"]));
 }

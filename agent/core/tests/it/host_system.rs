@@ -298,7 +298,10 @@ fn a_clock_that_nobody_keeps_is_as_it_is_unless_the_journal_knows_better() {
     let mut host = Host::new();
     host.clock(false, Span::seconds(16));
     host.looks(200);
-    assert_eq!(host.expect("host.clock", Healthy, Nothing), "nobody is known to keep the clock");
+    assert_eq!(
+        host.expect("host.clock", Healthy, Nothing),
+        "no time service that synchronises the clock was found"
+    );
 
     let mut before = Host::new();
     before.look_after(10);

@@ -46,7 +46,7 @@ const NOT_HERE: [(&str, &str); 8] = [
     ("import", "there is no `import`: a policy is one file"),
     ("load", "there is no `load`: a policy is one file"),
     ("class", "there is no `class`: use `struct(...)`"),
-    ("try", "there is no `try`: a policy that fails gives way to the built-in one"),
+    ("try", "there is no `try`: the built-in policy replaces one that fails"),
     ("raise", "there is no `raise`: call `fail(\"why\")`"),
     ("global", "there is no `global`: what is defined at the top level cannot be changed"),
 ];

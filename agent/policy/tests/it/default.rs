@@ -130,7 +130,7 @@ fn component() -> impl Strategy<Value = Component> {
     (names, states, actions, span()).prop_map(|(name, state, action, ago)| Component {
         name: name.into(),
         state,
-        reason: "it is sick".into(),
+        reason: "it is unhealthy".into(),
         action,
         since: Mono(NOW.0 - ago.0),
         ..Component::default()

@@ -92,7 +92,7 @@ fn fact_sentence(fact: &Fact) -> String {
             format!("{}; its evidence is taken, then it is stopped", hang.headline())
         }
         Fact::RanksHung { hang, acts: false, .. } => {
-            format!("{}; it is only told of, as asked for", hang.headline())
+            format!("{}; it is only reported, as configured", hang.headline())
         }
         Fact::HangPassed { after, .. } => format!("the ranks move again, after {after}: they did not hang"),
         Fact::EvidenceTaken { file, groups, took, .. } => {
@@ -154,8 +154,8 @@ fn decision(decision: &Decision) -> String {
     };
     let done = match decision.action {
         Action::RestartInProcess { attempt } => format!("begin {} in the same processes", run(attempt)),
-        Action::RespawnRanks { attempt } => format!("start the lost ranks anew as {}", run(attempt)),
-        Action::RespawnHost { attempt } => format!("start this host's ranks anew as {}", run(attempt)),
+        Action::RespawnRanks { attempt } => format!("start the lost ranks again as {}", run(attempt)),
+        Action::RespawnHost { attempt } => format!("start this host's ranks again as {}", run(attempt)),
         Action::RestartInJob { attempt } => format!("restart all ranks as {}", run(attempt)),
         Action::ReplaceHost { attempt } => format!("go on with a spare host as {}", run(attempt)),
         Action::Shrink { attempt } => format!("go on with fewer ranks as {}", run(attempt)),

@@ -75,7 +75,7 @@ fn write_behind(mut target: impl Write, orders: &Receiver<Order>, left_out: &Ato
         }
         let lost = left_out.swap(0, Ordering::Relaxed);
         if lost > 0 {
-            let _ = writeln!(target, "{lost} lines of the log were left out: nobody read them");
+            let _ = writeln!(target, "{lost} lines of the log were left out: no process read them");
         }
     }
 }

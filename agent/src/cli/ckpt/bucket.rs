@@ -81,7 +81,7 @@ pub(super) fn pull(
 
 pub(super) fn push(url: &str, run: &str, directory: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
     let Some((step, sent)) = Direct::open(url)?.push(run, directory)? else {
-        said(as_json, &json!({"step": null}), "no whole step of this run lies in the directory")?;
+        said(as_json, &json!({"step": null}), "the directory has no whole step of this run")?;
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let value = json!({"step": step, "bytes_sent": sent.bytes, "bytes_there": sent.there});

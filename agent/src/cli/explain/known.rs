@@ -34,13 +34,13 @@ pub(super) const COMPONENTS: [Known; 38] = [
     known("nvlink.*", "One NVLink of a GPU that is or was ill.", NVML),
     known(
         "nvswitch.*",
-        "An NVSwitch, by what the kernel log told of it.",
+        "An NVSwitch, by its entries in the kernel log.",
         (CHECKS, "Switches: `nvswitch.<PCI address>`"),
     ),
     known("host.kernel_log", "Whether the kernel's own messages can be read.", LOG),
-    known("host.gpu", "What the kernel log told of a GPU without saying which.", LINES),
-    known("host.pcie", "PCIe errors that the kernel log told of.", LINES),
-    known("host.hardware", "Errors of memory and CPUs, and heat, that the kernel log told of.", LINES),
+    known("host.gpu", "Entries of the kernel log about a GPU that they do not name.", LINES),
+    known("host.pcie", "PCIe errors in the kernel log.", LINES),
+    known("host.hardware", "Errors of memory and CPUs, and heat, in the kernel log.", LINES),
     known("host.kernel", "The kernel itself: what is stuck in it, and its own faults.", LINES),
     known("host.storage", "Disks and file systems of this host, by the kernel log.", LINES),
     known("host.network_storage", "File systems over the network, by the kernel log.", LINES),
@@ -79,7 +79,7 @@ pub(super) const COMPONENTS: [Known; 38] = [
     known("dcgm", "NVIDIA's DCGM, a second opinion on GPUs.", (CHECKS, "DCGM: `dcgm`, `dcgm.exporter`")),
     known(
         "dcgm.*",
-        "What DCGM says of GPUs whose place nobody knows, and its exporter.",
+        "DCGM's reports of GPUs whose PCI address is unknown, and its exporter.",
         (CHECKS, "DCGM: `dcgm`, `dcgm.exporter`"),
     ),
 ];

@@ -172,7 +172,7 @@ fn memory(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
     match wrong {
         [0] => Ok(speed),
         [wrong] => Err(Trouble::Wrong(format!(
-            "{wrong} of {words} words of the GPU's memory were read otherwise than they were written"
+            "{wrong} of {words} words of the GPU's memory differ from what was written"
         ))),
     }
 }

@@ -132,7 +132,7 @@ fn measure(mut stream: TcpStream) -> io::Result<Probed> {
         }
         let whole = (held + length) / 8 * 8;
         if let Some(place) = difference(&block[..whole], PING as u64, received) {
-            return Ok(Probed::Wrong(format!("byte {place} came back otherwise than it was sent")));
+            return Ok(Probed::Wrong(format!("byte {place} came back different from what was sent")));
         }
         received += whole as u64;
         block.copy_within(whole..held + length, 0);
@@ -222,6 +222,6 @@ mod tests {
             let _ = stream.write_all(&ping);
             let _ = io::copy(&mut stream, &mut io::sink());
         });
-        assert_eq!(ask(&address), Probed::Wrong("byte 8 came back otherwise than it was sent".to_owned()));
+        assert_eq!(ask(&address), Probed::Wrong("byte 8 came back different from what was sent".to_owned()));
     }
 }

@@ -135,7 +135,7 @@ impl JournalReader {
                     path = %self.path(segment).display(),
                     damaged = found.corrupt,
                     unknown = found.unknown,
-                    "lines of the journal are passed over: damaged, or written by a newer version"
+                    "lines of the journal are skipped: damaged, or written by a newer version"
                 );
             }
             total.entries += found.entries;

@@ -33,7 +33,7 @@ pub enum WriteError {
         chunk: usize,
     },
     /// There is something newer to write.
-    #[error("it was given up")]
+    #[error("it was abandoned")]
     GivenUp,
 }
 

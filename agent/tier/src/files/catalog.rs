@@ -75,7 +75,7 @@ impl Catalog {
                     let (step, is_still) = (pack.sealed.shard.of.step, pack.content.is_still());
                     catalog.packs.insert(step, Arc::new(pack));
                     if !is_still {
-                        catalog.lose(step, "it changed while nobody looked".to_owned(), false, false);
+                        catalog.lose(step, "it changed between two readings".to_owned(), false, false);
                     }
                 }
                 None => _ = fs::remove_file(&path),

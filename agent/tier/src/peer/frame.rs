@@ -154,7 +154,7 @@ impl Header {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// It does not begin as ours do.
-    #[error("what came is no frame of ours: it begins with {0:02x?}")]
+    #[error("the data is no frame of this protocol: it starts with {0:02x?}")]
     Magic([u8; 4]),
     /// Another version.
     #[error("it speaks version {0} of the peers' protocol, and this is version {VERSION}")]

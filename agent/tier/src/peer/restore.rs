@@ -154,7 +154,7 @@ impl Shared {
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| PeerError::Local("nobody decides".to_owned())))
+        Err(last.unwrap_or_else(|| PeerError::Local("no host decides".to_owned())))
     }
 
     /// Brings the shards of one step; bytes and shards that came, and shards that were here.
@@ -165,15 +165,16 @@ impl Shared {
         ranks: Option<&[u32]>,
         tell: &(dyn Fn(Progress) + Sync),
     ) -> Result<(u64, usize, usize), PeerError> {
-        let step =
-            self.step(key).ok_or_else(|| PeerError::Local("nobody who answers has any of it".to_owned()))?;
+        let step = self
+            .step(key)
+            .ok_or_else(|| PeerError::Local("no peer that answers has any of it".to_owned()))?;
         let all: Vec<u32> = (0..key.world).collect();
         let here = || vec![self.name().to_owned()];
         let wanted: BTreeMap<u32, Vec<String>> =
             ranks.unwrap_or(&all).iter().map(|rank| (*rank, here())).collect();
         let plan = plan(&step, &wanted);
         if let Some(rank) = plan.missing.first() {
-            return Err(PeerError::Local(format!("nobody who answers has the shard of rank {rank}")));
+            return Err(PeerError::Local(format!("no peer that answers has the shard of rank {rank}")));
         }
         let count = plan.transfers.len();
         let work = Work {
@@ -282,7 +283,7 @@ impl Work<'_> {
     fn bring_from(&self, copy: &Copy) -> Result<(), PeerError> {
         let root = &copy.shard.root;
         if copy.medium == Medium::Durable {
-            let gone = || PeerError::Local("durable storage is not known here".to_owned());
+            let gone = || PeerError::Local("durable storage is unknown here".to_owned());
             let mut landing = self.landing();
             let bytes = self.shared.durable().ok_or_else(gone)?.get(&copy.shard, &mut landing)?;
             landing.finish()?;

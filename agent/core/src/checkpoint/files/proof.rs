@@ -66,7 +66,7 @@ pub fn sound(name: &str, size: u64, read: &mut Reading<'_>) -> Result<(), String
     let mut last = [0; HEAD];
     read(size - HEAD as u64, &mut last)?;
     if head == [0; HEAD] {
-        return Err("it begins with zeros".to_owned());
+        return Err("it starts with zeros".to_owned());
     }
     if is_archive {
         // What begins otherwise is of a form that says nothing of its end.

@@ -43,7 +43,7 @@ pub enum CatalogError {
         reason: String,
     },
     /// The tables that were made when the program was built are not those of its catalogue.
-    #[error("the catalogue's tables are broken: {0}; build the program anew")]
+    #[error("the catalogue's tables are broken: {0}; build the program again")]
     Tables(String),
 }
 

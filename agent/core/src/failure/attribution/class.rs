@@ -100,7 +100,7 @@ impl Class {
             Class::HostResource => "a resource of the host ran out",
             Class::Preemption => "the scheduler took the machines away",
             Class::SoftwarePlatform => "the software under the program",
-            Class::Unknown => "the cause cannot be told from what was seen",
+            Class::Unknown => "the evidence does not show the cause",
         }
     }
 

@@ -228,7 +228,7 @@ pub fn look(class: Class) -> &'static str {
             "Compare what the job used with its limit: memory.peak of its cgroup, df /dev/shm, ulimit -n."
         }
         Class::Preemption => {
-            "Nothing is wrong with the run. Make sure that it saves its state when it is told to stop."
+            "Nothing is wrong with the run. Make sure that it saves its state when it receives a signal to stop."
         }
         Class::SoftwarePlatform => {
             "Compare versions of driver, libraries and framework with a host where it works."

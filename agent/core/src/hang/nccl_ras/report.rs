@@ -163,7 +163,7 @@ impl RasReport {
                 lines.push(format!("{hash}: {} ranks {:?}", group.ranks, group.of));
             }
             for (rank, why) in &communicator.missing {
-                lines.push(format!("{hash}: nothing told of {rank}: {why:?}"));
+                lines.push(format!("{hash}: no report of {rank}: {why:?}"));
             }
             for error in &communicator.errors {
                 lines.push(format!("{hash}: {} ranks reported {}", error.ranks, error.of.what));

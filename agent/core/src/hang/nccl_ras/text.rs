@@ -13,7 +13,7 @@ use super::report::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// It does not begin as a report of NCCL does.
-    #[error("it is no report of NCCL: it begins with {0:?}")]
+    #[error("it is no report of NCCL: it starts with {0:?}")]
     NotNccl(String),
     /// It ends before its end.
     #[error("the report breaks off")]

@@ -111,9 +111,10 @@ impl Watch {
                     Some(Activity::Working) => {
                         wait(limits.working.max(room), format!("{who} reads, writes or touches new memory"));
                     }
-                    None => {
-                        wait(self.silence(now).plus(Span(1)), format!("what {who} does is not known yet"))
-                    }
+                    None => wait(
+                        self.silence(now).plus(Span(1)),
+                        format!("the activity of {who} is unknown so far"),
+                    ),
                 }
             }
         }

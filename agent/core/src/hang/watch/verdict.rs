@@ -17,7 +17,7 @@ impl Watch {
             LimitFrom::Given => "as given",
             LimitFrom::Learned => "by what it took in this job",
             LimitFrom::Recalled => "by what it took in earlier runs of this job",
-            LimitFrom::Default => "the default while little is known of it",
+            LimitFrom::Default => "the default while few samples exist",
         };
         let mut evidence = vec![
             format!(

@@ -68,7 +68,7 @@ impl ExporterJudge {
             });
         let evidence = evidence.collect();
         self.read_at = Some(at);
-        let reason = format!("{} GPUs told of; faults count by the kernel log and NVML", gpus.len());
+        let reason = format!("{} GPUs reported; faults count by the kernel log and NVML", gpus.len());
         self.last = Some(now);
         let component = Component { reason, evidence, ..self.component(HealthState::Healthy, at) };
         SensorReport { components: vec![component], facts }

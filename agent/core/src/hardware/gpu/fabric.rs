@@ -27,7 +27,7 @@ pub(super) fn fabric(at: Mono, reading: &GpuReading, last: &GpuReading, rules: R
         // Right after the boot this takes its time; a GPU alone has no fabric to be part of.
         1 | 2 if at.0 < rules.limits.fabric_grace.0.0 || rules.gpus < 2 => None,
         1 | 2 => {
-            let stage = if info.state == 1 { "has not begun" } else { "does not come to an end" };
+            let stage = if info.state == 1 { "has not started" } else { "does not come to an end" };
             let words = format!("its registration with the fabric {stage} (is the fabric manager running?)");
             let problem = Problem::new(Degraded, words, RebootNode).by("NVML fabric state", info.state, 3);
             Some(problem.was(before.map(|before| before.state)).sure(SAMPLED))

@@ -241,7 +241,7 @@ impl Readings {
             evidence("GSP firmware", if *gsp { "on" } else { "off" }.to_owned(), None);
         }
         if details.and_then(|of| of.persistence.value()) == Some(&false) {
-            let words = "off: the driver is unloaded while nobody uses a GPU (nvidia-smi -pm 1)";
+            let words = "off: the driver is unloaded while no process uses a GPU (nvidia-smi -pm 1)";
             evidence("persistence mode", words.to_owned(), None);
         }
         told

@@ -86,7 +86,7 @@ pub enum ResetError {
     )]
     NotAllowed(&'static str),
     /// GPUs are not watched.
-    #[error("GPUs are not watched on this host (gpu.enabled): whether one is idle cannot be told")]
+    #[error("GPUs are not watched on this host (gpu.enabled): whether one is idle is unknown")]
     NotWatched,
     /// One at a time.
     #[error("GPU {0} is being reset at this moment")]
@@ -98,7 +98,7 @@ pub enum ResetError {
     #[error("it is not idle: {0}")]
     Busy(String),
     /// It cannot be told whether somebody does.
-    #[error("whether it is idle cannot be told: {0}")]
+    #[error("whether it is idle is unknown: {0}")]
     Unreadable(String),
     /// The program that resets it did not do so.
     #[error("{0}")]

@@ -206,7 +206,7 @@ fn of_nobody(code: u32) -> Fact {
         component: "gpu.driver".to_owned(),
         event: "xid_of_unknown_gpu".to_owned(),
         weight: Weight::Warning,
-        detail: format!("NVML told of XID {code} and not of which GPU"),
+        detail: format!("NVML reported XID {code} without its GPU"),
         values: [("code".to_owned(), code.to_string())].into(),
     })
 }

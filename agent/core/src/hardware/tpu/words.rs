@@ -129,7 +129,7 @@ pub(super) fn chip(chip: &Chip, readings: &[String]) -> String {
 fn held_by(holders: &Holders) -> String {
     match holders {
         Holders::Partly(known, why) if known.is_empty() => {
-            format!("it cannot be told whether a process holds it: {why}")
+            format!("whether a process holds it is unknown: {why}")
         }
         holders => match holders.known() {
             [] => "no process holds it".to_owned(),
@@ -199,9 +199,9 @@ pub(super) fn unanswered(
     holders.dedup();
     let who = match (holders.is_empty(), read) {
         (false, _) => format!("chips are held by {}", names(&holders)),
-        (true, Err(why)) => format!("it cannot be told which chips there are ({why})"),
+        (true, Err(why)) => format!("which chips there are is unknown ({why})"),
         (true, Ok(chips)) if chips.is_empty() => "it is configured to be asked".to_owned(),
-        (true, Ok(_)) => "it cannot be told whether a process holds the chips".to_owned(),
+        (true, Ok(_)) => "whether a process holds the chips is unknown".to_owned(),
     };
     let what: Vec<String> =
         services.iter().map(|service| format!("{}: {}", service.endpoint, service.answer.words())).collect();

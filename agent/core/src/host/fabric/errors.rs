@@ -41,7 +41,7 @@ const RULES: [Rule; 10] = [
         "link_error_recovery",
         |limits| limits.link_recoveries,
         RECOVERY,
-        "the link is trained anew again and again: cable or transceiver",
+        "the link is trained again and again: cable or transceiver",
         CABLE,
     ),
     rule(

@@ -113,7 +113,7 @@ impl GpuUse {
                     left_by_us(gpu, seen, owners, &may_stay)
                 )),
                 GpuAvailability::Unknown(why) if seen.told => {
-                    Some(format!("{}: whether it is free is not known: {why}", ComponentId::Gpu(address)))
+                    Some(format!("{}: whether it is free is unknown: {why}", ComponentId::Gpu(address)))
                 }
                 GpuAvailability::Free | GpuAvailability::Unknown(_) => None,
             }

@@ -219,7 +219,7 @@ impl Judge {
             confidence: 0.5,
             since,
             evidence: vec![format!(
-                "{:.2} times the median of {} ranks, {z:.0} deviations, in {steps} steps on end",
+                "{:.2} times the median of {} ranks, {z:.0} deviations, in {steps} steps in a row",
                 (highest - centre).exp(),
                 logs.len()
             )],
@@ -243,7 +243,7 @@ impl Judge {
             ),
             None => (
                 FindingKind::ReplicasDiffer,
-                "the parameters of {ranks}, which should be the same, differ; which is right cannot be told".to_owned(),
+                "the parameters of {ranks}, which should be the same, differ; which copy is right is unknown".to_owned(),
                 FaultDomain::Unknown,
                 0.5,
                 format!("at step {step}, no majority of {} replicas has the same digest", split.of),
@@ -278,7 +278,7 @@ impl Judge {
         } else {
             (
                 FindingKind::ReplicasDiffer,
-                "possible silent data corruption: what {ranks} saved was always the same and differs; which is right cannot be told"
+                "possible silent data corruption: what {ranks} saved was always the same and differs; which copy is right is unknown"
                     .to_owned(),
                 FaultDomain::Unknown,
                 0.5,

@@ -216,7 +216,7 @@ impl Columns {
     fn not_negative(&self, fields: &[&str], at: usize, seconds: f64) -> Result<f64, TraceError> {
         // Rounding of what was written may leave a little below nothing.
         if seconds < -1e-6 {
-            return Err(self.bad(fields, at, "a time that does not end before it begins"));
+            return Err(self.bad(fields, at, "a time that does not end before it starts"));
         }
         Ok(seconds.max(0.0))
     }

@@ -237,7 +237,7 @@ impl Trace {
         let mut notes = Vec::new();
         let (ranks, steps) = (self.about.len(), self.steps.len());
         if ranks < 2 {
-            notes.push("one rank has nobody to be compared with".to_owned());
+            notes.push("a single rank has no peer to compare with".to_owned());
         }
         if steps < FEWEST_STEPS {
             notes.push(format!("{steps} step(s) are too few to judge: it takes at least {FEWEST_STEPS}"));
@@ -252,7 +252,7 @@ impl Trace {
         let rare = seen.iter().filter(|(_, of)| **of * 5 < steps * 3).count();
         if rare > 0 {
             notes.push(format!(
-                "{rare} of {ranks} rank(s) told of less than 60 % of the steps and are judged by few"
+                "{rare} of {ranks} rank(s) reported less than 60 % of the steps and are judged by few"
             ));
         }
         if self.learned {

@@ -35,7 +35,7 @@ pub fn forbidden(settings: &Settings, case: Case<'_>, advice: &Advice) -> Option
 
 fn wait(settings: &Settings, case: Case<'_>) -> Option<String> {
     match settings.ready_within {
-        None => Some("the job was told not to wait for its host (--ready-within off)".to_owned()),
+        None => Some("the job does not wait for its host (--ready-within off)".to_owned()),
         Some(limit) if case.host.waited >= limit => {
             Some(format!("it has been waited for {limit} already (--ready-within)"))
         }
@@ -46,7 +46,7 @@ fn wait(settings: &Settings, case: Case<'_>) -> Option<String> {
 fn restart(settings: &Settings, case: Case<'_>, rung: Rung) -> Option<String> {
     let kind = CauseKind::of(&case.verdict.cause);
     if !hands(settings, case).has(rung) {
-        return Some("there are no hands for it in this job now".to_owned());
+        return Some("this job does not support it now".to_owned());
     }
     if rung == Rung::Replace && case.spares == 0 {
         return Some("there is no spare host".to_owned());

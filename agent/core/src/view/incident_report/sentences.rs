@@ -67,7 +67,7 @@ fn not_seen(verdict: &Verdict) -> String {
              either; a scheduler, another process or a person sent it."
         ),
         Cause::Signal { signal } if comes_from_outside(*signal) => format!(
-            "Cause not seen: {rank} was told to end by {}, which Mainstay did not send; a scheduler, another process or a \
+            "Cause not seen: {rank} received {}, which Mainstay did not send; a scheduler, another process or a \
              person sent it.",
             ExitStatus::Signal(*signal)
         ),

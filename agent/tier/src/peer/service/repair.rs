@@ -94,7 +94,7 @@ impl Shared {
                 tracing::debug!(
                     step = shard.of.step,
                     rank = shard.rank,
-                    "a step was passed over in memory while it was sent"
+                    "a step was replaced in memory while it was sent"
                 );
                 let _ = self.asking().forget(to, vec![offered.root]);
             }

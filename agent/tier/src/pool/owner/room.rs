@@ -127,7 +127,7 @@ impl Shared {
         };
         for (place, index) in damaged {
             if let Err(error) = self.renew_one(place, index) {
-                self.inner().say(format!("a slot of rank {place} cannot be made anew: {error}"));
+                self.inner().say(format!("a slot of rank {place} cannot be created again: {error}"));
             }
         }
     }

@@ -81,7 +81,7 @@ impl ClockWatch {
             return;
         }
         if !self.is_kept {
-            findings.summary("nobody is known to keep the clock".to_owned());
+            findings.summary("no time service that synchronises the clock was found".to_owned());
             return;
         }
         let since = *self.adrift_since.get_or_insert(at);
