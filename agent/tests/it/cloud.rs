@@ -218,7 +218,7 @@ fn the_whole_agent_tells_what_is_announced_and_when_it_is_over() {
     metadata.set(EVENT, "NONE");
     agent.wait_for("host.cloud went from DEGRADED to HEALTHY");
     let status = agent.status();
-    assert!(status.contains("host.cloud") && status.contains("begins in"), "{status}");
+    assert!(status.contains("host.cloud") && status.contains("starts in"), "{status}");
 
     // The same window is not announced again after a restart.
     drop(agent);
@@ -328,7 +328,7 @@ fn a_job_saves_and_ends_shortly_before_its_machine_is_maintained() {
     let ended = job.wait_with_output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(75), "{said}");
-    assert!(said.contains("maintenance of the host, begins in"), "{said}");
+    assert!(said.contains("maintenance of the host, starts in"), "{said}");
 
     // One that comes meanwhile hears of it too.
     let late = self::job(&machine, &[]).wait_with_output().unwrap();

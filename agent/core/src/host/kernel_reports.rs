@@ -227,6 +227,15 @@ impl Reports {
     }
 }
 
+/// Whether a block device is a file or memory (loop, ram, zram). It fails with what holds it, a disk that the log then names
+/// too: alone it says nothing of the host's disks.
+fn is_virtual_disk(subject: &str) -> bool {
+    ["loop", "ram", "zram"].iter().any(|kind| {
+        let number = subject.strip_prefix(kind).unwrap_or_default();
+        number.starts_with(|first: char| first.is_ascii_digit())
+    })
+}
+
 fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Option<&str>, u64, &Reports)]) {
     if held.is_empty() || meaning.state == HealthState::Healthy {
         return;
@@ -243,15 +252,21 @@ fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Opt
     } else {
         component.reason = format!("{}; {told}", component.reason);
     }
+    let only_virtual = held.iter().all(|(subject, ..)| subject.is_some_and(is_virtual_disk));
+    let (state, action) = if only_virtual {
+        (meaning.state.min(HealthState::Degraded), RecommendedAction::None)
+    } else {
+        (meaning.state, meaning.action)
+    };
     // Since the first of the lines that make it so bad: the log may be older than the agent.
     let began = held.iter().map(|(_, _, reports)| reports.first()).min().unwrap_or(component.since);
-    if meaning.state > component.state {
+    if state > component.state {
         component.since = began;
-    } else if meaning.state == component.state {
+    } else if state == component.state {
         component.since = component.since.min(began);
     }
-    component.state = component.state.max(meaning.state);
-    component.action = component.action.max(meaning.action);
+    component.state = component.state.max(state);
+    component.action = component.action.max(action);
     let limit = (meaning.count > 1).then(|| meaning.count.to_string());
     for (_, _, reports) in held.iter().take(NAMED) {
         let (source, reading) = ("kernel log".to_owned(), reports.line.clone());

@@ -87,14 +87,14 @@ fn what_is_days_away_is_told_and_condemns_nobody_until_it_is_near() {
     let week = sample(&[maintenance(7 * 24 * HOUR)]);
     let judged = judge.step(at(0), &week);
     assert_eq!((one(&judged).state, one(&judged).action), (HealthState::Healthy, RecommendedAction::None));
-    assert!(one(&judged).reason.contains("begins in 7 d 0 h"), "{judged:?}");
+    assert!(one(&judged).reason.contains("starts in 7 d 0 h"), "{judged:?}");
     assert_eq!(events(&judged), ["cloud_notice"]);
     let near = judge.step(at(7 * 24 * HOUR - HOUR + 60), &week);
     assert_eq!(
         (one(&near).state, one(&near).action),
         (HealthState::Degraded, RecommendedAction::ReplaceNode)
     );
-    assert!(one(&near).reason.contains("begins in 59 min"), "{near:?}");
+    assert!(one(&near).reason.contains("starts in 59 min"), "{near:?}");
     assert_eq!(events(&near), [""; 0], "it was told a week ago");
     assert!(one(&judge.step(at(7 * 24 * HOUR + 1), &week)).reason.contains("its window has started"));
     let over = judge.step(at(7 * 24 * HOUR + HOUR), &sample(&[]));

@@ -229,7 +229,10 @@ fn disks() {
 #[test]
 fn file_systems() {
     check(
-        "= host.storage UNHEALTHY REBOOT_NODE
+        "= host.storage DEGRADED NONE
+         EXT4-fs warning (device loop0): ext4_end_bio:368: I/O error 3 writing to inode 12 starting block 34049)
+         EXT4-fs error (device loop12): ext4_check_bdev_write_error:227: comm ls: Error while async write back metadata
+         = host.storage UNHEALTHY REBOOT_NODE
          EXT4-fs error (device nvme0n1p2): ext4_find_entry:1658: inode #2: comm python: reading directory lblock 0
          EXT4-fs error (device dm-3) in ext4_reserve_inode_write:5764: Journal has aborted
          EXT4-fs error (device nvme0n1p2): ext4_validate_block_bitmap:423: comm kworker/u8:2: bg 12: bad block bitmap checksum

@@ -423,7 +423,7 @@ fn whom_all_wait_for_is_found_in_a_report_that_names_only_the_few() {
     let report = RasReport { communicators: vec![silent], ..RasReport::default() };
     let told = waits("NCCL's RAS service", &report.counted(&ranks)).map(|told| (told.kind, told.culprits));
     assert!(told.is_none_or(|told| told == (None, vec![Rank(2)])), "nobody else is named");
-    assert!(report.lines().iter().any(|line| line.contains("nothing told of rank 2")));
+    assert!(report.lines().iter().any(|line| line.contains("no report of rank 2")));
 
     // While all have launched the same, nobody waits.
     let healthy = RasReport { communicators: Vec::new(), in_order: 1, ..RasReport::default() };

@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(said(Some(&lost), Ok(vec![])), None);
         assert!(said(Some(&lost), Ok(vec![holder])).is_some());
         assert!(
-            said(None, Err("denied".into())).is_some_and(|words| words.contains("cannot be told: denied"))
+            said(None, Err("denied".into())).is_some_and(|words| words.contains("is unknown: denied"))
         );
     }
 

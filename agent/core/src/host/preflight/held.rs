@@ -299,7 +299,7 @@ mod tests {
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30)]);
         let told = used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &nobody);
-        assert!(told.len() == 1 && told[0].contains("whether it is free is not known"), "{told:?}");
+        assert!(told.len() == 1 && told[0].contains("whether it is free is unknown"), "{told:?}");
         used.see(&job, &ranks(&[7]), &[mute(&[7])]);
         assert_eq!(used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &nobody), Vec::<String>::new());
     }

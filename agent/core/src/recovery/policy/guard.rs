@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn what_cannot_be_done_now_and_what_takes_too_long_is_forbidden() {
         let of = |host, advice: &Advice| forbids(&[], host, advice).unwrap_or_default();
-        assert!(of(Host::default(), &take(Some(Rung::InProcess), 0)).contains("no hands"));
+        assert!(of(Host::default(), &take(Some(Rung::InProcess), 0)).contains("does not support it"));
         assert!(of(Host::default(), &take(Some(Rung::All), 3601)).contains("held back"));
         let held = ["a port is taken".to_owned()];
         let host = Host { held: &held, ..Host::default() };

@@ -166,7 +166,7 @@ fn a_signal_from_outside_is_said_plainly_to_have_no_known_cause() {
         "{}",
         text(&report(9))
     );
-    assert!(text(&report(15)).contains("was told to end by SIGTERM, which Mainstay did not send"));
+    assert!(text(&report(15)).contains("received SIGTERM, which Mainstay did not send"));
     // What native code does to itself nobody sent.
     for signal in [6, 7, 8, 11] {
         let text = text(&report(signal));
