@@ -77,7 +77,7 @@ fn wrong_results_fail_and_ask_for_a_reset() {
     is(&check, CheckVerdict::Fail, ResetDevice, "1 wrong values of a product of matrices");
     // Each of ten copies flips the same bit: the last one shows.
     let check = Host::new(json!({"wrong": "memory"})).check();
-    is(&check, CheckVerdict::Fail, ResetDevice, "words of the GPU's memory were read otherwise");
+    is(&check, CheckVerdict::Fail, ResetDevice, "words of the GPU's memory differ");
     let check = Host::new(json!({"codes": {"cuCtxSynchronize": 214}})).check();
     is(&check, CheckVerdict::Fail, ResetDevice, "memory that cannot be corrected");
 }

@@ -171,7 +171,7 @@ fn the_whole_agent_asks_while_a_job_runs_and_shows_nccl_only_when_something_is_w
     agent.wait_for("nccl: the RAS service of NCCL 2.29.2+cuda13.0 answers; 1 communicators");
     assert!(!agent.status().contains("nccl"), "nothing is wrong: {}", agent.status());
     ras.change(Answerer::Json(json(true)));
-    agent.wait_for("nccl is DEGRADED: the others have given up on process 99 on 10.0.0.2");
+    agent.wait_for("nccl is DEGRADED: the others no longer wait for process 99 on 10.0.0.2");
     drop(job);
     agent.wait_for("nccl went from DEGRADED to HEALTHY: no job runs");
 }
