@@ -17,6 +17,7 @@ pub mod paths;
 mod predecessor;
 mod prefix;
 pub mod rendezvous;
+pub mod replicas;
 mod resume;
 mod round;
 mod ruling;

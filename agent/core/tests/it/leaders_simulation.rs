@@ -359,6 +359,12 @@ impl World {
                 let port = if fails { Err("no port".to_owned()) } else { Ok(self.port) };
                 self.report(seat, Report::Opened { attempt, port });
             }
+            Command::Gather { attempt, .. } => {
+                self.report(seat, Report::Holding { attempt, copies: Vec::new() });
+            }
+            Command::Bring { attempt, step } => {
+                self.report(seat, Report::Brought { attempt, step, error: None });
+            }
             Command::Start { attempt, in_process, master_port, .. } => {
                 let leader = self.hosts[from].seated.member.launcher.clone();
                 let by = self.started_by.entry(attempt).or_insert(leader.clone());

@@ -217,7 +217,7 @@ impl Shared {
             }
             Err(error) => {
                 let text = error.to_string();
-                if peer.alive || peer.error.as_ref() != Some(&text) {
+                if !self.stops() && (peer.alive || peer.error.as_ref() != Some(&text)) {
                     tracing::warn!(peer = name, error = text, "a peer does not answer");
                 }
                 (peer.alive, peer.error) = (false, Some(text));

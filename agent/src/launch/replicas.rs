@@ -1,0 +1,328 @@
+//! Copies of checkpoints among the hosts of one job. Each launcher keeps some for the others in its memory: no agent and no
+//! configuration are needed. Before ranks start, the leader learns from here what lies on each host, decides on one step, and
+//! has each host bring the shards of its ranks.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use mainstay_core::base::id::Attempt;
+use mainstay_core::checkpoint::inventory::{Copy, StepKey};
+use mainstay_core::checkpoint::replication_cost::StepTime;
+use mainstay_core::recovery::hosts::wire::Report;
+use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
+use mainstay_tier::pool::{self, PoolOwner, View};
+use tokio::sync::mpsc;
+
+use crate::act::rank_processes::RankSpec;
+use crate::launch::hosts::HostsPlan;
+use crate::launch::shell::Launcher;
+use crate::os::clock;
+
+/// Copies of each shard on other hosts.
+const COPIES: usize = 1;
+
+/// The share of training's time that copying may cost, as for agents.
+const SLOWDOWN: f64 = 0.01;
+
+/// Connections for one shard, as for agents.
+const STREAMS: usize = 2;
+
+/// Each other host is asked this often what it has; in a job of many hosts less often, by so much for each.
+const ASK_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(50));
+
+/// How often it is looked which step has its copies.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Checksums of what ranks have saved are waited for so long.
+const SEALED_WITHIN: Duration = Duration::from_secs(60);
+
+/// A port that is taken for other launchers, before it is known who they are.
+#[derive(Debug)]
+pub struct Listening(TcpListener);
+
+impl Listening {
+    /// Takes a free port of all addresses; none if there is none.
+    pub fn new() -> Option<Listening> {
+        // Both families where there is IPv6.
+        let any = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0));
+        any.or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))).ok().map(Listening)
+    }
+
+    /// The port.
+    pub fn port(&self) -> Option<u16> {
+        self.0.local_addr().ok().map(|address| address.port())
+    }
+}
+
+/// Who a launcher is among those that keep copies for each other.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// `HOST:PORT`, by which the others reach it.
+    pub name: String,
+    /// What they show each other.
+    pub pass: Pass,
+    /// What fails together with this host.
+    pub domain: String,
+    /// Hosts of the job.
+    pub hosts: u32,
+}
+
+impl Known {
+    /// Of a launcher that takes part.
+    pub fn of(plan: &HostsPlan, name: &str, pass: &Pass) -> Option<Known> {
+        let domain = plan.domain.clone().or_else(switch).unwrap_or_default();
+        let known = Known { name: name.to_owned(), pass: pass.clone(), domain, hosts: plan.hosts.1 };
+        (!name.is_empty()).then_some(known)
+    }
+
+    /// How copies are kept, for people.
+    pub fn told(&self) -> String {
+        let encrypted = match self.pass {
+            Pass::Token(_) => "not encrypted on their way",
+            Pass::Certificate(..) => "encrypted on their way",
+        };
+        format!("a copy in the memory of another host of the job, {encrypted}")
+    }
+}
+
+/// The switch of this host, as Slurm's topology has it.
+fn switch() -> Option<String> {
+    let (address, pattern) =
+        (std::env::var("SLURM_TOPOLOGY_ADDR").ok()?, std::env::var("SLURM_TOPOLOGY_ADDR_PATTERN").ok()?);
+    // "spine.leaf.host" and "switch.switch.node": the last switch is the nearest.
+    let names: Vec<&str> = address
+        .split('.')
+        .zip(pattern.split('.'))
+        .filter(|(_, of)| *of == "switch")
+        .map(|(name, _)| name)
+        .collect();
+    names.last().filter(|name| !name.is_empty()).map(|name| (*name).to_owned())
+}
+
+/// The copies.
+#[derive(Debug)]
+pub struct Replicas {
+    service: Arc<Service>,
+    place: Watched,
+    ranks: Vec<u32>,
+    view: View,
+    sender: mpsc::UnboundedSender<FromReplicas>,
+    news: mpsc::UnboundedReceiver<FromReplicas>,
+    /// What was brought last.
+    brought: Option<(StepKey, BTreeMap<u32, String>)>,
+}
+
+/// What comes of work beside the loop.
+#[derive(Debug)]
+pub(super) enum FromReplicas {
+    Said(String),
+    Holding(Attempt, Vec<Copy>),
+    Brought(Attempt, StepKey, Result<Brought, String>),
+}
+
+impl Replicas {
+    /// Starts to keep copies for others and to have them keep some. The others are named later, before ranks start.
+    ///
+    /// # Errors
+    /// There is no memory or no thread for it, in words.
+    pub fn start(
+        at: Listening,
+        known: Known,
+        keeper: &PoolOwner,
+        crew: &RankSpec,
+    ) -> Result<Replicas, String> {
+        let listen = at.0.local_addr().map_err(|error| error.to_string())?;
+        let (base, each) = ASK_EVERY;
+        let settings = Settings {
+            listen,
+            name: known.name,
+            domain: known.domain,
+            quota: pool::available(keeper.directory()) / 4,
+            copies: COPIES,
+            slowdown: SLOWDOWN,
+            streams: STREAMS,
+            interval: base.max(each * known.hosts),
+            ..Settings::alone(store(keeper.directory()), String::new())
+        };
+        let service = Service::start_at(at.0, settings, known.pass).map_err(|error| error.to_string())?;
+        let service = Arc::new(service);
+        let place = Watched {
+            run: crew.checkpoint_run().to_owned(),
+            directory: crew.checkpoint_dir.clone(),
+            user: User::own(),
+            pool: Some(keeper.directory().to_owned()),
+        };
+        service.watch(place.clone());
+        let (sender, news) = mpsc::unbounded_channel();
+        let view = keeper.view();
+        let (of_thread, weak, tell) = (view.clone(), Arc::downgrade(&service), sender.clone());
+        let launch = crew.launch.clone();
+        std::thread::Builder::new()
+            .name("ckpt-copied".to_owned())
+            .spawn(move || keep_what_is_copied(&weak, &of_thread, &launch, &tell))
+            .map_err(|error| error.to_string())?;
+        let first = crew.seat.first_rank;
+        let ranks = (first..first + crew.local_world_size).collect();
+        Ok(Replicas { service, place, ranks, view, sender, news, brought: None })
+    }
+
+    /// A rank of this host completed steps: what copying costs training is known by them.
+    pub(super) fn stepped(&self, steps: &[StepTime]) {
+        self.service.stepped(&self.place.run, steps);
+    }
+
+    fn gather(&self, attempt: Attempt, peers: Vec<String>) {
+        let (service, view, run) = (Arc::clone(&self.service), self.view.clone(), self.place.run.clone());
+        let sender = self.sender.clone();
+        tokio::task::spawn_blocking(move || {
+            service.meet(&peers);
+            view.settle(SEALED_WITHIN);
+            // The receiver goes only when the launcher does.
+            let _ = sender.send(FromReplicas::Holding(attempt, service.holding(&run)));
+        });
+    }
+
+    fn bring(&self, attempt: Attempt, step: StepKey) {
+        let (service, place, ranks) = (Arc::clone(&self.service), self.place.clone(), self.ranks.clone());
+        let sender = self.sender.clone();
+        tokio::task::spawn_blocking(move || {
+            let say = |told: String| {
+                let _ = sender.send(FromReplicas::Said(format!("checkpoint: {told}")));
+            };
+            let brought = service.bring(&step, &place, &ranks, &|at| {
+                if !at.told.is_empty() {
+                    say(at.told);
+                }
+            });
+            let brought = brought.map_err(|error| error.to_string());
+            let _ = sender.send(FromReplicas::Brought(attempt, step, brought));
+        });
+    }
+}
+
+/// Where copies for others lie: in the same memory as the pool, and removed with it.
+fn store(pool: &Path) -> std::path::PathBuf {
+    pool.join("replicas")
+}
+
+/// Tells the pool which step has its copies, for as long as there is a service.
+fn keep_what_is_copied(
+    service: &Weak<Service>,
+    view: &View,
+    launch: &str,
+    tell: &mpsc::UnboundedSender<FromReplicas>,
+) {
+    let mut last = None;
+    while let Some(service) = service.upgrade() {
+        let newest = service.copied(launch);
+        drop(service);
+        if let Some((attempt, step)) = newest.filter(|newest| Some(*newest) > last) {
+            view.copied(attempt, step);
+            if last.is_none() {
+                let told = format!("checkpoint: each shard of step {step} has a copy on another host");
+                let _ = tell.send(FromReplicas::Said(told));
+            }
+            last = newest;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// The next that work beside the loop tells.
+pub(super) async fn next_news(replicas: Option<&mut Replicas>) -> FromReplicas {
+    match replicas {
+        Some(replicas) => match replicas.news.recv().await {
+            Some(news) => news,
+            // It has a sender itself.
+            None => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
+}
+
+impl Launcher {
+    /// The leader asks what lies here, and says who the others are.
+    pub(super) fn gather_checkpoints(&mut self, attempt: Attempt, peers: Vec<String>) {
+        // What ranks have filled counts; they are gone by now, or wait.
+        if let Some(keeper) = &self.keeper {
+            keeper.begin_attempt(attempt.0.into());
+        }
+        match &self.replicas {
+            Some(replicas) => replicas.gather(attempt, peers),
+            None => self.report(clock::mono(), Report::Holding { attempt, copies: Vec::new() }),
+        }
+    }
+
+    /// The leader wants the shards of a step to be where the ranks of this host look for them.
+    pub(super) fn bring_checkpoint(&mut self, attempt: Attempt, step: StepKey) {
+        match &self.replicas {
+            Some(replicas) => replicas.bring(attempt, step),
+            None => {
+                let error = Some("no memory is kept for checkpoints there".to_owned());
+                self.report(clock::mono(), Report::Brought { attempt, step, error });
+            }
+        }
+    }
+
+    pub(super) fn checkpoints_news(&mut self, news: FromReplicas) {
+        let now = clock::mono();
+        match news {
+            FromReplicas::Said(line) => self.terminal.say(line),
+            FromReplicas::Holding(attempt, copies) => self.report(now, Report::Holding { attempt, copies }),
+            FromReplicas::Brought(attempt, step, brought) => {
+                let (error, roots) = match brought {
+                    Ok(Brought { roots, fetched, bytes }) => {
+                        let here = roots.len().saturating_sub(fetched);
+                        self.terminal.say(format!(
+                            "checkpoint: all ranks go on from step {} of attempt {}: of this host's shards {here} were \
+                             here, {fetched} came from other hosts ({} KiB)",
+                            step.step,
+                            step.attempt,
+                            bytes.div_ceil(1024)
+                        ));
+                        (None, Some(roots))
+                    }
+                    Err(error) => (Some(error), None),
+                };
+                if let Some(replicas) = &mut self.replicas {
+                    replicas.brought = roots.map(|roots| (step.clone(), roots));
+                }
+                self.report(now, Report::Brought { attempt, step, error });
+            }
+        }
+    }
+
+    /// What ranks are told to load, as the leader has it.
+    pub(super) fn resume_from(&mut self, step: Option<&StepKey>) -> Result<(), String> {
+        self.crew.resume = match step {
+            None => BTreeMap::new(),
+            Some(step) => {
+                let brought = self.replicas.as_ref().and_then(|replicas| replicas.brought.as_ref());
+                let (_, roots) = brought
+                    .filter(|(of, _)| of == step)
+                    .ok_or_else(|| format!("the shards of step {} are not on this host", step.step))?;
+                roots.iter().map(|(rank, root)| (*rank, format!("{} {root}", step.step))).collect()
+            }
+        };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_says_whether_copies_are_encrypted() {
+        let token = mainstay_tier::peer::token::Token::of_nobody().expect("random bytes");
+        let known = Known { name: "a:1".to_owned(), pass: token.into(), domain: String::new(), hosts: 2 };
+        assert_eq!(
+            known.told(),
+            "a copy in the memory of another host of the job, not encrypted on their way"
+        );
+    }
+}
