@@ -58,6 +58,6 @@ fn told(error: io::Error) -> StreamError {
             | rustls::Error::AlertReceived(rustls::AlertDescription::AccessDenied),
         ) => StreamError::Token,
         Some(rustls::Error::InvalidMessage(_)) => StreamError::NotEncrypted,
-        _ => StreamError::Io(error),
+        _ => error.into(),
     }
 }

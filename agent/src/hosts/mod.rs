@@ -73,7 +73,10 @@ impl Token {
 pub enum StreamError {
     /// The network failed.
     #[error("{0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+    /// The other side has gone.
+    #[error("the connection was closed by the other side")]
+    Closed,
     /// Something else is there.
     #[error("another program answers there, not a launcher of Mainstay")]
     NoLauncher,
@@ -95,6 +98,16 @@ pub enum StreamError {
     Silent(Duration),
 }
 
+impl From<io::Error> for StreamError {
+    fn from(error: io::Error) -> StreamError {
+        match error.kind() {
+            // A process that was killed says no farewell, neither by TLS nor without.
+            io::ErrorKind::UnexpectedEof => StreamError::Closed,
+            _ => StreamError::Io(error),
+        }
+    }
+}
+
 /// Reads a message.
 async fn receive<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> Result<T, StreamError> {
     let length = from.read_u32().await? as usize;
@@ -105,7 +118,7 @@ async fn receive<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> Re
     let mut bytes = Vec::new();
     from.take(length as u64).read_to_end(&mut bytes).await?;
     if bytes.len() < length {
-        return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into()));
+        return Err(StreamError::Closed);
     }
     serde_json::from_slice(&bytes).map_err(|error| StreamError::Message(error.to_string()))
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mainstay_core::base::id::Attempt;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
@@ -34,8 +34,11 @@ const STREAMS: usize = 2;
 /// Each other host is asked this often what it has; in a job of many hosts less often, by so much for each.
 const ASK_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(50));
 
-/// How often it is looked which step has its copies.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often it is looked which step has its copies, for each host of the job: a look goes over all that is known of all.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// After so long without copies it is said.
+const COPIED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Checksums of what ranks have saved are waited for so long.
 const SEALED_WITHIN: Duration = Duration::from_secs(60);
@@ -160,10 +163,10 @@ impl Replicas {
         let (sender, news) = mpsc::unbounded_channel();
         let view = keeper.view();
         let (of_thread, weak, tell) = (view.clone(), Arc::downgrade(&service), sender.clone());
-        let launch = crew.launch.clone();
+        let (launch, every) = (crew.launch.clone(), LOOK_EVERY * known.hosts);
         std::thread::Builder::new()
             .name("ckpt-copied".to_owned())
-            .spawn(move || keep_what_is_copied(&weak, &of_thread, &launch, &tell))
+            .spawn(move || keep_what_is_copied(&weak, &of_thread, (&launch, every), &tell))
             .map_err(|error| error.to_string())?;
         let first = crew.seat.first_rank;
         let ranks = (first..first + crew.local_world_size).collect();
@@ -213,12 +216,22 @@ fn store(pool: &Path) -> std::path::PathBuf {
 fn keep_what_is_copied(
     service: &Weak<Service>,
     view: &View,
-    launch: &str,
+    (launch, every): (&str, Duration),
     tell: &mpsc::UnboundedSender<FromReplicas>,
 ) {
     let mut last = None;
+    let mut unsaid = Some(Instant::now() + COPIED_WITHIN);
     while let Some(service) = service.upgrade() {
         let newest = service.copied(launch);
+        if newest.is_some() {
+            unsaid = None;
+        }
+        if unsaid.is_some_and(|at| Instant::now() >= at)
+            && let Some(why) = why_not_copied(&service, launch)
+        {
+            unsaid = None;
+            let _ = tell.send(FromReplicas::Said(why));
+        }
         drop(service);
         if let Some((attempt, step)) = newest.filter(|newest| Some(*newest) > last) {
             view.copied(attempt, step);
@@ -228,8 +241,19 @@ fn keep_what_is_copied(
             }
             last = newest;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(every);
     }
+}
+
+/// Ranks have saved, and no step has its copies: what is known of the reason.
+fn why_not_copied(service: &Service, launch: &str) -> Option<String> {
+    service.copies().iter().find(|copy| copy.own && copy.shard.of.run == launch)?;
+    let why = service.peers().into_iter().find_map(|(name, peer)| Some(format!("{name}: {}", peer.error?)));
+    let why = why.unwrap_or_else(|| "saves come faster than copies".to_owned());
+    Some(format!(
+        "checkpoint: no step has a copy of each shard on another host yet ({why}). Check that all ports between the hosts \
+         are open"
+    ))
 }
 
 /// The next that work beside the loop tells.

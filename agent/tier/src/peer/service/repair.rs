@@ -150,6 +150,13 @@ impl Shared {
         };
         peer.not_before = Some(Instant::now() + wait);
         peer.error = Some(error.to_string());
+        if self.meets.load(Ordering::Relaxed)
+            && matches!(error, PeerError::Lost { .. } | PeerError::Unreachable { .. })
+        {
+            // The leader of the job says which of its hosts are lost.
+            tracing::debug!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken");
+            return;
+        }
         tracing::warn!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken; another peer is tried");
     }
 
