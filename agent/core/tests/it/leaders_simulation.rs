@@ -205,6 +205,8 @@ impl World {
                 node_rank: Some(host),
                 ranks: 1 + chance.below(2) as u32,
                 address: format!("h{host}"),
+                // In half of the runs launchers keep copies of checkpoints for each other.
+                replicas: if seed % 2 == 0 { format!("h{host}:1") } else { String::new() },
                 leads: host == 0,
             })
             .collect();
