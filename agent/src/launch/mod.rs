@@ -3,6 +3,7 @@
 
 pub mod advised;
 mod brain;
+mod chosen;
 pub mod drill;
 mod following;
 pub mod hang;

@@ -1,6 +1,5 @@
 //! Copies of checkpoints among the hosts of one job. Each launcher keeps some for the others in its memory: no agent and no
-//! configuration are needed. Before ranks start, the leader learns from here what lies on each host, decides on one step, and
-//! has each host bring the shards of its ranks.
+//! configuration are needed.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
@@ -11,7 +10,6 @@ use std::time::{Duration, Instant};
 use mainstay_core::base::id::Attempt;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
 use mainstay_core::checkpoint::replication_cost::StepTime;
-use mainstay_core::recovery::hosts::wire::Report;
 use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
 use mainstay_tier::pool::{self, PoolOwner, View};
@@ -19,8 +17,6 @@ use tokio::sync::mpsc;
 
 use crate::act::rank_processes::RankSpec;
 use crate::launch::hosts::HostsPlan;
-use crate::launch::shell::Launcher;
-use crate::os::clock;
 
 /// Copies of each shard on other hosts.
 const COPIES: usize = 1;
@@ -116,7 +112,7 @@ pub struct Replicas {
     sender: mpsc::UnboundedSender<FromReplicas>,
     news: mpsc::UnboundedReceiver<FromReplicas>,
     /// What was brought last.
-    brought: Option<(StepKey, BTreeMap<u32, String>)>,
+    pub(super) brought: Option<(StepKey, BTreeMap<u32, String>)>,
 }
 
 /// What comes of work beside the loop.
@@ -178,7 +174,7 @@ impl Replicas {
         self.service.stepped(&self.place.run, steps);
     }
 
-    fn gather(&self, attempt: Attempt, peers: Vec<String>) {
+    pub(super) fn gather(&self, attempt: Attempt, peers: Vec<String>) {
         let (service, view, run) = (Arc::clone(&self.service), self.view.clone(), self.place.run.clone());
         let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
@@ -189,7 +185,7 @@ impl Replicas {
         });
     }
 
-    fn bring(&self, attempt: Attempt, step: StepKey) {
+    pub(super) fn bring(&self, attempt: Attempt, step: StepKey) {
         let (service, place, ranks) = (Arc::clone(&self.service), self.place.clone(), self.ranks.clone());
         let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
@@ -265,74 +261,6 @@ pub(super) async fn next_news(replicas: Option<&mut Replicas>) -> FromReplicas {
             None => std::future::pending().await,
         },
         None => std::future::pending().await,
-    }
-}
-
-impl Launcher {
-    /// The leader asks what lies here, and says who the others are.
-    pub(super) fn gather_checkpoints(&mut self, attempt: Attempt, peers: Vec<String>) {
-        // What ranks have filled counts; they are gone by now, or wait.
-        if let Some(keeper) = &self.keeper {
-            keeper.begin_attempt(attempt.0.into());
-        }
-        match &self.replicas {
-            Some(replicas) => replicas.gather(attempt, peers),
-            None => self.report(clock::mono(), Report::Holding { attempt, copies: Vec::new() }),
-        }
-    }
-
-    /// The leader wants the shards of a step to be where the ranks of this host look for them.
-    pub(super) fn bring_checkpoint(&mut self, attempt: Attempt, step: StepKey) {
-        match &self.replicas {
-            Some(replicas) => replicas.bring(attempt, step),
-            None => {
-                let error = Some("no memory is kept for checkpoints there".to_owned());
-                self.report(clock::mono(), Report::Brought { attempt, step, error });
-            }
-        }
-    }
-
-    pub(super) fn checkpoints_news(&mut self, news: FromReplicas) {
-        let now = clock::mono();
-        match news {
-            FromReplicas::Said(line) => self.terminal.say(line),
-            FromReplicas::Holding(attempt, copies) => self.report(now, Report::Holding { attempt, copies }),
-            FromReplicas::Brought(attempt, step, brought) => {
-                let (error, roots) = match brought {
-                    Ok(Brought { roots, fetched, bytes }) => {
-                        let here = roots.len().saturating_sub(fetched);
-                        self.terminal.say(format!(
-                            "checkpoint: all ranks go on from step {} of attempt {}: of this host's shards {here} were \
-                             here, {fetched} came from other hosts ({} KiB)",
-                            step.step,
-                            step.attempt,
-                            bytes.div_ceil(1024)
-                        ));
-                        (None, Some(roots))
-                    }
-                    Err(error) => (Some(error), None),
-                };
-                if let Some(replicas) = &mut self.replicas {
-                    replicas.brought = roots.map(|roots| (step.clone(), roots));
-                }
-                self.report(now, Report::Brought { attempt, step, error });
-            }
-        }
-    }
-
-    /// What ranks are told to load, as the leader has it.
-    pub(super) fn resume_from(&mut self, step: Option<&StepKey>) -> Result<(), String> {
-        self.crew.resume = match step {
-            None => BTreeMap::new(),
-            Some(step) => {
-                let brought = self.replicas.as_ref().and_then(|replicas| replicas.brought.as_ref());
-                let (_, roots) = brought
-                    .filter(|(of, _)| of == step)
-                    .ok_or_else(|| format!("the shards of step {} are not on this host", step.step))?;
-                roots.iter().map(|(rank, root)| (*rank, format!("{} {root}", step.step))).collect()
-            }
-        };
-        Ok(())
     }
 }
 
