@@ -52,6 +52,8 @@ pub struct RankEnvironment<'a> {
     pub checkpoint_dir: &'a Path,
     /// The memory that the launcher keeps for checkpoints.
     pub checkpoint_pool: Option<&'a Path>,
+    /// The step from which all hosts of the job go on, and the root of the rank's shard of it.
+    pub resume: Option<&'a str>,
     /// Where the client writes which modules the rank holds, if that is wanted.
     pub modules_file: Option<&'a Path>,
     /// The socket by which a rank agrees on rounds with the launcher.
@@ -63,6 +65,9 @@ pub struct RankEnvironment<'a> {
     /// Whether the rank is told that its local rank is 0: it sees its own GPU only.
     pub virtual_local_rank: bool,
 }
+
+/// What a rank of several hosts loads.
+const RESUME: &str = "MAINSTAY_CHECKPOINT_RESUME";
 
 /// What tells a rank who it is in a round: all that changes for one that goes on in its process.
 const OF_A_ROUND: [&str; 13] = [
@@ -121,6 +126,9 @@ impl RankEnvironment<'_> {
         if let Some(pool) = self.checkpoint_pool {
             variables.push(("MAINSTAY_CHECKPOINT_POOL", pool.display().to_string()));
         }
+        if let Some(resume) = self.resume {
+            variables.push((RESUME, resume.to_owned()));
+        }
         if let Some(socket) = self.rounds {
             variables.push(("MAINSTAY_ROUNDS", socket.display().to_string()));
         }
@@ -145,7 +153,9 @@ impl RankEnvironment<'_> {
     pub fn of_the_round(&self) -> BTreeMap<String, String> {
         let variables = self.variables(|_| true).into_iter();
         let of_the_round = variables.filter(|(name, _)| OF_A_ROUND.contains(name));
-        of_the_round.map(|(name, value)| (name.to_owned(), value)).collect()
+        // Of several hosts. Empty where ranks find out themselves: the round before may have had a step.
+        let resume = self.launcher.map(|_| (RESUME, self.resume.unwrap_or_default().to_owned()));
+        of_the_round.chain(resume).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// With these, ranks that use NCCL write their flight record when somebody writes into their pipe, and go on. The pipe
@@ -215,6 +225,7 @@ mod tests {
             monitor: None,
             checkpoint_dir: Path::new("/c"),
             checkpoint_pool: None,
+            resume: None,
             modules_file: None,
             rounds: None,
             drill: None,

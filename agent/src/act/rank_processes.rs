@@ -57,6 +57,8 @@ pub struct RankSpec {
     pub checkpoint_dir: PathBuf,
     /// `MAINSTAY_CHECKPOINT_POOL`: the memory that the launcher keeps for checkpoints; none where ranks write to the disk.
     pub checkpoint_pool: Option<PathBuf>,
+    /// `MAINSTAY_CHECKPOINT_RESUME` by rank: the step from which all hosts go on, and the root of the rank's shard.
+    pub resume: BTreeMap<u32, String>,
     /// Where heartbeat pages are made; none to run without.
     pub page_dir: Option<PathBuf>,
     /// The boot id as sixteen bytes, for the pages.
@@ -344,6 +346,7 @@ impl RankSpec {
             .env_remove("MAINSTAY_PAGE")
             .env_remove("MAINSTAY_PREVIOUS_WORLD_SIZE")
             .env_remove("MAINSTAY_CHECKPOINT_POOL")
+            .env_remove("MAINSTAY_CHECKPOINT_RESUME")
             .envs(environment)
             .stdin(Stdio::null())
             .stdout(output_file(&files.stdout)?)
@@ -414,6 +417,7 @@ impl RankSpec {
             monitor,
             checkpoint_dir: &self.checkpoint_dir,
             checkpoint_pool: self.checkpoint_pool.as_deref(),
+            resume: self.resume.get(&self.rank(local_rank).0).map(String::as_str),
             // In the log directory: a rank must not wait for one that does not answer.
             modules_file: self
                 .modules_file

@@ -1,5 +1,6 @@
 //! A job under the launcher, with the brain inside: nothing else is needed on the host.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +35,7 @@ use crate::launch::hosts::HostsPlan;
 use crate::launch::order::Ordered;
 use crate::launch::paths::{self, LaunchPaths};
 use crate::launch::rendezvous::{self, JoinOutcome};
+use crate::launch::replicas::{Known, Listening, Replicas};
 use crate::launch::sealing::{NotToStart, Sealing};
 use crate::launch::{JobResources, Launcher, Outside, Settings, Warm};
 use crate::launcher_link;
@@ -122,21 +124,27 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         bound = resume::bind(&plan.settings, &log_dir, &crew.checkpoint_dir, &sockets, &say) => bound?,
     };
     let crew = RankSpec { launch: launch(bound.run()), ..crew };
+    // Its port is told to the others before they are known.
+    let with_memory = plan.settings.checkpoints.in_memory && crew.page_dir.is_some();
+    let listening = plan.hosts.as_ref().filter(|_| with_memory).and_then(|_| Listening::new());
+    let replicas_port = listening.as_ref().and_then(Listening::port);
     let (crew, together) = match plan.hosts {
         None => (crew, None),
-        Some(hosts) => match come_together(hosts, crew, &plan.settings, &mut signals, &terminal).await? {
-            (_, JoinOutcome::Over { exit, why }) => {
-                terminal.say(format!("the job ended before this host had a place in it: {why}"));
-                terminal.flush(Duration::from_millis(500));
-                return Ok(exit);
+        Some(hosts) => {
+            match come_together(hosts, crew, &plan.settings, replicas_port, &mut signals, &terminal).await? {
+                (_, JoinOutcome::Over { exit, why }) => {
+                    terminal.say(format!("the job ended before this host had a place in it: {why}"));
+                    terminal.flush(Duration::from_millis(500));
+                    return Ok(exit);
+                }
+                (_, JoinOutcome::Stopped(signal)) => {
+                    terminal.say(format!("signal {signal} before all hosts had joined: nothing was started"));
+                    terminal.flush(Duration::from_millis(500));
+                    return Ok(128 + signal);
+                }
+                (crew, together) => (crew, Some(together)),
             }
-            (_, JoinOutcome::Stopped(signal)) => {
-                terminal.say(format!("signal {signal} before all hosts had joined: nothing was started"));
-                terminal.flush(Duration::from_millis(500));
-                return Ok(128 + signal);
-            }
-            (crew, together) => (crew, Some(together)),
-        },
+        }
     };
     let cgroup = Cgroup::make(&format!("mainstay-{}-{}", places.job, std::process::id()))
         .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
@@ -145,18 +153,21 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     // Both may take minutes: a launcher before this one, or a file system, may not let go. Until ranks run, a signal ends it at once.
     let outputs = bound.of_job(crew.checkpoint_run());
     resume::note(&log_dir, &places.run_dir, &outputs).await;
-    let starting = async {
-        match &together {
-            // Ranks of several hosts write to the disk themselves: a step is whole when all of them see all of it.
-            Some(_) => None,
-            None => start_keeper(&plan.settings, &runtime_root, &crew, &terminal).await,
-        }
-    };
+    let starting = start_keeper(&plan.settings, &runtime_root, &crew, &terminal);
     let keeper = tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
         keeper = starting => keeper,
     };
+    let known = together.as_ref().and_then(JoinOutcome::known);
+    let kept_by_hosts = known.as_ref().map(Known::told);
+    let replicas = match (listening, known, &keeper) {
+        (Some(listening), Some(known), Some(keeper)) => Replicas::start(listening, known, keeper, &crew)
+            .map_err(|error| terminal.say(format!("no copies of checkpoints on other hosts: {error}")))
+            .ok(),
+        _ => None,
+    };
+    let kept_by_hosts = kept_by_hosts.filter(|_| replicas.is_some());
     let checkpoint_pool = keeper.as_ref().map(|keeper| keeper.directory().to_owned());
     let crew = RankSpec { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
     let guardian = start_guardian(&crew.mark(), cgroup.as_ref(), crew.checkpoint_pool.as_deref());
@@ -178,7 +189,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let agent_expected = sockets.iter().any(|socket| socket.exists());
     let pool = crew.checkpoint_pool.as_deref();
     let sealing = Sealing::of(&outputs, &sockets, (&log_dir, &places.run_dir));
-    let restoring = resume::restore(&sockets, &outputs, pool, bound.is_named, sealing.as_ref(), &say);
+    let kept = kept_by_hosts.as_deref();
+    let restoring = resume::restore(&sockets, &outputs, (pool, kept), bound.is_named, sealing.as_ref(), &say);
     tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
@@ -203,7 +215,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         plan.settings,
         crew,
         board,
-        JobResources { guardian, keeper, cgroup, together, sealing },
+        JobResources { guardian, keeper, cgroup, together, sealing, replicas },
         terminal,
         warm,
     );
@@ -300,6 +312,7 @@ fn crew(settings: &Settings, places: &LaunchPaths) -> anyhow::Result<RankSpec> {
         logs_aside: None,
         checkpoint_dir,
         checkpoint_pool: None,
+        resume: BTreeMap::new(),
         page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
         boot_id: clock::boot_id_bytes(),
         cgroup_procs: None,
@@ -315,6 +328,7 @@ async fn come_together(
     hosts: HostsPlan,
     mut crew: RankSpec,
     settings: &Settings,
+    replicas_port: Option<u16>,
     signals: &mut mpsc::Receiver<i32>,
     terminal: &Terminal,
 ) -> anyhow::Result<(RankSpec, JoinOutcome)> {
@@ -330,14 +344,16 @@ async fn come_together(
         ranks: settings.local_world_size,
         hosts: hosts.hosts,
         program: paths::hash_of_program(&settings.command),
+        // The address is known when it is known where the hosts meet.
+        replicas: replicas_port.map_or_else(String::new, |port| format!(":{port}")),
         have: (0, 0),
         have_of: String::new(),
     };
     crew.launcher = Some(crew.launch.clone());
-    if settings.checkpoint_dir.is_none() {
+    if settings.checkpoint_dir.is_none() && replicas_port.is_none() {
         terminal.say(
-            "mainstay.checkpoint needs a directory that all hosts share: name one with --checkpoint-dir. Without it, \
-             no step is whole on any host, and ranks start from their own checkpoints or from step 0"
+            "without memory for checkpoints, mainstay.checkpoint needs a directory that all hosts share: name one with \
+             --checkpoint-dir. Without it, no step is whole on any host, and ranks start from their own checkpoints or from step 0"
                 .to_owned(),
         );
     }
@@ -381,9 +397,11 @@ async fn start_keeper(
         directory: crew.checkpoint_dir.clone(),
         job: crew.job.clone(),
         run: crew.launch.clone(),
-        world_size: crew.local_world_size,
+        world_size: crew.seat.world_size,
+        ranks: crew.seat.first_rank..crew.seat.first_rank + crew.local_world_size,
         keep: Keep { steps: wanted.keep, bytes: wanted.quota },
-        slots: wanted.slots,
+        // On several hosts one more: a step stays until each of its shards has a copy elsewhere.
+        slots: wanted.slots + usize::from(crew.seat.group_world_size > 1),
         memory: wanted.memory,
         rate: wanted.bandwidth,
     };

@@ -102,14 +102,14 @@ async fn hand_over(sockets: &[PathBuf], directories: Vec<PathBuf>) {
 }
 
 /// Has the newest whole step brought into each output. Of runs that only have the same name it is said that they are left alone.
-/// Returns the line that says what is protected, and how.
+/// `kept_by_hosts`: how the other hosts of the job keep copies, in words. Returns the line that says what is protected, and how.
 ///
 /// # Errors
 /// Why the ranks must not be started.
 pub(super) async fn restore(
     sockets: &[PathBuf],
     outputs: &[Output],
-    pool: Option<&Path>,
+    (pool, kept_by_hosts): (Option<&Path>, Option<&str>),
     is_named: bool,
     sealing: Option<&Sealing>,
     say: &(dyn Fn(String) + Sync),
@@ -133,5 +133,10 @@ pub(super) async fn restore(
     }
     let saved = (own.directory.as_path(), pool.is_some());
     let watched: Vec<String> = watched.into_iter().map(|watched| watched.protection).collect();
+    let kept_by = match (kept_by_hosts, kept_by) {
+        (Some(hosts), Some(agent)) if !agent.is_empty() => Some(format!("{hosts}; {agent}")),
+        (Some(hosts), _) => Some(hosts.to_owned()),
+        (None, kept_by) => kept_by,
+    };
     Ok(protection(saved, kept_by.as_deref(), &watched))
 }

@@ -9,7 +9,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::listen::WAITING_MESSAGES;
-use super::{BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, prove_as_follower, receive, send};
+use super::{
+    BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_follower, receive, send,
+};
 use crate::os::clock;
 
 /// How long a connection may take to be made.
@@ -76,17 +78,25 @@ async fn one(
     let unmade = |error: StreamError| (false, error.to_string());
     let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect(address));
     let stream = connecting.await.map_err(|_| unmade(StreamError::Silent(CONNECTED_WITHIN)))?;
-    let mut stream = stream.map_err(|error| unmade(error.into()))?;
+    let stream = stream.map_err(|error| unmade(error.into()))?;
     stream.set_nodelay(true).map_err(|error| unmade(error.into()))?;
-    let proven = timeout(PROVEN_WITHIN, prove_as_follower(&mut stream, token)).await;
-    proven.map_err(|_| unmade(StreamError::Silent(PROVEN_WITHIN)))?.map_err(unmade)?;
+    let proven = timeout(PROVEN_WITHIN, async {
+        let mut stream = encrypted::as_follower(stream, token).await?;
+        prove_as_follower(&mut stream, token).await.map(|()| stream)
+    });
+    // A leader that encrypts waits for the first word of this side.
+    let silent = || match token.ends {
+        Some(_) => StreamError::Silent(PROVEN_WITHIN),
+        None => StreamError::NotEncrypted,
+    };
+    let mut stream = proven.await.map_err(|_| unmade(silent()))?.map_err(unmade)?;
     let first = Up::Join(join.borrow().clone());
     send(&mut stream, &first).await.map_err(unmade)?;
     let (to, mut messages) = mpsc::channel::<Up>(WAITING_MESSAGES);
     if events.send(FromLeader::Connected { to }).await.is_err() {
         return Ok(());
     }
-    let (mut from, mut into) = stream.into_split();
+    let (mut from, mut into) = tokio::io::split(stream);
     let write = async {
         let mut beats = tokio::time::interval(BEAT_EVERY);
         loop {

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::{PROVEN_WITHIN, SILENT_FOR, StreamError, Token, prove_as_leader, receive, send};
+use super::{PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send};
 use crate::os::clock;
 
 /// Connections at a time.
@@ -124,7 +124,7 @@ async fn accept(listener: TcpListener, token: Token, events: mpsc::Sender<FromHo
 }
 
 async fn serve(
-    mut stream: TcpStream,
+    stream: TcpStream,
     peer: SocketAddr,
     connection: u64,
     token: &Token,
@@ -132,13 +132,15 @@ async fn serve(
 ) -> Result<(), StreamError> {
     stream.set_nodelay(true)?;
     let join = timeout(PROVEN_WITHIN, async {
+        let mut stream = encrypted::as_leader(stream, token).await?;
         prove_as_leader(&mut stream, token).await?;
-        receive::<Up>(&mut stream).await
+        let first = receive::<Up>(&mut stream).await?;
+        Ok::<_, StreamError>((stream, first))
     });
-    let Up::Join(join) = join.await.map_err(|_| StreamError::Silent(PROVEN_WITHIN))?? else {
+    let (stream, Up::Join(join)) = join.await.map_err(|_| StreamError::Silent(PROVEN_WITHIN))?? else {
         return Err(StreamError::Message("the first message is no join".to_owned()));
     };
-    let (mut from, mut into) = stream.into_split();
+    let (mut from, mut into) = tokio::io::split(stream);
     let (to, mut messages) = mpsc::channel::<Down>(WAITING_MESSAGES);
     let answers = to.downgrade();
     let joined = FromHost::Joined { connection, join, peer: peer.ip().to_canonical(), to };

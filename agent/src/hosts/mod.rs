@@ -1,15 +1,17 @@
 //! Floor 2. The streams between the launchers of one job: one connection from each follower to the leader.
 //!
-//! A connection starts with a proof on both sides that they know the job's token. Then each message is its length as four
-//! bytes, most significant first, and JSON. What messages mean is for `core::hosts::wire`; who is lost, for the launcher.
-//!
-//! The contents are not encrypted.
+//! A connection starts with TLS, unless the user has it plain, and a proof on both sides that they know the job's token. Then
+//! each message is its length as four bytes, most significant first, and JSON. What messages mean is for `core::hosts::wire`;
+//! who is lost, for the launcher.
 
 pub mod connect;
+mod encrypted;
 pub mod listen;
 
 use std::io;
 use std::time::Duration;
+
+pub use encrypted::Ends;
 
 use mainstay_core::recovery::hosts::wire::LONGEST_MESSAGE;
 use serde::Serialize;
@@ -28,9 +30,12 @@ const PROVEN_WITHIN: Duration = Duration::from_secs(5);
 /// The first bytes of the leader. The number is that of the proof, not of the messages.
 const MAGIC: &[u8; 8] = b"MSTHOST1";
 
-/// What both sides have to know.
+/// What both sides have to know, and by what they encrypt.
 #[derive(Clone)]
-pub struct Token([u8; 32]);
+pub struct Token {
+    key: [u8; 32],
+    ends: Option<Ends>,
+}
 
 impl std::fmt::Debug for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -44,11 +49,20 @@ impl Token {
         let mut text = secret.unwrap_or_default().to_owned();
         text.push('\0');
         text.push_str(run_id);
-        Token(blake3::derive_key("mainstay 2026-11 launchers of one job", text.as_bytes()))
+        Token {
+            key: blake3::derive_key("mainstay 2026-11 launchers of one job", text.as_bytes()),
+            ends: None,
+        }
+    }
+
+    /// The same over TLS between these ends; none for plain connections.
+    #[must_use]
+    pub fn over(self, ends: Option<Ends>) -> Token {
+        Token { ends, ..self }
     }
 
     fn proof(&self, side: &[u8], nonces: &[u8; 64]) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(side).update(nonces);
         hasher.finalize()
     }
@@ -59,7 +73,10 @@ impl Token {
 pub enum StreamError {
     /// The network failed.
     #[error("{0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+    /// The other side has gone.
+    #[error("the connection was closed by the other side")]
+    Closed,
     /// Something else is there.
     #[error("another program answers there, not a launcher of Mainstay")]
     NoLauncher,
@@ -68,12 +85,27 @@ pub enum StreamError {
         "the launcher there does not have the same token: use the same --rdzv-id and --rdzv-conf token=… on all hosts"
     )]
     Token,
+    /// One side encrypts, and the other one does not.
+    #[error(
+        "one side encrypts the connection and the other one does not: use --rdzv-conf encrypt=off on all hosts or on none"
+    )]
+    NotEncrypted,
     /// A message is too long or not what was expected.
     #[error("a message could not be read: {0}")]
     Message(String),
     /// It takes too long.
     #[error("no answer within {} s", .0.as_secs())]
     Silent(Duration),
+}
+
+impl From<io::Error> for StreamError {
+    fn from(error: io::Error) -> StreamError {
+        match error.kind() {
+            // A process that was killed says no farewell, neither by TLS nor without.
+            io::ErrorKind::UnexpectedEof => StreamError::Closed,
+            _ => StreamError::Io(error),
+        }
+    }
 }
 
 /// Reads a message.
@@ -86,7 +118,7 @@ async fn receive<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> Re
     let mut bytes = Vec::new();
     from.take(length as u64).read_to_end(&mut bytes).await?;
     if bytes.len() < length {
-        return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into()));
+        return Err(StreamError::Closed);
     }
     serde_json::from_slice(&bytes).map_err(|error| StreamError::Message(error.to_string()))
 }

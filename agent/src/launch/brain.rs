@@ -144,7 +144,9 @@ impl Launcher {
                 let port = self.take_port();
                 self.report(clock::mono(), Report::Opened { attempt, port });
             }
-            Command::Start { attempt, in_process, master_addr, master_port } => {
+            Command::Gather { attempt, peers } => self.gather_checkpoints(attempt, peers),
+            Command::Bring { attempt, step } => self.bring_checkpoint(attempt, step),
+            Command::Start { attempt, in_process, master_addr, master_port, resume } => {
                 if attempt < self.attempt || (attempt == self.attempt && !self.ranks.is_empty()) {
                     tracing::warn!(%attempt, "a start of an attempt that is over is ignored");
                     return;
@@ -156,7 +158,8 @@ impl Launcher {
                     return self.fact(Fact::StartFailed { attempt, error });
                 }
                 self.crew.master_addr = master_addr;
-                self.start(attempt, Ok(master_port), in_process, ended).await;
+                let port = self.resume_from(resume.as_ref()).map(|()| master_port);
+                self.start(attempt, port, in_process, ended).await;
             }
             Command::EndRank { attempt, rank } => {
                 self.carry_out_order(Order::EndRank { attempt, rank }, ended).await;

@@ -193,7 +193,10 @@ impl Following {
         // Steps are many, and the next ones tell of those before. That an attempt has ended is asked for again by whoever has
         // it stopped: an old answer would be taken for the new one.
         let again = match report {
-            Report::Steps { .. } | Report::Opened { .. } => false,
+            Report::Steps { .. }
+            | Report::Opened { .. }
+            | Report::Holding { .. }
+            | Report::Brought { .. } => false,
             Report::Fact { fact } => !matches!(fact, Fact::AttemptEnded { .. }),
             Report::Role { .. } => true,
         };

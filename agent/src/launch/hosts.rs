@@ -22,6 +22,10 @@ pub struct HostsPlan {
     pub local_addr: Option<String>,
     /// The secret of the job, if the user gave one.
     pub token: Option<String>,
+    /// Whether what goes between the hosts is encrypted.
+    pub encrypt: bool,
+    /// What fails together with this host, if the user said so.
+    pub domain: Option<String>,
     /// Whether the endpoint is this host, if the user said so.
     pub is_host: Option<bool>,
     /// How long hosts wait for each other.
@@ -88,6 +92,7 @@ pub(super) fn member(join: &Join) -> Member {
         node_rank: join.node_rank,
         ranks: join.ranks,
         address: join.address.clone(),
+        replicas: join.replicas.clone(),
         leads: false,
     }
 }

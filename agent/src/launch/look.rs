@@ -111,11 +111,13 @@ impl Launcher {
     /// Remembers what steps took for the agent, which holds them against what it does meanwhile.
     fn time_steps(&mut self, done: &[StepDone]) {
         let whole = done.iter().filter(|step| !step.first);
-        self.step_times.extend(whole.map(|step| StepTime {
-            start: step.start,
-            end: step.end,
-            saving: Span(step.checkpoint_ns),
-        }));
+        let times =
+            whole.map(|step| StepTime { start: step.start, end: step.end, saving: Span(step.checkpoint_ns) });
+        let times: Vec<StepTime> = times.collect();
+        if let Some(replicas) = &self.replicas {
+            replicas.stepped(&times);
+        }
+        self.step_times.extend(times);
         let surplus = self.step_times.len().saturating_sub(MOST_STEP_TIMES);
         self.step_times.drain(..surplus);
     }
@@ -125,7 +127,7 @@ impl Launcher {
         let whole = self.keeper.as_ref().map(PoolOwner::whole_steps).unwrap_or_default();
         for Whole { attempt, step, chunks } in whole {
             let Ok(attempt) = u32::try_from(attempt).map(Attempt) else { continue };
-            let shards = (0..).map(Rank).zip(chunks).collect();
+            let shards = (self.crew.seat.first_rank..).map(Rank).zip(chunks).collect();
             self.step(clock::mono(), Input::Saved { attempt, step, shards });
             self.vouch();
         }

@@ -13,11 +13,14 @@ use mainstay_coord::{
 use mainstay_core::base::id::Pid;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::wire::Join;
+use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::tls::Tls;
+use mainstay_tier::peer::token::{Token as PeerToken, TokenError};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::hosts::Token;
+use crate::hosts::{Ends, Token};
 use crate::launch::hosts::{Aborting, HostsPlan, StoreKind};
 use crate::launch::store_access;
 
@@ -106,6 +109,8 @@ pub struct Meeting {
     pub may_begin: bool,
     /// The proof between launchers.
     pub token: Token,
+    /// The same where launchers keep copies of each other's checkpoints.
+    pub pass: Pass,
     /// Runs for as long as this is kept.
     server: Option<Server>,
     managed: Option<Managed>,
@@ -133,7 +138,15 @@ impl Meeting {
         let membership = Arc::new(joining.await?);
         let secret = retry(plan, until, say, || group.secret()).await?;
         let secret = format!("{}\0{secret}", plan.token.as_deref().unwrap_or_default());
-        let token = Token::of(&join.run_id, Some(&secret));
+        let encryption =
+            plan.encrypt.then(|| Tls::of_secret(format!("{secret}\0{}", join.run_id).as_bytes()));
+        let encryption = encryption.transpose().context("encrypting what goes between the hosts")?;
+        let ends = encryption.as_ref().map(|tls| {
+            let (client, server) = tls.ends();
+            Ends { client, server }
+        });
+        let token = Token::of(&join.run_id, Some(&secret)).over(ends);
+        let pass = pass(&join.run_id, &secret, encryption).context("the secret of the job")?;
         let (sender, events) = mpsc::unbounded_channel();
         let (record_sender, record) = watch::channel(None);
         let watch = Aborting(tokio::spawn(watch_group(group.watch(), sender.clone(), record_sender)));
@@ -154,6 +167,7 @@ impl Meeting {
             silent_since: None,
             may_begin,
             token,
+            pass,
             server,
             managed,
         })
@@ -288,6 +302,15 @@ impl Meeting {
             managed.stop().await;
         }
     }
+}
+
+/// What launchers of the job show each other where they keep copies of checkpoints.
+fn pass(run_id: &str, secret: &str, encryption: Option<Tls>) -> Result<Pass, TokenError> {
+    let token = PeerToken::new(format!("{secret}\0{run_id}").as_bytes())?;
+    Ok(match encryption {
+        Some(tls) => Pass::Certificate(tls, Some(token)),
+        None => Pass::Token(token),
+    })
 }
 
 /// Joins; the note of an earlier job of the same name is removed.
@@ -450,9 +473,8 @@ fn read(body: &Value) -> Option<Record> {
 }
 
 fn member(join: &Join, port: u16) -> Member {
-    let host = if join.address.contains(':') { format!("[{}]", join.address) } else { join.address.clone() };
     Member {
-        addresses: vec![format!("{host}:{port}")],
+        addresses: vec![format!("{}:{port}", store_access::bracketed(&join.address))],
         ranks: join.ranks,
         mainstay: join.version.clone(),
         script: join.program.clone(),

@@ -3,6 +3,7 @@
 
 pub mod advised;
 mod brain;
+mod chosen;
 pub mod drill;
 mod following;
 pub mod hang;
@@ -17,6 +18,7 @@ pub mod paths;
 mod predecessor;
 mod prefix;
 pub mod rendezvous;
+pub mod replicas;
 mod resume;
 mod round;
 mod ruling;

@@ -21,6 +21,7 @@ use crate::launch::following::Followed;
 use crate::launch::hosts::{Aborting, HostsPlan, member};
 use crate::launch::leading::protocol;
 use crate::launch::meeting::{Elected, FromStore, Meeting, Office, exit_of};
+use crate::launch::replicas::Known;
 use crate::launch::store_access;
 use crate::os::clock;
 
@@ -85,6 +86,22 @@ impl JoinOutcome {
     }
 }
 
+impl JoinOutcome {
+    /// How this launcher is known to others that keep copies of checkpoints for it; none where it keeps none itself.
+    pub fn known(&self) -> Option<Known> {
+        match self {
+            JoinOutcome::Leading(gathered) => {
+                let me = &gathered.round.get(gathered.me as usize)?.member;
+                Known::of(&gathered.plan, &me.replicas, &gathered.meeting.pass)
+            }
+            JoinOutcome::Following(followed) => {
+                Known::of(&followed.plan, &followed.join.borrow().replicas, &followed.meeting.pass)
+            }
+            JoinOutcome::Stopped(_) | JoinOutcome::Over { .. } => None,
+        }
+    }
+}
+
 /// What one try to come together came to.
 enum Outcome {
     /// This launcher leads; the round is stored.
@@ -127,6 +144,9 @@ pub async fn gather(
     let bound = Bound::new().await.context("listening for the other hosts")?;
     let port = bound.port().context("listening for the other hosts")?;
     join.address = store_access::address(&plan, &join);
+    if join.replicas.starts_with(':') {
+        join.replicas = format!("{}{}", store_access::bracketed(&join.address), join.replicas);
+    }
     let mut meeting = tokio::select! {
         meeting = Meeting::open(&plan, &join, port, directory, say) => meeting?,
         Some(signal) = signals.recv() => return Ok(JoinOutcome::Stopped(signal)),

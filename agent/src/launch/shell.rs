@@ -32,6 +32,7 @@ use crate::launch::hang::{Evidence, Judge};
 use crate::launch::leading::{Leading, ToLeader};
 use crate::launch::order::Ordered;
 use crate::launch::rendezvous::JoinOutcome;
+use crate::launch::replicas::{Replicas, next_news};
 use crate::launch::sealing::{Sealing, Starting, next_stage};
 use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::words::Spoken;
@@ -150,6 +151,8 @@ pub struct Launcher {
     pub(super) sealing: Option<Sealing>,
     /// The start that waits for them.
     pub(super) starting: Option<Starting>,
+    /// Copies of checkpoints on the job's other hosts; none for a job of one host.
+    pub(super) replicas: Option<Replicas>,
 }
 
 /// What stands beside the ranks for as long as the job runs.
@@ -165,6 +168,8 @@ pub struct JobResources {
     pub together: Option<JoinOutcome>,
     /// The trainer's own checkpoints, if they are watched.
     pub sealing: Option<Sealing>,
+    /// Copies of checkpoints on the job's other hosts, if there are any.
+    pub replicas: Option<Replicas>,
 }
 
 impl Launcher {
@@ -177,7 +182,7 @@ impl Launcher {
         terminal: Terminal,
         warm: Warm,
     ) -> Launcher {
-        let JobResources { guardian, keeper, cgroup, together, sealing } = beside;
+        let JobResources { guardian, keeper, cgroup, together, sealing, replicas } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
         let policy = policy_of(&settings, &crew.job);
@@ -275,6 +280,7 @@ impl Launcher {
             exit: None,
             sealing,
             starting: None,
+            replicas,
         };
         launcher.begin_with(began, out);
         launcher
@@ -308,6 +314,7 @@ impl Launcher {
                     self.step(clock::mono(), Input::LookAgain);
                 }
                 stage = next_stage(&mut self.starting) => self.stage(stage, &ended_sender).await,
+                news = next_news(self.replicas.as_mut()) => self.checkpoints_news(news),
                 () = until(tell_at) => self.tell_to_end(),
                 () = until(spared_at) => self.look_at_spared(),
                 () = until(force_at) => {
@@ -465,6 +472,8 @@ impl Launcher {
     }
 
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
+        // What it keeps for others lies in the pool, which goes.
+        self.replicas = None;
         if outside.agent_expected && self.agent.is_none() {
             // A job that was over at once: the agent is to hear of it all the same.
             let found = tokio::time::timeout(RULING_WITHIN, outside.link_events.recv()).await;

@@ -146,6 +146,11 @@ pub(super) fn job_id(run_id: &str) -> anyhow::Result<JobId> {
     Ok(run_id.parse().or_else(|_| hashed().parse())?)
 }
 
+/// A host as it stands before a port.
+pub(super) fn bracketed(host: &str) -> String {
+    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
+}
+
 /// What to check when nobody answers.
 pub(super) fn not_met(plan: &HostsPlan, error: &CoordError) -> String {
     let check = match plan.store {

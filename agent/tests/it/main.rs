@@ -20,6 +20,7 @@ mod gpu_reset;
 mod hooks;
 mod host_source;
 mod host_system;
+mod hosts_streams;
 mod journal;
 mod journal_crash;
 mod journal_document;

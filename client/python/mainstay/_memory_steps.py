@@ -44,7 +44,7 @@ class MemorySteps:
         copies: Dict[int, List[_pool.Copy]] = {}
         if memory is not None and memory.lives():
             memory.prepare_behind()
-            copies = _pool.sealed(os.environ[_pool.VARIABLE], world_size, _manifest)
+            copies = _pool.sealed(os.environ[_pool.VARIABLE], world_size, read_manifest)
         return cls(directory, rank, world_size, epoch, copies)
 
     def with_those_of(self, steps: list) -> list:
@@ -123,7 +123,8 @@ class MemorySteps:
         return attempt if of_job == job else -1
 
 
-def _manifest(path: str, rank: int) -> Optional[dict]:
+def read_manifest(path: str, rank: int) -> Optional[dict]:
+    """The manifest of a slot, if it is as it was written."""
     try:
         return _seal.read_manifest(path, rank)
     except (_seal.Incomplete, _seal.Damaged):

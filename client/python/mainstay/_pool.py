@@ -289,6 +289,20 @@ def sealed(pool: str, world_size: int, read_manifest) -> Dict[int, List[Copy]]:
     return found
 
 
+def own(directory: str, rank: int, root: str, read_manifest) -> Optional[Copy]:
+    """This rank's shard with that root, if the launcher's memory holds it."""
+    memory = of(directory, rank)
+    if memory is None or not memory.lives():
+        return None
+    memory.prepare_behind()
+    home = os.path.join(os.environ[VARIABLE], f"rank-{rank:05d}")
+    for slot in memory.control.slots():
+        manifest = read_manifest(os.path.join(home, f"slot-{slot.index}.json"), rank) if slot.state == "sealed" else None
+        if manifest and manifest.get("root") == root and memory.control.is_still(slot):
+            return Copy(memory.control, slot, manifest, os.path.join(home, f"slot-{slot.index}.{slot.file}"))
+    return None
+
+
 def _settle(pages: list, pool: str) -> None:
     def busy(control) -> bool:
         epoch = control.epoch()

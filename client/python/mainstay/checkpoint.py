@@ -14,7 +14,8 @@ disk behind, and the rank may die at any moment after. Elsewhere, or where there
             mainstay.checkpoint.save(n, {"step": n, "model": model.state_dict(), ...})
 
 Every rank calls `save` with its own state and the same step. A step is offered only when all ranks have sealed it and
-every byte is as it was sealed, so that all ranks come to the same answer. `mainstay run` sets where: the directory in
+every byte is as it was sealed, so that all ranks come to the same answer. In a job of several hosts the launchers agree on the
+step before the ranks start, and ``MAINSTAY_CHECKPOINT_RESUME`` names it. `mainstay run` sets where: the directory in
 ``MAINSTAY_CHECKPOINT_DIR``, how many whole steps are kept in ``MAINSTAY_CHECKPOINT_KEEP`` (2).
 """
 
@@ -37,6 +38,7 @@ __all__ = ["due", "latest", "load", "reserve", "save"]
 
 _DIRECTORY = "MAINSTAY_CHECKPOINT_DIR"
 _KEEP = "MAINSTAY_CHECKPOINT_KEEP"
+_RESUME = "MAINSTAY_CHECKPOINT_RESUME"
 _saving = threading.Lock()
 
 
@@ -48,6 +50,17 @@ class _Place(NamedTuple):
     directory: str
     rank: int
     world_size: int
+
+
+class _Chosen(NamedTuple):
+    """What the launchers of all hosts have chosen: the step, and the root of this rank's shard."""
+
+    step: int
+    root: str
+
+
+#: The attempt in which this process saved last: what was chosen at its start is not the newest any more.
+_saved_in: Optional[int] = None
 
 
 def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optional[str] = None) -> bool:
@@ -68,9 +81,11 @@ def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optio
             identity = _seal.Identity(_job(), _attempt(), number, place.rank, place.world_size)
             facts, suffix, serialise = _serialisation(state)
             if _into_memory(place, identity, {**facts, "alike": alike}, state):
+                _note_saved(identity.attempt)
                 return True
             _quietly(_seal.clear_aside, place.directory, place.rank)
             _seal.write(place.directory, identity, facts, suffix, serialise, _attempt)
+            _note_saved(identity.attempt)
             if _seal.looks_whole(place.directory, number, place.world_size):
                 # Doubtful steps must not push out the last one that is not.
                 _quietly(_seal.prune, place.directory, place.world_size, keep, lambda of: _doubtful(place, of) is None)
@@ -132,6 +147,9 @@ def latest(*, directory: Optional[str] = None) -> Optional[int]:
     """The newest step that is whole for every rank, or None. Reads all of it to be sure; does not raise."""
     try:
         place = _place(directory)
+        chosen = _chosen(place)
+        if chosen is not None:
+            return chosen.step
         wanted = _doubt_policy()
         memory = _in_memory(place)
         for step in memory.with_those_of(_seal.steps(place.directory)):
@@ -186,6 +204,9 @@ def load(step: Optional[int] = None, *, into: Any = None, directory: Optional[st
 def _take(step: Optional[int], directory: Optional[str], into=None):
     try:
         place = _place(directory)
+        chosen = _chosen(place)
+        if chosen is not None and step in (None, chosen.step):
+            return _take_chosen(place, chosen, into)
         memory = _in_memory(place)
         if step is not None:
             return _take_one(place, memory, _step_number(step), into)
@@ -213,6 +234,39 @@ def _take(step: Optional[int], directory: Optional[str], into=None):
     except OSError as error:
         _warn(f"mainstay.checkpoint.load: {_told(error)}; nothing is loaded. {_advice(error)}", depth=4)
     return None
+
+
+def _note_saved(attempt: int) -> None:
+    global _saved_in
+    _saved_in = attempt
+
+
+def _chosen(place: _Place) -> Optional[_Chosen]:
+    """The step from which all hosts of the job go on; None where ranks find out themselves, and once this one has saved."""
+    step, _, root = os.environ.get(_RESUME, "").partition(" ")
+    if not step.isdecimal() or not root or _saved_in == _attempt():
+        return None
+    is_the_jobs = os.path.realpath(os.environ.get(_DIRECTORY, "")) == os.path.realpath(place.directory)
+    return _Chosen(int(step), root) if is_the_jobs else None
+
+
+def _take_chosen(place: _Place, chosen: _Chosen, into=None):
+    """This rank's shard of that step and no other: a rank with a step of its own would be worse than an attempt that fails."""
+    copy = _pool.own(place.directory, place.rank, chosen.root, _memory_steps.read_manifest)
+    if copy is not None:
+        try:
+            return _memory_steps.Loaded(_pool.state_of(copy, _attempt(), into))
+        except _pool.Spoilt as spoilt:
+            _warn(f"mainstay.checkpoint.load: step {chosen.step}: {spoilt}; the disk is asked", 6)
+    taken = _seal.take_one(place.directory, chosen.step, place.rank)
+    if taken is not None:
+        if taken[0].get("root") == chosen.root:
+            return taken
+        taken[1].close()
+    raise RuntimeError(
+        f"mainstay.checkpoint.load: all hosts go on from step {chosen.step}, and the shard of rank {place.rank} is not on this host "
+        f"any more; the next start brings it here again"
+    )
 
 
 def _in_memory(place: _Place):

@@ -297,7 +297,8 @@ def _save(place, step: int, shard: dict) -> None:
     with checkpoint._saving:
         identity = _seal.Identity(checkpoint._job(), checkpoint._attempt(), step, place.rank, place.world_size)
         facts, suffix, serialise = checkpoint._serialisation(shard)
-        if checkpoint._into_memory(place, identity, facts, shard):
+        # Any rank may read any shard again: on several hosts all of them lie where all hosts see them.
+        if _has_one_host() and checkpoint._into_memory(place, identity, facts, shard):
             return
         checkpoint._quietly(_seal.clear_aside, place.directory, place.rank)
         _seal.write(place.directory, identity, facts, suffix, serialise, checkpoint._attempt)
@@ -305,6 +306,10 @@ def _save(place, step: int, shard: dict) -> None:
             keep = checkpoint._number(checkpoint._KEEP, 2, at_least=1)
             counts = lambda of: checkpoint._doubtful(place, of) is None  # noqa: E731
             checkpoint._quietly(_seal.prune, place.directory, place.world_size, keep, counts)
+
+
+def _has_one_host() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") in (None, os.environ.get("WORLD_SIZE"))
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

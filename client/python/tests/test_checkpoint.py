@@ -466,3 +466,18 @@ def test_a_policy_that_is_none_is_said(directory, as_rank, monkeypatch):
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "perhaps")
     with pytest.warns(RuntimeWarning, match="is none of use, skip, skip-all"):
         assert checkpoint.latest() is None
+
+
+def test_a_rank_whose_chosen_shard_is_gone_fails_rather_than_take_a_step_of_its_own(directory, as_rank, monkeypatch):
+    as_rank(0, 1)
+    assert checkpoint.save(3, "three")
+    as_rank(0, 1, attempt=1)
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_RESUME", "3 " + "ab" * 32)
+    assert checkpoint.latest() == 3
+    with pytest.raises(RuntimeError, match="all hosts go on from step 3, and the shard of rank 0 is not on this host"):
+        checkpoint.load()
+    assert checkpoint.save(4, "four")
+    assert checkpoint.load() == "four", "what was chosen at the start is not the newest any more"
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_RESUME", "")
+    as_rank(0, 1, attempt=2)
+    assert checkpoint.load() == "four"

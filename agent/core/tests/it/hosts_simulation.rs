@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec, StartedRank};
 use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::hosts::merge::{Merge, Next};
 use mainstay_core::recovery::hosts::round::{Member, Seated, first};
 use mainstay_core::recovery::hosts::sequence::{Inbox, Outbox, Received};
-use mainstay_core::recovery::hosts::wire::{Command, Report};
+use mainstay_core::recovery::hosts::wire::{Command, Report, Seat};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy};
 use mainstay_core::recovery::policy::{Budget, Settings};
 
@@ -61,6 +62,15 @@ struct Host {
     connected: bool,
     crashed: bool,
     finished: Option<i32>,
+    /// Whether it has what its ranks have saved; one that took another's place has not.
+    holds: bool,
+    /// What it brought to where its ranks are.
+    brought: Option<(Attempt, StepKey)>,
+}
+
+/// The step of the simulated job's checkpoints.
+fn step_key(step: u64, world: u32) -> StepKey {
+    StepKey { step, job: "job".to_owned(), run: "run@1".to_owned(), attempt: 0, world }
 }
 
 impl Host {
@@ -79,7 +89,32 @@ impl Host {
             connected: true,
             crashed: false,
             finished: None,
+            holds: true,
+            brought: None,
         }
+    }
+
+    /// Its own ranks' shards of steps 1 to 3; and on the first host a copy of each shard of step 1.
+    fn copies(&self) -> Vec<Copy> {
+        let Seat { world_size: world, group_rank, .. } = self.seated.seat;
+        let copy = |step, rank, own| Copy {
+            holder: format!("h{group_rank}:1"),
+            medium: Medium::Memory,
+            own,
+            verified: true,
+            shard: Shard {
+                of: step_key(step, world),
+                rank,
+                root: format!("{step}.{rank}"),
+                bytes: 1,
+                created: 0,
+                piece: None,
+            },
+        };
+        let own =
+            self.ranks().filter(|_| self.holds).flat_map(|rank| (1..4).map(move |step| (step, rank.0, true)));
+        let kept = (0..world).filter(|_| group_rank == 0).map(|rank| (1, rank, false));
+        own.chain(kept).map(|(step, rank, own)| copy(step, rank, own)).collect()
     }
 
     fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
@@ -143,6 +178,8 @@ struct World {
     ended: Option<i32>,
     port: u16,
     ports: BTreeSet<u16>,
+    /// From which step the ranks of each attempt went on.
+    resumed: BTreeMap<Attempt, Option<StepKey>>,
 }
 
 impl World {
@@ -156,6 +193,8 @@ impl World {
                 node_rank: Some(host),
                 ranks: 1 + chance.below(3) as u32,
                 address: format!("h{host}"),
+                // In half of the runs launchers keep copies of checkpoints for each other.
+                replicas: if seed % 2 == 0 { format!("h{host}:1") } else { String::new() },
                 leads: host == 0,
             })
             .collect();
@@ -180,6 +219,7 @@ impl World {
             ended: None,
             port: 1024,
             ports: BTreeSet::new(),
+            resumed: BTreeMap::new(),
         };
         world.take(Mono(1), out);
         world.settle();
@@ -250,7 +290,21 @@ impl World {
                 let port = if fails { Err("no port".to_owned()) } else { Ok(port) };
                 host.report(Report::Opened { attempt, port });
             }
-            Command::Start { attempt, in_process, master_port, .. } => {
+            Command::Gather { attempt, .. } => {
+                let copies = host.copies();
+                host.report(Report::Holding { attempt, copies });
+            }
+            Command::Bring { attempt, step } => {
+                let error = fails.then(|| "its memory is faulty".to_owned());
+                host.brought = error.is_none().then(|| (attempt, step.clone()));
+                host.report(Report::Brought { attempt, step, error });
+            }
+            Command::Start { attempt, in_process, master_port, resume, .. } => {
+                let same = self.resumed.entry(attempt).or_insert_with(|| resume.clone());
+                assert_eq!(*same, resume, "all hosts go on from one step in {attempt}");
+                if let Some(step) = resume {
+                    assert_eq!(host.brought, Some((attempt, step)), "the shards are there before the ranks");
+                }
                 assert!(
                     host.attempt.is_none_or(|before| before < attempt),
                     "an attempt starts once on a host"
@@ -396,7 +450,7 @@ impl World {
             return self.merge.lost(self.now, seat as u32, "it crashed", &mut self.next);
         }
         let seated = host.seated.clone();
-        *host = Host::new(seated.clone());
+        *host = Host { holds: false, ..Host::new(seated.clone()) };
         self.merge.taken(self.now, seated, &mut self.next);
     }
 

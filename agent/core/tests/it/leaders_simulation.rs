@@ -205,6 +205,8 @@ impl World {
                 node_rank: Some(host),
                 ranks: 1 + chance.below(2) as u32,
                 address: format!("h{host}"),
+                // In half of the runs launchers keep copies of checkpoints for each other.
+                replicas: if seed % 2 == 0 { format!("h{host}:1") } else { String::new() },
                 leads: host == 0,
             })
             .collect();
@@ -358,6 +360,12 @@ impl World {
                 self.port += 1;
                 let port = if fails { Err("no port".to_owned()) } else { Ok(self.port) };
                 self.report(seat, Report::Opened { attempt, port });
+            }
+            Command::Gather { attempt, .. } => {
+                self.report(seat, Report::Holding { attempt, copies: Vec::new() });
+            }
+            Command::Bring { attempt, step } => {
+                self.report(seat, Report::Brought { attempt, step, error: None });
             }
             Command::Start { attempt, in_process, master_port, .. } => {
                 let leader = self.hosts[from].seated.member.launcher.clone();

@@ -91,6 +91,11 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         Some("0" | "false" | "False") => Some(false),
         Some(other) => bail!("--rdzv-conf is_host={other}: write true or false"),
     };
+    let encrypt = match conf.get("encrypt").map(String::as_str) {
+        None | Some("on") => true,
+        Some("off") => false,
+        Some(other) => bail!("--rdzv-conf encrypt={other}: write on or off"),
+    };
     Ok(Some(HostsPlan {
         hosts,
         endpoints,
@@ -98,6 +103,8 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         node_rank: numbered.then(|| args.node_rank.unwrap_or(0)),
         local_addr: args.local_addr.clone(),
         token: conf.get("token").cloned(),
+        encrypt,
+        domain: conf.get("domain").cloned(),
         is_host,
         join_timeout: seconds("join_timeout", JOIN_TIMEOUT)?,
         last_call: seconds("last_call_timeout", LAST_CALL)?,
@@ -232,6 +239,7 @@ mod tests {
             ("--nnodes 1:2 --master-addr a", "needs --rdzv-backend c10d"),
             ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf join_timeout=soon", "join_timeout=soon"),
             ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf lease=1", "lease=1"),
+            ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf encrypt=no", "encrypt=no"),
             ("--nnodes 2 --rdzv-endpoint a:1,b:1", "three or five"),
             ("--nnodes 2 --rdzv-endpoint https://a:1", "https needs --rdzv-backend etcd"),
             ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1", "--rdzv-id"),

@@ -5,7 +5,7 @@ mod read;
 mod volume;
 mod write;
 
-pub use prune::{Doubts, Keep, prune};
+pub use prune::{Doubts, Keep, prune, prune_of_ranks};
 pub use read::{Found, found, is_whole, manifest, manifest_path, offered, ranks, steps, verify, whole_steps};
 pub(crate) use volume::FileSink;
 pub use volume::{Sink, StdVolume, Volume, open_own};

@@ -1,5 +1,6 @@
 //! What may be removed from the disk: never the newest whole step, and nothing while fewer are whole than are to be kept.
 
+use std::ops::Range;
 use std::path::Path;
 
 use mainstay_checkpoint::Manifest;
@@ -7,7 +8,7 @@ use serde_json::Value;
 
 use crate::disk::volume::Volume;
 use crate::disk::write::remove_tree;
-use crate::disk::{read, step_directory};
+use crate::disk::{read, shard_directory, step_directory};
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +94,24 @@ pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts,
     let Some(oldest) = oldest.filter(|_| enough) else { return };
     for step in all.into_iter().filter(|step| *step < oldest && Some(*step) != vouched) {
         remove_step(volume, directory, step);
+    }
+}
+
+/// The same on one of several hosts, for the shards of its ranks: those of other hosts may lie in the directory too, and are theirs.
+/// `copied` is a step that all hosts can go back to: it stays, and what is newer.
+pub fn prune_of_ranks(volume: &dyn Volume, directory: &Path, ranks: &Range<u32>, keep: Keep, copied: u64) {
+    let is_there =
+        |step: &u64| ranks.clone().all(|rank| read::found(volume, directory, *step, rank).is_some());
+    let all = read::steps(volume, directory);
+    let Some(oldest) = all.iter().copied().filter(is_there).nth(keep.steps.max(1) - 1) else { return };
+    for step in all.into_iter().filter(|step| *step < oldest && *step < copied) {
+        for rank in ranks.clone() {
+            // The manifest first: a removal that is cut short leaves nothing that looks sealed.
+            let _ = volume.remove_file(&read::manifest_path(directory, step, rank));
+            remove_tree(volume, &shard_directory(directory, step, rank));
+        }
+        // It stays while another host has shards in it.
+        let _ = volume.remove_directory(&step_directory(directory, step));
     }
 }
 

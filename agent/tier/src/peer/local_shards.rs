@@ -382,13 +382,19 @@ impl LocalShards {
         self.inner().packs.values().flatten().find(|pack| pack.sealed.shard.root == root).cloned()
     }
 
+    /// A shard by its root, in a launcher's memory.
+    pub(crate) fn open_pooled(&self, root: &str) -> Option<Opened> {
+        let pooled = self.inner().pooled.get(root).cloned()?;
+        let file = pooled.open()?;
+        let memory = self.mapped(&pooled, &file);
+        let bytes = Arc::new(Bytes::File(file, memory));
+        Some(Opened { sealed: Arc::clone(&pooled.sealed), bytes, pooled: Some(pooled) })
+    }
+
     /// A shard by its root: from memory, or from where its ranks' checkpoints lie.
     pub(crate) fn open(&self, root: &str) -> Option<Opened> {
-        let pooled = self.inner().pooled.get(root).cloned();
-        if let Some((pooled, file)) = pooled.and_then(|pooled| pooled.open().map(|file| (pooled, file))) {
-            let memory = self.mapped(&pooled, &file);
-            let bytes = Arc::new(Bytes::File(file, memory));
-            return Some(Opened { sealed: Arc::clone(&pooled.sealed), bytes, pooled: Some(pooled) });
+        if let Some(opened) = self.open_pooled(root) {
+            return Some(opened);
         }
         if let Some(pack) = self.pack(root) {
             return Some(Opened::of_pack(&pack));

@@ -158,7 +158,7 @@ impl Shared {
     }
 
     /// Brings the shards of one step; bytes and shards that came, and shards that were here.
-    fn bring(
+    pub(super) fn bring(
         &self,
         key: &StepKey,
         place: &Watched,

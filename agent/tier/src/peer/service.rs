@@ -159,6 +159,8 @@ pub(crate) struct Shared {
     failures: Mutex<Vec<RemoteFailure>>,
     /// Whether it was told that there are too few failure domains for pieces.
     too_few: AtomicBool,
+    /// Whether its peers are the hosts of one job.
+    meets: AtomicBool,
     limit: Limit,
     pub(crate) courtesy: ReplicationThrottle,
     counters: Counters,
@@ -202,9 +204,22 @@ impl Service {
     ///
     /// # Errors
     /// The address, the store or a thread cannot be had.
-    pub fn start(mut settings: Settings, pass: impl Into<Pass>) -> Result<Service, StartError> {
+    pub fn start(settings: Settings, pass: impl Into<Pass>) -> Result<Service, StartError> {
         let listen = |source| StartError::Listen { address: settings.listen, source };
         let listener = TcpListener::bind(settings.listen).map_err(listen)?;
+        Service::start_at(listener, settings, pass)
+    }
+
+    /// The same where the address is listened on already.
+    ///
+    /// # Errors
+    /// The store or a thread cannot be had.
+    pub fn start_at(
+        listener: TcpListener,
+        mut settings: Settings,
+        pass: impl Into<Pass>,
+    ) -> Result<Service, StartError> {
+        let listen = |source| StartError::Listen { address: settings.listen, source };
         let address = listener.local_addr().map_err(listen)?;
         let store = Store::open(&settings.store, settings.quota)?;
         if settings.name.is_empty() {
@@ -229,6 +244,7 @@ impl Service {
             standing: Mutex::default(),
             failures: Mutex::default(),
             too_few: AtomicBool::new(false),
+            meets: AtomicBool::new(false),
             counters: Counters::default(),
             seats: seats::Seats::default(),
             stop: AtomicBool::new(false),
@@ -313,6 +329,18 @@ impl Service {
         let took = self.durable_figures().and_then(|figures| figures.last_step_took);
         let to_durable = took.map(|took| (Tier::Durable, took.as_secs_f64()));
         to_peer.into_iter().chain(to_durable).collect()
+    }
+
+    /// These are the peers from now on, this one perhaps among them. What is known of those that stay is kept.
+    pub fn meet(&self, peers: &[String]) {
+        let mut known = self.shared.peers();
+        known.retain(|name, _| peers.contains(name));
+        for peer in peers.iter().filter(|peer| *peer != self.name()) {
+            known.entry(peer.clone()).or_default();
+        }
+        drop(known);
+        self.shared.meets.store(true, Ordering::Relaxed);
+        self.nudge();
     }
 
     /// All peers, by name.

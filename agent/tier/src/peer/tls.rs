@@ -1,7 +1,10 @@
 //! TLS between agents, where the configuration has it: each side shows a certificate that the other side's authorities have signed, and
-//! who is connected to must be who was meant.
+//! who is connected to must be who was meant. Between the launchers of a job each side shows a key that is made of their secret
+//! ([`of_secret`]).
 //!
 //! Only TLS 1.3, for both ends are agents. No connection goes on with the trust of an earlier one. Files that are replaced are read again.
+
+mod of_secret;
 
 use std::fmt;
 use std::fs;
@@ -16,7 +19,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
-use rustls::{AlertDescription, ClientConfig, Connection, RootCertStore, ServerConfig};
+use rustls::{AlertDescription, CertificateError, ClientConfig, Connection, RootCertStore, ServerConfig};
 
 use super::error::PeerError;
 use super::frame::MAGIC;
@@ -55,11 +58,18 @@ pub struct TlsError {
     pub why: String,
 }
 
+/// Why a key that is made of a secret is not taken.
+const OTHER_SECRET: &str = "its key is made of another secret";
+
 /// What an agent needs for TLS with others.
 #[derive(Clone)]
-pub struct Tls {
-    files: Arc<TlsFiles>,
-    read: Arc<Mutex<Loaded>>,
+pub struct Tls(Source);
+
+/// Where keys come from.
+#[derive(Clone)]
+enum Source {
+    Files { files: Arc<TlsFiles>, read: Arc<Mutex<Loaded>> },
+    Secret(Both),
 }
 
 /// The files as they were read last.
@@ -80,7 +90,12 @@ struct Both {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+        match &self.0 {
+            Source::Files { files, .. } => {
+                f.debug_struct("Tls").field("files", files).finish_non_exhaustive()
+            }
+            Source::Secret(_) => f.write_str("Tls(..)"),
+        }
     }
 }
 
@@ -91,18 +106,36 @@ impl Tls {
     /// One of them cannot be read or holds something else, others may read the key, or it is not the certificate's.
     pub fn read(files: TlsFiles) -> Result<Tls, TlsError> {
         let read = Loaded { marks: marks(&files), both: Both::read(&files)? };
-        Ok(Tls { files: Arc::new(files), read: Arc::new(Mutex::new(read)) })
+        Ok(Tls(Source::Files { files: Arc::new(files), read: Arc::new(Mutex::new(read)) }))
+    }
+
+    /// Between those who know the secret; nobody else gets through.
+    ///
+    /// # Errors
+    /// TLS cannot be used here.
+    pub fn of_secret(secret: &[u8]) -> Result<Tls, rustls::Error> {
+        of_secret::both(secret).map(|both| Tls(Source::Secret(both)))
+    }
+
+    /// The two ends, for connections of others than peers.
+    pub fn ends(&self) -> (Arc<ClientConfig>, Arc<ServerConfig>) {
+        let Both { client, server } = self.now();
+        (client, server)
     }
 
     /// The files as they are now; those from before if they are of no use.
     fn now(&self) -> Both {
-        let marks = marks(&self.files);
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let (files, read) = match &self.0 {
+            Source::Files { files, read } => (files, read),
+            Source::Secret(both) => return both.clone(),
+        };
+        let marks = marks(files);
+        let mut read = read.lock().unwrap_or_else(PoisonError::into_inner);
         if marks != read.marks {
             read.marks = marks;
-            match Both::read(&self.files) {
+            match Both::read(files) {
                 Ok(both) => {
-                    tracing::info!(certificate = %self.files.certificate.display(), "the certificate was read again");
+                    tracing::info!(certificate = %files.certificate.display(), "the certificate was read again");
                     read.both = both;
                 }
                 // They are being replaced, one after the other; what holds is kept.
@@ -115,7 +148,11 @@ impl Tls {
     /// For a connection to `address`, `host:port`: whoever answers must show a certificate for this host.
     pub(super) fn to(&self, address: &str) -> Result<Connection, PeerError> {
         let told = |why: String| PeerError::Local(format!("TLS to {address}: {why}"));
-        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let host = match self.0 {
+            // Whoever has the key is meant.
+            Source::Secret(_) => "launcher",
+            Source::Files { .. } => address.rsplit_once(':').map_or(address, |(host, _)| host),
+        };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(host).map_err(|error| told(error.to_string()))?;
         let made = rustls::ClientConnection::new(self.now().client, name);
@@ -220,6 +257,9 @@ pub(super) fn told(peer: &str, error: io::Error) -> PeerError {
         Some(rustls::Error::AlertReceived(alert)) if is_about_certificates(*alert) => {
             PeerError::CertificateRefused { peer: peer(), why: alert_words(*alert) }
         }
+        Some(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)) => {
+            PeerError::BadCertificate { peer: peer(), why: OTHER_SECRET.to_owned() }
+        }
         Some(error @ (rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)) => {
             PeerError::BadCertificate { peer: peer(), why: error.to_string() }
         }
@@ -249,6 +289,7 @@ fn alert_words(alert: AlertDescription) -> String {
     match alert {
         AlertDescription::UnknownCA => "none of its authorities has signed it".to_owned(),
         AlertDescription::CertificateRequired => "none was shown".to_owned(),
+        AlertDescription::AccessDenied => OTHER_SECRET.to_owned(),
         AlertDescription::CertificateExpired => {
             "it has expired, or one of the two clocks is wrong".to_owned()
         }

@@ -20,11 +20,12 @@ mod recover;
 mod room;
 mod writer;
 
-pub use owner::{PoolOwner, Status, Whole};
+pub use owner::{PoolOwner, Status, View, Whole};
 pub use recover::{Recovered, recover, recover_all};
 pub use room::available;
 
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_64;
@@ -42,8 +43,10 @@ pub struct Settings {
     pub job: String,
     /// The run, for manifests.
     pub run: String,
-    /// Ranks, all of this host.
+    /// All ranks of the job.
     pub world_size: u32,
+    /// Those of this host: all of them, where the job has one.
+    pub ranks: Range<u32>,
     /// What is kept on the disk.
     pub keep: Keep,
     /// Slots for each rank, if there is room: 2 to 8.

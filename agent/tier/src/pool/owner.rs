@@ -107,6 +107,8 @@ struct Inner {
     agreed: Option<At>,
     /// The newest whole step that was saved by then.
     vouched: Option<At>,
+    /// The newest step of which each shard, of all hosts, has a copy on another host.
+    copied: Option<At>,
     memory: Option<(u64, Instant)>,
     disk: Option<(u64, Instant)>,
     /// Steps that became whole in memory and were not asked for yet.
@@ -127,7 +129,11 @@ impl PoolOwner {
     /// # Errors
     /// [`PoolError`]; the job can run without.
     pub fn start(settings: Settings) -> Result<PoolOwner, PoolError> {
-        let directory = directory_of(&settings.root, &settings.directory);
+        let mut directory = directory_of(&settings.root, &settings.directory);
+        if settings.ranks != (0..settings.world_size) {
+            // Launchers of one job may be on one machine, and save into one directory.
+            directory.as_mut_os_string().push(format!("-{}", settings.ranks.start));
+        }
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(told(&directory))?;
         let lock = take(&directory, &settings.directory)?;
         let mut said = Vec::new();
@@ -144,7 +150,7 @@ impl PoolOwner {
         let bell = open_bell(&directory);
         describe(&directory, &settings)?;
         let mut inner = Inner { said, ..Inner::default() };
-        for rank in 0..settings.world_size {
+        for rank in settings.ranks.clone() {
             let at = memory::directory_of(&directory, rank);
             inner.ranks.push(Memory::make(&directory, rank, settings.world_size, 0).map_err(told(&at))?);
         }
@@ -204,6 +210,12 @@ impl PoolOwner {
             drop(inner);
             ring(&self.shared.directory);
         }
+    }
+
+    /// For whoever copies to other hosts what lies here.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View(Arc::clone(&self.shared))
     }
 
     /// What a person should hear, since it was last asked for.
@@ -290,6 +302,28 @@ impl Drop for PoolOwner {
     }
 }
 
+/// The memory as those see it who copy to other hosts what lies in it.
+#[derive(Clone, Debug)]
+pub struct View(Arc<Shared>);
+
+impl View {
+    /// Each shard of this step, of all hosts, has a copy on another host. It stays in memory until a newer one has: a host that is
+    /// lost takes its own memory along, and then this is the step to go back to.
+    pub fn copied(&self, attempt: u64, step: u64) {
+        let mut inner = self.0.inner();
+        inner.copied = inner.copied.max(Some((attempt, step)));
+    }
+
+    /// Waits until the checksums of all that was filled are taken, `within` that at most.
+    pub fn settle(&self, within: Duration) {
+        let until = Instant::now() + within;
+        ring(&self.0.directory);
+        while self.0.is_sealing() && !self.0.stopped.load(Ordering::SeqCst) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// Takes the pool's lock. The guardian of a launcher that was killed may still hold it: its end is waited for.
 fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> {
     const TRIES: u32 = 6000;
@@ -318,6 +352,8 @@ fn describe(directory: &Path, settings: &Settings) -> Result<(), PoolError> {
         "job": settings.job,
         "run": settings.run,
         "world_size": settings.world_size,
+        "first_rank": settings.ranks.start,
+        "ranks": settings.ranks.len(),
         "keep": settings.keep.steps,
         "keep_bytes": settings.keep.bytes,
     });
@@ -431,12 +467,18 @@ impl Shared {
         self.inner().elsewhere = found;
     }
 
+    /// Whether checksums of what was filled are still to be taken.
+    fn is_sealing(&self) -> bool {
+        let inner = self.inner();
+        inner
+            .pages()
+            .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)))
+    }
+
     /// Whether nothing is left to do, or to be tried.
     fn is_settled(&self) -> bool {
+        let at_work = self.is_sealing();
         let inner = self.inner();
-        let at_work = inner
-            .pages()
-            .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)));
         let unsaved = inner.unsaved(&self.settings);
         // What could not be written when it was tried last is not tried for ever.
         let nothing_to_write = unsaved.is_empty() || inner.trouble.is_some();
@@ -488,6 +530,7 @@ mod tests {
             job: "a".into(),
             run: "a@1".into(),
             world_size: 1,
+            ranks: 0..1,
             keep: crate::disk::Keep { steps: 1, bytes: None },
             slots: 2,
             memory: None,

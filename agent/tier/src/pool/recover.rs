@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ pub(super) fn bring_to_disk(pool: &Path) -> Result<Recovered, PoolError> {
     fs::write(&mark, []).map_err(told(&mark))?;
     let about = About::read(pool)?;
     let mut recovered = Recovered { directory: about.directory.clone(), ..Recovered::default() };
-    let vouched = vouched(pool);
+    let vouched = vouched(pool, about.ranks.start);
     let shards = shards(pool, &about, &mut recovered.failed);
     write(&about, &shards, vouched, &mut recovered);
     if recovered.failed.is_empty() {
@@ -105,6 +106,7 @@ struct About {
     job: String,
     run: String,
     world_size: u32,
+    ranks: Range<u32>,
     keep: Keep,
 }
 
@@ -116,11 +118,17 @@ impl About {
         let text = |name: &str| about.get(name)?.as_str().map(str::to_owned);
         let number = |name: &str| about.get(name)?.as_u64();
         let read = || {
+            let world_size = number("world_size").and_then(|size| u32::try_from(size).ok())?;
+            let size = |name: &str| number(name).and_then(|size| u32::try_from(size).ok());
+            // An earlier version had pools of whole jobs only.
+            let first = size("first_rank").unwrap_or(0);
+            let ranks = first..first.checked_add(size("ranks").unwrap_or(world_size))?;
             Some(About {
                 directory: text("directory").map(PathBuf::from)?,
                 job: text("job")?,
                 run: text("run")?,
-                world_size: number("world_size").and_then(|size| u32::try_from(size).ok())?,
+                world_size,
+                ranks,
                 keep: Keep {
                     steps: number("keep").and_then(|keep| usize::try_from(keep).ok())?,
                     bytes: number("keep_bytes"),
@@ -133,8 +141,8 @@ impl About {
 }
 
 /// The step to go back to should replicas turn out to differ; it stands in every page.
-fn vouched(pool: &Path) -> Option<u64> {
-    let memory = Memory::open(&super::memory::directory_of(pool, 0)).ok()?;
+fn vouched(pool: &Path, first_rank: u32) -> Option<u64> {
+    let memory = Memory::open(&super::memory::directory_of(pool, first_rank)).ok()?;
     memory.control().ok()?.vouched()
 }
 
@@ -147,7 +155,7 @@ struct Left {
 /// All shards that were filled when the launcher ended: sealed ones by their manifests, others are sealed now.
 fn shards(pool: &Path, about: &About, failed: &mut Vec<String>) -> Vec<Left> {
     let mut left = Vec::new();
-    for rank in 0..about.world_size {
+    for rank in about.ranks.clone() {
         let directory = super::memory::directory_of(pool, rank);
         let memory = match Memory::open(&directory) {
             Ok(memory) => memory,
@@ -205,7 +213,7 @@ fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut R
         disk::manifest(&volume, &about.directory, at.1, rank)
             .is_some_and(|(there, _)| there.identity.job == about.job && there.identity.attempt == at.0)
     };
-    let newest = choose::newest_whole(&held, about.world_size, &on_disk);
+    let newest = choose::newest_whole(&held, &about.ranks, &on_disk);
     let mut by_step: BTreeMap<At, Vec<&Left>> = BTreeMap::new();
     for left in shards {
         by_step.entry(left.held.at).or_default().push(left);
@@ -235,5 +243,8 @@ fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut R
             Err(error) => tracing::warn!(step = at.1, %error, "an older step is not brought to the disk"),
         }
     }
-    disk::prune(&volume, &about.directory, about.keep, &Doubts::read(&volume, &about.directory), vouched);
+    // Of a job of several hosts it is not known here which step all of them have.
+    if about.ranks == (0..about.world_size) {
+        disk::prune(&volume, &about.directory, about.keep, &Doubts::read(&volume, &about.directory), vouched);
+    }
 }

@@ -1,6 +1,7 @@
 //! The thread that writes to the disk, behind everything else.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,6 +16,22 @@ pub(super) struct Batch {
     pub(super) shards: Vec<(Held, Manifest, Arc<File>)>,
     /// The step that stays on the disk whatever else goes.
     pub(super) vouched: Option<u64>,
+    /// The ranks of this host, and the newest step that has its copies on other hosts; none where the job has one host.
+    pub(super) among: Option<(Range<u32>, Option<u64>)>,
+}
+
+impl Batch {
+    fn prune(&self, directory: &Path, keep: Keep) {
+        let volume = StdVolume;
+        match &self.among {
+            None => {
+                disk::prune(&volume, directory, keep, &Doubts::read(&volume, directory), self.vouched);
+            }
+            Some((ranks, Some(copied))) => disk::prune_of_ranks(&volume, directory, ranks, keep, *copied),
+            // What all hosts can go back to is not known yet.
+            Some((_, None)) => {}
+        }
+    }
 }
 
 /// What came of a batch.
@@ -38,13 +55,7 @@ pub(super) fn write(
     for (held, manifest, file) in &batch.shards {
         let mut done = disk::write(&volume, directory, manifest, &**file, pace, given_up);
         if done.as_ref().is_err_and(WriteError::is_full) {
-            disk::prune(
-                &volume,
-                directory,
-                Keep { steps: 1, bytes: None },
-                &Doubts::read(&volume, directory),
-                batch.vouched,
-            );
+            batch.prune(directory, Keep { steps: 1, bytes: None });
             done = disk::write(&volume, directory, manifest, &**file, pace, given_up);
         }
         match done {
@@ -55,6 +66,6 @@ pub(super) fn write(
             }
         }
     }
-    disk::prune(&volume, directory, keep, &Doubts::read(&volume, directory), batch.vouched);
+    batch.prune(directory, keep);
     written
 }

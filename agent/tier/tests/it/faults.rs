@@ -176,6 +176,7 @@ fn keeper(pools: &Path, checkpoints: &Path) -> PoolOwner {
         job: "job".into(),
         run: "run".into(),
         world_size: 1,
+        ranks: 0..1,
         keep: Keep { steps: 2, bytes: None },
         slots: 3,
         memory: None,

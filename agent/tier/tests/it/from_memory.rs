@@ -42,6 +42,7 @@ impl Launcher {
             job: "job".into(),
             run: format!("{RUN}@7"),
             world_size: 1,
+            ranks: 0..1,
             keep: Keep { steps: 2, bytes: None },
             slots: 3,
             memory: None,

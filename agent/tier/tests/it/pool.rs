@@ -39,6 +39,7 @@ impl Stage {
             job: "job".into(),
             run: "run".into(),
             world_size,
+            ranks: 0..world_size,
             keep: Keep { steps: 2, bytes: None },
             slots,
             memory: None,

@@ -15,6 +15,8 @@ pub struct Cluster {
     network: Option<Network>,
     /// Options by which they meet elsewhere than at the first of them.
     meets: Option<String>,
+    /// Whether all of them save checkpoints into one directory.
+    shares: bool,
 }
 
 impl Cluster {
@@ -37,7 +39,19 @@ impl Cluster {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let id = format!("hosts-{}-{number}", std::process::id());
         let port = testing::free_port();
-        Cluster { stages: (0..hosts).map(|_| Stage::new()).collect(), id, port, network, meets: None }
+        Cluster {
+            stages: (0..hosts).map(|_| Stage::new()).collect(),
+            id,
+            port,
+            network,
+            meets: None,
+            shares: true,
+        }
+    }
+
+    /// The same where no directory is shared: each host saves checkpoints into its own.
+    pub fn sharing_nothing(self) -> Cluster {
+        Cluster { shares: false, ..self }
     }
 
     pub fn stage(&self, host: usize) -> &Stage {
@@ -77,7 +91,9 @@ impl Cluster {
         let shared = self.stages[0].work().join("checkpoints");
         let meets = self.meets.clone();
         let meets = meets.unwrap_or_else(|| format!("--master-addr {leader} --master-port {}", self.port));
-        let options = format!("{meets} --checkpoint-dir {} {options}", shared.display());
+        let shared =
+            if self.shares { format!("--checkpoint-dir {}", shared.display()) } else { String::new() };
+        let options = format!("{meets} {shared} {options}");
         let mut plan = self.stages[host].python(script).named(&self.id).options(&options);
         for (name, value) in variables {
             plan = plan.variable(name, value);

@@ -1,6 +1,7 @@
 //! Jobs of several hosts: one launcher for each, in network namespaces of their own where PyTorch trains over them, else on
 //! the loopback address.
 
+mod checkpoints;
 mod cluster;
 mod etcd;
 mod leaders;
@@ -212,7 +213,7 @@ fn hosts_that_do_not_come_and_hosts_that_do_not_fit_are_named() {
 
 /// A rank on each of two hosts, gloo over veth, a model with an optimiser that has state of its own. With more ranks the sums
 /// of DDP depend on its buckets, which it orders again in the second step of each process.
-const DDP: &str = r#"
+pub const DDP: &str = r#"
 import hashlib, torch, torch.distributed as dist
 import mainstay
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -10,6 +10,10 @@
 //!                         StartFailed ◄──────────────────────────────────── Abandoning
 //! ```
 //!
+//! Where launchers keep copies of checkpoints for each other, two phases lie between Opening and Starting: in Gathering hosts
+//! tell what they hold, in Bringing each gets its shards of the newest step that is whole over all of that. If a host cannot
+//! get them, the next older whole step is brought. A host that is lost meanwhile leads back to Waiting.
+//!
 //! The job gets one `AttemptStarted` when every host has started its ranks and one `AttemptEnded` when every host has ended
 //! its part. What hosts report of ranks before that is held back until then. A lost host counts as the exit of its ranks.
 //!
@@ -19,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::base::id::{Attempt, Pid, Rank};
 use crate::base::time::{Mono, Span};
+use crate::checkpoint::inventory::{Copy, StepKey, StepState, steps};
 use crate::hang::{PlaceGroup, Waits, fold};
 use crate::model::entry::{ExitStatus, Fact, LOST_WITH_HOST, StartedRank};
 use crate::model::observation::{Observation, Weight};
@@ -35,6 +40,9 @@ const KILLED: ExitStatus = ExitStatus::Signal(9);
 
 /// Inputs of one host that are held back at most; more are dropped and counted.
 const HELD: usize = 4096;
+
+/// A host that has not told what it holds by then is not waited for.
+const GATHERED_WITHIN: Span = Span::seconds(30);
 
 /// What is to be done next, in order.
 #[derive(Clone, Debug)]
@@ -56,6 +64,14 @@ enum Phase {
         since: Mono,
     },
     Opening,
+    Gathering {
+        port: u16,
+        since: Mono,
+    },
+    Bringing {
+        port: u16,
+        step: StepKey,
+    },
     Starting {
         port: u16,
     },
@@ -74,6 +90,10 @@ struct Host {
     /// Orphans killed, and ranks that wait in their processes.
     ended: Option<(u32, Vec<Rank>)>,
     exited: BTreeSet<Rank>,
+    /// Shards of checkpoints on it.
+    holding: Option<Vec<Copy>>,
+    /// Whether the shards of its ranks are there.
+    brought: bool,
     held: VecDeque<(Mono, Input)>,
     evidence: Option<Evidence>,
 }
@@ -101,6 +121,8 @@ pub struct Merge {
     /// Whether evidence is awaited.
     collecting: bool,
     dropped: u64,
+    /// Steps that could not be brought to a host in this start.
+    failed_steps: BTreeSet<StepKey>,
 }
 
 impl Merge {
@@ -112,6 +134,8 @@ impl Merge {
             started: None,
             ended: None,
             exited: BTreeSet::new(),
+            holding: None,
+            brought: false,
             held: VecDeque::new(),
             evidence: None,
         };
@@ -124,6 +148,7 @@ impl Merge {
             ending: false,
             collecting: false,
             dropped: 0,
+            failed_steps: BTreeSet::new(),
         }
     }
 
@@ -229,7 +254,13 @@ impl Merge {
             Report::Opened { attempt, port } if attempt == self.attempt && self.phase == Phase::Opening => {
                 self.opened(at, seat, port, next);
             }
-            Report::Opened { .. } => {}
+            Report::Holding { attempt, copies } if attempt == self.attempt => {
+                self.holds(at, seat, copies, next);
+            }
+            Report::Brought { attempt, step, error } if attempt == self.attempt => {
+                self.brought(at, seat, &step, error, next);
+            }
+            Report::Opened { .. } | Report::Holding { .. } | Report::Brought { .. } => {}
             Report::Fact { fact } => self.fact(at, seat, fact, next),
             report => {
                 if let Some(input) = report.input() {
@@ -251,7 +282,9 @@ impl Merge {
         host.held.clear();
         match phase {
             Phase::Idle | Phase::Waiting { .. } => {}
-            Phase::Opening => self.phase = Phase::Waiting { since: at },
+            Phase::Opening | Phase::Gathering { .. } | Phase::Bringing { .. } => {
+                self.phase = Phase::Waiting { since: at };
+            }
             Phase::Starting { .. } => self.abandon(format!("{detail}, before its ranks were started"), next),
             Phase::Abandoning { .. } => {}
             Phase::Started => {
@@ -288,11 +321,17 @@ impl Merge {
             let error = format!("{} did not come back within {}", self.missing(), self.patience);
             self.fail(at, error, next);
         }
+        if let Phase::Gathering { port, since } = self.phase
+            && at.since(since) >= GATHERED_WITHIN
+        {
+            self.bring_newest(at, port, next);
+        }
     }
 
     fn begin(&mut self, at: Mono, attempt: Attempt, in_process: bool, next: &mut VecDeque<Next>) {
         (self.attempt, self.in_process) = (attempt, in_process);
         (self.ending, self.collecting) = (false, false);
+        self.failed_steps.clear();
         for host in &mut self.hosts {
             (host.started, host.ended, host.evidence) = (None, None, None);
             host.exited.clear();
@@ -315,23 +354,95 @@ impl Merge {
 
     fn opened(&mut self, at: Mono, seat: u32, port: Result<u16, String>, next: &mut VecDeque<Next>) {
         match port {
+            Ok(port) if self.peers().is_empty() => self.start(port, None, next),
             Ok(port) => {
-                self.phase = Phase::Starting { port };
-                let start = Command::Start {
-                    attempt: self.attempt,
-                    in_process: self.in_process,
-                    master_addr: self
-                        .host(0)
-                        .map(|host| host.seated.member.address.clone())
-                        .unwrap_or_default(),
-                    master_port: port,
-                };
-                self.to_all(&start, next);
+                self.phase = Phase::Gathering { port, since: at };
+                self.hosts.iter_mut().for_each(|host| host.holding = None);
+                self.to_all(&Command::Gather { attempt: self.attempt, peers: self.peers() }, next);
             }
             Err(error) => {
                 let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
                 self.fail(at, format!("{named}: {error}"), next);
             }
+        }
+    }
+
+    fn start(&mut self, port: u16, resume: Option<StepKey>, next: &mut VecDeque<Next>) {
+        self.phase = Phase::Starting { port };
+        let first = self.host(0).map(|host| host.seated.member.address.clone());
+        let start = Command::Start {
+            attempt: self.attempt,
+            in_process: self.in_process,
+            master_addr: first.unwrap_or_default(),
+            master_port: port,
+            resume,
+        };
+        self.to_all(&start, next);
+    }
+
+    /// Where the hosts keep copies of checkpoints for each other.
+    fn peers(&self) -> Vec<String> {
+        let peers = self.hosts.iter().map(|host| host.seated.member.replicas.clone());
+        peers.filter(|peer| !peer.is_empty()).collect()
+    }
+
+    fn holds(&mut self, at: Mono, seat: u32, copies: Vec<Copy>, next: &mut VecDeque<Next>) {
+        let Phase::Gathering { port, .. } = self.phase else { return };
+        if let Some(host) = self.host(seat) {
+            host.holding = Some(copies);
+        }
+        if self.hosts.iter().all(|host| host.holding.is_some()) {
+            self.bring_newest(at, port, next);
+        }
+    }
+
+    /// Has the shards of the newest step that is whole over all hosts brought to where its ranks will be.
+    fn bring_newest(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
+        let copies: Vec<Copy> =
+            self.hosts.iter().flat_map(|host| host.holding.iter().flatten().cloned()).collect();
+        let world: u32 = self.hosts.iter().map(|host| host.seated.member.ranks).sum();
+        let fits = |state: &StepState| {
+            state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
+        };
+        let Some(state) = steps(&copies, None).into_iter().find(fits) else {
+            return self.start(port, None, next);
+        };
+        let StepKey { step, attempt, .. } = &state.key;
+        let detail =
+            format!("step {step} of attempt {attempt} is whole over all hosts: all ranks go on from it");
+        next.push_back(Next::Job(at, Input::Fact(observed("checkpoint_chosen", Weight::Info, detail))));
+        self.hosts.iter_mut().for_each(|host| host.brought = false);
+        self.phase = Phase::Bringing { port, step: state.key.clone() };
+        self.to_all(&Command::Bring { attempt: self.attempt, step: state.key }, next);
+    }
+
+    fn brought(
+        &mut self,
+        at: Mono,
+        seat: u32,
+        of: &StepKey,
+        error: Option<String>,
+        next: &mut VecDeque<Next>,
+    ) {
+        let Phase::Bringing { port, step } = &self.phase else { return };
+        let (port, step) = (*port, step.clone());
+        if step != *of {
+            return;
+        }
+        let Some(host) = self.host(seat) else { return };
+        host.brought = error.is_none();
+        if let Some(error) = error {
+            let detail = format!(
+                "{}: step {} cannot be restored: {error}; the next older whole step is taken",
+                host.named(),
+                step.step
+            );
+            let told = observed("checkpoint_not_restored", Weight::Warning, detail);
+            next.push_back(Next::Job(at, Input::Fact(told)));
+            self.failed_steps.insert(step);
+            self.bring_newest(at, port, next);
+        } else if self.hosts.iter().all(|host| host.brought) {
+            self.start(port, Some(step), next);
         }
     }
 
@@ -368,6 +479,9 @@ impl Merge {
                     // The job waits for a start that may never come.
                     let missing = self.missing();
                     self.fail(at, format!("asked to stop while {missing} was missing"), next);
+                }
+                if matches!(self.phase, Phase::Gathering { .. } | Phase::Bringing { .. }) {
+                    self.fail(at, "asked to stop while checkpoints were restored".to_owned(), next);
                 }
                 next.push_back(Next::Job(at, Input::Fact(fact)));
             }
@@ -460,7 +574,11 @@ impl Merge {
                 let ended = Fact::AttemptEnded { attempt, orphans_killed, waiting };
                 next.push_back(Next::Job(at, Input::Fact(ended)));
             }
-            Phase::Waiting { .. } | Phase::Opening | Phase::Starting { .. } => {}
+            Phase::Waiting { .. }
+            | Phase::Opening
+            | Phase::Gathering { .. }
+            | Phase::Bringing { .. }
+            | Phase::Starting { .. } => {}
         }
     }
 

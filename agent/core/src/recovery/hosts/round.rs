@@ -21,6 +21,9 @@ pub struct Member {
     /// The address by which ranks of other hosts reach it.
     #[serde(default)]
     pub address: String,
+    /// `HOST:PORT` at which it keeps copies of other hosts' checkpoints; empty if it keeps none.
+    #[serde(default)]
+    pub replicas: String,
     /// Whether it is the launcher that leads.
     #[serde(default)]
     pub leads: bool,

@@ -5,11 +5,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Stamp};
+use crate::checkpoint::inventory::{Copy, StepKey};
 use crate::model::entry::{Body, Fact, StepDone};
 use crate::recovery::job::{Input, StopWhy, Summary};
 
 /// The number of this protocol.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// A longer message ends its connection.
 pub const LONGEST_MESSAGE: usize = 16 << 20;
@@ -40,6 +41,9 @@ pub struct Join {
     /// What the ranks run, as one number; none where the program cannot be read.
     #[serde(default)]
     pub program: Option<String>,
+    /// `HOST:PORT` at which it keeps copies of other hosts' checkpoints; empty if it keeps none.
+    #[serde(default)]
+    pub replicas: String,
     /// The newest command that it has received, and the newest entry: the leader continues there.
     #[serde(default)]
     pub have: (u64, u64),
@@ -186,6 +190,22 @@ pub enum Report {
         /// The port, or why there is none.
         port: Result<u16, String>,
     },
+    /// Shards of checkpoints that lie on the host.
+    Holding {
+        /// Before which attempt.
+        attempt: Attempt,
+        /// Of its own ranks, and kept for others.
+        copies: Vec<Copy>,
+    },
+    /// The shards of a step are where the host's ranks will look for them, or why not.
+    Brought {
+        /// For which attempt.
+        attempt: Attempt,
+        /// Of which step.
+        step: StepKey,
+        /// Why a shard is not there; none if all are.
+        error: Option<String>,
+    },
 }
 
 impl Report {
@@ -205,7 +225,7 @@ impl Report {
             Report::Fact { fact } => Some(Input::Fact(fact)),
             Report::Steps { attempt, rank, done } => Some(Input::Steps { attempt, rank, done }),
             Report::Role { attempt, rank, role, stage } => Some(Input::Role { attempt, rank, role, stage }),
-            Report::Opened { .. } => None,
+            Report::Opened { .. } | Report::Holding { .. } | Report::Brought { .. } => None,
         }
     }
 }
@@ -219,6 +239,20 @@ pub enum Command {
         /// For which attempt.
         attempt: Attempt,
     },
+    /// Tell which shards of checkpoints lie here; answered by [`Report::Holding`].
+    Gather {
+        /// Before which attempt.
+        attempt: Attempt,
+        /// Where the launchers of all hosts keep copies for each other.
+        peers: Vec<String>,
+    },
+    /// Bring the shards of this host's ranks here, from wherever they are; answered by [`Report::Brought`].
+    Bring {
+        /// For which attempt.
+        attempt: Attempt,
+        /// Of which step.
+        step: StepKey,
+    },
     /// Start the ranks; answered by `AttemptStarted` or `StartFailed`.
     Start {
         /// Which attempt.
@@ -229,6 +263,9 @@ pub enum Command {
         master_addr: String,
         /// `MASTER_PORT`.
         master_port: u16,
+        /// The step from which all ranks go on; none if they find out themselves.
+        #[serde(default)]
+        resume: Option<StepKey>,
     },
     /// End a rank that waits in its process; answered by `AttemptEnded`.
     EndRank {

@@ -217,8 +217,15 @@ impl Shared {
             }
             Err(error) => {
                 let text = error.to_string();
-                if peer.alive || peer.error.as_ref() != Some(&text) {
-                    tracing::warn!(peer = name, error = text, "a peer does not answer");
+                if !self.stops() && (peer.alive || peer.error.as_ref() != Some(&text)) {
+                    if self.meets.load(Ordering::Relaxed)
+                        && matches!(error, PeerError::Lost { .. } | PeerError::Unreachable { .. })
+                    {
+                        // The leader of the job says which of its hosts are lost.
+                        tracing::debug!(peer = name, error = text, "a host of the job does not answer");
+                    } else {
+                        tracing::warn!(peer = name, error = text, "a peer does not answer");
+                    }
                 }
                 (peer.alive, peer.error) = (false, Some(text));
             }

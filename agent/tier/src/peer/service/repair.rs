@@ -31,7 +31,14 @@ impl Shared {
         let shared = self.own.shared();
         copies.retain(|copy| !shared.contains(&copy.shard.root));
         let hosts = self.hosts();
-        let needed = repairs(self.name(), &copies, &hosts, &rules);
+        let mut needed = repairs(self.name(), &copies, &hosts, &rules);
+        if self.meets.load(Ordering::Relaxed) {
+            // A step is of use when all hosts have sent their shards of it: one that another host has begun with comes first. Else
+            // each would send the newest at its own time, and of no step all would be there.
+            let begun: BTreeSet<&StepKey> =
+                copies.iter().filter(|copy| !copy.own).map(|copy| &copy.shard.of).collect();
+            needed.sort_by_key(|repair| !begun.contains(&repair.shard.of));
+        }
         let next = needed.into_iter().find(|repair| self.all_were_asked_about(&repair.shard.root));
         if let (Some(parity), Some(next)) = (parity, &next) {
             let is_cut = cut_for(self.name(), &hosts, &rules).is_some();
@@ -129,6 +136,10 @@ impl Shared {
             );
             return self.distrust(self.name(), &shard.root);
         }
+        if self.stops() {
+            // The hosts of a job end within moments of each other.
+            return;
+        }
         let mut peers = self.peers();
         let Some(peer) = peers.get_mut(to) else { return };
         peer.failures = peer.failures.saturating_add(1);
@@ -139,6 +150,13 @@ impl Shared {
         };
         peer.not_before = Some(Instant::now() + wait);
         peer.error = Some(error.to_string());
+        if self.meets.load(Ordering::Relaxed)
+            && matches!(error, PeerError::Lost { .. } | PeerError::Unreachable { .. })
+        {
+            // The leader of the job says which of its hosts are lost.
+            tracing::debug!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken");
+            return;
+        }
         tracing::warn!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken; another peer is tried");
     }
 

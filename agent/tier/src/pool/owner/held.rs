@@ -84,7 +84,7 @@ impl Inner {
     pub(super) fn newest_whole_of(&self, held: &[Held], settings: &Settings) -> Option<At> {
         let elsewhere =
             |at: At, rank: u32| self.on_disk.contains(&(at, rank)) || self.elsewhere.contains(&(at, rank));
-        choose::newest_whole(held, settings.world_size, &elsewhere)
+        choose::newest_whole(held, &settings.ranks, &elsewhere)
     }
 
     /// Shards that steps in memory lack: their ranks may have written them to the disk themselves.
@@ -92,7 +92,7 @@ impl Inner {
         let held: BTreeSet<(At, u32)> =
             self.sealed.iter().map(|((rank, _), of)| ((of.slot.epoch, of.slot.step), *rank)).collect();
         let steps: BTreeSet<At> = held.iter().map(|(at, _)| *at).collect();
-        let all = steps.into_iter().flat_map(|at| (0..settings.world_size).map(move |rank| (at, rank)));
+        let all = steps.into_iter().flat_map(|at| settings.ranks.clone().map(move |rank| (at, rank)));
         all.filter(|shard| !held.contains(shard) && !self.on_disk.contains(shard)).collect()
     }
 }

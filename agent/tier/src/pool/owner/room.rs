@@ -66,7 +66,7 @@ impl Shared {
         drop(inner);
         let free = available(&self.directory);
         let bound = self.settings.memory.unwrap_or_else(|| free.saturating_add(had) / 2);
-        let all = bytes.saturating_mul(u64::from(self.settings.world_size));
+        let all = bytes.saturating_mul(self.settings.ranks.len() as u64);
         let most = self.settings.slots.clamp(2, mainstay_checkpoint::control::MAX_SLOTS).max(there);
         let fits = |slots: &usize| {
             let wanted = all.saturating_mul(*slots as u64);
@@ -77,7 +77,7 @@ impl Shared {
                 "no memory for checkpoints: two of {} MiB for each of {} rank(s) are more than {} MiB, which is what may be \
                  taken; they are written to the disk in training. --checkpoint-memory sets the bound",
                 bytes >> 20,
-                self.settings.world_size,
+                self.settings.ranks.len(),
                 bound.min(free.saturating_add(had)) >> 20
             )
         })

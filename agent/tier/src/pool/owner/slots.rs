@@ -88,7 +88,9 @@ impl Inner {
         }
         let held = self.held();
         // While ranks of this attempt may still be loading, nothing that they could choose from goes.
-        let all_have_saved = (0..settings.world_size)
+        let all_have_saved = settings
+            .ranks
+            .clone()
             .all(|rank| held.iter().any(|shard| shard.rank == rank && shard.at.0 == self.epoch));
         let (mut freed, now) = (Vec::new(), monotonic_ms());
         for memory in &self.ranks {
@@ -118,7 +120,9 @@ impl Inner {
             held.iter_mut()
                 .filter(|shard| shard.rank == memory.rank && pinned(&control.slot(shard.index)))
                 .for_each(|shard| shard.writing = true);
-            let Some(index) = choose::to_free(&held, memory.rank, newest, vouched, long) else { continue };
+            let copied = self.copied.filter(|_| !long || control.slots() > 2);
+            let kept: Vec<_> = vouched.into_iter().chain(copied).collect();
+            let Some(index) = choose::to_free(&held, memory.rank, newest, &kept, long) else { continue };
             let slot = control.slot(index);
             // Too small for what the rank saves now: with another file.
             let to = if slot.capacity < memory.wanted { State::Damaged } else { State::Free };
@@ -151,7 +155,9 @@ impl Inner {
             }
         }
         self.writing = true;
-        self.batch = Some(Batch { shards, vouched: self.vouched.map(|at| at.1) });
+        let is_alone = settings.ranks == (0..settings.world_size);
+        let among = (!is_alone).then(|| (settings.ranks.clone(), self.copied.map(|at| at.1)));
+        self.batch = Some(Batch { shards, vouched: self.vouched.map(|at| at.1), among });
     }
 
     /// The writer is done with a batch.

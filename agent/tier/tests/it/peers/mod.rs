@@ -19,6 +19,7 @@ mod replicator;
 mod slow;
 pub(crate) mod support;
 mod tls;
+mod together;
 mod trainers;
 mod unlike;
 mod users;

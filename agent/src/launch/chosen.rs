@@ -1,0 +1,81 @@
+//! Before ranks of several hosts start: the leader learns what lies on each host, decides on one step, and has each host bring
+//! the shards of its ranks. The loop goes on meanwhile.
+
+use std::collections::BTreeMap;
+
+use mainstay_core::base::id::Attempt;
+use mainstay_core::checkpoint::inventory::StepKey;
+use mainstay_core::recovery::hosts::wire::Report;
+use mainstay_tier::peer::Brought;
+
+use super::replicas::FromReplicas;
+use super::shell::Launcher;
+use crate::os::clock;
+
+impl Launcher {
+    /// The leader asks what lies here, and says who the others are.
+    pub(super) fn gather_checkpoints(&mut self, attempt: Attempt, peers: Vec<String>) {
+        // What ranks have filled counts; they are gone by now, or wait.
+        if let Some(keeper) = &self.keeper {
+            keeper.begin_attempt(attempt.0.into());
+        }
+        match &self.replicas {
+            Some(replicas) => replicas.gather(attempt, peers),
+            None => self.report(clock::mono(), Report::Holding { attempt, copies: Vec::new() }),
+        }
+    }
+
+    /// The leader wants the shards of a step to be where the ranks of this host look for them.
+    pub(super) fn bring_checkpoint(&mut self, attempt: Attempt, step: StepKey) {
+        match &self.replicas {
+            Some(replicas) => replicas.bring(attempt, step),
+            None => {
+                let error = Some("no memory is kept for checkpoints there".to_owned());
+                self.report(clock::mono(), Report::Brought { attempt, step, error });
+            }
+        }
+    }
+
+    pub(super) fn checkpoints_news(&mut self, news: FromReplicas) {
+        let now = clock::mono();
+        match news {
+            FromReplicas::Said(line) => self.terminal.say(line),
+            FromReplicas::Holding(attempt, copies) => self.report(now, Report::Holding { attempt, copies }),
+            FromReplicas::Brought(attempt, step, brought) => {
+                let (error, roots) = match brought {
+                    Ok(Brought { roots, fetched, bytes }) => {
+                        let here = roots.len().saturating_sub(fetched);
+                        self.terminal.say(format!(
+                            "checkpoint: all ranks go on from step {} of attempt {}: of this host's shards {here} were \
+                             here, {fetched} came from other hosts ({} KiB)",
+                            step.step,
+                            step.attempt,
+                            bytes.div_ceil(1024)
+                        ));
+                        (None, Some(roots))
+                    }
+                    Err(error) => (Some(error), None),
+                };
+                if let Some(replicas) = &mut self.replicas {
+                    replicas.brought = roots.map(|roots| (step.clone(), roots));
+                }
+                self.report(now, Report::Brought { attempt, step, error });
+            }
+        }
+    }
+
+    /// What ranks are told to load, as the leader has it.
+    pub(super) fn resume_from(&mut self, step: Option<&StepKey>) -> Result<(), String> {
+        self.crew.resume = match step {
+            None => BTreeMap::new(),
+            Some(step) => {
+                let brought = self.replicas.as_ref().and_then(|replicas| replicas.brought.as_ref());
+                let (_, roots) = brought
+                    .filter(|(of, _)| of == step)
+                    .ok_or_else(|| format!("the shards of step {} are not on this host", step.step))?;
+                roots.iter().map(|(rank, root)| (*rank, format!("{} {root}", step.step))).collect()
+            }
+        };
+        Ok(())
+    }
+}

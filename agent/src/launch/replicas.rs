@@ -1,0 +1,280 @@
+//! Copies of checkpoints among the hosts of one job. Each launcher keeps some for the others in its memory: no agent and no
+//! configuration are needed.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use mainstay_core::base::id::Attempt;
+use mainstay_core::checkpoint::inventory::{Copy, StepKey};
+use mainstay_core::checkpoint::replication_cost::StepTime;
+use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
+use mainstay_tier::pool::{self, PoolOwner, View};
+use tokio::sync::mpsc;
+
+use crate::act::rank_processes::RankSpec;
+use crate::launch::hosts::HostsPlan;
+
+/// Copies of each shard on other hosts.
+const COPIES: usize = 1;
+
+/// The share of training's time that copying may cost, as for agents.
+const SLOWDOWN: f64 = 0.01;
+
+/// Connections for one shard, as for agents.
+const STREAMS: usize = 2;
+
+/// Each other host is asked this often what it has; in a job of many hosts less often, by so much for each.
+const ASK_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(50));
+
+/// How often it is looked which step has its copies, for each host of the job: a look goes over all that is known of all.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// After so long without copies it is said.
+const COPIED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Checksums of what ranks have saved are waited for so long.
+const SEALED_WITHIN: Duration = Duration::from_secs(60);
+
+/// A port that is taken for other launchers, before it is known who they are.
+#[derive(Debug)]
+pub struct Listening(TcpListener);
+
+impl Listening {
+    /// Takes a free port of all addresses; none if there is none.
+    pub fn new() -> Option<Listening> {
+        // Both families where there is IPv6.
+        let any = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0));
+        any.or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))).ok().map(Listening)
+    }
+
+    /// The port.
+    pub fn port(&self) -> Option<u16> {
+        self.0.local_addr().ok().map(|address| address.port())
+    }
+}
+
+/// Who a launcher is among those that keep copies for each other.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// `HOST:PORT`, by which the others reach it.
+    pub name: String,
+    /// What they show each other.
+    pub pass: Pass,
+    /// What fails together with this host.
+    pub domain: String,
+    /// Hosts of the job.
+    pub hosts: u32,
+}
+
+impl Known {
+    /// Of a launcher that takes part.
+    pub fn of(plan: &HostsPlan, name: &str, pass: &Pass) -> Option<Known> {
+        let domain = plan.domain.clone().or_else(switch).unwrap_or_default();
+        let known = Known { name: name.to_owned(), pass: pass.clone(), domain, hosts: plan.hosts.1 };
+        (!name.is_empty()).then_some(known)
+    }
+
+    /// How copies are kept, for people.
+    pub fn told(&self) -> String {
+        let encrypted = match self.pass {
+            Pass::Token(_) => "not encrypted on their way",
+            Pass::Certificate(..) => "encrypted on their way",
+        };
+        format!("a copy in the memory of another host of the job, {encrypted}")
+    }
+}
+
+/// The switch of this host, as Slurm's topology has it.
+fn switch() -> Option<String> {
+    let (address, pattern) =
+        (std::env::var("SLURM_TOPOLOGY_ADDR").ok()?, std::env::var("SLURM_TOPOLOGY_ADDR_PATTERN").ok()?);
+    // "spine.leaf.host" and "switch.switch.node": the last switch is the nearest.
+    let names: Vec<&str> = address
+        .split('.')
+        .zip(pattern.split('.'))
+        .filter(|(_, of)| *of == "switch")
+        .map(|(name, _)| name)
+        .collect();
+    names.last().filter(|name| !name.is_empty()).map(|name| (*name).to_owned())
+}
+
+/// The copies.
+#[derive(Debug)]
+pub struct Replicas {
+    service: Arc<Service>,
+    place: Watched,
+    ranks: Vec<u32>,
+    view: View,
+    sender: mpsc::UnboundedSender<FromReplicas>,
+    news: mpsc::UnboundedReceiver<FromReplicas>,
+    /// What was brought last.
+    pub(super) brought: Option<(StepKey, BTreeMap<u32, String>)>,
+}
+
+/// What comes of work beside the loop.
+#[derive(Debug)]
+pub(super) enum FromReplicas {
+    Said(String),
+    Holding(Attempt, Vec<Copy>),
+    Brought(Attempt, StepKey, Result<Brought, String>),
+}
+
+impl Replicas {
+    /// Starts to keep copies for others and to have them keep some. The others are named later, before ranks start.
+    ///
+    /// # Errors
+    /// There is no memory or no thread for it, in words.
+    pub fn start(
+        at: Listening,
+        known: Known,
+        keeper: &PoolOwner,
+        crew: &RankSpec,
+    ) -> Result<Replicas, String> {
+        let listen = at.0.local_addr().map_err(|error| error.to_string())?;
+        let (base, each) = ASK_EVERY;
+        let settings = Settings {
+            listen,
+            name: known.name,
+            domain: known.domain,
+            quota: pool::available(keeper.directory()) / 4,
+            copies: COPIES,
+            slowdown: SLOWDOWN,
+            streams: STREAMS,
+            interval: base.max(each * known.hosts),
+            ..Settings::alone(store(keeper.directory()), String::new())
+        };
+        let service = Service::start_at(at.0, settings, known.pass).map_err(|error| error.to_string())?;
+        let service = Arc::new(service);
+        let place = Watched {
+            run: crew.checkpoint_run().to_owned(),
+            directory: crew.checkpoint_dir.clone(),
+            user: User::own(),
+            pool: Some(keeper.directory().to_owned()),
+        };
+        service.watch(place.clone());
+        let (sender, news) = mpsc::unbounded_channel();
+        let view = keeper.view();
+        let (of_thread, weak, tell) = (view.clone(), Arc::downgrade(&service), sender.clone());
+        let (launch, every) = (crew.launch.clone(), LOOK_EVERY * known.hosts);
+        std::thread::Builder::new()
+            .name("ckpt-copied".to_owned())
+            .spawn(move || keep_what_is_copied(&weak, &of_thread, (&launch, every), &tell))
+            .map_err(|error| error.to_string())?;
+        let first = crew.seat.first_rank;
+        let ranks = (first..first + crew.local_world_size).collect();
+        Ok(Replicas { service, place, ranks, view, sender, news, brought: None })
+    }
+
+    /// A rank of this host completed steps: what copying costs training is known by them.
+    pub(super) fn stepped(&self, steps: &[StepTime]) {
+        self.service.stepped(&self.place.run, steps);
+    }
+
+    pub(super) fn gather(&self, attempt: Attempt, peers: Vec<String>) {
+        let (service, view, run) = (Arc::clone(&self.service), self.view.clone(), self.place.run.clone());
+        let sender = self.sender.clone();
+        tokio::task::spawn_blocking(move || {
+            service.meet(&peers);
+            view.settle(SEALED_WITHIN);
+            // The receiver goes only when the launcher does.
+            let _ = sender.send(FromReplicas::Holding(attempt, service.holding(&run)));
+        });
+    }
+
+    pub(super) fn bring(&self, attempt: Attempt, step: StepKey) {
+        let (service, place, ranks) = (Arc::clone(&self.service), self.place.clone(), self.ranks.clone());
+        let sender = self.sender.clone();
+        tokio::task::spawn_blocking(move || {
+            let say = |told: String| {
+                let _ = sender.send(FromReplicas::Said(format!("checkpoint: {told}")));
+            };
+            let brought = service.bring(&step, &place, &ranks, &|at| {
+                if !at.told.is_empty() {
+                    say(at.told);
+                }
+            });
+            let brought = brought.map_err(|error| error.to_string());
+            let _ = sender.send(FromReplicas::Brought(attempt, step, brought));
+        });
+    }
+}
+
+/// Where copies for others lie: in the same memory as the pool, and removed with it.
+fn store(pool: &Path) -> std::path::PathBuf {
+    pool.join("replicas")
+}
+
+/// Tells the pool which step has its copies, for as long as there is a service.
+fn keep_what_is_copied(
+    service: &Weak<Service>,
+    view: &View,
+    (launch, every): (&str, Duration),
+    tell: &mpsc::UnboundedSender<FromReplicas>,
+) {
+    let mut last = None;
+    let mut unsaid = Some(Instant::now() + COPIED_WITHIN);
+    while let Some(service) = service.upgrade() {
+        let newest = service.copied(launch);
+        if newest.is_some() {
+            unsaid = None;
+        }
+        if unsaid.is_some_and(|at| Instant::now() >= at)
+            && let Some(why) = why_not_copied(&service, launch)
+        {
+            unsaid = None;
+            let _ = tell.send(FromReplicas::Said(why));
+        }
+        drop(service);
+        if let Some((attempt, step)) = newest.filter(|newest| Some(*newest) > last) {
+            view.copied(attempt, step);
+            if last.is_none() {
+                let told = format!("checkpoint: each shard of step {step} has a copy on another host");
+                let _ = tell.send(FromReplicas::Said(told));
+            }
+            last = newest;
+        }
+        std::thread::sleep(every);
+    }
+}
+
+/// Ranks have saved, and no step has its copies: what is known of the reason.
+fn why_not_copied(service: &Service, launch: &str) -> Option<String> {
+    service.copies().iter().find(|copy| copy.own && copy.shard.of.run == launch)?;
+    let why = service.peers().into_iter().find_map(|(name, peer)| Some(format!("{name}: {}", peer.error?)));
+    let why = why.unwrap_or_else(|| "saves come faster than copies".to_owned());
+    Some(format!(
+        "checkpoint: no step has a copy of each shard on another host yet ({why}). Check that all ports between the hosts \
+         are open"
+    ))
+}
+
+/// The next that work beside the loop tells.
+pub(super) async fn next_news(replicas: Option<&mut Replicas>) -> FromReplicas {
+    match replicas {
+        Some(replicas) => match replicas.news.recv().await {
+            Some(news) => news,
+            // It has a sender itself.
+            None => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_says_whether_copies_are_encrypted() {
+        let token = mainstay_tier::peer::token::Token::of_nobody().expect("random bytes");
+        let known = Known { name: "a:1".to_owned(), pass: token.into(), domain: String::new(), hosts: 2 };
+        assert_eq!(
+            known.told(),
+            "a copy in the memory of another host of the job, not encrypted on their way"
+        );
+    }
+}

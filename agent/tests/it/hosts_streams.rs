@@ -1,0 +1,112 @@
+//! The streams between the launchers of a job, over real sockets: what a listener on the way sees, and who is refused.
+
+use std::sync::{Arc, Mutex};
+
+use mainstay_agent::hosts::connect::{self, FromLeader};
+use mainstay_agent::hosts::listen::{Bound, FromHost, Listener};
+use mainstay_agent::hosts::{Ends, Token};
+use mainstay_core::recovery::hosts::wire::Join;
+use mainstay_tier::peer::tls::Tls;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+
+fn token(secret: &str, encrypts: bool) -> Token {
+    let ends = encrypts.then(|| {
+        let (client, server) = Tls::of_secret(secret.as_bytes()).expect("TLS").ends();
+        Ends { client, server }
+    });
+    Token::of("a-run", Some(secret)).over(ends)
+}
+
+async fn leader(token: Token) -> (Listener, u16) {
+    let bound = Bound::new().await.expect("a port");
+    let port = bound.port().expect("its number");
+    (bound.listen(token), port)
+}
+
+/// A follower's first news.
+async fn follow(port: u16, token: Token) -> FromLeader {
+    let join =
+        Join { run_id: "a-run".to_owned(), host: "host-of-the-follower".to_owned(), ..Join::default() };
+    let (_join, join) = watch::channel(join);
+    let (sender, mut events) = mpsc::channel(8);
+    tokio::spawn(connect::keep(vec![format!("127.0.0.1:{port}")], token, join, sender));
+    events.recv().await.expect("news")
+}
+
+/// Passes everything on to `port`, and keeps what passes.
+async fn listen_in(port: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let own = listener.local_addr().expect("its number").port();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let keeps = Arc::clone(&heard);
+    tokio::spawn(async move {
+        let (near, _) = listener.accept().await.expect("a connection");
+        let far = TcpStream::connect(("127.0.0.1", port)).await.expect("the leader");
+        let ((mut from_near, mut to_near), (mut from_far, mut to_far)) =
+            (near.into_split(), far.into_split());
+        let pass = |keeps: Arc<Mutex<Vec<u8>>>| {
+            move |bytes: &[u8]| keeps.lock().expect("no panic before").extend_from_slice(bytes)
+        };
+        let (there, back) = (pass(Arc::clone(&keeps)), pass(keeps));
+        let there = async move {
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = from_near.read(&mut buffer).await {
+                there(&buffer[..count]);
+                to_far.write_all(&buffer[..count]).await.expect("passed on");
+            }
+        };
+        let back = async move {
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = from_far.read(&mut buffer).await {
+                back(&buffer[..count]);
+                to_near.write_all(&buffer[..count]).await.expect("passed on");
+            }
+        };
+        tokio::join!(there, back);
+    });
+    (own, heard)
+}
+
+#[tokio::test]
+async fn who_listens_in_reads_nothing_unless_the_user_has_it_plain() {
+    for encrypts in [true, false] {
+        let (mut listener, port) = leader(token("secret", encrypts)).await;
+        let (between, heard) = listen_in(port).await;
+        let news = follow(between, token("secret", encrypts)).await;
+        assert!(matches!(news, FromLeader::Connected { .. }), "{news:?}");
+        let joined = listener.events.recv().await.expect("a join");
+        let FromHost::Joined { join, .. } = joined else { panic!("{joined:?}") };
+        assert_eq!(join.host, "host-of-the-follower");
+        let heard = heard.lock().expect("no panic before");
+        let is_plain = heard.windows(20).any(|bytes| bytes == b"host-of-the-follower");
+        assert_eq!(is_plain, !encrypts);
+    }
+}
+
+#[tokio::test]
+async fn another_secret_and_a_side_that_does_not_encrypt_are_refused_in_words() {
+    for (ours, theirs, words) in [
+        (token("secret", true), token("guess", true), "does not have the same token"),
+        (token("secret", false), token("guess", false), "does not have the same token"),
+        (token("secret", true), token("secret", false), "--rdzv-conf encrypt=off on all hosts or on none"),
+        (token("secret", false), token("secret", true), "--rdzv-conf encrypt=off on all hosts or on none"),
+    ] {
+        let (_listener, port) = leader(ours).await;
+        let news = follow(port, theirs).await;
+        let FromLeader::Lost { why } = &news else { panic!("{news:?}") };
+        assert!(why.contains(words), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn a_plain_client_gets_no_word_from_a_leader_that_encrypts() {
+    let (_listener, port) = leader(token("secret", true)).await;
+    let mut plain = TcpStream::connect(("127.0.0.1", port)).await.expect("a connection");
+    plain.write_all(&[0; 96]).await.expect("sent");
+    let mut answer = Vec::new();
+    // Its end may come as a reset, for the leader reads no further.
+    let _ = plain.read_to_end(&mut answer).await;
+    assert!(!answer.windows(8).any(|bytes| bytes == b"MSTHOST1"), "{answer:?}");
+}

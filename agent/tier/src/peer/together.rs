@@ -1,0 +1,109 @@
+//! What the launchers of one job need of each other: what lies on this host, and the shards of its ranks before they start.
+//! Which step it is, the leader of the job decides.
+
+use std::collections::BTreeMap;
+
+use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey, steps};
+
+use super::error::PeerError;
+use super::local_shards::Watched;
+use super::restore::Progress;
+use super::service::Service;
+
+/// Steps that are told of at most, the newest.
+const TOLD: usize = 16;
+
+/// The shards of a host's ranks are where they look for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Brought {
+    /// The root of each rank's shard.
+    pub roots: BTreeMap<u32, String>,
+    /// Shards that came from other hosts.
+    pub fetched: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Service {
+    /// What lies on this host of the newest steps of a run: of its own ranks, and kept for others.
+    pub fn holding(&self, run: &str) -> Vec<Copy> {
+        let mine = |copies: Vec<Copy>| -> Vec<Copy> {
+            copies
+                .into_iter()
+                .filter(|copy| copy.holder == self.name() && copy.medium != Medium::Durable)
+                .collect()
+        };
+        let mut copies = mine(self.copies());
+        let newest: Vec<StepKey> =
+            steps(&copies, Some(run)).into_iter().take(TOLD).map(|step| step.key).collect();
+        copies.retain(|copy| newest.contains(&copy.shard.of));
+        copies
+    }
+
+    /// Brings the shards of these ranks of a step here: what lies in the launcher's memory stays there, all else comes into the
+    /// directory. Each is compared with what its owner sealed.
+    ///
+    /// # Errors
+    /// A shard cannot be had: nobody who answers has a good copy.
+    pub fn bring(
+        &self,
+        key: &StepKey,
+        place: &Watched,
+        ranks: &[u32],
+        tell: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Brought, PeerError> {
+        let shared = &*self.shared;
+        shared.own.watch(place.clone());
+        shared.own.look();
+        shared.refresh();
+        let step = shared.step(key);
+        let step = step.ok_or_else(|| PeerError::Local("no host that answers has any of it".to_owned()))?;
+        let mut roots = BTreeMap::new();
+        let mut absent = Vec::new();
+        let (mut bytes, mut fetched) = (0, 0);
+        for rank in ranks {
+            let copies = step.ranks.get(rank).map_or(&[][..], Vec::as_slice);
+            let Some(copy) = copies.first() else {
+                return Err(PeerError::Local(format!("no host that answers has the shard of rank {rank}")));
+            };
+            let root = copy.shard.root.clone();
+            if !self.is_good_in_memory(&root) {
+                absent.push(*rank);
+            }
+            roots.insert(*rank, root);
+        }
+        if !absent.is_empty() {
+            // Copies that were found to be bad do not count any more.
+            let step = shared.step(key);
+            for rank in &absent {
+                let copies = step.as_ref().and_then(|step| step.ranks.get(rank)?.first());
+                let none =
+                    || PeerError::Local(format!("no host that answers has a good shard of rank {rank}"));
+                roots.insert(*rank, copies.ok_or_else(none)?.shard.root.clone());
+            }
+            (bytes, fetched, _) = shared.bring(key, place, Some(&absent), tell)?;
+            shared.own.look();
+        }
+        Ok(Brought { roots, fetched, bytes })
+    }
+
+    /// Whether a shard lies in the memory of this host's launcher, as it was sealed.
+    fn is_good_in_memory(&self, root: &str) -> bool {
+        let Some(opened) = self.shared.own.open_pooled(root) else { return false };
+        let good = matches!(opened.first_bad(), Ok(None)) && opened.is_still();
+        if !good {
+            // Another copy is taken, from wherever it is.
+            self.shared.distrust(self.name(), root);
+        }
+        good
+    }
+
+    /// The newest step of a launch of which each shard lies on two hosts or more: as attempt and step.
+    pub fn copied(&self, launch: &str) -> Option<(u64, u64)> {
+        let copies: Vec<Copy> =
+            self.shared.copies().into_iter().filter(|copy| copy.shard.of.run == launch).collect();
+        let all = steps(&copies, None);
+        let copied = all.iter().filter(|step| step.is_whole() && step.least_copies() > self.redundancy());
+        copied.map(|step| (step.key.attempt, step.key.step)).max()
+    }
+}

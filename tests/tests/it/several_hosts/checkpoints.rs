@@ -1,0 +1,190 @@
+//! Checkpoints of jobs of several hosts that share no directory: launchers keep copies for each other.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use mainstay_tests::{End, Job, has_client, has_torch, is_root, skipped};
+use nix::sys::signal::Signal;
+
+use super::DDP;
+use super::cluster::Cluster;
+
+/// Twelve steps with a save after each. Ranks wait before step 8 of the attempts that are named in WAITS.
+const SAVES_EACH: &str = r#"
+import mainstay
+saved = mainstay.checkpoint.load()
+begin, value = (0, 0) if saved is None else (saved["step"] + 1, saved["value"])
+mark(f"from.{ATTEMPT}.{RANK}", begin)
+for step in range(begin, 12):
+    if step == 8 and str(ATTEMPT) in os.environ.get("WAITS", "").split(","):
+        mark(f"waits.{ATTEMPT}.{RANK}")
+        wait_for(f"go.{ATTEMPT}")
+    value = (value * 31 + step * (RANK + 1)) % 1_000_003
+    mainstay.step(step, loss=1.0)
+    assert mainstay.checkpoint.save(step, {"step": step, "value": value})
+mark(f"final.{RANK}", value)
+"#;
+
+/// What an undisturbed rank ends with.
+fn undisturbed(rank: u64) -> String {
+    (0..12).fold(0, |value: u64, step| (value * 31 + step * (rank + 1)) % 1_000_003).to_string()
+}
+
+fn all_wait(jobs: &[Job]) {
+    for rank in 0..4 {
+        jobs[rank / 2].mark(&format!("waits.0.{rank}"));
+    }
+}
+
+/// Kills the launcher of the second host with all its ranks; a host with nothing in its memory and on its disk takes its place.
+fn replace_second(cluster: &Cluster, jobs: &mut Vec<Job>, script: &str, options: &str) {
+    let lost = jobs.remove(1);
+    lost.signal(Signal::SIGKILL);
+    assert!(lost.has_ended());
+    drop(lost);
+    jobs[0].wait_until_said("waiting up to");
+    jobs.push(cluster.start_host_as(2, script, &format!("--nnodes 2 --node-rank 1 {options}"), &[]));
+}
+
+/// From which step the ranks of the second attempt went on: the same for all.
+fn went_on_from(cluster: &Cluster, hosts: [usize; 2]) -> u64 {
+    let from: Vec<String> =
+        (0..4).map(|rank| cluster.read(hosts[rank / 2], &format!("from.1.{rank}"))).collect();
+    assert!(from.iter().all(|of| *of == from[0]), "one step for all ranks: {from:?}");
+    from[0].parse().expect("a step")
+}
+
+fn assert_finals(cluster: &Cluster, hosts: [usize; 2], ends: &[End]) {
+    for rank in 0..4_usize {
+        let last = cluster.read(hosts[rank / 2], &format!("final.{rank}"));
+        assert_eq!(last, undisturbed(rank as u64), "rank {rank}\n{}\n{}", ends[0], ends[1]);
+    }
+}
+
+#[test]
+fn a_killed_rank_goes_on_from_the_newest_step_in_memory_on_all_hosts() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(2).sharing_nothing();
+    let jobs = cluster.start(SAVES_EACH, "--nproc-per-node 2", &[("WAITS", "0")]);
+    all_wait(&jobs);
+    jobs[1].kill_rank(0, 3);
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+        end.assert_said("protected: mainstay.checkpoint (memory, then");
+        end.assert_said("a copy in the memory of another host of the job, encrypted on their way");
+        end.assert_said("all ranks go on from step 7 of attempt 0: of this host's shards 2 were here");
+    }
+    assert_eq!(went_on_from(&cluster, [0, 1]), 8);
+    assert_finals(&cluster, [0, 1], &ends);
+}
+
+#[test]
+fn a_host_that_takes_the_place_of_a_lost_one_gets_its_shards_from_the_memory_of_another() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(3).sharing_nothing();
+    let options = "--nnodes 2 --nproc-per-node 2";
+    let waits = [("WAITS", "0")];
+    let mut jobs: Vec<Job> = (0..2)
+        .map(|host| cluster.start_host_as(host, SAVES_EACH, &format!("{options} --node-rank {host}"), &waits))
+        .collect();
+    all_wait(&jobs);
+    jobs[0].wait_until_said("has a copy on another host");
+    replace_second(&cluster, &mut jobs, SAVES_EACH, "--nproc-per-node 2");
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+    }
+    ends[1].assert_said("of this host's shards 0 were here, 2 came from other hosts");
+    assert!(went_on_from(&cluster, [0, 2]) > 0);
+    assert_finals(&cluster, [0, 2], &ends);
+}
+
+/// All files of replicas that a host keeps, without their manifests.
+fn replicas(below: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(below) else { return Vec::new() };
+    let paths = entries.flatten().map(|entry| entry.path());
+    let files = paths.flat_map(|path| if path.is_dir() { replicas(&path) } else { vec![path] });
+    files.filter(|path| path.extension().is_none_or(|extension| extension != "json")).collect()
+}
+
+#[test]
+fn a_replica_that_was_damaged_is_not_used() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(3).sharing_nothing();
+    let options = "--nnodes 2 --nproc-per-node 2";
+    let waits = [("WAITS", "0")];
+    let mut jobs: Vec<Job> = (0..2)
+        .map(|host| cluster.start_host_as(host, SAVES_EACH, &format!("{options} --node-rank {host}"), &waits))
+        .collect();
+    all_wait(&jobs);
+    jobs[0].wait_until_said("has a copy on another host");
+    let lost = jobs.remove(1);
+    lost.signal(Signal::SIGKILL);
+    assert!(lost.has_ended());
+    drop(lost);
+    jobs[0].wait_until_said("waiting up to");
+    let pools = fs::read_dir(cluster.stage(0).tmpfs().join("pools")).expect("the pools").flatten();
+    let kept: Vec<PathBuf> = pools.flat_map(|pool| replicas(&pool.path().join("replicas"))).collect();
+    assert!(!kept.is_empty(), "there are replicas");
+    for path in &kept {
+        let bytes = fs::read(path).expect("a replica");
+        // In place: the same file with other bytes, as faulty memory would have it.
+        let damaged: Vec<u8> = bytes.iter().map(|byte| byte ^ 0x40).collect();
+        let file = fs::OpenOptions::new().write(true).open(path).expect("a replica");
+        std::os::unix::fs::FileExt::write_all_at(&file, &damaged, 0).expect("written over");
+    }
+    jobs.push(cluster.start_host_as(2, SAVES_EACH, &format!("{options} --node-rank 1"), &[]));
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+    }
+    ends[0].assert_said("cannot be restored");
+    assert_eq!(went_on_from(&cluster, [0, 2]), 0, "no good copy was left");
+    assert_finals(&cluster, [0, 2], &ends);
+}
+
+#[test]
+fn ddp_over_namespaces_that_loses_a_whole_host_ends_with_the_parameters_of_an_undisturbed_run() {
+    if !has_torch() {
+        return;
+    }
+    if !is_root() {
+        return skipped("only root can make network namespaces");
+    }
+    let script = DDP.replace("if step % 5 == 4:", "if True:");
+    assert_ne!(script, DDP);
+    let finals = |waits: &str| {
+        let cluster = Cluster::in_namespaces(3).sharing_nothing();
+        let waits_for = [("WAITS", waits)];
+        let options = "--nnodes 2 --nproc-per-node 1";
+        let mut jobs: Vec<Job> = (0..2)
+            .map(|host| {
+                cluster.start_host_as(host, &script, &format!("{options} --node-rank {host}"), &waits_for)
+            })
+            .collect();
+        let mut second = 1;
+        if !waits.is_empty() {
+            jobs[0].mark("waits.0.0");
+            jobs[1].mark("waits.0.1");
+            jobs[0].wait_until_said("has a copy on another host");
+            replace_second(&cluster, &mut jobs, &script, "--nproc-per-node 1");
+            second = 2;
+        }
+        let ends = cluster.ends(jobs);
+        for end in &ends {
+            end.assert_status(0);
+        }
+        if !waits.is_empty() {
+            ends[1].assert_said("of this host's shards 0 were here, 1 came from other hosts");
+        }
+        [cluster.read(0, "final.0"), cluster.read(second, "final.1")]
+    };
+    assert_eq!(finals(""), finals("0"), "bit for bit");
+}
