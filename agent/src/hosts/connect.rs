@@ -1,5 +1,6 @@
 //! A follower's end: one connection to the leader, made again whenever it breaks.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use mainstay_core::base::time::Mono;
@@ -37,6 +38,8 @@ pub enum FromLeader {
     Lost {
         /// Why.
         why: String,
+        /// Whether the host answered that no process listens there.
+        refused: bool,
     },
 }
 
@@ -54,11 +57,12 @@ pub async fn keep(
             return;
         }
         let ended = one(address, &token, &join, &events).await;
-        let (connected, why) = match ended {
+        let (connected, error) = match ended {
             Ok(()) => return,
             Err(ended) => ended,
         };
-        if events.send(FromLeader::Lost { why }).await.is_err() {
+        let refused = matches!(&error, StreamError::Io(io) if io.kind() == ErrorKind::ConnectionRefused);
+        if events.send(FromLeader::Lost { why: error.to_string(), refused }).await.is_err() {
             return;
         }
         pause = if connected { RETRY.0 } else { (pause * 2).min(RETRY.1) };
@@ -72,8 +76,8 @@ async fn one(
     token: &Token,
     join: &watch::Receiver<Join>,
     events: &mpsc::Sender<FromLeader>,
-) -> Result<(), (bool, String)> {
-    let unmade = |error: StreamError| (false, error.to_string());
+) -> Result<(), (bool, StreamError)> {
+    let unmade = |error: StreamError| (false, error);
     let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect(address));
     let stream = connecting.await.map_err(|_| unmade(StreamError::Silent(CONNECTED_WITHIN)))?;
     let mut stream = stream.map_err(|error| unmade(error.into()))?;
@@ -111,5 +115,5 @@ async fn one(
         }
     };
     let ended = tokio::select! { ended = write => ended, ended = read => ended };
-    ended.map(drop).map_err(|error| (true, error.to_string()))
+    ended.map(drop).map_err(|error| (true, error))
 }

@@ -31,6 +31,10 @@ const HEARD_WITHIN: Duration = Duration::from_secs(1);
 /// A launcher that the store answers waits for another leader for so many leases.
 const LEASES: u64 = 3;
 
+/// A leader is dead when its host has refused so many connections after one that was made; one alone may be a firewall that is
+/// loaded again.
+const REFUSALS: u32 = 2;
+
 /// What a host has seen of an attempt is kept for the next leader, so much of it at most.
 const LOG: usize = 65_536;
 
@@ -91,6 +95,9 @@ pub(super) struct Following {
     /// The newest entry here when the present leader began.
     since: u64,
     gone: Option<Mono>,
+    /// How often the leader's host has answered since the last connection that no process listens there; none before the
+    /// first connection.
+    refusals: Option<u32>,
     /// Whether the leader was given up.
     pub(super) cut_off: bool,
     /// What this host's journal says of the job.
@@ -120,6 +127,7 @@ impl Following {
         let Followed { seat, epoch, leader, events, to, clock, join, plan, task, meeting, listener, .. } =
             followed;
         join.send_modify(|join| join.have_of.clone_from(&leader.launch));
+        let refusals = to.is_some().then_some(0);
         Following {
             events,
             gone: to.is_none().then(clock::mono),
@@ -139,6 +147,7 @@ impl Following {
             catches_up: false,
             entries: 0,
             since: 0,
+            refusals,
             cut_off: false,
             spec,
             summary: None,
@@ -211,8 +220,19 @@ impl Following {
         (self.to, self.gone, self.since) = (None, Some(clock::mono()), since);
         (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
         (self.clock, self.catches_up) = (Mapping::default(), true);
-        self.epoch = leader.epoch;
+        (self.epoch, self.refusals) = (leader.epoch, None);
         self.leader = leader;
+    }
+
+    /// A leader that was connected, and at whose port no process listens any more, is dead: it holds the port for as long as it
+    /// lives. Its lease would go on for some seconds.
+    fn refused(&mut self) {
+        let Some(refusals) = &mut self.refusals else { return };
+        *refusals += 1;
+        if *refusals == REFUSALS {
+            tracing::info!(leader = %self.leader.host, "the launcher that leads is dead");
+            self.meeting.remove_leader(&self.leader.launch);
+        }
     }
 
     /// A way that takes no more is given up; another connection is made.
@@ -333,8 +353,8 @@ impl Launcher {
     pub(super) fn hear_leader(&mut self, event: FromLeader) {
         let Brain::Following(following) = &mut self.brain else { return };
         match event {
-            FromLeader::Connected { to } => following.to = Some(to),
-            FromLeader::Lost { why } => {
+            FromLeader::Connected { to } => (following.to, following.refusals) = (Some(to), Some(0)),
+            FromLeader::Lost { why, refused } => {
                 following.to = None;
                 if following.gone.is_none() {
                     following.gone = Some(clock::mono());
@@ -344,6 +364,9 @@ impl Launcher {
                 }
                 if !following.cut_off {
                     following.meeting.campaign();
+                    if refused {
+                        following.refused();
+                    }
                 }
             }
             FromLeader::Said { at, down } => self.said_by_leader(at, down),

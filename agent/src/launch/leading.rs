@@ -26,6 +26,9 @@ use crate::os::clock;
 /// Commands that a follower has not acknowledged; with more it counts as lost.
 const COMMANDS: usize = 1024;
 
+/// Entries of the journal that are kept for followers; those that need older ones are read to from the disk.
+const RECENT: usize = 2048;
+
 /// A follower whose connection has ended has this long to come back: a launcher that was killed does not.
 const BACK_WITHIN: Span = Span::seconds(2);
 
@@ -67,6 +70,8 @@ pub(super) struct Leading {
     pub(super) predecessor: Option<Predecessor>,
     /// When it last looked after its hosts.
     pub(super) looked: Mono,
+    /// What it wrote last, for the followers; none before the first entry.
+    recent: Option<Recent>,
 }
 
 /// What comes from outside to a leader.
@@ -159,6 +164,7 @@ impl Leading {
             deposed: false,
             predecessor: None,
             looked: now,
+            recent: None,
         }
     }
 
@@ -315,24 +321,64 @@ impl Leading {
         None
     }
 
+    /// Keeps an entry that was written just now for the followers, so that none is read back from the disk.
+    pub(super) fn keep_recent(&mut self, entry: &Entry) {
+        self.recent.get_or_insert_with(|| Recent::after(entry.seq.saturating_sub(1))).push(entry.clone());
+    }
+
     /// Sends what followers have not of the job's journal.
-    fn feed(&mut self, entries_after: impl Fn(u64) -> Vec<Entry>) {
+    fn feed(&mut self, read: impl Fn(u64) -> Vec<Entry>) {
+        let Some(recent) = &self.recent else { return };
         // What a leader wrote before it led is of the leader before it, or of its host alone.
         let since = self.predecessor.as_ref().map_or(0, Predecessor::since);
         for link in self.links.iter_mut().filter(|link| link.connection.is_some()) {
-            for entry in entries_after(link.entries) {
-                link.entries = entry.seq;
-                let mine = entry.seq > since || entry.origin_seq.is_some();
-                let of_the_job = mine && entry.job.is_some() && !matches!(entry.body, Body::Health(_));
-                if of_the_job {
-                    link.send(Down::Entry { seq: entry.seq, at: entry.at, body: Box::new(entry.body) });
+            if link.entries < recent.complete_after {
+                for entry in read(link.entries).iter().filter(|entry| entry.seq <= recent.complete_after) {
+                    link.send_entry(entry, since);
                 }
+                link.entries = recent.complete_after;
+            }
+            let known = recent.entries.partition_point(|entry| entry.seq <= link.entries);
+            for entry in recent.entries.range(known..) {
+                link.send_entry(entry, since);
             }
         }
     }
 }
 
+/// The newest entries of the journal here.
+#[derive(Debug)]
+struct Recent {
+    /// All entries of the job with a higher number are here.
+    complete_after: u64,
+    entries: VecDeque<Entry>,
+}
+
+impl Recent {
+    fn after(complete_after: u64) -> Recent {
+        Recent { complete_after, entries: VecDeque::new() }
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.entries.len() == RECENT
+            && let Some(oldest) = self.entries.pop_front()
+        {
+            self.complete_after = oldest.seq;
+        }
+        self.entries.push_back(entry);
+    }
+}
+
 impl Link {
+    /// Sends an entry, if it is one of the job.
+    fn send_entry(&mut self, entry: &Entry, since: u64) {
+        self.entries = entry.seq;
+        let mine = entry.seq > since || entry.origin_seq.is_some();
+        if mine && entry.job.is_some() && !matches!(entry.body, Body::Health(_)) {
+            self.send(Down::Entry { seq: entry.seq, at: entry.at, body: Box::new(entry.body.clone()) });
+        }
+    }
+
     /// A connection that takes no more is given up; the follower makes another.
     fn send(&mut self, down: Down) {
         let sent = self.connection.as_ref().map(|(_, to)| to.try_send(down).is_ok());

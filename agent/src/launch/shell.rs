@@ -426,7 +426,11 @@ impl Launcher {
         if let Body::Finding(finding) = &body {
             self.mark_checkpoints(finding);
         }
-        self.board.record(stamp, Some(&self.id), origin, body)
+        let entry = self.board.record(stamp, Some(&self.id), origin, body);
+        if let Brain::Leading(leading) = &mut self.brain {
+            leading.keep_recent(&entry);
+        }
+        entry
     }
 
     /// Whether the terminal has this line of this incident already: a verdict that is made again with more evidence often
