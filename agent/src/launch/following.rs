@@ -10,6 +10,7 @@ use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::{Mapping, times};
 use mainstay_core::recovery::hosts::round::Member;
 use mainstay_core::recovery::hosts::sequence::{Inbox, Outbox, Received};
+use mainstay_core::recovery::hosts::succession::{OnLeader, Standing};
 use mainstay_core::recovery::hosts::wire::{Command, Down, Join, Report, Seat, Up};
 use mainstay_core::recovery::job::{Input, StopWhy, Summary};
 use tokio::sync::{mpsc, watch};
@@ -162,6 +163,10 @@ impl Following {
     /// This launcher as rounds see it.
     pub(super) fn member(&self) -> Member {
         member(&self.join.borrow())
+    }
+
+    pub(super) fn standing(&self) -> Standing<'_> {
+        Standing::Follows { leader: &self.leader.launch, epoch: self.epoch }
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -349,6 +354,21 @@ impl Launcher {
         }
     }
 
+    /// Tells the leader, which judges whether ranks hang, what the ranks here are at.
+    pub(super) fn report_sights(&mut self) {
+        let Brain::Following(following) = &mut self.brain else { return };
+        // Before the first round trip no time can be told.
+        if following.gone.is_some() || following.clock.uncertainty().is_none() {
+            return;
+        }
+        let clock = &following.clock;
+        let seen = self.hangs.to_report(clock::mono()).into_iter();
+        let ranks: Vec<_> = seen.map(|seen| seen.on_clock(&|at| clock.to_leader(at))).collect();
+        if !ranks.is_empty() {
+            following.send(Up::Seen { attempt: self.attempt, ranks });
+        }
+    }
+
     /// A message of the leader, or the news that there is no connection.
     pub(super) fn hear_leader(&mut self, event: FromLeader) {
         let Brain::Following(following) = &mut self.brain else { return };
@@ -376,7 +396,9 @@ impl Launcher {
     fn said_by_leader(&mut self, received: Mono, down: Down) {
         let Brain::Following(following) = &mut self.brain else { return };
         match down {
-            Down::Welcome { epoch, .. } if epoch < following.epoch => following.refuse_epoch(epoch),
+            Down::Welcome { epoch, .. } if !following.standing().obeys(epoch) => {
+                following.refuse_epoch(epoch);
+            }
             Down::Welcome { seat, .. } if seat != following.seat => {
                 self.terminal.say("the leader has given this host's place to another one".to_owned());
                 self.cut_off();
@@ -397,7 +419,9 @@ impl Launcher {
                 self.cut_off();
             }
             Down::Waiting { told } => self.terminal.say(told),
-            Down::Command { epoch, .. } if epoch < following.epoch => following.refuse_epoch(epoch),
+            Down::Command { epoch, .. } if !following.standing().obeys(epoch) => {
+                following.refuse_epoch(epoch);
+            }
             Down::Command { number, command, .. } => match following.inbox.receive(number) {
                 Received::New => {
                     following.send(Up::Received { number });
@@ -440,13 +464,17 @@ impl Launcher {
         let newest = self.board.reader().newest();
         let Brain::Following(following) = &mut self.brain else { return };
         match news {
-            FromStore::Leader(Some(leader)) if following.meeting.is_me(&leader) => {}
-            FromStore::Leader(Some(leader)) if leader.launch == following.leader.launch => {
-                following.epoch = following.epoch.max(leader.epoch);
-            }
-            FromStore::Leader(Some(leader)) if leader.epoch > following.epoch => {
-                self.terminal.say(format!("host {} leads the job now (epoch {})", leader.host, leader.epoch));
-                following.follow(leader, newest);
+            FromStore::Leader(Some(leader)) => {
+                let me = following.meeting.launcher();
+                match following.standing().on_leader(me, &leader.launch, leader.epoch) {
+                    OnLeader::NewEpoch => following.epoch = leader.epoch,
+                    OnLeader::Follow => {
+                        let (host, epoch) = (&leader.host, leader.epoch);
+                        self.terminal.say(format!("host {host} leads the job now (epoch {epoch})"));
+                        following.follow(leader, newest);
+                    }
+                    OnLeader::Nothing | OnLeader::StepDown => {}
+                }
             }
             FromStore::Elected(elected) => self.take_over(*elected),
             // The leader itself says so, where there is a connection to it.
@@ -455,7 +483,8 @@ impl Launcher {
                 self.exit = Some(exit_of(&ended));
             }
             FromStore::Trouble(why) => self.terminal.say(why),
-            FromStore::Leader(_) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {}
+            FromStore::Leader(None) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use mainstay_core::base::id::Attempt;
+use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::recovery::hosts::merge::{Merge, Next};
@@ -143,6 +143,8 @@ impl Leading {
             outbox: Outbox::new(COMMANDS),
             entries: 0,
         };
+        let mut job = job;
+        job.on_hosts(merge.seats());
         Leading {
             links: merge.seats().map(link).collect(),
             job,
@@ -300,6 +302,7 @@ impl Leading {
             false
         });
         self.spares = waiting;
+        self.job.on_hosts(self.merge.seats());
     }
 
     pub(super) fn lose(&mut self, at: Mono, seat: usize, how: &str) {
@@ -475,6 +478,9 @@ impl Launcher {
                     Up::Report { number, at, report } => match link.inbox.receive(number) {
                         Received::New => {
                             link.send(Down::Received { number });
+                            if let Some(rank) = finished(&report, self.attempt) {
+                                self.hangs.finished_elsewhere(rank, now);
+                            }
                             leading.take_report(at, seat as u32, report);
                         }
                         Received::Again => link.send(Down::Received { number: link.inbox.have() }),
@@ -483,6 +489,10 @@ impl Launcher {
                                 (None, Some((now, "a report is missing".to_owned())));
                         }
                     },
+                    Up::Seen { attempt, ranks } if attempt == self.attempt => {
+                        self.hangs.seen_elsewhere(&ranks, now);
+                    }
+                    Up::Seen { .. } => {}
                     Up::Received { number } => link.outbox.acknowledged(number),
                     Up::Join(_) | Up::Beat { .. } => {}
                 }
@@ -554,6 +564,18 @@ impl Launcher {
                 Err(_) => return,
             }
         }
+    }
+}
+
+/// The rank of this attempt whose end in order is reported.
+fn finished(report: &Report, of: Attempt) -> Option<Rank> {
+    match report {
+        Report::Fact { fact: Fact::RankExited { attempt, rank, status, .. } }
+            if *attempt == of && status.is_success() =>
+        {
+            Some(*rank)
+        }
+        _ => None,
     }
 }
 

@@ -231,6 +231,11 @@ impl Launcher {
                 }
             }
         };
+        match &brain {
+            Brain::Leading(leading) => hangs.judge_all(leading.seats().iter(), began),
+            Brain::Following(_) => hangs.judged_elsewhere(),
+            Brain::Alone(_) | Brain::Gone => {}
+        }
         let mut launcher = Launcher {
             id: JobId(crew.job.clone()),
             settings,

@@ -4,6 +4,7 @@
 mod cluster;
 mod etcd;
 mod leaders;
+mod slow;
 
 use cluster::Cluster;
 use mainstay_core::base::id::Rank;

@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::base::id::{Attempt, Pid, Rank};
 use crate::base::time::{Mono, Span};
-use crate::hang::{PlaceGroup, Waits, fold};
-use crate::model::entry::{ExitStatus, Fact, LOST_WITH_HOST, StartedRank};
+use crate::hang::{ACTIVITY, PlaceGroup, Waits, fold};
+use crate::model::entry::{ExitStatus, Fact, StartedRank};
 use crate::model::observation::{Observation, Weight};
 use crate::recovery::job::{Input, Order, StopWhy};
 
@@ -76,6 +76,8 @@ struct Host {
     exited: BTreeSet<Rank>,
     held: VecDeque<(Mono, Input)>,
     evidence: Option<Evidence>,
+    /// Nothing of its ranks, which send no heartbeats, does anything.
+    idle: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -114,6 +116,7 @@ impl Merge {
             exited: BTreeSet::new(),
             held: VecDeque::new(),
             evidence: None,
+            idle: false,
         };
         Merge {
             hosts: round.into_iter().map(host).collect(),
@@ -245,18 +248,27 @@ impl Merge {
         let phase = self.phase.clone();
         let Some(host) = self.host(seat).filter(|host| host.here) else { return };
         host.here = false;
-        let named = host.named();
-        let detail = format!("{named} is lost: {how}");
-        next.push_back(Next::Job(at, Input::Fact(observed("host_lost", Weight::Error, detail.clone()))));
+        let (named, started) = (host.named(), phase == Phase::Started);
+        let lost = Fact::HostLost {
+            attempt,
+            host: host.seated.member.host.clone(),
+            node_rank: host.seated.seat.group_rank,
+            ranks: if started { host.running().map(|(rank, _)| rank).collect() } else { Vec::new() },
+            named: named.clone(),
+            how: how.to_owned(),
+        };
+        next.push_back(Next::Job(at, Input::Fact(lost)));
         host.held.clear();
         match phase {
             Phase::Idle | Phase::Waiting { .. } => {}
             Phase::Opening => self.phase = Phase::Waiting { since: at },
-            Phase::Starting { .. } => self.abandon(format!("{detail}, before its ranks were started"), next),
+            Phase::Starting { .. } => {
+                self.abandon(format!("{named} is lost: {how}, before its ranks were started"), next)
+            }
             Phase::Abandoning { .. } => {}
             Phase::Started => {
                 let after_stop = self.ending;
-                for exit in self.exits_of(seat, attempt, after_stop, &detail) {
+                for exit in self.exits_of(seat, attempt, after_stop) {
                     next.push_back(Next::Job(at, Input::Fact(exit)));
                 }
             }
@@ -294,7 +306,7 @@ impl Merge {
         (self.attempt, self.in_process) = (attempt, in_process);
         (self.ending, self.collecting) = (false, false);
         for host in &mut self.hosts {
-            (host.started, host.ended, host.evidence) = (None, None, None);
+            (host.started, host.ended, host.evidence, host.idle) = (None, None, None, false);
             host.exited.clear();
             host.held.clear();
         }
@@ -359,7 +371,20 @@ impl Merge {
                 host.evidence = Some(Evidence { file, groups, waits, summary, took });
                 self.evidence_if_complete(at, next);
             }
+            Fact::RanksHung { attempt, ref hang, .. } if attempt == current && hang.phase == ACTIVITY => {
+                // Ranks without heartbeats are judged by what their processes do, each host by itself: those that wait for
+                // another host do nothing.
+                if let Some(host) = self.host(seat) {
+                    host.idle = true;
+                }
+                if self.hosts.iter().all(|host| host.idle || !host.here) {
+                    self.pass(at, seat, Input::Fact(fact), next);
+                }
+            }
             Fact::HangPassed { attempt, .. } if attempt == current => {
+                if let Some(host) = self.host(seat) {
+                    host.idle = false;
+                }
                 self.collecting = false;
                 self.pass(at, seat, Input::Fact(fact), next);
             }
@@ -499,11 +524,8 @@ impl Merge {
         }
     }
 
-    fn exits_of(&mut self, seat: u32, attempt: Attempt, after_stop: bool, detail: &str) -> Vec<Fact> {
+    fn exits_of(&mut self, seat: u32, attempt: Attempt, after_stop: bool) -> Vec<Fact> {
         let Some(host) = self.host(seat) else { return Vec::new() };
-        let pids: BTreeMap<Rank, Pid> =
-            host.started.iter().flatten().map(|started| (started.rank, started.pid)).collect();
-        let gone = pids.into_iter().filter(|(rank, _)| !host.exited.contains(rank));
         let exit = |(rank, pid)| Fact::RankExited {
             attempt,
             rank,
@@ -512,12 +534,12 @@ impl Merge {
             step: None,
             data: None,
             after_stop,
-            stderr_tail: vec![format!("{LOST_WITH_HOST}{detail}")],
+            stderr_tail: Vec::new(),
             stdout_tail: Vec::new(),
             stderr_times: Vec::new(),
             stdout_times: Vec::new(),
         };
-        gone.map(exit).collect()
+        host.running().map(exit).collect()
     }
 
     fn to_all(&self, command: &Command, next: &mut VecDeque<Next>) {
@@ -544,6 +566,13 @@ impl Merge {
 }
 
 impl Host {
+    /// Ranks that were started and have not ended, in order.
+    fn running(&self) -> impl Iterator<Item = (Rank, Pid)> {
+        let pids: BTreeMap<Rank, Pid> =
+            self.started.iter().flatten().map(|started| (started.rank, started.pid)).collect();
+        pids.into_iter().filter(|(rank, _)| !self.exited.contains(rank))
+    }
+
     /// For people: "host b (node rank 1, ranks 2 to 3)".
     fn named(&self) -> String {
         let Seated { member, seat } = &self.seated;
@@ -565,6 +594,7 @@ fn of_ranks(fact: &Fact) -> Option<Attempt> {
         | Fact::RankRaised { attempt, .. }
         | Fact::RankEnding { attempt, .. }
         | Fact::RankExited { attempt, .. }
+        | Fact::HostLost { attempt, .. }
         | Fact::RanksHung { attempt, .. }
         | Fact::HangPassed { attempt, .. } => Some(*attempt),
         _ => None,
