@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::listen::WAITING_MESSAGES;
-use super::{BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, prove_as_follower, receive, send};
+use super::{BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, prove_as_follower, receive, send, send_waiting};
 use crate::os::clock;
 
 /// How long a connection may take to be made.
@@ -101,7 +101,7 @@ async fn one(
             let Some(message) = message else {
                 return Err::<bool, _>(StreamError::Message("it is made again".to_owned()));
             };
-            send(&mut into, &message).await?;
+            send_waiting(&mut into, &message, &mut messages).await?;
         }
     };
     let read = async {

@@ -29,6 +29,10 @@ const COMMANDS: usize = 1024;
 /// Entries of the journal that are kept for followers; those that need older ones are read to from the disk.
 const RECENT: usize = 2048;
 
+/// How often followers are sent what is new in the journal, at most; and while ranks are stopped and started.
+const FED_EVERY: Span = Span::millis(50);
+const FED_IN_A_ROUND: Span = Span::millis(500);
+
 /// A follower whose connection has ended has this long to come back: a launcher that was killed does not.
 const BACK_WITHIN: Span = Span::seconds(2);
 
@@ -70,6 +74,8 @@ pub(super) struct Leading {
     pub(super) predecessor: Option<Predecessor>,
     /// When it last looked after its hosts.
     pub(super) looked: Mono,
+    /// When followers were last sent of the journal.
+    fed: Mono,
     /// What it wrote last, for the followers; none before the first entry.
     recent: Option<Recent>,
 }
@@ -166,6 +172,7 @@ impl Leading {
             deposed: false,
             predecessor: None,
             looked: now,
+            fed: Mono(0),
             recent: None,
         }
     }
@@ -431,6 +438,11 @@ impl Launcher {
                         }
                         command => command,
                     };
+                    if matches!(command, Command::Finish { .. }) {
+                        // A follower reads nothing that comes after it.
+                        self.feed();
+                    }
+                    let Brain::Leading(leading) = &mut self.brain else { return };
                     let mine = leading.command(seat, command);
                     self.tasks.extend(mine.map(Task::Command));
                 }
@@ -442,7 +454,17 @@ impl Launcher {
         {
             leading.write_record();
         }
-        self.feed();
+        self.feed_if_due(now);
+    }
+
+    /// Followers get the journal in parts, and not while they are to stop or start ranks: what is ordered comes first.
+    fn feed_if_due(&mut self, now: Mono) {
+        let Brain::Leading(leading) = &mut self.brain else { return };
+        let every = if leading.merge.is_settled() { FED_EVERY } else { FED_IN_A_ROUND };
+        if now.since(leading.fed) >= every {
+            leading.fed = now;
+            self.feed();
+        }
     }
 
     fn feed(&mut self) {

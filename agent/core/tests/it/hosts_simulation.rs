@@ -18,7 +18,7 @@ use mainstay_core::recovery::policy::{Budget, Settings};
 use crate::support::cluster::{Chance, exited, members, restart_of, seeds, started};
 
 /// Seeds of a usual run of the suite: some seconds without optimisation.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 10_000;
 
 /// More steps than any run needs that ends at all.
 const MOST_STEPS: u32 = 20_000;

@@ -24,7 +24,7 @@ use host::{Host, Leader, leader};
 use office::{Store, record};
 
 /// Seeds of a usual run of the suite: some seconds without optimisation.
-const SEEDS: u64 = 800;
+const SEEDS: u64 = 10_000;
 
 /// More steps than any run needs that ends at all.
 const MOST_STEPS: u32 = 40_000;

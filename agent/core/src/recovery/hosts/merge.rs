@@ -170,6 +170,11 @@ impl Merge {
         self.phase == Phase::Started
     }
 
+    /// Whether no host is to stop or start ranks at the moment.
+    pub fn is_settled(&self) -> bool {
+        !self.ending && matches!(self.phase, Phase::Idle | Phase::Started)
+    }
+
     /// Who has which seat, also on hosts that are lost.
     pub fn seats(&self) -> impl Iterator<Item = &Seated> {
         self.hosts.iter().map(|host| &host.seated)

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::failure::attribution::catalog::Catalog;
 use mainstay_core::model::entry::{ExitStatus, Fact, StartedRank};
 use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::hosts::round::Member;
@@ -89,6 +90,8 @@ pub fn seeds<T: Send>(usual: u64, run: impl Fn(u64) -> T + Sync + std::panic::Re
         Some(seed) => (seed, seed + 1),
         None => (0, number("MAINSTAY_SEEDS").unwrap_or(usual)),
     };
+    // Kept while the seeds run: else each verdict reads the catalog again, which takes most of the time.
+    let _catalog = Catalog::shared().expect("a test compiles it");
     let next = AtomicU64::new(first);
     let some = || {
         let mut found = Vec::new();
