@@ -10,7 +10,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::listen::WAITING_MESSAGES;
-use super::{BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, prove_as_follower, receive, send, send_waiting};
+use super::{
+    BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, prove_as_follower, receive, send, send_waiting,
+};
 use crate::os::clock;
 
 /// How long a connection may take to be made.

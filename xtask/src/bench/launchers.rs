@@ -117,6 +117,8 @@ impl Bed {
                 command.args(["-m", "torch.distributed.run", "--nnodes", &hosts, "--nproc-per-node", &ranks]);
                 command.args(["--rdzv-backend", "c10d", "--rdzv-id", "bench", "--local-addr", address]);
                 command.args(["--rdzv-endpoint", &format!("{first}:{port}"), "--max-restarts", "100000"]);
+                // It looks for itself by name, and all namespaces have the same.
+                command.args(["--rdzv-conf", &format!("is_host={}", *number == 0)]);
                 command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
                 command
             }
@@ -126,6 +128,7 @@ impl Bed {
                 command.args([&format!("--nnodes={hosts}"), &format!("--nproc-per-node={ranks}")]);
                 command.args(["--rdzv-backend=c10d", "--rdzv-id=bench", "--max-restarts=100000"]);
                 command.args([format!("--rdzv-endpoint={first}:{port}"), format!("--local-addr={address}")]);
+                command.arg(format!("--rdzv-conf=is_host={}", *number == 0));
                 command.args([
                     "--ft-param-rank_heartbeat_timeout=600",
                     "--ft-param-initial_rank_heartbeat_timeout=600",

@@ -83,21 +83,15 @@ fn a_rank_of_a_follower_that_waits_for_itself_is_named_by_the_leader() {
     assert_named(&cluster.ends(jobs), HangKind::UserCode);
 }
 
-/// The ranks of the leader wait for one that is at something long and announced it.
+/// The ranks of the leader wait far longer than any step took, for one that is at something long and announced it.
 #[test]
 fn ranks_that_wait_for_a_checkpoint_on_another_host_do_not_hang() {
     if !has_client() {
         return;
     }
     let cluster = Cluster::new(2);
-    let hold = "def hold():\n    with mainstay.section('checkpoint'):\n        mark('saves')\n        wait_for('saved')";
+    let hold = "def hold():\n    with mainstay.section('checkpoint'):\n        time.sleep(6)";
     let jobs = cluster.start(&format!("{hold}\n{LOCKSTEP}"), "--nproc-per-node 2", &[]);
-    jobs[1].mark("saves");
-    // Far longer than any step took; what the leader waits for is said.
-    jobs[0].wait_for_fact("the suspicion", |fact| {
-        matches!(fact, Fact::Observed(seen) if seen.event == "hang_suspected" && seen.detail.contains("rank 2"))
-    });
-    cluster.stage(1).mark("saved");
     for end in cluster.ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 1, "{end}");

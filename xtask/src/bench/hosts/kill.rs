@@ -59,7 +59,7 @@ pub fn measure(story: &Progress, bed: &Bed, faults: usize, quick: bool, report: 
 
 /// One job, several kills, of each rank in turn. Milliseconds to the first step of the last rank.
 fn kills(bed: &Bed, launcher: Launcher, hosts: usize, faults: usize) -> Result<Vec<f64>> {
-    let folder = folder("kill")?;
+    let folder = folder(&format!("kill-{}-{hosts}", launcher.name().replace(' ', "-")))?;
     let network = if hosts == 1 { Network::loopback(1)? } else { Network::new(hosts)? };
     let mut events = Events::of(folder.join("events.jsonl"), WORLD);
     let mut launchers = Vec::new();
