@@ -150,7 +150,7 @@ impl Leading {
             entries: 0,
         };
         let mut job = job;
-        job.on_hosts(merge.seats());
+        job.on_hosts(merge.places());
         Leading {
             links: merge.seats().map(link).collect(),
             job,
@@ -309,7 +309,7 @@ impl Leading {
             false
         });
         self.spares = waiting;
-        self.job.on_hosts(self.merge.seats());
+        self.job.on_hosts(self.merge.places());
     }
 
     pub(super) fn lose(&mut self, at: Mono, seat: usize, how: &str) {

@@ -47,7 +47,6 @@ use crate::model::verdict::Verdict;
 use crate::progress::goodput::{Ledger, TimeCategory};
 use crate::progress::memory::Learned;
 use crate::progress::monitor::{Pace, Watch};
-use crate::recovery::hosts::round::Seated;
 use crate::recovery::policy::{self, Advisor, Experience, PastFailure, Rung, Settings};
 
 pub use carried::Carried;
@@ -198,16 +197,14 @@ impl Job {
         }
     }
 
-    /// Takes in which hosts have which ranks from the next attempt on; each by its first rank.
-    pub fn on_hosts<'a>(&mut self, seats: impl Iterator<Item = &'a Seated>) {
+    /// Takes in which hosts have which ranks from the next attempt on, in the order of their node ranks.
+    pub fn on_hosts(&mut self, hosts: impl Iterator<Item = (String, RangeInclusive<u32>)>) {
         let (mut names, mut of) = (Vec::new(), BTreeMap::new());
         self.places.clear();
-        for (number, Seated { member, seat }) in (0..).zip(seats) {
-            let last = seat.first_rank + member.ranks.saturating_sub(1);
-            of.extend((seat.first_rank..=last).map(|rank| (Rank(rank), number)));
-            names.push(member.host.clone());
-            let named = format!("host {} (node rank {})", member.host, seat.group_rank);
-            self.places.push((seat.first_rank..=last, named));
+        for (number, (host, ranks)) in (0..).zip(hosts) {
+            of.extend(ranks.clone().map(|rank| (Rank(rank), number)));
+            self.places.push((ranks, format!("host {host} (node rank {number})")));
+            names.push(host);
         }
         self.watch.set_hosts(names, of);
     }

@@ -16,6 +16,7 @@
 //! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are recorded only.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 
 use crate::base::id::{Attempt, Pid, Rank};
 use crate::base::time::{Mono, Span};
@@ -168,6 +169,14 @@ impl Merge {
     /// Whether all ranks of the attempt have started.
     pub fn has_started(&self) -> bool {
         self.phase == Phase::Started
+    }
+
+    /// The hosts with the numbers of their ranks, in the order of their node ranks.
+    pub fn places(&self) -> impl Iterator<Item = (String, RangeInclusive<u32>)> {
+        self.hosts.iter().map(|host| {
+            let Seated { member, seat } = &host.seated;
+            (member.host.clone(), seat.first_rank..=seat.first_rank + member.ranks.saturating_sub(1))
+        })
     }
 
     /// Whether no host is to stop or start ranks at the moment.
