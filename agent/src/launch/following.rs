@@ -362,7 +362,7 @@ impl Launcher {
             return;
         }
         let clock = &following.clock;
-        let seen = self.hangs.to_report(clock::mono()).into_iter();
+        let seen = self.hangs.due_to_report(clock::mono()).into_iter();
         let ranks: Vec<_> = seen.map(|seen| seen.on_clock(&|at| clock.to_leader(at))).collect();
         if !ranks.is_empty() {
             following.send(Up::Seen { attempt: self.attempt, ranks });

@@ -81,7 +81,7 @@ impl Judge {
     }
 
     /// What the leader is to be told of the ranks here.
-    pub(super) fn to_report(&mut self, now: Mono) -> Vec<RankSeen> {
+    pub(super) fn due_to_report(&mut self, now: Mono) -> Vec<RankSeen> {
         if self.mode == Mode::Off { Vec::new() } else { self.job.to_report(now) }
     }
 
