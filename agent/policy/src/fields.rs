@@ -265,6 +265,7 @@ fn cause(heap: &mut Heap<'_>, cause: &Cause) -> Made<Value> {
         Cause::Hang { hang: kind, place: at } => {
             (hang, place) = (Some(words::hang(*kind)), Some(at.as_str()))
         }
+        Cause::HostLost { host } => place = Some(host.as_str()),
         Cause::OutOfMemory | Cause::StartFailed => {}
     }
     let number = |number: Option<i32>| number.map_or(Value::None, |number| Value::Int(number.into()));

@@ -386,6 +386,7 @@ fn cause(written: WrittenCause) -> Result<Cause, String> {
         Some(CauseKind::Signal) => Cause::Signal { signal },
         Some(CauseKind::OutOfMemory) => Cause::OutOfMemory,
         Some(CauseKind::Hang) => Cause::Hang { hang: hang.unwrap_or(HangKind::AllStill), place },
+        Some(CauseKind::HostLost) => Cause::HostLost { host: place },
         Some(CauseKind::Start) => Cause::StartFailed,
         None => return Err(unknown_kind(&kind)),
     })

@@ -83,7 +83,7 @@ pub struct Args {
     restart_window: Option<Span>,
     /// Maximum number of restarts for one cause, in addition to --max-restarts
     ///
-    /// Causes: exception, exit_code, signal, out_of_memory, hang. Examples: hang=2, signal=10/1h. Can be
+    /// Causes: exception, exit_code, signal, out_of_memory, hang, host_lost. Examples: hang=2, signal=10/1h. Can be
     /// repeated.
     #[arg(
         long,

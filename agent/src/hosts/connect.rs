@@ -1,5 +1,6 @@
 //! A follower's end: one connection to the leader, made again whenever it breaks.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use mainstay_core::base::time::Mono;
@@ -11,6 +12,7 @@ use tokio::time::timeout;
 use super::listen::WAITING_MESSAGES;
 use super::{
     BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_follower, receive, send,
+    send_waiting,
 };
 use crate::os::clock;
 
@@ -39,6 +41,8 @@ pub enum FromLeader {
     Lost {
         /// Why.
         why: String,
+        /// Whether the host answered that no process listens there.
+        refused: bool,
     },
 }
 
@@ -56,11 +60,12 @@ pub async fn keep(
             return;
         }
         let ended = one(address, &token, &join, &events).await;
-        let (connected, why) = match ended {
+        let (connected, error) = match ended {
             Ok(()) => return,
             Err(ended) => ended,
         };
-        if events.send(FromLeader::Lost { why }).await.is_err() {
+        let refused = matches!(&error, StreamError::Io(io) if io.kind() == ErrorKind::ConnectionRefused);
+        if events.send(FromLeader::Lost { why: error.to_string(), refused }).await.is_err() {
             return;
         }
         pause = if connected { RETRY.0 } else { (pause * 2).min(RETRY.1) };
@@ -74,8 +79,8 @@ async fn one(
     token: &Token,
     join: &watch::Receiver<Join>,
     events: &mpsc::Sender<FromLeader>,
-) -> Result<(), (bool, String)> {
-    let unmade = |error: StreamError| (false, error.to_string());
+) -> Result<(), (bool, StreamError)> {
+    let unmade = |error: StreamError| (false, error);
     let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect(address));
     let stream = connecting.await.map_err(|_| unmade(StreamError::Silent(CONNECTED_WITHIN)))?;
     let stream = stream.map_err(|error| unmade(error.into()))?;
@@ -107,7 +112,7 @@ async fn one(
             let Some(message) = message else {
                 return Err::<bool, _>(StreamError::Message("it is made again".to_owned()));
             };
-            send(&mut into, &message).await?;
+            send_waiting(&mut into, &message, &mut messages).await?;
         }
     };
     let read = async {
@@ -121,5 +126,5 @@ async fn one(
         }
     };
     let ended = tokio::select! { ended = write => ended, ended = read => ended };
-    ended.map(drop).map_err(|error| (true, error.to_string()))
+    ended.map(drop).map_err(|error| (true, error))
 }

@@ -11,7 +11,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::{PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send};
+use super::{
+    PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send_waiting,
+};
 use crate::os::clock;
 
 /// Connections at a time.
@@ -149,7 +151,7 @@ async fn serve(
     }
     let write = async {
         while let Some(message) = messages.recv().await {
-            send(&mut into, &message).await?;
+            send_waiting(&mut into, &message, &mut messages).await?;
         }
         Err::<(), StreamError>(StreamError::Message("the leader ended it".to_owned()))
     };

@@ -17,12 +17,16 @@ use mainstay_core::recovery::hosts::wire::LONGEST_MESSAGE;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
 
 /// A follower sends a message at least this often.
 pub const BEAT_EVERY: Duration = Duration::from_millis(500);
 
 /// A connection on which nothing was received for so long is closed.
 pub const SILENT_FOR: Duration = Duration::from_secs(10);
+
+/// Messages that wait are written together, about so many bytes at a time.
+const AT_ONCE: usize = 64 << 10;
 
 /// How long the proofs may take.
 const PROVEN_WITHIN: Duration = Duration::from_secs(5);
@@ -125,12 +129,39 @@ async fn receive<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> Re
 
 /// Writes a message.
 async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Serialize) -> Result<(), StreamError> {
-    let bytes = serde_json::to_vec(message).map_err(|error| StreamError::Message(error.to_string()))?;
-    let length = u32::try_from(bytes.len()).ok().filter(|length| *length as usize <= LONGEST_MESSAGE);
-    let length = length.ok_or_else(|| StreamError::Message(format!("it has {} bytes", bytes.len())))?;
-    to.write_u32(length).await?;
+    let mut bytes = Vec::new();
+    encode(message, &mut bytes)?;
     to.write_all(&bytes).await?;
     Ok(to.flush().await?)
+}
+
+/// Writes a message and those that wait behind it at once.
+async fn send_waiting<T: Serialize>(
+    to: &mut (impl AsyncWrite + Unpin),
+    first: &T,
+    waiting: &mut mpsc::Receiver<T>,
+) -> Result<(), StreamError> {
+    let mut bytes = Vec::new();
+    encode(first, &mut bytes)?;
+    while bytes.len() < AT_ONCE
+        && let Ok(next) = waiting.try_recv()
+    {
+        encode(&next, &mut bytes)?;
+    }
+    to.write_all(&bytes).await?;
+    Ok(to.flush().await?)
+}
+
+/// Appends a message with its length.
+fn encode(message: &impl Serialize, into: &mut Vec<u8>) -> Result<(), StreamError> {
+    let begin = into.len();
+    into.extend([0; 4]);
+    serde_json::to_writer(&mut *into, message).map_err(|error| StreamError::Message(error.to_string()))?;
+    let bytes = into.len() - begin - 4;
+    let length = u32::try_from(bytes).ok().filter(|_| bytes <= LONGEST_MESSAGE);
+    let length = length.ok_or_else(|| StreamError::Message(format!("it has {bytes} bytes")))?;
+    into[begin..begin + 4].copy_from_slice(&length.to_be_bytes());
+    Ok(())
 }
 
 /// The leader's side of the proof.

@@ -10,6 +10,7 @@ use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::{Mapping, times};
 use mainstay_core::recovery::hosts::round::Member;
 use mainstay_core::recovery::hosts::sequence::{Inbox, Outbox, Received};
+use mainstay_core::recovery::hosts::succession::{OnLeader, Standing};
 use mainstay_core::recovery::hosts::wire::{Command, Down, Join, Report, Seat, Up};
 use mainstay_core::recovery::job::{Input, StopWhy, Summary};
 use tokio::sync::{mpsc, watch};
@@ -30,6 +31,10 @@ const HEARD_WITHIN: Duration = Duration::from_secs(1);
 
 /// A launcher that the store answers waits for another leader for so many leases.
 const LEASES: u64 = 3;
+
+/// A leader is dead when its host has refused so many connections after one that was made; one alone may be a firewall that is
+/// loaded again.
+const REFUSALS: u32 = 2;
 
 /// What a host has seen of an attempt is kept for the next leader, so much of it at most.
 const LOG: usize = 65_536;
@@ -91,6 +96,9 @@ pub(super) struct Following {
     /// The newest entry here when the present leader began.
     since: u64,
     gone: Option<Mono>,
+    /// How often the leader's host has answered since the last connection that no process listens there; none before the
+    /// first connection.
+    refusals: Option<u32>,
     /// Whether the leader was given up.
     pub(super) cut_off: bool,
     /// What this host's journal says of the job.
@@ -120,6 +128,7 @@ impl Following {
         let Followed { seat, epoch, leader, events, to, clock, join, plan, task, meeting, listener, .. } =
             followed;
         join.send_modify(|join| join.have_of.clone_from(&leader.launch));
+        let refusals = to.is_some().then_some(0);
         Following {
             events,
             gone: to.is_none().then(clock::mono),
@@ -139,6 +148,7 @@ impl Following {
             catches_up: false,
             entries: 0,
             since: 0,
+            refusals,
             cut_off: false,
             spec,
             summary: None,
@@ -153,6 +163,10 @@ impl Following {
     /// This launcher as rounds see it.
     pub(super) fn member(&self) -> Member {
         member(&self.join.borrow())
+    }
+
+    pub(super) fn standing(&self) -> Standing<'_> {
+        Standing::Follows { leader: &self.leader.launch, epoch: self.epoch }
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -214,8 +228,19 @@ impl Following {
         (self.to, self.gone, self.since) = (None, Some(clock::mono()), since);
         (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
         (self.clock, self.catches_up) = (Mapping::default(), true);
-        self.epoch = leader.epoch;
+        (self.epoch, self.refusals) = (leader.epoch, None);
         self.leader = leader;
+    }
+
+    /// A leader that was connected, and at whose port no process listens any more, is dead: it holds the port for as long as it
+    /// lives. Its lease would go on for some seconds.
+    fn refused(&mut self) {
+        let Some(refusals) = &mut self.refusals else { return };
+        *refusals += 1;
+        if *refusals == REFUSALS {
+            tracing::info!(leader = %self.leader.host, "the launcher that leads is dead");
+            self.meeting.remove_leader(&self.leader.launch);
+        }
     }
 
     /// A way that takes no more is given up; another connection is made.
@@ -332,12 +357,27 @@ impl Launcher {
         }
     }
 
+    /// Tells the leader, which judges whether ranks hang, what the ranks here are at.
+    pub(super) fn report_sights(&mut self) {
+        let Brain::Following(following) = &mut self.brain else { return };
+        // Before the first round trip no time can be told.
+        if following.gone.is_some() || following.clock.uncertainty().is_none() {
+            return;
+        }
+        let clock = &following.clock;
+        let seen = self.hangs.due_to_report(clock::mono()).into_iter();
+        let ranks: Vec<_> = seen.map(|seen| seen.on_clock(&|at| clock.to_leader(at))).collect();
+        if !ranks.is_empty() {
+            following.send(Up::Seen { attempt: self.attempt, ranks });
+        }
+    }
+
     /// A message of the leader, or the news that there is no connection.
     pub(super) fn hear_leader(&mut self, event: FromLeader) {
         let Brain::Following(following) = &mut self.brain else { return };
         match event {
-            FromLeader::Connected { to } => following.to = Some(to),
-            FromLeader::Lost { why } => {
+            FromLeader::Connected { to } => (following.to, following.refusals) = (Some(to), Some(0)),
+            FromLeader::Lost { why, refused } => {
                 following.to = None;
                 if following.gone.is_none() {
                     following.gone = Some(clock::mono());
@@ -347,6 +387,9 @@ impl Launcher {
                 }
                 if !following.cut_off {
                     following.meeting.campaign();
+                    if refused {
+                        following.refused();
+                    }
                 }
             }
             FromLeader::Said { at, down } => self.said_by_leader(at, down),
@@ -356,7 +399,9 @@ impl Launcher {
     fn said_by_leader(&mut self, received: Mono, down: Down) {
         let Brain::Following(following) = &mut self.brain else { return };
         match down {
-            Down::Welcome { epoch, .. } if epoch < following.epoch => following.refuse_epoch(epoch),
+            Down::Welcome { epoch, .. } if !following.standing().obeys(epoch) => {
+                following.refuse_epoch(epoch);
+            }
             Down::Welcome { seat, .. } if seat != following.seat => {
                 self.terminal.say("the leader has given this host's place to another one".to_owned());
                 self.cut_off();
@@ -377,7 +422,9 @@ impl Launcher {
                 self.cut_off();
             }
             Down::Waiting { told } => self.terminal.say(told),
-            Down::Command { epoch, .. } if epoch < following.epoch => following.refuse_epoch(epoch),
+            Down::Command { epoch, .. } if !following.standing().obeys(epoch) => {
+                following.refuse_epoch(epoch);
+            }
             Down::Command { number, command, .. } => match following.inbox.receive(number) {
                 Received::New => {
                     following.send(Up::Received { number });
@@ -420,13 +467,17 @@ impl Launcher {
         let newest = self.board.reader().newest();
         let Brain::Following(following) = &mut self.brain else { return };
         match news {
-            FromStore::Leader(Some(leader)) if following.meeting.is_me(&leader) => {}
-            FromStore::Leader(Some(leader)) if leader.launch == following.leader.launch => {
-                following.epoch = following.epoch.max(leader.epoch);
-            }
-            FromStore::Leader(Some(leader)) if leader.epoch > following.epoch => {
-                self.terminal.say(format!("host {} leads the job now (epoch {})", leader.host, leader.epoch));
-                following.follow(leader, newest);
+            FromStore::Leader(Some(leader)) => {
+                let me = following.meeting.launcher();
+                match following.standing().on_leader(me, &leader.launch, leader.epoch) {
+                    OnLeader::NewEpoch => following.epoch = leader.epoch,
+                    OnLeader::Follow => {
+                        let (host, epoch) = (&leader.host, leader.epoch);
+                        self.terminal.say(format!("host {host} leads the job now (epoch {epoch})"));
+                        following.follow(leader, newest);
+                    }
+                    OnLeader::Nothing | OnLeader::StepDown => {}
+                }
             }
             FromStore::Elected(elected) => self.take_over(*elected),
             // The leader itself says so, where there is a connection to it.
@@ -435,7 +486,8 @@ impl Launcher {
                 self.exit = Some(exit_of(&ended));
             }
             FromStore::Trouble(why) => self.terminal.say(why),
-            FromStore::Leader(_) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {}
+            FromStore::Leader(None) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {
+            }
         }
     }
 

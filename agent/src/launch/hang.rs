@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::hang::{ActivitySample, HangJudge, Limits, Waits};
+use mainstay_core::hang::{ActivitySample, HangJudge, Limits, RankSeen, Waits};
 use mainstay_core::model::entry::Fact;
 use mainstay_core::progress::memory::Learned;
+use mainstay_core::recovery::hosts::round::Seated;
 
 use tokio::sync::oneshot;
 
@@ -63,6 +64,35 @@ impl Judge {
             asked_tpus: None,
             asked: None,
         }
+    }
+
+    /// Judges the ranks of all hosts of the job.
+    pub(super) fn judge_all<'a>(&mut self, seats: impl Iterator<Item = &'a Seated>, now: Mono) {
+        let of_each = |seated: &Seated| {
+            let ranks = seated.member.ranks as usize;
+            std::iter::repeat_n(seated.seat.group_rank, ranks)
+        };
+        self.job.judge_all(seats.flat_map(of_each).collect(), now);
+    }
+
+    /// Leaves that to the leader of the job.
+    pub(super) fn judged_elsewhere(&mut self) {
+        self.job.judged_elsewhere();
+    }
+
+    /// What the leader is to be told of the ranks here.
+    pub(super) fn due_to_report(&mut self, now: Mono) -> Vec<RankSeen> {
+        if self.mode == Mode::Off { Vec::new() } else { self.job.to_report(now) }
+    }
+
+    /// Takes in what another host reports.
+    pub(super) fn seen_elsewhere(&mut self, ranks: &[RankSeen], now: Mono) {
+        ranks.iter().for_each(|seen| self.job.seen_elsewhere(now, seen));
+    }
+
+    /// A rank's process on another host ended with status 0.
+    pub(super) fn finished_elsewhere(&mut self, rank: Rank, now: Mono) {
+        self.job.finished_elsewhere(rank, now);
     }
 
     /// Whether ranks that hang are stopped, and not only reported.

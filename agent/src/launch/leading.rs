@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use mainstay_core::base::id::Attempt;
+use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::recovery::hosts::merge::{Merge, Next};
@@ -25,6 +25,13 @@ use crate::os::clock;
 
 /// Commands that a follower has not acknowledged; with more it counts as lost.
 const COMMANDS: usize = 1024;
+
+/// Entries of the journal that are kept for followers; those that need older ones are read to from the disk.
+const RECENT: usize = 2048;
+
+/// How often followers are sent what is new in the journal, at most; and while ranks are stopped and started.
+const FED_EVERY: Span = Span::millis(50);
+const FED_IN_A_ROUND: Span = Span::millis(500);
 
 /// A follower whose connection has ended has this long to come back: a launcher that was killed does not.
 const BACK_WITHIN: Span = Span::seconds(2);
@@ -67,6 +74,10 @@ pub(super) struct Leading {
     pub(super) predecessor: Option<Predecessor>,
     /// When it last looked after its hosts.
     pub(super) looked: Mono,
+    /// When followers were last sent of the journal.
+    fed: Mono,
+    /// What it wrote last, for the followers; none before the first entry.
+    recent: Option<Recent>,
 }
 
 /// What comes from outside to a leader.
@@ -138,6 +149,8 @@ impl Leading {
             outbox: Outbox::new(COMMANDS),
             entries: 0,
         };
+        let mut job = job;
+        job.on_hosts(merge.places());
         Leading {
             links: merge.seats().map(link).collect(),
             job,
@@ -159,6 +172,8 @@ impl Leading {
             deposed: false,
             predecessor: None,
             looked: now,
+            fed: Mono(0),
+            recent: None,
         }
     }
 
@@ -294,6 +309,7 @@ impl Leading {
             false
         });
         self.spares = waiting;
+        self.job.on_hosts(self.merge.places());
     }
 
     pub(super) fn lose(&mut self, at: Mono, seat: usize, how: &str) {
@@ -315,24 +331,64 @@ impl Leading {
         None
     }
 
+    /// Keeps an entry that was written just now for the followers, so that none is read back from the disk.
+    pub(super) fn keep_recent(&mut self, entry: &Entry) {
+        self.recent.get_or_insert_with(|| Recent::after(entry.seq.saturating_sub(1))).push(entry.clone());
+    }
+
     /// Sends what followers have not of the job's journal.
-    fn feed(&mut self, entries_after: impl Fn(u64) -> Vec<Entry>) {
+    fn feed(&mut self, read: impl Fn(u64) -> Vec<Entry>) {
+        let Some(recent) = &self.recent else { return };
         // What a leader wrote before it led is of the leader before it, or of its host alone.
         let since = self.predecessor.as_ref().map_or(0, Predecessor::since);
         for link in self.links.iter_mut().filter(|link| link.connection.is_some()) {
-            for entry in entries_after(link.entries) {
-                link.entries = entry.seq;
-                let mine = entry.seq > since || entry.origin_seq.is_some();
-                let of_the_job = mine && entry.job.is_some() && !matches!(entry.body, Body::Health(_));
-                if of_the_job {
-                    link.send(Down::Entry { seq: entry.seq, at: entry.at, body: Box::new(entry.body) });
+            if link.entries < recent.complete_after {
+                for entry in read(link.entries).iter().filter(|entry| entry.seq <= recent.complete_after) {
+                    link.send_entry(entry, since);
                 }
+                link.entries = recent.complete_after;
+            }
+            let known = recent.entries.partition_point(|entry| entry.seq <= link.entries);
+            for entry in recent.entries.range(known..) {
+                link.send_entry(entry, since);
             }
         }
     }
 }
 
+/// The newest entries of the journal here.
+#[derive(Debug)]
+struct Recent {
+    /// All entries of the job with a higher number are here.
+    complete_after: u64,
+    entries: VecDeque<Entry>,
+}
+
+impl Recent {
+    fn after(complete_after: u64) -> Recent {
+        Recent { complete_after, entries: VecDeque::new() }
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.entries.len() == RECENT
+            && let Some(oldest) = self.entries.pop_front()
+        {
+            self.complete_after = oldest.seq;
+        }
+        self.entries.push_back(entry);
+    }
+}
+
 impl Link {
+    /// Sends an entry, if it is one of the job.
+    fn send_entry(&mut self, entry: &Entry, since: u64) {
+        self.entries = entry.seq;
+        let mine = entry.seq > since || entry.origin_seq.is_some();
+        if mine && entry.job.is_some() && !matches!(entry.body, Body::Health(_)) {
+            self.send(Down::Entry { seq: entry.seq, at: entry.at, body: Box::new(entry.body.clone()) });
+        }
+    }
+
     /// A connection that takes no more is given up; the follower makes another.
     fn send(&mut self, down: Down) {
         let sent = self.connection.as_ref().map(|(_, to)| to.try_send(down).is_ok());
@@ -382,6 +438,11 @@ impl Launcher {
                         }
                         command => command,
                     };
+                    if matches!(command, Command::Finish { .. }) {
+                        // A follower reads nothing that comes after it.
+                        self.feed();
+                    }
+                    let Brain::Leading(leading) = &mut self.brain else { return };
                     let mine = leading.command(seat, command);
                     self.tasks.extend(mine.map(Task::Command));
                 }
@@ -393,7 +454,17 @@ impl Launcher {
         {
             leading.write_record();
         }
-        self.feed();
+        self.feed_if_due(now);
+    }
+
+    /// Followers get the journal in parts, and not while they are to stop or start ranks: what is ordered comes first.
+    fn feed_if_due(&mut self, now: Mono) {
+        let Brain::Leading(leading) = &mut self.brain else { return };
+        let every = if leading.merge.is_settled() { FED_EVERY } else { FED_IN_A_ROUND };
+        if now.since(leading.fed) >= every {
+            leading.fed = now;
+            self.feed();
+        }
     }
 
     fn feed(&mut self) {
@@ -429,6 +500,9 @@ impl Launcher {
                     Up::Report { number, at, report } => match link.inbox.receive(number) {
                         Received::New => {
                             link.send(Down::Received { number });
+                            if let Some(rank) = finished(&report, self.attempt) {
+                                self.hangs.finished_elsewhere(rank, now);
+                            }
                             leading.take_report(at, seat as u32, report);
                         }
                         Received::Again => link.send(Down::Received { number: link.inbox.have() }),
@@ -437,6 +511,10 @@ impl Launcher {
                                 (None, Some((now, "a report is missing".to_owned())));
                         }
                     },
+                    Up::Seen { attempt, ranks } if attempt == self.attempt => {
+                        self.hangs.seen_elsewhere(&ranks, now);
+                    }
+                    Up::Seen { .. } => {}
                     Up::Received { number } => link.outbox.acknowledged(number),
                     Up::Join(_) | Up::Beat { .. } => {}
                 }
@@ -508,6 +586,18 @@ impl Launcher {
                 Err(_) => return,
             }
         }
+    }
+}
+
+/// The rank of this attempt whose end in order is reported.
+fn finished(report: &Report, of: Attempt) -> Option<Rank> {
+    match report {
+        Report::Fact { fact: Fact::RankExited { attempt, rank, status, .. } }
+            if *attempt == of && status.is_success() =>
+        {
+            Some(*rank)
+        }
+        _ => None,
     }
 }
 

@@ -34,6 +34,7 @@ impl Launcher {
     pub(super) fn regular_look(&mut self) {
         self.look();
         self.judge_hangs();
+        self.report_sights();
         let is_due = |job: &mut Job| job.save_is_due(clock::mono());
         if self.stop.is_none() && self.brain.job_mut().is_some_and(is_due) {
             match self.brain {

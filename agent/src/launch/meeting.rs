@@ -101,6 +101,8 @@ pub struct Meeting {
     events: mpsc::UnboundedReceiver<FromStore>,
     sender: mpsc::UnboundedSender<FromStore>,
     campaign: Option<Aborting>,
+    /// Removes a dead leader from the store.
+    removal: Option<Aborting>,
     _watch: Aborting,
     leader: Option<Leader>,
     record: watch::Receiver<Option<Record>>,
@@ -161,6 +163,7 @@ impl Meeting {
             events,
             sender,
             campaign: None,
+            removal: None,
             _watch: watch,
             leader: None,
             record,
@@ -232,7 +235,22 @@ impl Meeting {
 
     /// Does not stand for election any more.
     pub fn stand_down(&mut self) {
-        self.campaign = None;
+        (self.campaign, self.removal) = (None, None);
+    }
+
+    /// The launcher that leads is dead: the store forgets it, so that no one waits for the end of its lease.
+    pub fn remove_leader(&mut self, launcher: &str) {
+        let Some(leader) = self.leader.clone().filter(|leader| leader.launch == launcher) else { return };
+        let group = self.group.clone();
+        self.removal = Some(Aborting(tokio::spawn(async move {
+            while let Err(error) = group.depose(&leader).await {
+                if !error.is_unreachable() && !error.is_unsure() {
+                    tracing::debug!(%error, "the dead leader stays in the store until its lease ends");
+                    return;
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        })));
     }
 
     /// Lets the others know that this launcher has a seat: it goes on with the job if the leader is lost.

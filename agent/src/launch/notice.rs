@@ -24,6 +24,7 @@ pub fn line(body: &Body) -> Option<String> {
         Body::Fact(Fact::RanksHung { hang, acts: false, .. }) => {
             Some(format!("{}; it is only reported (--hang report)", hang.headline()))
         }
+        Body::Fact(Fact::HostLost { named, how, .. }) => Some(format!("{named} is lost: {how}")),
         Body::Fact(Fact::HangPassed { after, .. }) => {
             Some(format!("the ranks make progress again, after {after}"))
         }

@@ -393,7 +393,7 @@ impl Gathering<'_> {
                 event = events.recv() => match event {
                     None => bail!("the connection to {at} is gone"),
                     Some(FromLeader::Connected { to: way }) => to = Some(way),
-                    Some(FromLeader::Lost { why }) => {
+                    Some(FromLeader::Lost { why, .. }) => {
                         to = None;
                         if meeting.leader().is_none() {
                             return Ok(Outcome::Again);

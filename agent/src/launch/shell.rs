@@ -236,6 +236,11 @@ impl Launcher {
                 }
             }
         };
+        match &brain {
+            Brain::Leading(leading) => hangs.judge_all(leading.seats().iter(), began),
+            Brain::Following(_) => hangs.judged_elsewhere(),
+            Brain::Alone(_) | Brain::Gone => {}
+        }
         let mut launcher = Launcher {
             id: JobId(crew.job.clone()),
             settings,
@@ -433,7 +438,11 @@ impl Launcher {
         if let Body::Finding(finding) = &body {
             self.mark_checkpoints(finding);
         }
-        self.board.record(stamp, Some(&self.id), origin, body)
+        let entry = self.board.record(stamp, Some(&self.id), origin, body);
+        if let Brain::Leading(leading) = &mut self.brain {
+            leading.keep_recent(&entry);
+        }
+        entry
     }
 
     /// Whether the terminal has this line of this incident already: a verdict that is made again with more evidence often

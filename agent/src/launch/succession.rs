@@ -1,14 +1,15 @@
 //! Leaders that follow each other: what a leader has stored before it acts, how a follower takes the place of a lost leader,
 //! and how one that was only slow steps down.
 
-use mainstay_core::base::id::Rank;
+use mainstay_coord::Leader;
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::model::observation::{Observation, Weight};
-use mainstay_core::recovery::hosts::merge::{HOSTS, Merge};
+use mainstay_core::recovery::hosts::merge::HOSTS;
 use mainstay_core::recovery::hosts::record::Record;
+use mainstay_core::recovery::hosts::succession::{Adopted, OnElection, OnLeader, Standing};
 use mainstay_core::recovery::hosts::wire::Command;
-use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy, policy_trouble};
+use mainstay_core::recovery::job::{Input, Order, Output, StopWhy, policy_trouble};
 
 use crate::launch::advised;
 use crate::launch::brain::{Brain, Task};
@@ -22,6 +23,10 @@ use crate::os::clock;
 const END_WITHIN: Span = Span::seconds(3);
 
 impl Leading {
+    fn standing(&self) -> Standing<'_> {
+        Standing::Leads { epoch: self.epoch }
+    }
+
     /// An order of the job. What starts ranks waits until it is stored that it is to be done: a leader that was replaced is
     /// refused there, and the next one knows of each start.
     pub(super) fn order(&mut self, at: Mono, order: Order) {
@@ -103,7 +108,7 @@ impl Launcher {
             }
             FromStore::Elected(elected) => {
                 let Elected { office, last, .. } = *elected;
-                if last.is_some_and(|last| last > leading.epoch) {
+                if leading.standing().on_election(false, last) == OnElection::StepDown {
                     // What is known here is older than what that one has done.
                     self.terminal.say("another launcher has led the job meanwhile".to_owned());
                     return self.step_down();
@@ -124,8 +129,11 @@ impl Launcher {
 
     fn step_down_if_replaced(&mut self) {
         let Brain::Leading(leading) = &mut self.brain else { return };
-        let other = leading.meeting.leader().filter(|leader| !leading.meeting.is_me(leader));
-        if let Some(other) = other.filter(|other| other.epoch > leading.epoch) {
+        let me = leading.meeting.launcher();
+        let replaces = |other: &&Leader| {
+            leading.standing().on_leader(me, &other.launch, other.epoch) == OnLeader::StepDown
+        };
+        if let Some(other) = leading.meeting.leader().filter(replaces) {
             let (host, epoch) = (other.host.clone(), other.epoch);
             self.terminal.say(format!("host {host} leads the job now (epoch {epoch})"));
             self.step_down();
@@ -178,34 +186,23 @@ impl Launcher {
     pub(super) fn take_over(&mut self, elected: Elected) {
         let Elected { office, record, .. } = elected;
         let Brain::Following(following) = &mut self.brain else { return };
-        if following.is_connected() || following.cut_off {
+        let gives_back =
+            following.standing().on_election(following.is_connected(), None) == OnElection::GiveBack;
+        if gives_back || following.cut_off {
             // The leader is there after all. The office goes back to the store with this.
             return;
         }
         let epoch = office.epoch;
-        let Some(mut record) = record else {
+        let Some(record) = record else {
             self.terminal.say("the leader is lost and has left no record".to_owned());
             return self.cut_off();
         };
         let now = clock::now();
         let spec = following.spec.clone();
         let me = self.crew.seat.group_rank;
-        if let Some(mine) = record.seats.get_mut(me as usize) {
-            // It may have got its place so late that no record has it.
-            mine.member = following.member();
-        }
-        // The leader may have started an attempt that its record does not have yet.
-        let known = record.attempt >= self.attempt;
-        let running = known && record.running;
-        let attempt = record.attempt.max(self.attempt);
-        let mut carried = record.carried_here(now);
-        if let Some(carried) = &mut carried {
-            carried.attempt = attempt;
-        }
+        let adopted = Adopted::of(&record, me, following.member(), self.attempt, now);
         let patience = following.plan.join_timeout;
-        let merge = Merge::resume(record.seats.clone(), patience, attempt, running);
-        let ranks: Vec<Rank> = merge.ranks().iter().map(|started| started.rank).collect();
-        let mut job = Job::resume(now.mono, spec, self.policy(), carried, &ranks);
+        let (mut job, merge) = adopted.resume(now.mono, spec, self.policy(), patience);
         let mut out = Vec::new();
         if let Some(file) = &self.settings.policy_file {
             let (advisor, trouble) = advised::read(file);
@@ -223,8 +220,7 @@ impl Launcher {
         let entries =
             reader.entries_after(parts.since, usize::MAX).map(|read| read.entries).unwrap_or_default();
         leading.predecessor = Some(Predecessor::new(parts.leader, &entries, reader.newest()));
-        let lost = record.seats.iter().find(|seated| seated.member.launcher == record.leader);
-        let host = lost.map(|seated| seated.member.host.clone()).unwrap_or_default();
+        let host = adopted.lost.as_ref().map(|seated| seated.member.host.clone()).unwrap_or_default();
         self.terminal
             .say(format!("host {host}, which led the job, is lost: this host leads now (epoch {epoch})"));
         leading.begin_with(now.mono, out);
@@ -237,10 +233,11 @@ impl Launcher {
             self.exit = Some(exit);
         }
         leading.write_record();
-        if let Some(seat) = lost.map(|seated| seated.seat.group_rank).filter(|seat| *seat != me) {
+        if let Some(seat) = adopted.lost.map(|seated| seated.seat.group_rank).filter(|seat| *seat != me) {
             leading.lose(now.mono, seat as usize, "its launcher, which led the job, is lost");
         }
         leading.give_up_start(now.mono);
+        self.hangs.judge_all(leading.seats().iter(), now.mono);
         self.brain = Brain::Leading(Box::new(leading));
         self.lead(now.mono);
     }

@@ -95,7 +95,7 @@ async fn another_secret_and_a_side_that_does_not_encrypt_are_refused_in_words() 
     ] {
         let (_listener, port) = leader(ours).await;
         let news = follow(port, theirs).await;
-        let FromLeader::Lost { why } = &news else { panic!("{news:?}") };
+        let FromLeader::Lost { why, .. } = &news else { panic!("{news:?}") };
         assert!(why.contains(words), "{why}");
     }
 }

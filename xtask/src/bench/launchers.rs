@@ -31,6 +31,20 @@ pub enum Launcher {
     Nvrx,
 }
 
+/// One host of a job on several.
+pub struct OneOf {
+    /// Its number.
+    pub number: usize,
+    /// How many there are.
+    pub hosts: usize,
+    /// Its address.
+    pub address: String,
+    /// The address of the first, where they meet.
+    pub first: String,
+    /// The port there.
+    pub port: u16,
+}
+
 impl Launcher {
     /// As the figures call it.
     pub fn name(self) -> &'static str {
@@ -81,14 +95,60 @@ impl Bed {
                 command
             }
         };
-        activate(&mut command, &self.venv);
+        self.prepare(launcher, &mut command);
+        command.arg(script_path(script)).current_dir(paths::target());
+        Ok(command)
+    }
+
+    /// The launcher of one host of a job, without its script. The hosts meet at the address of the first.
+    pub fn on_host(&self, launcher: Launcher, host: &OneOf, ranks: usize, logs: &Path) -> Command {
+        let OneOf { number, hosts, address, first, port } = host;
+        let (ranks, hosts) = (ranks.to_string(), hosts.to_string());
+        let mut command = match launcher {
+            Launcher::Mainstay => {
+                let mut command = Command::new(paths::release_mainstay());
+                command.args(["run", "--no-agent", "--nnodes", &hosts, "--node-rank", &number.to_string()]);
+                command.args(["--master-addr", first, "--master-port", &port.to_string()]);
+                command.args(["--nproc-per-node", &ranks, "--max-restarts", "100000", "--log-dir"]).arg(logs);
+                command
+            }
+            Launcher::Torchrun => {
+                let mut command = Command::new(self.venv.python());
+                command.args(["-m", "torch.distributed.run", "--nnodes", &hosts, "--nproc-per-node", &ranks]);
+                command.args(["--rdzv-backend", "c10d", "--rdzv-id", "bench", "--local-addr", address]);
+                command.args(["--rdzv-endpoint", &format!("{first}:{port}"), "--max-restarts", "100000"]);
+                // It looks for itself by name, and all namespaces have the same.
+                command.args(["--rdzv-conf", &format!("is_host={}", *number == 0)]);
+                command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
+                command
+            }
+            Launcher::Nvrx => {
+                let peers = self.peers.as_deref().unwrap_or(Path::new(""));
+                let mut command = Command::new(peers.join("bin/ft_launcher"));
+                command.args([&format!("--nnodes={hosts}"), &format!("--nproc-per-node={ranks}")]);
+                command.args(["--rdzv-backend=c10d", "--rdzv-id=bench", "--max-restarts=100000"]);
+                command.args([format!("--rdzv-endpoint={first}:{port}"), format!("--local-addr={address}")]);
+                command.arg(format!("--rdzv-conf=is_host={}", *number == 0));
+                command.args([
+                    "--ft-param-rank_heartbeat_timeout=600",
+                    "--ft-param-initial_rank_heartbeat_timeout=600",
+                ]);
+                command
+            }
+        };
+        self.prepare(launcher, &mut command);
+        command.current_dir(paths::target());
+        command
+    }
+
+    /// Its Python environment.
+    fn prepare(&self, launcher: Launcher, command: &mut Command) {
+        activate(command, &self.venv);
         if launcher == Launcher::Nvrx
             && let Some(peers) = &self.peers
         {
             command.env("PYTHON_EXEC", peers.join("bin/python")).env("VIRTUAL_ENV", peers);
         }
-        command.arg(script_path(script)).current_dir(paths::target());
-        Ok(command)
     }
 }
 

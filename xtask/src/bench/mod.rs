@@ -5,11 +5,13 @@ mod attribute;
 mod build;
 mod checkpoint;
 mod detect;
+mod events;
 mod figure;
 mod goodput;
 mod gpus;
 mod hang;
 mod heartbeat;
+mod hosts;
 mod in_process;
 mod judge;
 mod kernel_log;
@@ -95,6 +97,8 @@ enum Name {
     Restart,
     /// The same for the first SIGKILL of a job, after 15 s and 3 s after its ranks' first line. Part of restart.
     FirstRestart,
+    /// A job of several hosts: restarts, a lost leader, and a round of 64 launchers.
+    Hosts,
     /// From a rank that raises to all ranks in their function again, in process. Part of restart.
     InProcess,
     /// Real jobs that are hurt at random, one fault inside the other: what of it went wrong.
@@ -199,6 +203,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::FirstRestart, Some(bed)) => {
                 restart::measure_first(&story, bed, args.samples(5, 2), &mut report);
             }
+            (Name::Hosts, Some(bed)) => hosts::measure(&story, bed, args, &mut report),
             (Name::InProcess, Some(bed)) => {
                 in_process::measure(&story, bed, args.samples(20, 5), args.quick, &mut report);
             }
@@ -240,6 +245,7 @@ fn prepare(story: &Progress, args: &Args) -> Result<Bed> {
                 | Name::Detect
                 | Name::Hang
                 | Name::Restart
+                | Name::Hosts
                 | Name::InProcess
                 | Name::Checkpoint
                 | Name::Goodput

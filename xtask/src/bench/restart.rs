@@ -1,20 +1,16 @@
 //! From a fault to the first Python line of the new ranks, and to their first step: `mainstay run` beside the peers,
 //! with the same script on the same machine.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde::Deserialize;
 
+use super::events::{Events, Fault, Restart, strike};
 use super::figure::{Figure, Report};
 use super::launchers::{Bed, Launcher};
 use super::process::{self, Running};
-use crate::journal;
 use crate::paths;
 use crate::progress::Progress;
 
@@ -33,13 +29,6 @@ const EARLY: Duration = Duration::from_secs(3);
 /// A launcher that needs longer than this for a restart has hung.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// How a rank comes to its end.
-#[derive(Clone, Copy, PartialEq)]
-enum Fault {
-    Kill,
-    Raise,
-}
-
 /// When a job meets its first fault.
 #[derive(Clone, Copy, PartialEq)]
 enum First {
@@ -47,14 +36,6 @@ enum First {
     Settled,
     /// [`EARLY`].
     Early,
-}
-
-/// Milliseconds since the fault.
-struct Restart {
-    to_python: f64,
-    to_step: f64,
-    /// What the launcher has in memory after it, MiB.
-    resident_mib: Option<f64>,
 }
 
 /// Measures each fault under each launcher.
@@ -121,7 +102,7 @@ fn job(bed: &Bed, launcher: Launcher) -> Result<(Running, Events)> {
     }
     let logs = folder.join("logs");
     fs::create_dir_all(&logs).with_context(|| format!("creating {}", logs.display()))?;
-    let events = Events { path: folder.join("events.jsonl"), read_to: 0, all: Vec::new() };
+    let events = Events::of(folder.join("events.jsonl"), WORLD);
     let mut command = bed.job(launcher, WORLD, &logs, "restart_rank.py")?;
     command.env("BENCH_EVENTS", &events.path);
     let running = Running::start(command, &folder.join("launcher.log"))?;
@@ -171,96 +152,4 @@ fn restarts(bed: &Bed, launcher: Launcher, fault: Fault, faults: usize) -> Resul
         measured.push(events.restart_since(seen, &old, fault, asked_at)?);
     }
     Ok(measured)
-}
-
-/// Brings the fault about, and says when.
-fn strike(fault: Fault, events: &std::path::Path, victim: u64, pid: Option<i32>) -> Result<u64> {
-    let at = journal::now();
-    match fault {
-        Fault::Kill => {
-            let pid = pid.context("the victim has told its process")?;
-            kill(Pid::from_raw(pid), Signal::SIGKILL).with_context(|| format!("killing {pid}"))?;
-        }
-        Fault::Raise => {
-            let trigger = format!("{}.raise.{victim}", events.display());
-            fs::write(&trigger, "").with_context(|| format!("writing {trigger}"))?;
-        }
-    }
-    Ok(at)
-}
-
-/// A line of the ranks' own record.
-#[derive(Clone, Deserialize)]
-struct Event {
-    at: u64,
-    event: String,
-    rank: u64,
-    pid: i32,
-}
-
-/// The ranks' record, read as it grows.
-struct Events {
-    path: PathBuf,
-    read_to: usize,
-    all: Vec<Event>,
-}
-
-impl Events {
-    fn poll(&mut self) {
-        let Ok(text) = fs::read_to_string(&self.path) else { return };
-        let new = text.get(self.read_to..).unwrap_or_default();
-        let whole = new.rfind('\n').map_or(0, |last| last + 1);
-        self.all.extend(new[..whole].lines().filter_map(|line| serde_json::from_str(line).ok()));
-        self.read_to += whole;
-    }
-
-    /// The process of each rank, once all have run their first line.
-    fn begun(&mut self) -> Option<BTreeMap<u64, i32>> {
-        self.poll();
-        let lines = self.all.iter().filter(|event| event.event == "python");
-        let pids: BTreeMap<u64, i32> = lines.map(|event| (event.rank, event.pid)).collect();
-        (pids.len() == WORLD).then_some(pids)
-    }
-
-    /// The process of each rank, once all of them have made so many steps since a place in the record and in
-    /// processes that are not old.
-    fn stepping(&mut self, since: usize, old: &BTreeSet<i32>, steps: usize) -> Option<BTreeMap<u64, i32>> {
-        self.poll();
-        let mut made: BTreeMap<u64, (i32, usize)> = BTreeMap::new();
-        for event in self.all.get(since..)?.iter().filter(|e| e.event == "step" && !old.contains(&e.pid)) {
-            let entry = made.entry(event.rank).or_insert((event.pid, 0));
-            *entry = if entry.0 == event.pid { (entry.0, entry.1 + 1) } else { (event.pid, 1) };
-        }
-        let all = made.len() == WORLD && made.values().all(|(_, count)| *count >= steps);
-        all.then(|| made.into_iter().map(|(rank, (pid, _))| (rank, pid)).collect())
-    }
-
-    /// From the fault to the last of the ranks, for the processes that made the first steps.
-    fn restart_since(
-        &self,
-        since: usize,
-        old: &BTreeSet<i32>,
-        fault: Fault,
-        asked_at: u64,
-    ) -> Result<Restart> {
-        let new = &self.all[since..];
-        let begin = match fault {
-            Fault::Kill => asked_at,
-            Fault::Raise => new.iter().find(|e| e.event == "raise").context("the victim did not raise")?.at,
-        };
-        let mut python: BTreeMap<i32, u64> = BTreeMap::new();
-        let mut step: BTreeMap<u64, (i32, u64)> = BTreeMap::new();
-        for event in new.iter().filter(|event| !old.contains(&event.pid)) {
-            match event.event.as_str() {
-                "python" => drop(python.insert(event.pid, event.at)),
-                "step" => drop(step.entry(event.rank).or_insert((event.pid, event.at))),
-                _ => {}
-            }
-        }
-        let last_step = step.values().map(|(_, at)| *at).max().context("no steps")?;
-        let first_lines = step.values().filter_map(|(pid, _)| python.get(pid));
-        let last_python = *first_lines.max().context("no first lines")?;
-        let ms = |at: u64| at.saturating_sub(begin) as f64 / 1e6;
-        Ok(Restart { to_python: ms(last_python), to_step: ms(last_step), resident_mib: None })
-    }
 }

@@ -196,6 +196,17 @@ impl Group {
         self.client.delete(&self.key("ended")).await.map(|_| ())
     }
 
+    /// Removes the key of a leader that is known to be dead, so that another is elected before its lease ends. Whoever
+    /// leads by then is left alone; a leader that lives after all learns of it as of the end of its lease.
+    ///
+    /// # Errors
+    /// No endpoint answered, or this client is refused.
+    pub async fn depose(&self, leader: &Leader) -> Result<(), CoordError> {
+        let key = self.key("leader");
+        let txn = Txn::new().if_mod_revision(&key, leader.mod_revision).then_delete(&key);
+        self.client.txn(txn).await.map(|_| ())
+    }
+
     pub(crate) fn prefix(&self) -> String {
         format!("{ROOT}{}/", self.job)
     }

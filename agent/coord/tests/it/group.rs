@@ -17,6 +17,7 @@ contract!(
     a_launcher_that_vanishes_is_reported_when_its_lease_ends,
     leaders_follow_each_other_with_growing_epochs,
     a_leader_that_was_only_slow_is_superseded,
+    a_dead_leader_is_removed_at_once_and_no_other,
     a_candidate_that_no_longer_waits_does_not_lead,
     record_and_rounds_are_handed_to_the_next_leader,
     after_a_wiped_store_members_are_there_again_and_epochs_grow,
@@ -158,6 +159,22 @@ async fn a_leader_that_was_only_slow_is_superseded(store: Store) {
     let state = slow_group.state().await.unwrap();
     assert_eq!(state.record.unwrap().body, json!("second"));
     assert_eq!((state.round, state.leader.unwrap().epoch), (None, 2));
+}
+
+async fn a_dead_leader_is_removed_at_once_and_no_other(store: Store) {
+    let (group, a) = join(&store, "a").await;
+    let (_, b) = join(&store, "b").await;
+    let first = a.campaign().await.unwrap();
+    let dead = group.state().await.unwrap().leader.unwrap();
+    let next = tokio::spawn(async move { (b.campaign().await.unwrap(), b) });
+    group.depose(&dead).await.unwrap();
+    let (second, _b) = next.await.unwrap();
+    assert_eq!((second.epoch(), a.rejoins()), (first.epoch() + 1, 0), "its lease still runs");
+    // Another follower, which learns of the death later.
+    group.depose(&dead).await.unwrap();
+    second.confirm().await.unwrap();
+    // It was alive after all.
+    assert_eq!(superseded(first.write_record(json!(1)).await).0, first.epoch());
 }
 
 async fn a_candidate_that_no_longer_waits_does_not_lead(store: Store) {

@@ -11,7 +11,7 @@ use crate::failure::attribution::level;
 use crate::failure::fingerprint::fingerprint;
 use crate::failure::traceback_tail;
 use crate::hang::{ACTIVITY, Hang, HangKind, listed};
-use crate::model::entry::{ExitStatus, LOST_WITH_HOST, LineTime, Note};
+use crate::model::entry::{ExitStatus, LineTime, Note};
 use crate::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 
 /// How a rank of the failed attempt ended.
@@ -35,6 +35,8 @@ pub struct RankEnd {
     pub stderr_tail: Vec<String>,
     /// The last lines of its standard output.
     pub stdout_tail: Vec<String>,
+    /// Its host was lost, and the rank with it.
+    pub lost: Option<LostHost>,
     /// When each line of `stderr_tail` was written; empty where that is not known.
     pub stderr_times: Vec<LineTime>,
     /// The same of `stdout_tail`.
@@ -44,17 +46,18 @@ pub struct RankEnd {
 /// The class of a verdict on ranks that ended because their host was lost: whose fault that is, is not known.
 pub const HOST_LOST: &str = "host_lost";
 
-impl RankEnd {
-    /// What is known of the loss of its host, where the rank ended with it (`recovery::hosts`).
-    fn lost_with_host(&self) -> Option<&str> {
-        match (self.exit, self.stderr_tail.as_slice()) {
-            (Some((ExitStatus::Signal(9), _)), [line]) => line
-                .strip_prefix(LOST_WITH_HOST)
-                .filter(|lost| lost.starts_with("host ") && lost.contains(" is lost: ")),
-            _ => None,
-        }
-    }
+/// The loss of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostHost {
+    /// Its name.
+    pub host: String,
+    /// For people: "host b (node rank 1, ranks 2 to 3)".
+    pub named: String,
+    /// How that was seen.
+    pub how: String,
+}
 
+impl RankEnd {
     /// Whether the rank failed of its own, as far as its own end tells.
     pub(crate) fn failed(&self) -> bool {
         self.note.is_some() || (!self.after_stop && self.exit.is_some_and(|(status, _)| !status.is_success()))
@@ -127,6 +130,7 @@ pub fn judge(
     let by_sigkill = matches!(end.exit, Some((ExitStatus::Signal(9) | ExitStatus::Code(137), _)));
     let killed = by_sigkill && end.note.is_none();
     let cause = match (&end.note, end.exit) {
+        (None, Some(_)) if let Some(lost) = &end.lost => Cause::HostLost { host: lost.host.clone() },
         (Some(note), _) => {
             Cause::Exception { exception: note.exception.clone(), fingerprint: fingerprint(note) }
         }
@@ -141,10 +145,12 @@ pub fn judge(
         // Without heartbeats nobody knows how far it was.
         None => String::new(),
     };
-    let lost =
-        end.lost_with_host().map(|lost| lost.replacen(" is lost: ", &format!(" was lost{at_step}: "), 1));
-    let class = lost.as_ref().map(|_| HOST_LOST.to_owned());
-    let headline = lost.unwrap_or_else(|| format!("{culprit} {}{at_step}", what_happened(&cause, end)));
+    let (headline, class) = match (&cause, &end.lost) {
+        (Cause::HostLost { .. }, Some(lost)) => {
+            (format!("{} was lost{at_step}: {}", lost.named, lost.how), Some(HOST_LOST.to_owned()))
+        }
+        _ => (format!("{culprit} {}{at_step}", what_happened(&cause, end)), None),
+    };
     let fault_at = end.failed_at().unwrap_or_default();
     Verdict {
         incident,
@@ -277,6 +283,7 @@ fn what_happened(cause: &Cause, end: &RankEnd) -> String {
         Cause::ExitCode { code } => format!("exited with code {code}"),
         Cause::Signal { signal } => ended_by(*signal),
         Cause::OutOfMemory => "was killed while the kernel's OOM killer was at work".to_owned(),
+        Cause::HostLost { host } => format!("was lost with host {host}"),
         Cause::StartFailed => "could not be started".to_owned(),
         Cause::Hang { hang, .. } => hang.of_a_rank().to_owned(),
     }
@@ -306,6 +313,7 @@ fn confidence(cause: &Cause, end: &RankEnd) -> f64 {
         Cause::Exception { .. }
         | Cause::ExitCode { .. }
         | Cause::Signal { .. }
+        | Cause::HostLost { .. }
         | Cause::StartFailed
         | Cause::Hang { .. } => 0.95,
     }

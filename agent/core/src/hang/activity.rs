@@ -1,10 +1,12 @@
 //! What a rank's processes do while no counter moves: the difference between a rank that is dead still and one that
 //! is at something long that nobody announced.
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::time::{Mono, Span};
 
 /// A rank's process and its children at one time, as the kernel counts. All counts only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
     /// When it was read.
     pub at: Mono,
@@ -25,7 +27,8 @@ pub struct Probe {
 }
 
 /// The state of a process, or of the thread of it that stands out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ProcessState {
     /// It sleeps or runs.
     #[default]

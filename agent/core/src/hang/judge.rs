@@ -7,6 +7,7 @@ use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::Probe;
 use crate::hang::counters::Count;
+use crate::hang::elsewhere::{RankSeen, ToReport};
 use crate::hang::finding::{Outlook, Suspicion};
 use crate::hang::idle::{ActivitySample, Idle};
 use crate::hang::phase::{Limits, Phases};
@@ -33,12 +34,25 @@ pub struct HangJudge {
     gpus_idle: Option<Mono>,
     /// Since when none of those has work that had some.
     gpus_rest: Option<Mono>,
+    first: Rank,
     ranks: usize,
+    over: Scope,
     attempt: Attempt,
     /// When nothing had moved as of the suspicion that was reported last.
     reported: Option<Mono>,
     /// The hang that was found, until it passes or the attempt ends.
     found: Option<Found>,
+}
+
+/// Whose ranks are judged by their heartbeats.
+#[derive(Clone, Debug)]
+enum Scope {
+    /// Those of this host, which are all or are judged by themselves.
+    Here,
+    /// Those of all hosts of the job, so many.
+    Job(usize),
+    /// None: what is seen here goes to the judge on another host.
+    Elsewhere(ToReport),
 }
 
 /// A hang that was found.
@@ -60,10 +74,65 @@ impl HangJudge {
             gpus: BTreeMap::new(),
             gpus_idle: None,
             gpus_rest: None,
+            first,
             ranks,
+            over: Scope::Here,
             attempt: Attempt(0),
             reported: None,
             found: None,
+        }
+    }
+
+    /// Judges the ranks of all hosts from now on; `hosts` has the host of each rank. What was learned stays.
+    pub fn judge_all(&mut self, hosts: Vec<u32>, now: Mono) {
+        let mut watch = Watch::new(self.watch.phases.limits().clone(), Rank(0), hosts.len(), now);
+        std::mem::swap(&mut watch.phases, &mut self.watch.phases);
+        self.over = Scope::Job(hosts.len());
+        watch.set_hosts(hosts);
+        self.watch = watch;
+        (self.reported, self.found) = (None, None);
+    }
+
+    /// Leaves the ranks with heartbeats to the judge on another host.
+    pub fn judged_elsewhere(&mut self) {
+        let mut seen = ToReport::default();
+        seen.begin_attempt(self.ranks);
+        self.over = Scope::Elsewhere(seen);
+    }
+
+    /// What is to be reported to the judge on another host.
+    pub fn to_report(&mut self, now: Mono) -> Vec<RankSeen> {
+        match &mut self.over {
+            Scope::Elsewhere(seen) => seen.due(self.first, &self.watch.phases, now),
+            Scope::Here | Scope::Job(_) => Vec::new(),
+        }
+    }
+
+    /// Takes in what another host reports of a rank.
+    pub fn seen_elsewhere(&mut self, now: Mono, seen: &RankSeen) {
+        if !matches!(self.over, Scope::Job(_)) {
+            return;
+        }
+        let (rank, sight) = (seen.rank.0 as usize, seen.sight_here(&mut self.watch.phases));
+        self.watch.sight(rank, now, &sight);
+        self.watch.counts(rank, now, &seen.counts);
+        if let Some(probe) = seen.probe {
+            self.watch.probe(rank, probe);
+        }
+    }
+
+    /// The process of a rank of another host ended with status 0.
+    pub fn finished_elsewhere(&mut self, rank: Rank, now: Mono) {
+        if matches!(self.over, Scope::Job(_)) {
+            self.watch.finished(rank.0 as usize, now);
+        }
+    }
+
+    /// The place of a rank of this host among those that are judged.
+    fn place(&self, place: usize) -> usize {
+        match self.over {
+            Scope::Job(_) => place.saturating_add(self.first.0 as usize),
+            Scope::Here | Scope::Elsewhere(_) => place,
         }
     }
 
@@ -90,7 +159,15 @@ impl HangJudge {
     /// New processes; what was learned of the job stays.
     pub fn begin_attempt(&mut self, attempt: Attempt, now: Mono) {
         self.attempt = attempt;
-        self.watch.begin_attempt(now, self.ranks);
+        let ranks = match &mut self.over {
+            Scope::Here => self.ranks,
+            Scope::Job(ranks) => *ranks,
+            Scope::Elsewhere(seen) => {
+                seen.begin_attempt(self.ranks);
+                self.ranks
+            }
+        };
+        self.watch.begin_attempt(now, ranks);
         self.idle.begin_attempt();
         (self.reported, self.found) = (None, None);
     }
@@ -125,11 +202,15 @@ impl HangJudge {
 
     /// A rank's process ended with status 0.
     pub fn finished(&mut self, place: usize, now: Mono) {
-        self.watch.finished(place, now);
+        self.watch.finished(self.place(place), now);
     }
 
     /// Takes in what a rank's page shows.
     pub fn sight(&mut self, place: usize, now: Mono, sight: &Sight, counts: &[Count]) {
+        if let Scope::Elsewhere(seen) = &mut self.over {
+            seen.sight(place, sight, counts);
+        }
+        let place = self.place(place);
         self.watch.sight(place, now, sight);
         self.watch.counts(place, now, counts);
     }
@@ -146,7 +227,10 @@ impl HangJudge {
 
     /// Takes in a probe of a rank's processes.
     pub fn probe(&mut self, place: usize, probe: Probe) {
-        self.watch.probe(place, probe);
+        if let Scope::Elsewhere(seen) = &mut self.over {
+            seen.probe(place, probe);
+        }
+        self.watch.probe(self.place(place), probe);
     }
 
     /// Judges after a look at all pages, and at the processes where that was wanted. `living` are the ranks that have not ended.
@@ -166,8 +250,10 @@ impl HangJudge {
         }
         let outlook = match looked {
             Some(outlook) => outlook,
+            None if self.watch.hears_anybody() && matches!(self.over, Scope::Elsewhere(_)) => Outlook::Calm,
             None if self.watch.hears_anybody() => {
-                let known = self.gpus_are_known(living);
+                // Of GPUs of other hosts nothing is known.
+                let known = matches!(self.over, Scope::Here) && self.gpus_are_known(living);
                 self.watch.devices_rest(self.gpus_rest.filter(|_| known));
                 self.watch.look(now)
             }

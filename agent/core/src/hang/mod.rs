@@ -3,10 +3,11 @@
 //! In reading order: `sketch` (how long something usually takes), `phase` (what a rank can be at, and the limits),
 //! `activity` (what its processes do), `rank`, `counters` (collective counters in flat vectors), `wait_for` (who holds
 //! up whom), `finding` (what is said), `stacks` (ranks by where they stand), `locate` (from one snapshot),
-//! `watch` (judges by heartbeats), `idle` (judges by activity), `judge` (the judge of a job, which joins both); then what is asked for once all stands still: `flight` (PyTorch's recorder), `witness`.
+//! `watch` (judges by heartbeats), `idle` (judges by activity), `judge` (the judge of a job, which joins both), `elsewhere` (ranks of other hosts); then what is asked for once all stands still: `flight` (PyTorch's recorder), `witness`.
 
 mod activity;
 mod counters;
+mod elsewhere;
 mod finding;
 pub mod flight;
 mod idle;
@@ -24,6 +25,7 @@ mod witness;
 pub use crate::model::hang::{ACTIVITY, Hang, HangKind, PlaceGroup, Waits, listed};
 pub use activity::{Activity, Probe, ProcessState};
 pub use counters::Count;
+pub use elsewhere::RankSeen;
 pub use finding::{Outlook, Suspicion};
 pub use idle::{ActivitySample, Idle};
 pub use judge::HangJudge;

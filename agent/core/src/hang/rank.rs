@@ -1,10 +1,13 @@
 //! What is known of one rank.
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::time::Mono;
 use crate::hang::phase::PhaseId;
 
 /// What a look at a rank's page, or a report about it, told.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Sight {
     /// Its client connected.
     pub registered: bool,
@@ -19,10 +22,12 @@ pub struct Sight {
     /// The last step that it completed in this attempt.
     pub step: Option<u64>,
     /// What it is at: its innermost open section, or the step.
+    #[serde(skip)]
     pub phase: PhaseId,
     /// When that began.
     pub since: Mono,
     /// A section that is long by its name is open, at whatever depth.
+    #[serde(skip)]
     pub long: Option<PhaseId>,
     /// It said not to expect progress before this time; [`Mono::NEVER`] for a pause.
     pub quiet_until: Mono,

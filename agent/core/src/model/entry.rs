@@ -22,9 +22,6 @@ use crate::model::observation::Observation;
 use crate::model::policy::{Experience, Settings};
 use crate::model::verdict::{Decision, Outcome, Verdict};
 
-/// Ahead of the line that stands in place of the output of a rank whose host was lost, in its `RankExited`.
-pub const LOST_WITH_HOST: &str = "[mainstay] ";
-
 /// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
@@ -232,6 +229,22 @@ pub enum Fact {
         /// The same of `stdout_tail`.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         stdout_times: Vec<LineTime>,
+    },
+    /// A host of the job was lost, and its ranks with it: each has a `RankExited` after this.
+    HostLost {
+        /// In which attempt; there may be none of its ranks.
+        attempt: Attempt,
+        /// Its name.
+        host: String,
+        /// Its node rank.
+        node_rank: u32,
+        /// Its ranks that ran.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ranks: Vec<Rank>,
+        /// For people: "host b (node rank 1, ranks 2 to 3)".
+        named: String,
+        /// How that was seen.
+        how: String,
     },
     /// Ranks live and do not move.
     RanksHung {

@@ -68,18 +68,21 @@ pub enum CauseKind {
     OutOfMemory,
     /// Ranks lived and did not move.
     Hang,
+    /// The host of ranks was lost.
+    HostLost,
     /// Ranks could not be started.
     Start,
 }
 
 impl CauseKind {
     /// All of them.
-    pub const ALL: [CauseKind; 6] = [
+    pub const ALL: [CauseKind; 7] = [
         CauseKind::Exception,
         CauseKind::ExitCode,
         CauseKind::Signal,
         CauseKind::OutOfMemory,
         CauseKind::Hang,
+        CauseKind::HostLost,
         CauseKind::Start,
     ];
 
@@ -91,6 +94,7 @@ impl CauseKind {
             Cause::Signal { .. } => CauseKind::Signal,
             Cause::OutOfMemory => CauseKind::OutOfMemory,
             Cause::Hang { .. } => CauseKind::Hang,
+            Cause::HostLost { .. } => CauseKind::HostLost,
             Cause::StartFailed => CauseKind::Start,
         }
     }
@@ -103,6 +107,7 @@ impl CauseKind {
             CauseKind::Signal => "signal",
             CauseKind::OutOfMemory => "out_of_memory",
             CauseKind::Hang => "hang",
+            CauseKind::HostLost => "host_lost",
             CauseKind::Start => "start",
         }
     }

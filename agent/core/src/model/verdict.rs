@@ -59,6 +59,11 @@ pub enum Cause {
     },
     /// The kernel's OOM killer was at work when the rank was killed.
     OutOfMemory,
+    /// The rank's host was lost, and the rank with it.
+    HostLost {
+        /// The host's name.
+        host: String,
+    },
     /// The ranks could not be started.
     StartFailed,
     /// Ranks lived and did not move.
@@ -74,6 +79,11 @@ impl Cause {
     /// Signals that programs hardly send themselves: HUP, INT, QUIT, KILL, USR1, USR2, TERM, and what XCPU, STOP and the like
     /// are sent for. A crash in native code ends by others.
     const FROM_OUTSIDE: [i32; 11] = [1, 2, 3, 9, 10, 12, 15, 19, 20, 24, 25];
+
+    /// Whether the program has no part in it: a signal from outside, or a host that was lost.
+    pub fn is_from_outside(&self) -> bool {
+        self.is_signal_from_outside() || matches!(self, Cause::HostLost { .. })
+    }
 
     /// Whether a signal ended the rank that somebody else sent: a person, a scheduler or another program.
     pub fn is_signal_from_outside(&self) -> bool {

@@ -53,6 +53,8 @@ pub struct Watch {
     told: u64,
     attempt: Attempt,
     now: Option<Present>,
+    /// The hosts, and the host of each rank; empty where all are on one.
+    hosts: (Vec<String>, BTreeMap<Rank, u32>),
     /// What was learned of the job by earlier runs and attempts: its noise, and the stage of each rank.
     noise: Option<f32>,
     stages: Vec<u32>,
@@ -63,6 +65,8 @@ pub struct Watch {
 struct Present {
     ranks: Vec<Rank>,
     names: Names,
+    /// The host of each, where there are several.
+    hosts: Vec<Option<u32>>,
     stragglers: straggler::Judge,
     /// The stage of each rank, where it was learned.
     stages: Vec<u32>,
@@ -92,9 +96,15 @@ impl Watch {
             told: 0,
             attempt: Attempt(0),
             now: None,
+            hosts: Default::default(),
             noise: None,
             stages: Vec::new(),
         }
+    }
+
+    /// Takes in on which hosts the ranks of the next attempt are.
+    pub fn set_hosts(&mut self, hosts: Vec<String>, of: BTreeMap<Rank, u32>) {
+        self.hosts = (hosts, of);
     }
 
     /// Takes in what earlier runs of the job learned.
@@ -119,7 +129,7 @@ impl Watch {
         self.attempt = attempt;
         let role = |rank: &Rank| {
             let stage = self.layout.stage(rank.0, self.spec_ranks);
-            Role { group: stage.unwrap_or(0), stage, host: None }
+            Role { group: stage.unwrap_or(0), stage, host: self.hosts.1.get(rank).copied() }
         };
         let given = ranks.iter().any(|rank| self.layout.stage(rank.0, self.spec_ranks).is_some());
         let recalled = !given && self.stages.len() == ranks.len() && !ranks.is_empty();
@@ -132,7 +142,8 @@ impl Watch {
             stragglers.recall_noise(noise);
         }
         let mut now = Present {
-            names: Names { ranks: ranks.clone(), devices: Vec::new(), hosts: Vec::new() },
+            names: Names { ranks: ranks.clone(), devices: Vec::new(), hosts: self.hosts.0.clone() },
+            hosts: ranks.iter().map(|rank| self.hosts.1.get(rank).copied()).collect(),
             stragglers,
             roles: vec![None; ranks.len()],
             stages: if recalled { self.stages.clone() } else { Vec::new() },
@@ -251,9 +262,13 @@ impl Present {
         let kinds: BTreeSet<&(String, Option<u32>)> = roles.iter().collect();
         let group =
             |role: &(String, Option<u32>)| kinds.iter().position(|kind| *kind == role).unwrap_or(0) as u32;
-        let of = |role: &(String, Option<u32>)| Role { group: group(role), stage: role.1, host: None };
-        self.stragglers =
-            straggler::Judge::new(Peers::new(roles.iter().map(of).collect()), Limits::default());
+        let of = |(role, host): (&(String, Option<u32>), &Option<u32>)| Role {
+            group: group(role),
+            stage: role.1,
+            host: *host,
+        };
+        let peers = Peers::new(roles.iter().zip(&self.hosts).map(of).collect());
+        self.stragglers = straggler::Judge::new(peers, Limits::default());
         if let Some(noise) = noise {
             self.stragglers.recall_noise(noise);
         }

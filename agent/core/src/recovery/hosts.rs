@@ -6,6 +6,7 @@
 //! - `round`: who gets which ranks.
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
 //! - `record`: what a leader keeps in the store for the next one.
+//! - `succession`: what news of the leader mean for a launcher.
 //! - `clock`: times of a follower on the leader's clock.
 
 pub mod clock;
@@ -13,4 +14,5 @@ pub mod merge;
 pub mod record;
 pub mod round;
 pub mod sequence;
+pub mod succession;
 pub mod wire;

@@ -33,15 +33,17 @@ mod times;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Span};
 use crate::checkpoint::advice;
-use crate::failure::root_rank::{RankEnd, start_failed};
+use crate::failure::root_rank::{LostHost, RankEnd, start_failed};
 use crate::hang::{Hang, PlaceGroup};
 use crate::model::entry::{Body, Fact, JobSpec, StepDone};
 use crate::model::finding::Finding;
+use crate::model::verdict::Verdict;
 use crate::progress::goodput::{Ledger, TimeCategory};
 use crate::progress::memory::Learned;
 use crate::progress::monitor::{Pace, Watch};
@@ -116,6 +118,8 @@ pub struct Job {
     past: Vec<PastFailure>,
     /// Looks at what the ranks tell of their steps.
     watch: Watch,
+    /// The hosts with the numbers of their ranks, for people; empty if there is one.
+    places: Vec<(RangeInclusive<u32>, String)>,
     /// What it found in this attempt and is not over.
     standing: Vec<Finding>,
     pending: Option<Pending>,
@@ -156,6 +160,7 @@ impl Job {
         out.push(Output::Order(Order::StartRanks(Attempt(0))));
         Job {
             watch: Watch::new(&spec),
+            places: Vec::new(),
             standing: Vec::new(),
             spec,
             settings: policy.into(),
@@ -189,6 +194,26 @@ impl Job {
             ledger: Ledger::open(at),
             saving: Saving::default(),
             end: None,
+        }
+    }
+
+    /// Takes in which hosts have which ranks from the next attempt on, in the order of their node ranks.
+    pub fn on_hosts(&mut self, hosts: impl Iterator<Item = (String, RangeInclusive<u32>)>) {
+        let (mut names, mut of) = (Vec::new(), BTreeMap::new());
+        self.places.clear();
+        for (number, (host, ranks)) in (0..).zip(hosts) {
+            of.extend(ranks.clone().map(|rank| (Rank(rank), number)));
+            self.places.push((ranks, format!("host {host} (node rank {number})")));
+            names.push(host);
+        }
+        self.watch.set_hosts(names, of);
+    }
+
+    /// Says on which host a failure began, where there are several.
+    pub(super) fn locate(&self, verdict: &mut Verdict) {
+        let Some(culprit) = verdict.culprit else { return };
+        if let Some((_, host)) = self.places.iter().find(|(ranks, _)| ranks.contains(&culprit.0)) {
+            verdict.evidence.push(format!("{culprit} runs on {host}"));
         }
     }
 
@@ -331,6 +356,14 @@ impl Job {
                     self.lost_peer_is_known(at, out);
                 }
             }
+            Fact::HostLost { attempt, host, ranks, named, how, .. } if attempt == self.attempt => {
+                for rank in &ranks {
+                    if let Some(state) = self.ranks.get_mut(rank) {
+                        let (host, named, how) = (host.clone(), named.clone(), how.clone());
+                        state.end.lost = Some(LostHost { host, named, how });
+                    }
+                }
+            }
             Fact::RanksHung { attempt, hang, acts } if attempt == self.attempt => {
                 if self.phase == Phase::Running && self.hang.is_none() {
                     // Whoever only wants to be told wants to know what the ranks were at all the same.
@@ -370,6 +403,7 @@ impl Job {
             | Fact::RankRaised { .. }
             | Fact::RankEnding { .. }
             | Fact::RankExited { .. }
+            | Fact::HostLost { .. }
             | Fact::AttemptEnded { .. }
             | Fact::RanksHung { .. }
             | Fact::HangPassed { .. }

@@ -194,9 +194,11 @@ fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
     in_a_row.any(|past| came_again(past, verdict)).then_some(why)
 }
 
-/// Whether a failure is that of `past`. A signal tells nothing of who sent it: it is the same at the same step only.
+/// Whether a failure is that of `past`. A signal tells nothing of who sent it, and a lost host
+/// nothing of why: they are the same at the same step only.
 fn came_again(past: &PastFailure, verdict: &Verdict) -> bool {
-    let same_place = !matches!(verdict.cause, Cause::Signal { .. }) || past.step == verdict.step;
+    let of_the_outside = matches!(verdict.cause, Cause::Signal { .. } | Cause::HostLost { .. });
+    let same_place = !of_the_outside || past.step == verdict.step;
     past.cause == verdict.cause && same_place
 }
 
@@ -206,7 +208,7 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let end = |why: String| Some(at_once(action, format!("{why}{words}")));
     let idle = idle(case);
     // Whoever sent a signal, the program did not fail: only the budgets end that.
-    let from_outside = case.verdict.cause.is_signal_from_outside();
+    let from_outside = case.verdict.cause.is_from_outside();
     if let Some(why) = confirmed(case, idle).filter(|_| !from_outside) {
         let brought = brought_nothing(case);
         return end(format!("the same came again and a restart {brought}: {why}"));

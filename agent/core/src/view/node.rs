@@ -336,6 +336,7 @@ impl JobView {
                 self.end_reason = Some(reason.clone());
             }
             Fact::JobStarted(_)
+            | Fact::HostLost { .. }
             | Fact::AgentStarted { .. }
             | Fact::AgentStopped
             | Fact::OutOfMemoryKills { .. }

@@ -5,43 +5,24 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
-use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec, StartedRank};
-use mainstay_core::model::verdict::Action;
+use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec};
 use mainstay_core::recovery::hosts::merge::{Merge, Next};
-use mainstay_core::recovery::hosts::round::{Member, Seated, first};
+use mainstay_core::recovery::hosts::round::{Seated, first};
 use mainstay_core::recovery::hosts::sequence::{Inbox, Outbox, Received};
 use mainstay_core::recovery::hosts::wire::{Command, Report, Seat};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy};
 use mainstay_core::recovery::policy::{Budget, Settings};
 
+use crate::support::cluster::{Chance, exited, members, restart_of, seeds, started};
+
 /// Seeds of a usual run of the suite: some seconds without optimisation.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 10_000;
 
 /// More steps than any run needs that ends at all.
 const MOST_STEPS: u32 = 20_000;
-
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit.max(1) as u64) as usize
-    }
-
-    fn one_in(&mut self, of: u64) -> bool {
-        self.next().is_multiple_of(of)
-    }
-}
 
 /// The hands of one launcher: what it runs, and both directions of its stream.
 struct Host {
@@ -136,29 +117,13 @@ impl Host {
     fn exited(&mut self, rank: Rank, status: ExitStatus, after_stop: bool) {
         let Some(attempt) = self.living.remove(&rank) else { return };
         self.waiting.remove(&rank);
-        self.fact(Fact::RankExited {
-            attempt,
-            rank,
-            pid: pid(rank),
-            status,
-            step: None,
-            data: None,
-            after_stop,
-            stderr_tail: Vec::new(),
-            stdout_tail: Vec::new(),
-            stderr_times: Vec::new(),
-            stdout_times: Vec::new(),
-        });
+        self.fact(exited(attempt, rank, status, after_stop));
     }
 
     fn end_attempt(&mut self, attempt: Attempt) {
         let waiting = self.waiting.iter().copied().collect();
         self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting });
     }
-}
-
-fn pid(rank: Rank) -> Pid {
-    Pid(i32::try_from(rank.0).expect("few") + 100)
 }
 
 struct World {
@@ -186,18 +151,7 @@ impl World {
     fn new(seed: u64) -> World {
         let mut chance = Chance(seed);
         let hosts = 1 + chance.below(4) as u32;
-        let members: Vec<Member> = (0..hosts)
-            .map(|host| Member {
-                launcher: format!("l{host}"),
-                host: format!("h{host}"),
-                node_rank: Some(host),
-                ranks: 1 + chance.below(3) as u32,
-                address: format!("h{host}"),
-                // In half of the runs launchers keep copies of checkpoints for each other.
-                replicas: if seed % 2 == 0 { format!("h{host}:1") } else { String::new() },
-                leads: host == 0,
-            })
-            .collect();
+        let members = members(&mut chance, hosts, 3, seed.is_multiple_of(2));
         let round = first(&members, hosts).expect("all are there");
         let spec = JobSpec { world_size: round[0].seat.world_size, ..JobSpec::default() };
         let budget = Budget { max_restarts: 3, window: None };
@@ -231,14 +185,7 @@ impl World {
         for output in out {
             match output {
                 Output::Record(Body::Decision(decision)) => {
-                    if let Action::RestartInJob { attempt }
-                    | Action::RestartInProcess { attempt }
-                    | Action::RespawnRanks { attempt }
-                    | Action::RespawnHost { attempt }
-                    | Action::ReplaceHost { attempt } = decision.action
-                    {
-                        self.counted.insert(attempt);
-                    }
+                    self.counted.extend(restart_of(&decision.action));
                 }
                 Output::Record(Body::Fact(Fact::JobEnded { exit, .. })) => {
                     assert_eq!(self.ended, None, "the job ends once");
@@ -332,9 +279,8 @@ impl World {
                     host.living.insert(rank, attempt);
                 }
                 host.waiting.clear();
-                let started = |rank| StartedRank { rank, local_rank: 0, pid: pid(rank), page: None };
-                let ranks = host.ranks().map(started).collect();
-                host.fact(Fact::AttemptStarted { attempt, master_port, ranks });
+                let fact = started(attempt, master_port, host.ranks());
+                host.fact(fact);
             }
             Command::Stop { attempt, why, .. } => {
                 if host.attempt.is_none_or(|of| of <= attempt) {
@@ -517,14 +463,5 @@ fn run(seed: u64) {
 
 #[test]
 fn no_limit_is_broken_over_faults_of_all_kinds() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seeds = match number("MAINSTAY_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("MAINSTAY_SEEDS").unwrap_or(SEEDS),
-    };
-    for seed in seeds {
-        if std::panic::catch_unwind(|| run(seed)).is_err() {
-            panic!("seed {seed} breaks a limit; run it again with MAINSTAY_SEED={seed}");
-        }
-    }
+    seeds(SEEDS, run);
 }

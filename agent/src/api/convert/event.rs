@@ -75,6 +75,7 @@ fn type_of(body: &Body) -> &'static str {
             Fact::RankExited { .. } => "rank_exited",
             Fact::RanksHung { .. } => "ranks_hung",
             Fact::HangPassed { .. } => "hang_passed",
+            Fact::HostLost { .. } => "host_lost",
             Fact::EvidenceTaken { .. } => "evidence_taken",
             Fact::AttemptEnded { .. } => "attempt_ended",
             Fact::StopRequested { .. } => "stop_requested",
@@ -121,6 +122,7 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::StartFailed { .. }
         | Fact::RankRaised { .. }
         | Fact::RankEnding { .. }
+        | Fact::HostLost { .. }
         | Fact::LauncherLost { .. } => Severity::Error,
         Fact::Observed(observation) => match observation.weight {
             Weight::Info => Severity::Info,
@@ -170,6 +172,7 @@ fn attempt(body: &Body) -> Option<Attempt> {
             | Fact::RankExited { attempt, .. }
             | Fact::RanksHung { attempt, .. }
             | Fact::HangPassed { attempt, .. }
+            | Fact::HostLost { attempt, .. }
             | Fact::EvidenceTaken { attempt, .. }
             | Fact::AttemptEnded { attempt, .. } => Some(*attempt),
             Fact::AgentStarted { .. }

@@ -286,6 +286,7 @@ fn cause(cause: &Cause) -> &'static str {
         Cause::OutOfMemory => "out_of_memory",
         Cause::StartFailed => "start_failed",
         Cause::Hang { .. } => "hang",
+        Cause::HostLost { .. } => "host_lost",
     }
 }
 

@@ -94,6 +94,7 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::RanksHung { hang, acts: false, .. } => {
             format!("{}; it is only reported, as configured", hang.headline())
         }
+        Fact::HostLost { named, how, .. } => format!("{named} is lost: {how}"),
         Fact::HangPassed { after, .. } => format!("the ranks move again, after {after}: they did not hang"),
         Fact::EvidenceTaken { file, groups, took, .. } => {
             let file = file.as_ref().map_or_else(String::new, |file| format!(" ({file})"));

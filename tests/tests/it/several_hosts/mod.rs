@@ -5,6 +5,7 @@ mod checkpoints;
 mod cluster;
 mod etcd;
 mod leaders;
+mod slow;
 
 use cluster::Cluster;
 use mainstay_core::base::id::Rank;

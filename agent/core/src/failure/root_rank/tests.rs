@@ -26,12 +26,15 @@ fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
 
 #[test]
 fn a_rank_that_ends_with_its_host_is_not_said_to_be_killed() {
-    let lost =
-        "[mainstay] host b (node rank 1, ranks 2 to 3) is lost: its launcher has had no connection for 2 s";
+    let lost = LostHost {
+        host: "b".to_owned(),
+        named: "host b (node rank 1, ranks 2 to 3)".to_owned(),
+        how: "its launcher has had no connection for 2 s".to_owned(),
+    };
     let end = RankEnd {
         exit: Some((ExitStatus::Signal(9), Mono(5))),
         step: Some(6),
-        stderr_tail: vec![lost.to_owned()],
+        lost: Some(lost),
         ..RankEnd::default()
     };
     let verdict = verdict([end, RankEnd::default()], 0);
@@ -39,6 +42,7 @@ fn a_rank_that_ends_with_its_host_is_not_said_to_be_killed() {
         verdict.headline,
         "host b (node rank 1, ranks 2 to 3) was lost after step 6: its launcher has had no connection for 2 s"
     );
+    assert_eq!(verdict.cause, Cause::HostLost { host: "b".to_owned() });
     assert_eq!((verdict.domain, verdict.class.as_deref()), (FaultDomain::Unknown, Some(HOST_LOST)));
 }
 

@@ -332,9 +332,7 @@ mod tests {
         let lost = GpuReading { trouble: Some(GpuTrouble::ResetRequired), ..with(&[7]) };
         assert_eq!(said(Some(&lost), Ok(vec![])), None);
         assert!(said(Some(&lost), Ok(vec![holder])).is_some());
-        assert!(
-            said(None, Err("denied".into())).is_some_and(|words| words.contains("is unknown: denied"))
-        );
+        assert!(said(None, Err("denied".into())).is_some_and(|words| words.contains("is unknown: denied")));
     }
 
     #[test]

@@ -20,12 +20,13 @@
 //! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are recorded only.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 
 use crate::base::id::{Attempt, Pid, Rank};
 use crate::base::time::{Mono, Span};
 use crate::checkpoint::inventory::{Copy, StepKey, StepState, steps};
-use crate::hang::{PlaceGroup, Waits, fold};
-use crate::model::entry::{ExitStatus, Fact, LOST_WITH_HOST, StartedRank};
+use crate::hang::{ACTIVITY, PlaceGroup, Waits, fold};
+use crate::model::entry::{ExitStatus, Fact, StartedRank};
 use crate::model::observation::{Observation, Weight};
 use crate::recovery::job::{Input, Order, StopWhy};
 
@@ -96,6 +97,8 @@ struct Host {
     brought: bool,
     held: VecDeque<(Mono, Input)>,
     evidence: Option<Evidence>,
+    /// Nothing of its ranks, which send no heartbeats, does anything.
+    idle: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -138,6 +141,7 @@ impl Merge {
             brought: false,
             held: VecDeque::new(),
             evidence: None,
+            idle: false,
         };
         Merge {
             hosts: round.into_iter().map(host).collect(),
@@ -190,6 +194,19 @@ impl Merge {
     /// Whether all ranks of the attempt have started.
     pub fn has_started(&self) -> bool {
         self.phase == Phase::Started
+    }
+
+    /// The hosts with the numbers of their ranks, in the order of their node ranks.
+    pub fn places(&self) -> impl Iterator<Item = (String, RangeInclusive<u32>)> {
+        self.hosts.iter().map(|host| {
+            let Seated { member, seat } = &host.seated;
+            (member.host.clone(), seat.first_rank..=seat.first_rank + member.ranks.saturating_sub(1))
+        })
+    }
+
+    /// Whether no host is to stop or start ranks at the moment.
+    pub fn is_settled(&self) -> bool {
+        !self.ending && matches!(self.phase, Phase::Idle | Phase::Started)
     }
 
     /// Who has which seat, also on hosts that are lost.
@@ -276,20 +293,29 @@ impl Merge {
         let phase = self.phase.clone();
         let Some(host) = self.host(seat).filter(|host| host.here) else { return };
         host.here = false;
-        let named = host.named();
-        let detail = format!("{named} is lost: {how}");
-        next.push_back(Next::Job(at, Input::Fact(observed("host_lost", Weight::Error, detail.clone()))));
+        let (named, started) = (host.named(), phase == Phase::Started);
+        let lost = Fact::HostLost {
+            attempt,
+            host: host.seated.member.host.clone(),
+            node_rank: host.seated.seat.group_rank,
+            ranks: if started { host.running().map(|(rank, _)| rank).collect() } else { Vec::new() },
+            named: named.clone(),
+            how: how.to_owned(),
+        };
+        next.push_back(Next::Job(at, Input::Fact(lost)));
         host.held.clear();
         match phase {
             Phase::Idle | Phase::Waiting { .. } => {}
             Phase::Opening | Phase::Gathering { .. } | Phase::Bringing { .. } => {
                 self.phase = Phase::Waiting { since: at };
             }
-            Phase::Starting { .. } => self.abandon(format!("{detail}, before its ranks were started"), next),
+            Phase::Starting { .. } => {
+                self.abandon(format!("{named} is lost: {how}, before its ranks were started"), next)
+            }
             Phase::Abandoning { .. } => {}
             Phase::Started => {
                 let after_stop = self.ending;
-                for exit in self.exits_of(seat, attempt, after_stop, &detail) {
+                for exit in self.exits_of(seat, attempt, after_stop) {
                     next.push_back(Next::Job(at, Input::Fact(exit)));
                 }
             }
@@ -333,7 +359,7 @@ impl Merge {
         (self.ending, self.collecting) = (false, false);
         self.failed_steps.clear();
         for host in &mut self.hosts {
-            (host.started, host.ended, host.evidence) = (None, None, None);
+            (host.started, host.ended, host.evidence, host.idle) = (None, None, None, false);
             host.exited.clear();
             host.held.clear();
         }
@@ -470,7 +496,20 @@ impl Merge {
                 host.evidence = Some(Evidence { file, groups, waits, summary, took });
                 self.evidence_if_complete(at, next);
             }
+            Fact::RanksHung { attempt, ref hang, .. } if attempt == current && hang.phase == ACTIVITY => {
+                // Ranks without heartbeats are judged by what their processes do, each host by itself: those that wait for
+                // another host do nothing.
+                if let Some(host) = self.host(seat) {
+                    host.idle = true;
+                }
+                if self.hosts.iter().all(|host| host.idle || !host.here) {
+                    self.pass(at, seat, Input::Fact(fact), next);
+                }
+            }
             Fact::HangPassed { attempt, .. } if attempt == current => {
+                if let Some(host) = self.host(seat) {
+                    host.idle = false;
+                }
                 self.collecting = false;
                 self.pass(at, seat, Input::Fact(fact), next);
             }
@@ -617,11 +656,8 @@ impl Merge {
         }
     }
 
-    fn exits_of(&mut self, seat: u32, attempt: Attempt, after_stop: bool, detail: &str) -> Vec<Fact> {
+    fn exits_of(&mut self, seat: u32, attempt: Attempt, after_stop: bool) -> Vec<Fact> {
         let Some(host) = self.host(seat) else { return Vec::new() };
-        let pids: BTreeMap<Rank, Pid> =
-            host.started.iter().flatten().map(|started| (started.rank, started.pid)).collect();
-        let gone = pids.into_iter().filter(|(rank, _)| !host.exited.contains(rank));
         let exit = |(rank, pid)| Fact::RankExited {
             attempt,
             rank,
@@ -630,12 +666,12 @@ impl Merge {
             step: None,
             data: None,
             after_stop,
-            stderr_tail: vec![format!("{LOST_WITH_HOST}{detail}")],
+            stderr_tail: Vec::new(),
             stdout_tail: Vec::new(),
             stderr_times: Vec::new(),
             stdout_times: Vec::new(),
         };
-        gone.map(exit).collect()
+        host.running().map(exit).collect()
     }
 
     fn to_all(&self, command: &Command, next: &mut VecDeque<Next>) {
@@ -662,6 +698,13 @@ impl Merge {
 }
 
 impl Host {
+    /// Ranks that were started and have not ended, in order.
+    fn running(&self) -> impl Iterator<Item = (Rank, Pid)> {
+        let pids: BTreeMap<Rank, Pid> =
+            self.started.iter().flatten().map(|started| (started.rank, started.pid)).collect();
+        pids.into_iter().filter(|(rank, _)| !self.exited.contains(rank))
+    }
+
     /// For people: "host b (node rank 1, ranks 2 to 3)".
     fn named(&self) -> String {
         let Seated { member, seat } = &self.seated;
@@ -683,6 +726,7 @@ fn of_ranks(fact: &Fact) -> Option<Attempt> {
         | Fact::RankRaised { attempt, .. }
         | Fact::RankEnding { attempt, .. }
         | Fact::RankExited { attempt, .. }
+        | Fact::HostLost { attempt, .. }
         | Fact::RanksHung { attempt, .. }
         | Fact::HangPassed { attempt, .. } => Some(*attempt),
         _ => None,

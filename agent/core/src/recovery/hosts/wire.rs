@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Stamp};
 use crate::checkpoint::inventory::{Copy, StepKey};
+use crate::hang::RankSeen;
 use crate::model::entry::{Body, Fact, StepDone};
 use crate::recovery::job::{Input, StopWhy, Summary};
 
@@ -84,6 +85,13 @@ pub enum Up {
     Received {
         /// Its number.
         number: u64,
+    },
+    /// What its ranks are at, for the judge of hangs. Not numbered: a newer one replaces one that was lost.
+    Seen {
+        /// In which attempt.
+        attempt: Attempt,
+        /// Ranks of which there is something to report, by the leader's clock.
+        ranks: Vec<RankSeen>,
     },
     /// Asks for the time of the leader's clock, and shows that the follower lives.
     Beat {

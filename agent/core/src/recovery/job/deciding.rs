@@ -89,11 +89,13 @@ impl Job {
                     .take()
                     .map(|(hang, found)| hung(self.next_incident(), self.attempt, &hang, found))
                     .or_else(|| self.overdue.take().map(|restart| self.took_too_long(at, restart)));
-                if let Some(verdict) = without_words {
+                if let Some(mut verdict) = without_words {
+                    self.locate(&mut verdict);
                     self.ledger.enter(at, TimeCategory::Deciding);
                     return self.propose(at, verdict, 1, out);
                 }
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
+                self.locate(&mut verdict);
                 // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
                 let first = verdict.clone();
                 let lived = verdict.fault_at.since(self.attempt_began);

@@ -27,7 +27,11 @@ pub(super) fn mildest(kind: CauseKind) -> Rung {
     match kind {
         // The process is there and its rank ended by itself what it was at.
         CauseKind::Exception => Rung::InProcess,
-        CauseKind::ExitCode | CauseKind::Signal | CauseKind::OutOfMemory | CauseKind::Hang => Rung::Ranks,
+        CauseKind::ExitCode
+        | CauseKind::Signal
+        | CauseKind::OutOfMemory
+        | CauseKind::Hang
+        | CauseKind::HostLost => Rung::Ranks,
         CauseKind::Start => Rung::All,
     }
 }

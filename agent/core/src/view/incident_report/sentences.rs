@@ -53,15 +53,16 @@ pub fn brief(verdict: &Verdict) -> String {
     format!("{}{who_sent}", verdict.headline)
 }
 
+/// Why nobody is blamed for a lost host.
+const LOST_HOST: &str = "Cause not seen: the host or its launcher was lost. Its power, its network, its kernel log, or who \
+                         ended the launcher can show why.";
+
 /// Why nobody is blamed.
 fn not_seen(verdict: &Verdict) -> String {
     let rank = verdict.culprit.map_or_else(|| "a rank".to_owned(), |rank| rank.to_string());
     match &verdict.cause {
-        _ if verdict.class.as_deref() == Some(HOST_LOST) => {
-            "Cause not seen: the host or its launcher was lost. Its power, its network, its kernel log, or who ended the \
-             launcher can show why."
-                .to_owned()
-        }
+        // Journals of earlier versions have the class alone.
+        _ if verdict.class.as_deref() == Some(HOST_LOST) => LOST_HOST.to_owned(),
         Cause::Signal { signal: 9 } => format!(
             "Cause not seen: {rank} was ended by SIGKILL, which Mainstay did not send and the kernel's OOM killer did not \
              either; a scheduler, another process or a person sent it."
@@ -100,6 +101,7 @@ fn not_seen(verdict: &Verdict) -> String {
         Cause::Exception { .. } => format!(
             "No known failure has the message of {rank}; it is quoted below with its place in the program."
         ),
+        Cause::HostLost { .. } => LOST_HOST.to_owned(),
         Cause::OutOfMemory => {
             format!(
                 "{rank} was killed while the kernel's OOM killer was active; who used the memory was not seen."

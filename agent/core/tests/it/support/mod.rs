@@ -7,6 +7,7 @@
     reason = "each test uses a part; a panic is how it reports"
 )]
 
+pub mod cluster;
 pub mod fabric;
 pub mod gpus;
 pub mod hang;

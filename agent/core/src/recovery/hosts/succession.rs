@@ -1,0 +1,170 @@
+//! What news of the leader mean for a launcher: it follows, leads on, takes over, or steps down. Pure: the launcher acts on what
+//! is decided here, and so does the simulation of leaders that come and go.
+
+use crate::base::id::{Attempt, Rank};
+use crate::base::time::{Mono, Span, Stamp};
+use crate::model::entry::JobSpec;
+use crate::recovery::job::{Carried, Job};
+use crate::recovery::policy::Settings;
+
+use super::merge::Merge;
+use super::record::Record;
+use super::round::{Member, Seated};
+
+/// What a launcher takes itself for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing<'a> {
+    /// It leads.
+    Leads {
+        /// The epoch of its orders.
+        epoch: u64,
+    },
+    /// It follows another launcher.
+    Follows {
+        /// Which.
+        leader: &'a str,
+        /// Orders of a lower epoch are refused.
+        epoch: u64,
+    },
+}
+
+/// What it does when the store names a leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLeader {
+    /// It is known, or older than what is known.
+    Nothing,
+    /// The leader that it follows was elected again: orders of its earlier epochs are refused.
+    NewEpoch,
+    /// It follows that one from now on.
+    Follow,
+    /// It leads no more: its ranks are stopped.
+    StepDown,
+}
+
+/// What it does when it is elected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnElection {
+    /// Its leader is there after all: the office goes back.
+    GiveBack,
+    /// It continues from the record of the lost leader.
+    TakeOver,
+    /// It has led all the time, and the store forgot it: what the store had is written again.
+    LeadAgain,
+    /// Another one has led meanwhile: what this one knows is old.
+    StepDown,
+}
+
+impl Standing<'_> {
+    /// The store says that `leader` leads with `epoch`; `me` is this launcher.
+    pub fn on_leader(self, me: &str, leader: &str, epoch: u64) -> OnLeader {
+        match self {
+            _ if leader == me => OnLeader::Nothing,
+            Standing::Leads { epoch: mine } if epoch > mine => OnLeader::StepDown,
+            Standing::Follows { epoch: known, .. } if epoch <= known => OnLeader::Nothing,
+            Standing::Follows { leader: known, .. } if known == leader => OnLeader::NewEpoch,
+            Standing::Follows { .. } => OnLeader::Follow,
+            Standing::Leads { .. } => OnLeader::Nothing,
+        }
+    }
+
+    /// It was elected. `connected`: to the leader that it follows; `last`: the epoch of the record that the store has.
+    pub fn on_election(self, connected: bool, last: Option<u64>) -> OnElection {
+        match self {
+            Standing::Leads { epoch } if last.is_some_and(|last| last > epoch) => OnElection::StepDown,
+            Standing::Leads { .. } => OnElection::LeadAgain,
+            Standing::Follows { .. } if connected => OnElection::GiveBack,
+            Standing::Follows { .. } => OnElection::TakeOver,
+        }
+    }
+
+    /// Whether an order of this epoch is obeyed. One of a lower epoch is of a leader that was replaced.
+    pub fn obeys(self, order: u64) -> bool {
+        match self {
+            Standing::Leads { epoch } | Standing::Follows { epoch, .. } => order >= epoch,
+        }
+    }
+}
+
+/// What a launcher that takes over continues from.
+#[derive(Clone, Debug)]
+pub struct Adopted {
+    /// Who has which ranks.
+    pub seats: Vec<Seated>,
+    /// The newest attempt that may have started anywhere.
+    pub attempt: Attempt,
+    /// Whether all of its ranks have started.
+    pub running: bool,
+    /// The seat of the lost leader, if it is another one.
+    pub lost: Option<Seated>,
+    carried: Option<Carried>,
+}
+
+impl Adopted {
+    /// Adopts a record. `seat` and `member` are this launcher's, which may have got its place so late that no record has it;
+    /// `here` is the newest attempt that it knows, which the leader may have started after it wrote the record.
+    pub fn of(record: &Record, seat: u32, member: Member, here: Attempt, now: Stamp) -> Adopted {
+        let mut seats = record.seats.clone();
+        if let Some(mine) = seats.get_mut(seat as usize) {
+            mine.member = member;
+        }
+        let attempt = record.attempt.max(here);
+        let mut carried = record.carried_here(now);
+        if let Some(carried) = &mut carried {
+            carried.attempt = attempt;
+        }
+        let lost = seats.iter().find(|seated| seated.member.launcher == record.leader).cloned();
+        let running = record.running && record.attempt >= here;
+        Adopted { seats, attempt, running, lost, carried }
+    }
+
+    /// The job and its hosts, as far as the record tells. Hosts report again what they have seen.
+    pub fn resume(
+        &self,
+        at: Mono,
+        spec: JobSpec,
+        policy: impl Into<Settings>,
+        patience: Span,
+    ) -> (Job, Merge) {
+        let merge = Merge::resume(self.seats.clone(), patience, self.attempt, self.running);
+        let ranks: Vec<Rank> = merge.ranks().iter().map(|started| started.rank).collect();
+        (Job::resume(at, spec, policy, self.carried.clone(), &ranks), merge)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOLLOWS: Standing<'_> = Standing::Follows { leader: "a", epoch: 3 };
+
+    #[test]
+    fn a_follower_follows_whoever_has_a_higher_epoch() {
+        let told = |leader, epoch| FOLLOWS.on_leader("me", leader, epoch);
+        assert_eq!(told("a", 3), OnLeader::Nothing);
+        assert_eq!(told("a", 4), OnLeader::NewEpoch);
+        assert_eq!(told("b", 4), OnLeader::Follow);
+        assert_eq!(told("b", 3), OnLeader::Nothing, "it is older than what is known");
+        assert_eq!(told("me", 4), OnLeader::Nothing, "its own election is told by itself");
+    }
+
+    #[test]
+    fn a_leader_steps_down_for_a_higher_epoch_only() {
+        let leads = Standing::Leads { epoch: 3 };
+        assert_eq!(leads.on_leader("me", "b", 4), OnLeader::StepDown);
+        assert_eq!(leads.on_leader("me", "b", 2), OnLeader::Nothing);
+        assert_eq!(leads.on_election(false, Some(4)), OnElection::StepDown);
+        assert_eq!(leads.on_election(false, Some(3)), OnElection::LeadAgain);
+        assert_eq!(leads.on_election(false, None), OnElection::LeadAgain, "the store was wiped");
+    }
+
+    #[test]
+    fn a_follower_takes_over_only_from_a_leader_that_is_gone() {
+        assert_eq!(FOLLOWS.on_election(true, Some(3)), OnElection::GiveBack);
+        assert_eq!(FOLLOWS.on_election(false, Some(3)), OnElection::TakeOver);
+    }
+
+    #[test]
+    fn orders_of_a_leader_that_was_replaced_are_refused() {
+        assert!(FOLLOWS.obeys(3) && FOLLOWS.obeys(4) && !FOLLOWS.obeys(2));
+    }
+}

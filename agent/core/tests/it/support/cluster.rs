@@ -1,0 +1,116 @@
+//! Launchers of one job in simulations: chance that can be repeated, members, and what ranks report.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::model::entry::{ExitStatus, Fact, StartedRank};
+use mainstay_core::model::verdict::Action;
+use mainstay_core::recovery::hosts::round::Member;
+
+/// The same course for the same seed.
+pub struct Chance(pub u64);
+
+impl Chance {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+
+    pub fn one_in(&mut self, of: u64) -> bool {
+        self.next().is_multiple_of(of)
+    }
+}
+
+/// So many launchers with up to `most` ranks each; the first leads. `copies`: they keep copies of checkpoints for each other.
+pub fn members(chance: &mut Chance, hosts: u32, most: usize, copies: bool) -> Vec<Member> {
+    let member = |host| Member {
+        launcher: format!("l{host}"),
+        host: format!("h{host}"),
+        node_rank: Some(host),
+        ranks: 1 + chance.below(most) as u32,
+        address: format!("h{host}"),
+        replicas: if copies { format!("h{host}:1") } else { String::new() },
+        leads: host == 0,
+    };
+    (0..hosts).map(member).collect()
+}
+
+pub fn pid(rank: Rank) -> Pid {
+    Pid(i32::try_from(rank.0).expect("few") + 100)
+}
+
+pub fn started(attempt: Attempt, master_port: u16, ranks: impl Iterator<Item = Rank>) -> Fact {
+    let ranks = ranks.map(|rank| StartedRank { rank, local_rank: 0, pid: pid(rank), page: None });
+    Fact::AttemptStarted { attempt, master_port, ranks: ranks.collect() }
+}
+
+pub fn exited(attempt: Attempt, rank: Rank, status: ExitStatus, after_stop: bool) -> Fact {
+    Fact::RankExited {
+        attempt,
+        rank,
+        pid: pid(rank),
+        status,
+        step: None,
+        data: None,
+        after_stop,
+        stderr_tail: Vec::new(),
+        stdout_tail: Vec::new(),
+        stderr_times: Vec::new(),
+        stdout_times: Vec::new(),
+    }
+}
+
+/// The attempt that a decision starts; a restart that stands in the journal.
+pub fn restart_of(action: &Action) -> Option<Attempt> {
+    match action {
+        Action::RestartInJob { attempt }
+        | Action::RestartInProcess { attempt }
+        | Action::RespawnRanks { attempt }
+        | Action::RespawnHost { attempt }
+        | Action::ReplaceHost { attempt } => Some(*attempt),
+        _ => None,
+    }
+}
+
+/// Runs all seeds, on all processors: `MAINSTAY_SEED` names the only one, `MAINSTAY_SEEDS` says how many. What each came to.
+///
+/// # Panics
+/// One breaks a limit; its number is said.
+pub fn seeds<T: Send>(usual: u64, run: impl Fn(u64) -> T + Sync + std::panic::RefUnwindSafe) -> Vec<T> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (first, end) = match number("MAINSTAY_SEED") {
+        Some(seed) => (seed, seed + 1),
+        None => (0, number("MAINSTAY_SEEDS").unwrap_or(usual)),
+    };
+    // Kept while the seeds run: else each verdict reads the catalog again, which takes most of the time.
+    let _catalog = Catalog::shared().expect("a test compiles it");
+    let next = AtomicU64::new(first);
+    let some = || {
+        let mut found = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                return found;
+            }
+            match std::panic::catch_unwind(|| run(seed)) {
+                Ok(one) => found.push(one),
+                Err(_) => panic!("seed {seed} breaks a limit; run it again with MAINSTAY_SEED={seed}"),
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+        let all = running.into_iter().flat_map(|thread| thread.join().expect("a seed breaks a limit"));
+        all.collect()
+    })
+}

@@ -1,0 +1,123 @@
+//! Where the hosts of a job are: a network namespace for each, joined by a bridge, or else all on the loopback address.
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use nix::unistd::geteuid;
+
+use crate::bench::launchers::OneOf;
+use crate::command;
+
+/// The network of one job's hosts. The namespaces go when it is dropped.
+pub struct Network {
+    hosts: usize,
+    port: u16,
+    /// Name of the bridge, which the names of all that belongs to it start with.
+    bridge: Option<String>,
+}
+
+impl Network {
+    /// A namespace per host, where this process may make them.
+    pub fn new(hosts: usize) -> Result<Network> {
+        let loopback = |port| Network { hosts, port, bridge: None };
+        if !geteuid().is_root() {
+            eprintln!("hosts: no network namespaces without root: all hosts are on the loopback address");
+            return Ok(loopback(free_port()?));
+        }
+        let bridge = format!("msb{}", std::process::id());
+        // From here on it is taken down again, however far it came.
+        let network = Network { hosts, port: 29_400, bridge: Some(bridge) };
+        match network.set_up() {
+            Ok(()) => Ok(network),
+            Err(error) => {
+                eprintln!("hosts: no network namespaces, all hosts are on the loopback address: {error:#}");
+                Ok(loopback(free_port()?))
+            }
+        }
+    }
+
+    /// Everything on the loopback address.
+    pub fn loopback(hosts: usize) -> Result<Network> {
+        Ok(Network { hosts, port: free_port()?, bridge: None })
+    }
+
+    fn set_up(&self) -> Result<()> {
+        let Some(bridge) = &self.bridge else { return Ok(()) };
+        ip(&format!("link add {bridge} type bridge"))?;
+        ip(&format!("link set {bridge} up"))?;
+        for host in 0..self.hosts {
+            let (namespace, outer) = (format!("{bridge}n{host}"), format!("{bridge}v{host}"));
+            ip(&format!("netns add {namespace}"))?;
+            ip(&format!("link add {outer} type veth peer name eth0 netns {namespace}"))?;
+            ip(&format!("link set {outer} master {bridge} up"))?;
+            ip(&format!("-n {namespace} addr add {}/24 dev eth0", self.address(host)))?;
+            ip(&format!("-n {namespace} link set eth0 up"))?;
+            ip(&format!("-n {namespace} link set lo up"))?;
+        }
+        Ok(())
+    }
+
+    /// The address of a host.
+    pub fn address(&self, host: usize) -> String {
+        match self.bridge {
+            Some(_) => format!("10.79.0.{}", host + 1),
+            None => "127.0.0.1".to_owned(),
+        }
+    }
+
+    /// A host as launchers have to know it.
+    pub fn host(&self, number: usize) -> OneOf {
+        let (address, first) = (self.address(number), self.address(0));
+        OneOf { number, hosts: self.hosts, address, first, port: self.port }
+    }
+
+    /// Endpoints on the first hosts, one on each.
+    pub fn endpoints(&self, count: usize, port: u16) -> Result<String> {
+        let endpoint = |host| match self.bridge {
+            Some(_) => Ok(format!("{}:{port}", self.address(host))),
+            None => free_port().map(|free| format!("127.0.0.1:{free}")),
+        };
+        Ok((0..count).map(endpoint).collect::<Result<Vec<String>>>()?.join(","))
+    }
+
+    /// The command as one that runs on a host.
+    pub fn on(&self, host: usize, command: Command) -> Command {
+        let Some(bridge) = &self.bridge else { return command };
+        let mut entered = Command::new("ip");
+        entered.args(["netns", "exec", &format!("{bridge}n{host}")]);
+        entered.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => entered.env(name, value),
+                None => entered.env_remove(name),
+            };
+        }
+        // Gloo takes the address of the host's name, which all namespaces share.
+        entered.env("GLOO_SOCKET_IFNAME", "eth0");
+        command.get_current_dir().map(|folder| entered.current_dir(folder));
+        entered
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let Some(bridge) = &self.bridge else { return };
+        // What is not there any more, or never came about, needs no end.
+        for host in 0..self.hosts {
+            let _ = ip(&format!("netns del {bridge}n{host}"));
+        }
+        let _ = ip(&format!("link del {bridge}"));
+    }
+}
+
+fn free_port() -> Result<u16> {
+    let free = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free port")?;
+    Ok(free.local_addr().context("looking for a free port")?.port())
+}
+
+fn ip(arguments: &str) -> Result<()> {
+    let mut command = Command::new("ip");
+    command.args(arguments.split_whitespace());
+    command::output(&mut command).map(drop)
+}
