@@ -7,8 +7,10 @@
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
 //! - `record`: what a leader keeps in the store for the next one.
 //! - `clock`: times of a follower on the leader's clock.
+//! - `cluster_environment`: how many hosts, which is this and where they meet, by the variables of Slurm, MPI and Kubernetes.
 
 pub mod clock;
+pub mod cluster_environment;
 pub mod merge;
 pub mod record;
 pub mod round;

@@ -4,6 +4,8 @@
 mod cluster;
 mod etcd;
 mod leaders;
+mod schedulers;
+mod slurm;
 
 use cluster::Cluster;
 use mainstay_core::base::id::Rank;
