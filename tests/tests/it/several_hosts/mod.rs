@@ -3,6 +3,7 @@
 
 mod cluster;
 mod etcd;
+mod frameworks;
 mod leaders;
 mod schedulers;
 mod slurm;
