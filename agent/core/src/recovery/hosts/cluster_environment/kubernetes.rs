@@ -71,8 +71,10 @@ pub(super) fn workers(variables: &Variables, given: &Given) -> Result<Option<Sou
         return Err(Refused(format!("RANK={}: WORLD_SIZE={} counts from 0", rank.value, pods.value)));
     }
     // Newer operators count ranks in WORLD_SIZE, where the number of ranks of a pod is known to them.
-    let counts_ranks =
-        given.hosts.zip(given.ranks).is_some_and(|((_, most), ranks)| most * ranks == pods.value);
+    let counts_ranks = given
+        .hosts
+        .zip(given.ranks)
+        .is_some_and(|((_, most), ranks)| most.checked_mul(ranks) == Some(pods.value));
     if given.hosts.is_none()
         && given.ranks.is_some_and(|ranks| ranks > 1)
         && text(variables, "PET_NPROC_PER_NODE").is_some()

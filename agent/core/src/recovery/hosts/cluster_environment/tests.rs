@@ -179,3 +179,59 @@ fn what_contradicts_or_lacks_something_is_named() {
         .expect_err("pods or ranks");
     assert!(error.contains("set PET_NNODES"), "{error}");
 }
+
+const NAMES: [&str; 24] = [
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NODEID",
+    "SLURM_PROCID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "OMPI_MCA_orte_hnp_uri",
+    "PMI_SIZE",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "JOB_COMPLETION_INDEX",
+    "JOBSET_NAME",
+    "REPLICATED_JOB_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "RANK",
+    "LOCAL_RANK",
+];
+const VALUES: [&str; 10] =
+    ["", "0", "1", "2", "3", "4294967295", "x", "node[1-2]", "a,b,c", "1.0;tcp://10.0.0.1:1"];
+
+proptest::proptest! {
+    #[test]
+    fn whatever_the_environment_a_host_has_a_number_of_the_job_and_a_place_to_meet(
+        chosen in proptest::collection::vec(proptest::option::of(0..VALUES.len()), NAMES.len()),
+        hosts in proptest::option::of((1u32..4, 0u32..3)),
+        node_rank in proptest::option::of(0u32..4),
+        has_address: bool,
+    ) {
+        let variables: Variables = NAMES
+            .iter()
+            .zip(chosen)
+            .filter_map(|(name, value)| Some(((*name).to_owned(), VALUES[value?].to_owned())))
+            .collect();
+        let hosts = hosts.map(|(least, more)| (least, least + more));
+        let given = Given { hosts, node_rank, has_address, ..Given::default() };
+        if let Ok(start) = start(&variables, None, &given)
+            && start != (Start { hint: start.hint.clone(), ..Start::default() })
+        {
+            let most = start.hosts.map(|hosts| hosts.value).or(hosts.map(|(_, most)| most));
+            let most = most.expect("a number of hosts");
+            proptest::prop_assert!(most > 1);
+            proptest::prop_assert!(start.node_rank.is_none_or(|rank| rank.value < most && node_rank.is_none()));
+            proptest::prop_assert!(start.endpoint.is_some() != has_address);
+        }
+    }
+}
