@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use mainstay_tests::{Stage, processes, skipped};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::cluster::Network;
 
@@ -101,9 +103,11 @@ impl Slurm {
     /// A command of the shell on a host that knows the names of the nodes.
     fn on(&self, host: usize, line: &str) -> Command {
         let hosts = self.file("hosts");
-        let mut command = Command::new("ip");
+        // Not by `ip netns exec`, which hides the control groups from slurmd.
+        let namespace = format!("--net=/run/netns/{}", self.network.namespace(host));
         let line = format!("mount --bind {} /etc/hosts && {line}", hosts.display());
-        command.args(["netns", "exec", &self.network.namespace(host), "sh", "-c", &line]);
+        let mut command = Command::new("nsenter");
+        command.args([&namespace, "unshare", "--mount", "sh", "-c", &line]);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("SLURM_CONF", self.file("slurm.conf")).env("HOME", self.stage.home());
         command.env("MARKS", self.stage.marks()).current_dir(self.stage.work());
@@ -125,7 +129,10 @@ impl Drop for Slurm {
         // A test that failed may have left a job.
         let _ = self.on(0, "scancel --user=root").status();
         for daemon in self.daemons.iter_mut().rev() {
-            let _ = daemon.kill();
+            // Each ends what it has started.
+            if let Ok(pid) = i32::try_from(daemon.id()) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+            }
             let _ = daemon.wait();
         }
     }
