@@ -88,12 +88,17 @@ pub fn start(variables: &Variables, full_name: Option<&str>, given: &Given) -> R
     if is_alone || is_complete || text(variables, "TORCHELASTIC_RUN_ID").is_some() {
         return Ok(Start::default());
     }
-    let sources = [mpi::open_mpi(variables)?, mpi::pmi(variables)?, slurm::step(variables)?];
-    let found = sources.into_iter().flatten().next();
-    let found = match found {
-        Some(found) => Some(found),
-        None => kubernetes::indexed(variables, full_name, given)?.or(kubernetes::workers(variables, given)?),
-    };
+    // The first that knows this process decides: daemons of MPI may be tasks of Slurm.
+    let mut found = None;
+    for look in [mpi::open_mpi, mpi::pmi, slurm::step] {
+        found = if found.is_none() { look(variables)? } else { found };
+    }
+    if found.is_none() {
+        found = kubernetes::indexed(variables, full_name, given)?;
+    }
+    if found.is_none() {
+        found = kubernetes::workers(variables, given)?;
+    }
     let Some(source) = found else {
         let hint = given.hosts.is_none().then(|| slurm::not_a_step(variables)).flatten();
         return Ok(Start { hint, ..Start::default() });
