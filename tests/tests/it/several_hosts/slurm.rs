@@ -35,7 +35,8 @@ impl Slurm {
     pub fn start() -> Slurm {
         let mut slurm = Slurm { network: Network::new(2), stage: Stage::new(), daemons: Vec::new() };
         slurm.configure();
-        let (munge, file) = (slurm.file("munge"), |name: &str| slurm.file("munge").join(name));
+        let munge = slurm.file("munge");
+        let file = |name: &str| munge.join(name);
         fs::write(file("key"), [7; 1024]).expect("a key");
         let mode = |path: &Path, mode| {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
