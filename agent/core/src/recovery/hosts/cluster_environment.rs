@@ -112,7 +112,7 @@ fn merge(source: Source, given: &Given) -> Result<Start, Refused> {
         return Ok(Start::default());
     };
     // One that is alone in its cluster follows its options.
-    if most == 1 || found == Some(1) {
+    if most <= 1 || found.is_some_and(|hosts| hosts <= 1) {
         return Ok(Start::default());
     }
     if let (None, Some(why)) = (given.node_rank, source.crowded) {
