@@ -31,6 +31,25 @@ pub fn etcd() -> Result<Verdict> {
     install(&["etcd-server", "etcd-client"], is_there, "the tests of coordination by etcd")
 }
 
+/// Installs Slurm and Open MPI, which start jobs of several hosts in scenarios. Without them these are skipped.
+///
+/// # Errors
+/// apt-get cannot be run.
+pub fn schedulers() -> Result<Verdict> {
+    let is_there = || {
+        let versions = [
+            ("slurmctld", "-V"),
+            ("slurmd", "-V"),
+            ("srun", "-V"),
+            ("munged", "-V"),
+            ("mpirun", "--version"),
+        ];
+        versions.iter().all(|(program, version)| command::exists(program, version))
+    };
+    let packages = ["slurmctld", "slurmd", "slurm-client", "munge", "openmpi-bin"];
+    install(&packages, is_there, "the tests of srun and mpirun")
+}
+
 /// Installs packages for some tests, or says why these are skipped.
 fn install(packages: &[&str], is_there: impl Fn() -> bool, tests: &str) -> Result<Verdict> {
     if is_there() {

@@ -98,6 +98,7 @@ pub fn run(args: &Args) -> ExitCode {
             }
         }
         if args.wants(Part::Scenarios) {
+            checks.run("Slurm and Open MPI (apt-get)", packages::schedulers);
             scenarios(&mut checks, &own, python.as_ref(), frameworks.as_ref());
         }
     }

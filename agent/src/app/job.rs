@@ -78,6 +78,8 @@ pub struct JobPlan {
     pub timestamps: bool,
     /// The signals that end the job.
     pub signals: Vec<i32>,
+    /// What was taken from the environment, for people.
+    pub from_environment: Option<String>,
 }
 
 /// Runs a job to its end and returns the status to exit with.
@@ -117,6 +119,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         None => default_paths::agent_sockets(geteuid().as_raw(), &default_paths::environment),
     };
     let say = |text: String| terminal.say(text);
+    plan.from_environment.iter().for_each(|told| terminal.say(told.clone()));
     let crew = crew(&plan.settings, &places)?;
     let bound = tokio::select! {
         biased;

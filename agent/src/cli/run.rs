@@ -1,6 +1,7 @@
 //! `mainstay run`: torchrun's command line in front of the launcher.
 
 pub(super) mod abbreviations;
+mod cluster;
 mod command;
 mod host_options;
 mod hosts;
@@ -20,6 +21,7 @@ use crate::app::{self, JobPlan, default_paths, logging};
 use crate::cli::{exit, output, torchrun};
 use crate::config::{Config, Environment};
 use crate::launch::hang::{HangSettings, Mode};
+use crate::launch::hosts::HostsPlan;
 use crate::launch::{CheckpointSettings, Settings, Shown, WarmSettings, lineage};
 
 use command::command;
@@ -47,17 +49,16 @@ else the status of the rank that failed first (128 + N for signal N); 75 to run 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Number of hosts, as N or MIN:MAX
+    /// Number of hosts, as N or MIN:MAX; default: that of the srun or mpirun that started this, else 1
     #[arg(
         long,
         alias = "nnodes",
         env = "PET_NNODES",
-        default_value = "1",
         value_name = "N",
         help_heading = "Launch",
         hide_short_help = true
     )]
-    nnodes: String,
+    nnodes: Option<String>,
     /// Ranks on this host: a number, auto, gpu, cpu or xpu
     #[arg(
         long,
@@ -436,9 +437,12 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn plan(args: Args) -> anyhow::Result<JobPlan> {
+fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
     let wrong = |option: &'static str| move |error: String| anyhow::anyhow!("{option}: {error}");
-    let hosts = hosts::hosts(&args)?;
+    let is_named = args.rdzv_id.is_some();
+    let found = cluster::add(&mut args, &cluster::variables(), cluster::full_name().as_deref())?;
+    let hosts =
+        hosts::hosts(&args)?.map(|hosts| HostsPlan { is_host: hosts.is_host.or(found.is_endpoint), ..hosts });
     if args.module && args.no_python && !args.host.run_path {
         bail!("--module and --no-python exclude each other (PET_MODULE and PET_NO_PYTHON set them too)");
     }
@@ -490,7 +494,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         checkpoint_dir: args.checkpoint_dir,
         remember: !args.forget,
         checkpoints: CheckpointSettings {
-            is_named: args.rdzv_id.is_some(),
+            is_named,
             resume_from: args.resume_from,
             watch: args.checkpoint_watch,
             memory: args.checkpoint_memory.and_then(|memory| memory.0),
@@ -521,6 +525,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         print_summary: args.json,
         timestamps: args.host.timestamps(),
         signals: args.host.signals_to_handle,
+        from_environment: found.told,
     })
 }
 

@@ -112,6 +112,7 @@ mod tests {
         assert_eq!(nodes("1:4"), Ok((1, 4)));
         assert_eq!(nodes("2"), Ok((2, 2)));
         assert!(nodes("0").is_err() && nodes("3:2").is_err() && nodes("x:1").is_err());
+        assert!(nodes("2:20").is_ok() && nodes("2:20:30").is_err());
     }
 
     #[test]

@@ -228,10 +228,21 @@ fn differences(mine: &Join, other: &Join) -> Vec<String> {
     if other.ranks != mine.ranks {
         told.push(format!("it has {} ranks (--nproc-per-node), this host {}", other.ranks, mine.ranks));
     }
-    if other.program.is_some() && mine.program.is_some() && other.program != mine.program {
-        told.push("its script or command differs from that of this host".to_owned());
+    if let (Some(theirs), Some(ours)) = (&other.program, &mine.program)
+        && theirs != ours
+    {
+        told.push(format!(
+            "its script or command differs from that of this host (hash {}, here {})",
+            short(theirs),
+            short(ours)
+        ));
     }
     told
+}
+
+/// As much of a hash as people compare.
+fn short(hash: &str) -> &str {
+    hash.get(..12).unwrap_or(hash)
 }
 
 struct Waiting {

@@ -41,6 +41,7 @@ mod soak;
 mod stop;
 mod torch;
 mod torchrun;
+mod torchrun_rendezvous;
 mod trainers;
 mod undying;
 mod unit_user;

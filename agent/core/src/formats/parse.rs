@@ -4,6 +4,7 @@ pub mod bucket;
 pub mod error_file;
 mod header;
 pub mod host;
+pub mod hostlist;
 pub mod ipmi;
 pub mod journal;
 pub mod kmsg;

@@ -8,8 +8,10 @@
 //! - `record`: what a leader keeps in the store for the next one.
 //! - `succession`: what news of the leader mean for a launcher.
 //! - `clock`: times of a follower on the leader's clock.
+//! - `cluster_environment`: how many hosts, which is this and where they meet, by the variables of Slurm, MPI and Kubernetes.
 
 pub mod clock;
+pub mod cluster_environment;
 pub mod merge;
 pub mod record;
 pub mod round;

@@ -34,7 +34,8 @@ const STATIC_PORT: u16 = 29_500;
 /// # Errors
 /// The options do not fit together, or one of them is not supported.
 pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
-    let hosts = torchrun::nodes(&args.nnodes).map_err(|error| anyhow::anyhow!("--nnodes: {error}"))?;
+    let nnodes = args.nnodes.as_deref().unwrap_or("1");
+    let hosts = torchrun::nodes(nnodes).map_err(|error| anyhow::anyhow!("--nnodes: {error}"))?;
     let (least, most) = hosts;
     let meets = args.rdzv_endpoint.is_some() || args.master_addr.is_some() || args.rdzv_backend.is_some();
     if most == 1 || args.standalone || (least == 1 && !meets) {
@@ -61,7 +62,7 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         Some(other) => bail!("--rdzv-backend {other}: use static, c10d or etcd"),
     };
     if numbered && least != most {
-        bail!("--nnodes {}: a range of hosts needs --rdzv-backend c10d or etcd", args.nnodes);
+        bail!("--nnodes {nnodes}: a range of hosts needs --rdzv-backend c10d or etcd");
     }
     let port = match (etcd, numbered) {
         (true, _) => HostsPlan::ETCD_PORT,

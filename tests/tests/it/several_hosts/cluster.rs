@@ -116,13 +116,13 @@ impl Cluster {
 }
 
 /// A bridge with a veth to each namespace.
-struct Network {
+pub struct Network {
     name: String,
     hosts: usize,
 }
 
 impl Network {
-    fn new(hosts: usize) -> Network {
+    pub fn new(hosts: usize) -> Network {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let network = Network { name: format!("m{}x{number}", std::process::id() % 100_000), hosts };
         let bridge = &network.name;
@@ -140,11 +140,11 @@ impl Network {
         network
     }
 
-    fn namespace(&self, host: usize) -> String {
+    pub fn namespace(&self, host: usize) -> String {
         format!("{}n{host}", self.name)
     }
 
-    fn address(&self, host: usize) -> String {
+    pub fn address(&self, host: usize) -> String {
         format!("10.77.0.{}", host + 1)
     }
 }

@@ -4,8 +4,11 @@
 mod checkpoints;
 mod cluster;
 mod etcd;
+mod frameworks;
 mod leaders;
+mod schedulers;
 mod slow;
+mod slurm;
 
 use cluster::Cluster;
 use mainstay_core::base::id::Rank;
@@ -210,6 +213,18 @@ fn hosts_that_do_not_come_and_hosts_that_do_not_fit_are_named() {
     let end = leader.end();
     end.assert_status(70).assert_said("1 of 2 hosts joined; missing: node rank 1 within 6.00 s");
     end.assert_said("Check on the missing hosts");
+}
+
+#[test]
+fn a_host_with_another_script_or_another_number_of_ranks_is_named_on_all_terminals() {
+    let cluster = Cluster::new(2);
+    let leader = cluster.start_host(0, "mark(f'ran.{RANK}')", "--nproc-per-node 1", &[]);
+    let other = cluster.start_host(1, "mark(f'ran.{RANK}', 'other')", "--nproc-per-node 2", &[]);
+    for end in cluster.ends(vec![leader, other]) {
+        end.assert_status(0).assert_said("its script or command differs from that of this host (hash ");
+        end.assert_said("it has 2 ranks (--nproc-per-node), this host 1");
+    }
+    assert_eq!(cluster.read(1, "ran.2"), "other", "a difference that may be meant stops nothing");
 }
 
 /// A rank on each of two hosts, gloo over veth, a model with an optimiser that has state of its own. With more ranks the sums

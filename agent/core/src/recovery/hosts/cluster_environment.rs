@@ -1,0 +1,186 @@
+//! How many hosts a job has, which of them this is and where they meet, by the variables that Slurm, MPI and Kubernetes set for
+//! each process. Options win over variables. A single host needs none of it.
+
+mod kubernetes;
+mod mpi;
+mod slurm;
+
+use std::collections::BTreeMap;
+
+pub use kubernetes::full_name;
+
+/// The environment of the launcher.
+pub type Variables = BTreeMap<String, String>;
+
+/// What options, or torchrun's `PET_` variables, say already.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Given {
+    /// `--nnodes`.
+    pub hosts: Option<(u32, u32)>,
+    /// `--node-rank`.
+    pub node_rank: Option<u32>,
+    /// `--rdzv-endpoint` or `--master-addr`.
+    pub has_address: bool,
+    /// Whether hosts are numbered, where `--rdzv-backend` or an address says so.
+    pub is_numbered: Option<bool>,
+    /// `--nproc-per-node`, where it is a number.
+    pub ranks: Option<u32>,
+}
+
+/// A value, and the variables that it is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found<T> {
+    /// What was found.
+    pub value: T,
+    /// Where, for people.
+    pub from: String,
+}
+
+impl<T> Found<T> {
+    fn new(value: T, from: impl Into<String>) -> Found<T> {
+        Found { value, from: from.into() }
+    }
+}
+
+/// What variables add to the options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// Number of hosts.
+    pub hosts: Option<Found<u32>>,
+    /// Number of this host, where hosts are numbered.
+    pub node_rank: Option<Found<u32>>,
+    /// Address and port at which all hosts meet.
+    pub endpoint: Option<Found<(String, Option<u16>)>>,
+    /// Whether that is this host, where the address was found.
+    pub is_endpoint: Option<bool>,
+    /// The name of the job.
+    pub run_id: Option<Found<String>>,
+    /// What people may have meant but did not say.
+    pub hint: Option<String>,
+}
+
+/// An environment that contradicts the options or itself, or lacks something. It names the variable and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(String);
+
+/// What one kind of cluster says of a process.
+struct Source {
+    hosts: Option<Found<u32>>,
+    node_rank: Found<u32>,
+    /// Else what to do.
+    address: Result<Found<String>, String>,
+    port: Option<u16>,
+    run_id: Option<Found<String>>,
+    /// Why the processes of the cluster are not one for each host.
+    crowded: Option<String>,
+}
+
+/// What the variables add to what was given. Ranks of another launcher inherit its variables: `TORCHELASTIC_RUN_ID` marks them.
+///
+/// # Errors
+/// The variables say that there are several hosts, but contradict each other or lack something.
+pub fn start(variables: &Variables, full_name: Option<&str>, given: &Given) -> Result<Start, Refused> {
+    let is_alone = given.hosts.is_some_and(|(_, most)| most == 1);
+    let is_complete = given.hosts.is_some()
+        && given.has_address
+        && (given.node_rank.is_some() || given.is_numbered == Some(false));
+    if is_alone || is_complete || text(variables, "TORCHELASTIC_RUN_ID").is_some() {
+        return Ok(Start::default());
+    }
+    // The first that knows this process decides: daemons of MPI may be tasks of Slurm.
+    let mut found = None;
+    for look in [mpi::open_mpi, mpi::pmi, slurm::step] {
+        found = if found.is_none() { look(variables)? } else { found };
+    }
+    if found.is_none() {
+        found = kubernetes::indexed(variables, full_name, given)?;
+    }
+    if found.is_none() {
+        found = kubernetes::workers(variables, given)?;
+    }
+    let Some(source) = found else {
+        let hint = given.hosts.is_none().then(|| slurm::not_a_step(variables)).flatten();
+        return Ok(Start { hint, ..Start::default() });
+    };
+    merge(source, given)
+}
+
+fn merge(source: Source, given: &Given) -> Result<Start, Refused> {
+    let found = source.hosts.as_ref().map(|hosts| hosts.value);
+    let Some((least, most)) = given.hosts.or(found.map(|hosts| (hosts, hosts))) else {
+        return Ok(Start::default());
+    };
+    // One that is alone in its cluster follows its options.
+    if most <= 1 || found.is_some_and(|hosts| hosts <= 1) {
+        return Ok(Start::default());
+    }
+    if let (None, Some(why)) = (given.node_rank, source.crowded) {
+        return Err(Refused(why));
+    }
+    let named = source.hosts.as_ref().map(|hosts| format!("{}={}", hosts.from, hosts.value));
+    let fits = |hosts: u32| if least == most { hosts == most } else { hosts >= least };
+    if let (None, Some(named)) = (given.node_rank, &named)
+        && !found.is_none_or(fits)
+    {
+        return Err(Refused(format!(
+            "--nnodes {}: the cluster has started this job on another number of hosts ({named}); leave --nnodes out, or \
+             give --node-rank and --master-addr as well",
+            if least == most { most.to_string() } else { format!("{least}:{most}") }
+        )));
+    }
+    let is_numbered = given.is_numbered.unwrap_or(least == most);
+    let number = source.node_rank;
+    if is_numbered && given.node_rank.is_none() && number.value >= most {
+        return Err(Refused(format!(
+            "{}={}: the job has {most} hosts, and they are numbered from 0",
+            number.from, number.value
+        )));
+    }
+    let mut start = Start::default();
+    if !given.has_address {
+        let address = source.address.map_err(Refused)?;
+        start.endpoint = Some(Found::new((address.value, source.port), address.from));
+        start.is_endpoint = Some(given.node_rank.unwrap_or(number.value) == 0);
+    }
+    start.hosts = source.hosts.filter(|_| given.hosts.is_none());
+    if start.hosts.is_some() || start.endpoint.is_some() {
+        start.run_id = source.run_id;
+    }
+    start.node_rank = (is_numbered && given.node_rank.is_none()).then_some(number);
+    Ok(start)
+}
+
+/// A variable that is set to something.
+fn text<'v>(variables: &'v Variables, name: &str) -> Option<&'v str> {
+    variables.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
+}
+
+/// A variable that has to be a number where it is set.
+fn number<T: std::str::FromStr>(variables: &Variables, name: &str) -> Result<Option<T>, Refused> {
+    let Some(text) = text(variables, name) else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| Refused(format!("{name}={text}: this is no number from 0 up")))
+}
+
+/// `MASTER_ADDR`, as users and operators set it.
+fn master_address(variables: &Variables) -> Option<Found<String>> {
+    text(variables, "MASTER_ADDR").map(|address| Found::new(address.to_owned(), "MASTER_ADDR"))
+}
+
+/// The first of these variables that is set.
+fn first_number(variables: &Variables, names: &[&str]) -> Result<Option<Found<u32>>, Refused> {
+    for name in names {
+        if let Some(value) = number(variables, name)? {
+            return Ok(Some(Found::new(value, *name)));
+        }
+    }
+    Ok(None)
+}
+
+/// A port that jobs of the same hosts rarely share, below those of outgoing connections.
+fn port_of(job: u64) -> u16 {
+    15_000 + u16::try_from(job % 10_000).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! Lightning, and Hugging Face's Trainer with Accelerate, over two hosts: programs that know nothing of Mainstay, with checkpoints of
+//! their own in a directory that both hosts share. One that loses a rank ends with the parameters of an undisturbed run.
+
+use std::path::PathBuf;
+
+use mainstay_tests::{is_root, skipped};
+
+use super::cluster::Cluster;
+
+const LIGHTNING: &str = r#"
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Regression(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    def training_step(self, batch, number):
+        return torch.nn.functional.mse_loss(self.net(batch[0])[:, 0], batch[1])
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+class Waits(pl.Callback):
+    def on_train_batch_end(self, trainer, *rest):
+        step(trainer.global_step)
+
+pl.seed_everything(7)
+inputs = torch.randn(80, 8)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs.sum(1)), batch_size=8, shuffle=True)
+trainer = pl.Trainer(
+    accelerator="cpu", devices=1, num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), strategy="ddp", max_epochs=4,
+    callbacks=[ModelCheckpoint(dirpath=OUT, save_last=True), Waits()], logger=False, enable_progress_bar=False,
+)
+model = Regression()
+last = f"{OUT}/last.ckpt"
+trainer.fit(model, data, ckpt_path=last if os.path.exists(last) else None)
+"#;
+
+const TRANSFORMERS: &str = r#"
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+class Regression(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    def forward(self, inputs, labels):
+        return {"loss": torch.nn.functional.mse_loss(self.net(inputs)[:, 0], labels)}
+
+class Waits(TrainerCallback):
+    def on_step_end(self, arguments, state, control, **rest):
+        step(state.global_step)
+
+set_seed(7)
+inputs = torch.randn(80, 8)
+data = [{"inputs": row, "labels": row.sum()} for row in inputs]
+arguments = TrainingArguments(
+    output_dir=OUT, max_steps=20, per_device_train_batch_size=8, save_steps=5, logging_steps=5, report_to="none",
+    use_cpu=True, disable_tqdm=True, ddp_backend="gloo", learning_rate=1e-2,
+)
+model = Regression()
+trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Waits()])
+trainer.train(resume_from_checkpoint=get_last_checkpoint(OUT) if os.path.isdir(OUT) else None)
+"#;
+
+/// Before the program: where a rank waits to be killed, and where checkpoints are. Behind it: what it has come to.
+const BEFORE: &str = r#"
+OUT = os.environ["MAINSTAY_CHECKPOINT_DIR"] + "/own"
+def step(number):
+    if number == 13 and str(ATTEMPT) in os.environ.get("WAITS", "").split(","):
+        mark(f"waits.{ATTEMPT}.{RANK}")
+        if RANK == 1:
+            wait_for("never")
+    mark(f"step.{ATTEMPT}.{RANK}.{number}")
+"#;
+const BEHIND: &str = r#"
+import hashlib
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    digest.update(parameter.detach().numpy().tobytes())
+mark(f"final.{RANK}", digest.hexdigest())
+"#;
+
+/// A Python with Lightning and Transformers: `MAINSTAY_TEST_FRAMEWORKS`, which `cargo xtask test` provides.
+fn frameworks() -> Option<PathBuf> {
+    let python = std::env::var_os("MAINSTAY_TEST_FRAMEWORKS").map(PathBuf::from);
+    if python.is_none() {
+        skipped("MAINSTAY_TEST_FRAMEWORKS names no Python with Lightning; `cargo xtask test` provides it");
+    }
+    python
+}
+
+/// The parameters of both ranks at the end, without and with a rank killed in step 13.
+fn ends_as_an_undisturbed_run(program: &str) {
+    let Some(python) = frameworks() else { return };
+    if !is_root() {
+        return skipped("only root can make network namespaces");
+    }
+    let python = python.display().to_string();
+    let finals = |waits: &str| {
+        let cluster = Cluster::in_namespaces(2);
+        let variables = [("WAITS", waits), ("PYTHON_EXEC", &python), ("OMP_NUM_THREADS", "1")];
+        let jobs = cluster.start(&format!("{BEFORE}{program}{BEHIND}"), "--nproc-per-node 1", &variables);
+        if !waits.is_empty() {
+            for (rank, job) in jobs.iter().enumerate() {
+                job.mark(&format!("waits.0.{rank}"));
+            }
+            jobs[1].kill_rank(0, 1);
+        }
+        let ends = cluster.ends(jobs);
+        for end in &ends {
+            end.assert_status(0);
+            assert_eq!(end.summary().attempts, if waits.is_empty() { 1 } else { 2 }, "{end}");
+        }
+        if !waits.is_empty() {
+            let steps = |number: u32| cluster.stage(0).marks().join(format!("step.1.0.{number}")).exists();
+            assert!(!steps(10) && steps(11), "the second attempt goes on from step 10\n{}", ends[0]);
+        }
+        (0..2).map(|rank| cluster.read(rank, &format!("final.{rank}"))).collect::<Vec<String>>()
+    };
+    let (undisturbed, disturbed) = (finals(""), finals("0"));
+    assert_eq!(undisturbed[0], undisturbed[1], "both ranks have the same parameters");
+    assert_eq!(undisturbed, disturbed, "bit for bit");
+}
+
+#[test]
+fn lightning_over_two_hosts_that_loses_a_rank_ends_as_an_undisturbed_run() {
+    ends_as_an_undisturbed_run(LIGHTNING);
+}
+
+#[test]
+fn transformers_over_two_hosts_that_loses_a_rank_ends_as_an_undisturbed_run() {
+    ends_as_an_undisturbed_run(TRANSFORMERS);
+}

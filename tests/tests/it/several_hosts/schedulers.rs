@@ -1,0 +1,139 @@
+//! Jobs that Slurm's `srun` and Open MPI's `mpirun` start on two network namespaces: no option says where the hosts meet.
+
+use std::process::{Command, Output, Stdio};
+
+use mainstay_tests::{Stage, has_torch, is_root, mainstay, python, skipped};
+
+use super::cluster::Network;
+use super::slurm::{Slurm, has_slurm};
+
+/// Two ranks sum a number in each step; the last is killed in the first attempt.
+const SUMS: &str = r#"#!/usr/bin/env python3
+import os, signal, torch, torch.distributed as dist
+import mainstay
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("gloo")
+saved = mainstay.checkpoint.load()
+for step in range(0 if saved is None else saved + 1, 8):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    mainstay.step(step, loss=1.0)
+    mainstay.checkpoint.save(step, step)
+    if attempt == 0 and step == 4 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+with open(f"{os.environ['MARKS']}/sum.{rank}", "w") as file:
+    file.write(f"{int(total)} {attempt} {os.environ['GROUP_RANK']}")
+dist.destroy_process_group()
+"#;
+
+/// `mainstay run` of a program in the places of a stage, as a command of the shell.
+fn run(stage: &Stage, options: &str, program: &str) -> String {
+    format!(
+        "env PYTHON_EXEC={} GLOO_SOCKET_IFNAME=eth0 {} run --no-agent --log-dir {} --runtime-dir {} \
+         --checkpoint-dir {} {options} {program}",
+        python().display(),
+        mainstay().display(),
+        stage.logs().display(),
+        stage.tmpfs().display(),
+        stage.work().join("checkpoints").display(),
+    )
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+/// Both ranks were in one world, were started again after the kill, and have the nodes' order.
+fn assert_one_world(stage: &Stage, output: &Output) {
+    assert!(output.status.success(), "{}", said(output));
+    for rank in 0..2 {
+        let mark = std::fs::read_to_string(stage.marks().join(format!("sum.{rank}")));
+        assert_eq!(mark.expect("the rank has ended well"), format!("2 1 {rank}"), "{}", said(output));
+    }
+}
+
+#[test]
+fn srun_starts_a_job_of_two_hosts_without_an_option() {
+    if !has_torch() || !has_slurm() {
+        return;
+    }
+    if !is_root() {
+        return skipped("only root can make network namespaces");
+    }
+    let slurm = Slurm::start();
+    let stage = slurm.stage();
+    let script = stage.script("sums.py", SUMS);
+    let job = run(stage, "", &script);
+    let output = slurm.run(&format!("srun --nodes 2 --ntasks-per-node 1 {job}"));
+    assert_one_world(stage, &output);
+    let said = said(&output);
+    for (node, first) in
+        [(0, "hosts 2 (SLURM_STEP_NUM_NODES), node rank 0 (SLURM_NODEID), endpoint node1:"), (1, "")]
+    {
+        assert!(said.contains(&format!("node rank {node} (SLURM_NODEID)")) && said.contains(first), "{said}");
+    }
+    assert!(said.contains("has joined as node rank 1"), "{said}");
+
+    // Two launchers on a node would each start its ranks.
+    let crowded = slurm.run(&format!("srun --nodes 2 --ntasks 4 {job}"));
+    assert!(self::said(&crowded).contains("SLURM_STEP_NUM_TASKS=4 on 2 hosts"), "{}", self::said(&crowded));
+    assert_eq!(crowded.status.code(), Some(64), "{}", self::said(&crowded));
+
+    // One host is started as it is without Slurm.
+    let alone = run(stage, "", "/bin/true");
+    for line in [format!("srun --nodes 1 {alone}"), format!("salloc --nodes 1 {alone}")] {
+        let output = slurm.run(&line);
+        let said = self::said(&output);
+        assert!(output.status.success() && !said.contains("from the environment"), "{line}: {said}");
+    }
+    let allocated = slurm.run(&format!("salloc --nodes 2 {alone}"));
+    let said = self::said(&allocated);
+    assert!(allocated.status.success() && said.contains("but srun did not start this launcher"), "{said}");
+}
+
+fn has_mpirun() -> bool {
+    let found = Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    found.is_ok() || {
+        skipped("there is no mpirun (Debian: openmpi-bin)");
+        false
+    }
+}
+
+#[test]
+fn mpirun_starts_a_job_of_two_hosts_without_an_option() {
+    if !has_torch() || !has_mpirun() {
+        return;
+    }
+    if !is_root() {
+        return skipped("only root can make network namespaces");
+    }
+    let (network, stage) = (Network::new(2), Stage::new());
+    // In place of ssh. mpirun tells its hosts apart by their names.
+    let other = network.namespace(1);
+    let agent =
+        format!("#!/bin/sh\nshift\nexec ip netns exec {other} unshare --uts sh -c \"hostname node2; $*\"\n");
+    let agent = stage.script("agent.sh", &agent);
+    let script = stage.script("sums.py", SUMS);
+    let mpirun = |hosts: &str, job: &str| {
+        let line = format!(
+            "hostname node1; exec mpirun --allow-run-as-root --mca plm_rsh_agent {agent} --host {hosts} {job}"
+        );
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &network.namespace(0), "unshare", "--uts", "sh", "-c", &line]);
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("MARKS", stage.marks()).env("HOME", stage.home()).current_dir(stage.work());
+        command.output().expect("there is `ip`")
+    };
+    let (first, second) = (network.address(0), network.address(1));
+    // Variables of mpirun's own are passed on by its daemons, others by -x.
+    let job = format!("-x MARKS {}", run(&stage, "", &script));
+    let output = mpirun(&format!("{first},{second}"), &job);
+    assert_one_world(&stage, &output);
+    let told = said(&output);
+    assert!(told.contains("hosts 2 (OMPI_COMM_WORLD_SIZE), node rank 1 (OMPI_COMM_WORLD_RANK)"), "{told}");
+    assert!(told.contains(&format!("endpoint {first}:")), "{told}");
+
+    let crowded = mpirun(&format!("{first}:2"), &job);
+    assert_eq!(crowded.status.code(), Some(64), "{}", said(&crowded));
+    assert!(said(&crowded).contains("OMPI_COMM_WORLD_LOCAL_SIZE=2"), "{}", said(&crowded));
+}
