@@ -156,6 +156,8 @@ impl Replicas {
             pool: Some(keeper.directory().to_owned()),
         };
         service.watch(place.clone());
+        // Until a step is kept, all copies are.
+        service.keep_from(&crew.launch, (0, 0));
         let (sender, news) = mpsc::unbounded_channel();
         let view = keeper.view();
         let (of_thread, weak, tell) = (view.clone(), Arc::downgrade(&service), sender.clone());
@@ -218,7 +220,12 @@ fn keep_what_is_copied(
     let mut last = None;
     let mut unsaid = Some(Instant::now() + COPIED_WITHIN);
     while let Some(service) = service.upgrade() {
-        let newest = service.copied(launch);
+        let copied = service.copied(launch);
+        let newer = copied.iter().take_while(|at| Some(**at) > last);
+        let newest = newer.copied().find(|(attempt, step)| view.copied(*attempt, *step));
+        if let Some(at) = newest {
+            service.keep_from(launch, at);
+        }
         if newest.is_some() {
             unsaid = None;
         }
@@ -229,8 +236,7 @@ fn keep_what_is_copied(
             let _ = tell.send(FromReplicas::Said(why));
         }
         drop(service);
-        if let Some((attempt, step)) = newest.filter(|newest| Some(*newest) > last) {
-            view.copied(attempt, step);
+        if let Some((_, step)) = newest {
             if last.is_none() {
                 let told = format!("checkpoint: each shard of step {step} has a copy on another host");
                 let _ = tell.send(FromReplicas::Said(told));

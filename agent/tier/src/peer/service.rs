@@ -161,6 +161,8 @@ pub(crate) struct Shared {
     too_few: AtomicBool,
     /// Whether its peers are the hosts of one job.
     meets: AtomicBool,
+    /// Of a launch of that job the attempt and step whose shards its owners here keep.
+    keeps_from: Mutex<Option<(String, (u64, u64))>>,
     limit: Limit,
     pub(crate) courtesy: ReplicationThrottle,
     counters: Counters,
@@ -245,6 +247,7 @@ impl Service {
             failures: Mutex::default(),
             too_few: AtomicBool::new(false),
             meets: AtomicBool::new(false),
+            keeps_from: Mutex::default(),
             counters: Counters::default(),
             seats: seats::Seats::default(),
             stop: AtomicBool::new(false),
@@ -463,6 +466,10 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StartEr
 impl Shared {
     pub(crate) fn peers(&self) -> MutexGuard<'_, BTreeMap<String, Peer>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn keeps_from(&self) -> MutexGuard<'_, Option<(String, (u64, u64))>> {
+        self.keeps_from.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn decisions(&self) -> MutexGuard<'_, Decisions> {

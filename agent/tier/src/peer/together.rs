@@ -98,12 +98,19 @@ impl Service {
         good
     }
 
-    /// The newest step of a launch of which each shard lies on two hosts or more: as attempt and step.
-    pub fn copied(&self, launch: &str) -> Option<(u64, u64)> {
-        let copies: Vec<Copy> =
-            self.shared.copies().into_iter().filter(|copy| copy.shard.of.run == launch).collect();
+    /// The steps of a launch of which each shard is on two hosts or more, newest first: as attempt and step.
+    pub fn copied(&self, launch: &str) -> Vec<(u64, u64)> {
+        let mut copies = self.shared.copies();
+        copies.retain(|copy| copy.shard.of.run == launch);
         let all = steps(&copies, None);
         let copied = all.iter().filter(|step| step.is_whole() && step.least_copies() > self.redundancy());
-        copied.map(|step| (step.key.attempt, step.key.step)).max()
+        let mut copied: Vec<(u64, u64)> = copied.map(|step| (step.key.attempt, step.key.step)).collect();
+        copied.sort_unstable_by(|a, b| b.cmp(a));
+        copied
+    }
+
+    /// This step of a launch stays in the memory of its owners here: only copies of older ones may go.
+    pub fn keep_from(&self, launch: &str, at: (u64, u64)) {
+        *self.shared.keeps_from() = Some((launch.to_owned(), at));
     }
 }

@@ -308,10 +308,16 @@ pub struct View(Arc<Shared>);
 
 impl View {
     /// Each shard of this step, of all hosts, has a copy on another host. It stays in memory until a newer one has: a host that is
-    /// lost takes its own memory along, and then this is the step to go back to.
-    pub fn copied(&self, attempt: u64, step: u64) {
+    /// lost takes its own memory along, and then this is the step to go back to. Whether it still was there.
+    pub fn copied(&self, attempt: u64, step: u64) -> bool {
         let mut inner = self.0.inner();
-        inner.copied = inner.copied.max(Some((attempt, step)));
+        let held = inner.held();
+        let is_there = |rank| held.iter().any(|shard| (shard.rank, shard.at) == (rank, (attempt, step)));
+        let all = self.0.settings.ranks.clone().all(is_there);
+        if all {
+            inner.copied = inner.copied.max(Some((attempt, step)));
+        }
+        all
     }
 
     /// Waits until the checksums of all that was filled are taken, `within` that at most.

@@ -182,7 +182,11 @@ impl Shared {
     }
 
     pub(super) fn collect(&self) -> usize {
-        let gone: BTreeSet<StepKey> = self.deletable().into_iter().collect();
+        let mut gone: BTreeSet<StepKey> = self.deletable().into_iter().collect();
+        if let Some((launch, from)) = &*self.keeps_from() {
+            // What was seen in memory a moment ago may have been overwritten since: a newer step counts when it is kept there.
+            gone.retain(|key| key.run != *launch || (key.attempt, key.step) < *from);
+        }
         let held = self.store.list();
         held.iter().filter(|(shard, ..)| gone.contains(&shard.of) && self.store.remove(&shard.root)).count()
     }
