@@ -47,7 +47,6 @@ const GATHERED_WITHIN: Span = Span::seconds(30);
 
 /// What is to be done next, in order.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "they are few and soon taken; most are inputs")]
 pub enum Next {
     /// An input for the job.
     Job(Mono, Input),

@@ -164,7 +164,6 @@ pub enum Down {
 /// What hosts see and do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
-#[expect(clippy::large_enum_variant, reason = "reports are few and soon taken; most are facts")]
 pub enum Report {
     /// Something was observed.
     Fact {
