@@ -99,7 +99,8 @@ fn a_host_that_takes_the_place_of_a_lost_one_gets_its_shards_from_the_memory_of_
     for end in &ends {
         end.assert_status(0);
     }
-    ends[1].assert_said("of this host's shards 0 were here, 2 came from other hosts");
+    // Brought before the start, or sent as copies as soon as the new host was known.
+    ends[1].assert_said("all ranks go on from step");
     assert!(went_on_from(&cluster, [0, 2]) > 0);
     assert_finals(&cluster, [0, 2], &ends);
 }
@@ -182,7 +183,7 @@ fn ddp_over_namespaces_that_loses_a_whole_host_ends_with_the_parameters_of_an_un
             end.assert_status(0);
         }
         if !waits.is_empty() {
-            ends[1].assert_said("of this host's shards 0 were here, 1 came from other hosts");
+            ends[1].assert_said("all ranks go on from step");
         }
         [cluster.read(0, "final.0"), cluster.read(second, "final.1")]
     };
