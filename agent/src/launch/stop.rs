@@ -35,7 +35,10 @@ impl Launcher {
     pub(super) async fn stop_ranks(&mut self, why: StopWhy) {
         let _ = self.give_up_start();
         if why == StopWhy::Fault {
-            signatures::prepare();
+            // A follower passes no verdict: sixty of them on one machine would read the catalog sixty times.
+            if self.brain.job().is_some() {
+                signatures::prepare();
+            }
             // While the ranks end and are judged.
             self.warm.prepare(&self.crew);
             if self.gather().await {
