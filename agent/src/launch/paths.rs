@@ -30,6 +30,9 @@ pub struct RuntimeDir {
     _lock: Flock<File>,
 }
 
+/// So many launchers of one job of the same user have heartbeats on one machine.
+const LAUNCHERS_OF_A_JOB: u32 = 64;
+
 /// Why a run has no place.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
@@ -98,11 +101,21 @@ fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
     if turn.is_some() {
         remove_stale(root);
     }
-    let path = root.join(job);
-    private_directory(&path).map_err(|error| told(&path, error))?;
-    let lock = lock(&path).map_err(|error| told(&path, error))?;
-    drop(turn);
-    Ok(RuntimeDir { path, _lock: lock })
+    // Two launchers of one job on one machine, as when several hosts are tried on one, have a directory each.
+    let names = (1..=LAUNCHERS_OF_A_JOB).map(|number| match number {
+        1 => job.to_owned(),
+        _ => format!("{job}.{number}"),
+    });
+    let mut taken = None;
+    for path in names.map(|name| root.join(name)) {
+        private_directory(&path).map_err(|error| told(&path, error))?;
+        match lock(&path) {
+            Ok(lock) => return Ok(RuntimeDir { path, _lock: lock }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => taken = Some(told(&path, error)),
+            Err(error) => return Err(told(&path, error)),
+        }
+    }
+    Err(taken.unwrap_or_default())
 }
 
 fn lock(directory: &Path) -> io::Result<Flock<File>> {
@@ -171,6 +184,17 @@ mod tests {
             threads.into_iter().map(|thread| thread.join().expect("a count")).sum()
         });
         assert_eq!(lost, 0, "directories of living launchers that were removed");
+    }
+
+    #[test]
+    fn launchers_of_one_job_with_log_directories_of_their_own_have_pages_of_their_own() {
+        let root = tempfile::tempdir().expect("a directory");
+        let tmpfs = root.path().join("shm");
+        let of = |logs: &str| make(&root.path().join(logs), &tmpfs, "run").expect("places");
+        let (first, second) = (of("a"), of("b"));
+        assert_eq!((first.job.as_str(), second.job.as_str()), ("run", "run"));
+        let path = |places: &LaunchPaths| places.runtime_dir.as_ref().expect("a directory").path.clone();
+        assert_eq!((path(&first), path(&second)), (tmpfs.join("run"), tmpfs.join("run.2")));
     }
 
     #[test]

@@ -265,12 +265,10 @@ impl Judge {
         let rotating = rotating::look(self);
         let stage = self.stages.look();
         let uneven = rotating.as_ref().is_some_and(|seen| seen.is_uneven(self.limits.imbalance));
-        self.settle(
-            Slow::Rotating,
-            rotating.filter(|_| uneven).map(|seen| seen.found(step, self)),
-            step,
-            out,
-        );
+        // Uneven in what is a small part of a step, it costs nobody anything: other processes on the host do that too.
+        let matters = |found: &Found| found.cost.is_none_or(|cost| cost >= self.limits.rank);
+        let found = rotating.filter(|_| uneven).map(|seen| seen.found(step, self)).filter(matters);
+        self.settle(Slow::Rotating, found, step, out);
         // Where the work differs from rank to rank and step to step, a stage's ranks do not agree on its share.
         let slow_stage = stage.filter(|_| !uneven && !self.open.contains_key(&Slow::Rotating));
         let found = slow_stage.and_then(|seen| seen.found(step, self));
