@@ -81,7 +81,7 @@ impl Snapshot {
         left.extend(self.mounts().into_iter().map(told("the mount")));
         for folder in [&self.disk, &self.memory] {
             let kept = entries(folder).into_iter().filter(|path| !is_of_python(path));
-            left.extend(kept.map(|path| path.display().to_string()).map(told("")));
+            left.extend(kept.map(|path| with_some_of_it(&path)).map(told("")));
         }
         let groups = control_groups();
         let groups = groups.difference(&self.groups).filter(|group| is_of_tests(group) && is_empty(group));
@@ -162,6 +162,18 @@ fn network_spaces() -> BTreeSet<PathBuf> {
 fn is_of_tests(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     name.contains("mst-") || name.starts_with("mainstay-test")
+}
+
+/// A path with some of what is in it: the names tell which test left it.
+fn with_some_of_it(path: &Path) -> String {
+    let names = entries(path).into_iter().take(5);
+    let names = names.filter_map(|of| Some(of.file_name()?.to_string_lossy().into_owned()));
+    let names: Vec<String> = names.collect();
+    if names.is_empty() {
+        path.display().to_string()
+    } else {
+        format!("{} ({})", path.display(), names.join(", "))
+    }
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub const FIELDS: &[Field] = &[
         "verdict.cause.kind",
         "string",
         "",
-        "`exception`, `exit_code`, `signal`, `out_of_memory`, `hang` or `start`",
+        "`exception`, `exit_code`, `signal`, `out_of_memory`, `hang`, `host_lost` or `start`",
     ),
     field("verdict.cause.exception", "string or None", "", "type of the exception, of kind `exception`"),
     field("verdict.cause.fingerprint", "string or None", "", "equal for the same error, of kind `exception`"),
@@ -49,7 +49,12 @@ pub const FIELDS: &[Field] = &[
         "",
         "of what kind the hang is, of kind `hang`: `network`, `user_code`, … (`journal.md`)",
     ),
-    field("verdict.cause.place", "string or None", "", "equal for the same hang, of kind `hang`"),
+    field(
+        "verdict.cause.place",
+        "string or None",
+        "",
+        "equal for the same hang, of kind `hang`; the host, of kind `host_lost`",
+    ),
     field(
         "verdict.domain",
         "string",

@@ -177,7 +177,7 @@ fn what_the_client_would_have_to_do_is_refused_where_there_is_none() {
     job.mark("up.0.0");
     for (arguments, words) in [
         (&["inject", "exception", "--rank", "0", "--reason", "drill"][..], "import mainstay"),
-        (&["inject", "kill", "--at-step", "5", "--rank", "0", "--reason", "drill"][..], "tells of no steps"),
+        (&["inject", "kill", "--at-step", "5", "--rank", "0", "--reason", "drill"][..], "reports no steps"),
     ] {
         let refused = order(&job, arguments);
         assert_eq!(refused.status.code(), Some(3));

@@ -45,7 +45,7 @@ fn what_is_no_agent_is_told_so() {
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     });
     let error = Wire::connect(&at, &pass(), Patience::default()).unwrap_err().to_string();
-    assert!(error.contains("no frame of ours"), "{error}");
+    assert!(error.contains("no frame of this protocol"), "{error}");
 }
 
 #[test]
