@@ -36,6 +36,7 @@ mod healthy_runs;
 mod host;
 mod host_system;
 mod hostile;
+mod hosts_checkpoints;
 mod hosts_simulation;
 mod job;
 mod job_hangs;

@@ -19,12 +19,14 @@
 //!
 //! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are recorded only.
 
+mod checkpoints;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
 use crate::base::id::{Attempt, Pid, Rank};
 use crate::base::time::{Mono, Span};
-use crate::checkpoint::inventory::{Copy, StepKey, StepState, steps};
+use crate::checkpoint::inventory::{Copy, StepKey};
 use crate::hang::{ACTIVITY, PlaceGroup, Waits, fold};
 use crate::model::entry::{ExitStatus, Fact, StartedRank};
 use crate::model::observation::{Observation, Weight};
@@ -41,9 +43,6 @@ const KILLED: ExitStatus = ExitStatus::Signal(9);
 
 /// Inputs of one host that are held back at most; more are dropped and counted.
 const HELD: usize = 4096;
-
-/// A host that has not told what it holds by then is not waited for.
-const GATHERED_WITHIN: Span = Span::seconds(30);
 
 /// What is to be done next, in order.
 #[derive(Clone, Debug)]
@@ -71,6 +70,7 @@ enum Phase {
     Bringing {
         port: u16,
         step: StepKey,
+        since: Mono,
     },
     Starting {
         port: u16,
@@ -338,7 +338,7 @@ impl Merge {
         self.open_if_all_here(next);
     }
 
-    /// A start that waits for a lost host too long fails.
+    /// A start that waits for a lost host too long fails; checkpoints of a host that does not answer are not waited for.
     pub fn look(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         if let Phase::Waiting { since } = self.phase
             && at.since(since) >= self.patience
@@ -346,11 +346,7 @@ impl Merge {
             let error = format!("{} did not come back within {}", self.missing(), self.patience);
             self.fail(at, error, next);
         }
-        if let Phase::Gathering { port, since } = self.phase
-            && at.since(since) >= GATHERED_WITHIN
-        {
-            self.bring_newest(at, port, next);
-        }
+        self.look_at_checkpoints(at, next);
     }
 
     fn begin(&mut self, at: Mono, attempt: Attempt, in_process: bool, next: &mut VecDeque<Next>) {
@@ -380,11 +376,7 @@ impl Merge {
     fn opened(&mut self, at: Mono, seat: u32, port: Result<u16, String>, next: &mut VecDeque<Next>) {
         match port {
             Ok(port) if self.peers().is_empty() => self.start(port, None, next),
-            Ok(port) => {
-                self.phase = Phase::Gathering { port, since: at };
-                self.hosts.iter_mut().for_each(|host| host.holding = None);
-                self.to_all(&Command::Gather { attempt: self.attempt, peers: self.peers() }, next);
-            }
+            Ok(port) => self.gather(at, port, next),
             Err(error) => {
                 let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
                 self.fail(at, format!("{named}: {error}"), next);
@@ -403,72 +395,6 @@ impl Merge {
             resume,
         };
         self.to_all(&start, next);
-    }
-
-    /// Where the hosts keep copies of checkpoints for each other.
-    fn peers(&self) -> Vec<String> {
-        let peers = self.hosts.iter().map(|host| host.seated.member.replicas.clone());
-        peers.filter(|peer| !peer.is_empty()).collect()
-    }
-
-    fn holds(&mut self, at: Mono, seat: u32, copies: Vec<Copy>, next: &mut VecDeque<Next>) {
-        let Phase::Gathering { port, .. } = self.phase else { return };
-        if let Some(host) = self.host(seat) {
-            host.holding = Some(copies);
-        }
-        if self.hosts.iter().all(|host| host.holding.is_some()) {
-            self.bring_newest(at, port, next);
-        }
-    }
-
-    /// Has the shards of the newest step that is whole over all hosts brought to where its ranks will be.
-    fn bring_newest(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
-        let copies: Vec<Copy> =
-            self.hosts.iter().flat_map(|host| host.holding.iter().flatten().cloned()).collect();
-        let world: u32 = self.hosts.iter().map(|host| host.seated.member.ranks).sum();
-        let fits = |state: &StepState| {
-            state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
-        };
-        let Some(state) = steps(&copies, None).into_iter().find(fits) else {
-            return self.start(port, None, next);
-        };
-        let StepKey { step, attempt, .. } = &state.key;
-        let detail =
-            format!("step {step} of attempt {attempt} is whole over all hosts: all ranks go on from it");
-        next.push_back(Next::Job(at, Input::Fact(observed("checkpoint_chosen", Weight::Info, detail))));
-        self.hosts.iter_mut().for_each(|host| host.brought = false);
-        self.phase = Phase::Bringing { port, step: state.key.clone() };
-        self.to_all(&Command::Bring { attempt: self.attempt, step: state.key }, next);
-    }
-
-    fn brought(
-        &mut self,
-        at: Mono,
-        seat: u32,
-        of: &StepKey,
-        error: Option<String>,
-        next: &mut VecDeque<Next>,
-    ) {
-        let Phase::Bringing { port, step } = &self.phase else { return };
-        let (port, step) = (*port, step.clone());
-        if step != *of {
-            return;
-        }
-        let Some(host) = self.host(seat) else { return };
-        host.brought = error.is_none();
-        if let Some(error) = error {
-            let detail = format!(
-                "{}: step {} cannot be restored: {error}; the next older whole step is taken",
-                host.named(),
-                step.step
-            );
-            let told = observed("checkpoint_not_restored", Weight::Warning, detail);
-            next.push_back(Next::Job(at, Input::Fact(told)));
-            self.failed_steps.insert(step);
-            self.bring_newest(at, port, next);
-        } else if self.hosts.iter().all(|host| host.brought) {
-            self.start(port, Some(step), next);
-        }
     }
 
     fn fact(&mut self, at: Mono, seat: u32, fact: Fact, next: &mut VecDeque<Next>) {

@@ -1,0 +1,109 @@
+//! The step from which the ranks of all hosts go on: what each host holds is gathered, one step that is whole over all of them
+//! is chosen, and each host brings its shards before ranks start. Neither waits for a host without an end.
+
+use std::collections::VecDeque;
+
+use super::{Merge, Next, Phase, observed};
+use crate::base::time::{Mono, Span};
+use crate::checkpoint::inventory::{Copy, StepKey, StepState, steps};
+use crate::model::observation::Weight;
+use crate::recovery::hosts::wire::Command;
+use crate::recovery::job::Input;
+
+/// A host that has not told what it holds by then is not waited for.
+const GATHERED_WITHIN: Span = Span::seconds(30);
+
+/// A host that has not brought its shards by then cannot have the step: 100 GB take so long at 1.3 Gbit/s.
+const BROUGHT_WITHIN: Span = Span::seconds(600);
+
+impl Merge {
+    /// Asks all hosts what they hold, and says who the others are.
+    pub(super) fn gather(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
+        self.phase = Phase::Gathering { port, since: at };
+        self.hosts.iter_mut().for_each(|host| host.holding = None);
+        self.to_all(&Command::Gather { attempt: self.attempt, peers: self.peers() }, next);
+    }
+
+    /// What takes too long is not waited for.
+    pub(super) fn look_at_checkpoints(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        match &self.phase {
+            Phase::Gathering { port, since } if at.since(*since) >= GATHERED_WITHIN => {
+                self.bring_newest(at, *port, next);
+            }
+            Phase::Bringing { step, since, .. } if at.since(*since) >= BROUGHT_WITHIN => {
+                let step = step.clone();
+                let late = self.hosts.iter().find(|host| !host.brought);
+                let Some(seat) = late.map(|host| host.seated.seat.group_rank) else { return };
+                let error = format!("its shards were not there within {BROUGHT_WITHIN}");
+                self.brought(at, seat, &step, Some(error), next);
+            }
+            _ => {}
+        }
+    }
+
+    /// Where the hosts keep copies of checkpoints for each other.
+    pub(super) fn peers(&self) -> Vec<String> {
+        let peers = self.hosts.iter().map(|host| host.seated.member.replicas.clone());
+        peers.filter(|peer| !peer.is_empty()).collect()
+    }
+
+    pub(super) fn holds(&mut self, at: Mono, seat: u32, copies: Vec<Copy>, next: &mut VecDeque<Next>) {
+        let Phase::Gathering { port, .. } = self.phase else { return };
+        if let Some(host) = self.host(seat) {
+            host.holding = Some(copies);
+        }
+        if self.hosts.iter().all(|host| host.holding.is_some()) {
+            self.bring_newest(at, port, next);
+        }
+    }
+
+    /// Has the shards of the newest step that is whole over all hosts brought to where its ranks will be.
+    fn bring_newest(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
+        let copies: Vec<Copy> =
+            self.hosts.iter().flat_map(|host| host.holding.iter().flatten().cloned()).collect();
+        let world: u32 = self.hosts.iter().map(|host| host.seated.member.ranks).sum();
+        let fits = |state: &StepState| {
+            state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
+        };
+        let Some(state) = steps(&copies, None).into_iter().find(fits) else {
+            return self.start(port, None, next);
+        };
+        let StepKey { step, attempt, .. } = &state.key;
+        let detail =
+            format!("step {step} of attempt {attempt} is whole over all hosts: all ranks go on from it");
+        next.push_back(Next::Job(at, Input::Fact(observed("checkpoint_chosen", Weight::Info, detail))));
+        self.hosts.iter_mut().for_each(|host| host.brought = false);
+        self.phase = Phase::Bringing { port, step: state.key.clone(), since: at };
+        self.to_all(&Command::Bring { attempt: self.attempt, step: state.key }, next);
+    }
+
+    pub(super) fn brought(
+        &mut self,
+        at: Mono,
+        seat: u32,
+        of: &StepKey,
+        error: Option<String>,
+        next: &mut VecDeque<Next>,
+    ) {
+        let Phase::Bringing { port, step, .. } = &self.phase else { return };
+        let (port, step) = (*port, step.clone());
+        if step != *of {
+            return;
+        }
+        let Some(host) = self.host(seat) else { return };
+        host.brought = error.is_none();
+        if let Some(error) = error {
+            let detail = format!(
+                "{}: step {} cannot be restored: {error}; the next older whole step is taken",
+                host.named(),
+                step.step
+            );
+            let told = observed("checkpoint_not_restored", Weight::Warning, detail);
+            next.push_back(Next::Job(at, Input::Fact(told)));
+            self.failed_steps.insert(step);
+            self.bring_newest(at, port, next);
+        } else if self.hosts.iter().all(|host| host.brought) {
+            self.start(port, Some(step), next);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Checkpoints of several hosts before their ranks start: a host that does not bring its shards holds up no start for good.
+
+use std::collections::VecDeque;
+
+use mainstay_core::base::id::Attempt;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::recovery::hosts::merge::{Merge, Next};
+use mainstay_core::recovery::hosts::round::first;
+use mainstay_core::recovery::hosts::wire::{Command, Report};
+use mainstay_core::recovery::job::{Input, Order};
+
+use crate::support::cluster::{Chance, members};
+
+const ATTEMPT: Attempt = Attempt(1);
+
+fn key() -> StepKey {
+    StepKey { step: 7, job: "job".to_owned(), run: "run@1".to_owned(), attempt: 0, world: 2 }
+}
+
+fn own(rank: u32) -> Copy {
+    let root = format!("7.{rank}");
+    let shard = Shard { of: key(), rank, root, bytes: 1, created: 0, piece: None };
+    Copy { holder: format!("h{rank}:1"), medium: Medium::Memory, own: true, verified: true, shard }
+}
+
+fn commands(next: &mut VecDeque<Next>) -> Vec<Command> {
+    let command = |next| match next {
+        Next::Command(_, command) => Some(command),
+        Next::Job(..) | Next::Local(_) => None,
+    };
+    next.drain(..).filter_map(command).collect()
+}
+
+/// Two hosts of one rank each, which hold a whole step and are to bring it since time 1.
+fn bringing() -> (Merge, VecDeque<Next>) {
+    let round = first(&members(&mut Chance(1), 2, 1, true), 2).unwrap();
+    let (mut merge, mut next) = (Merge::new(round, Span::seconds(60)), VecDeque::new());
+    let at = Mono(1);
+    merge.order(at, Order::StartRanks(ATTEMPT), &mut next);
+    merge.report(at, 0, Report::Opened { attempt: ATTEMPT, port: Ok(1024) }, &mut next);
+    for rank in 0..2 {
+        merge.report(at, rank, Report::Holding { attempt: ATTEMPT, copies: vec![own(rank)] }, &mut next);
+    }
+    let bring = Command::Bring { attempt: ATTEMPT, step: key() };
+    assert!(commands(&mut next).ends_with(&[bring.clone(), bring]));
+    (merge, next)
+}
+
+fn resumed(commands: &[Command]) -> Vec<Option<StepKey>> {
+    let resume = |command: &Command| match command {
+        Command::Start { resume, .. } => Some(resume.clone()),
+        _ => None,
+    };
+    commands.iter().filter_map(resume).collect()
+}
+
+#[test]
+fn a_host_that_does_not_bring_its_shards_is_named_and_the_start_goes_on_without_the_step() {
+    let (mut merge, mut next) = bringing();
+    merge.report(Mono(2), 0, Report::Brought { attempt: ATTEMPT, step: key(), error: None }, &mut next);
+    merge.look(Mono(1).after(Span::seconds(599)), &mut next);
+    assert!(next.is_empty(), "it still may: {next:?}");
+    merge.look(Mono(1).after(Span::seconds(600)), &mut next);
+    let said = next.iter().find_map(|next| match next {
+        Next::Job(_, Input::Fact(Fact::Observed(seen))) => Some(seen.clone()),
+        _ => None,
+    });
+    let said = said.unwrap();
+    assert_eq!(said.event, "checkpoint_not_restored");
+    assert!(said.detail.contains("h1") && said.detail.contains("within 600"), "{}", said.detail);
+    assert_eq!(resumed(&commands(&mut next)), [None, None]);
+}
+
+#[test]
+fn shards_that_come_in_time_are_what_ranks_go_on_from() {
+    let (mut merge, mut next) = bringing();
+    let late = Mono(1).after(Span::seconds(500));
+    for seat in 0..2 {
+        let brought = Report::Brought { attempt: ATTEMPT, step: key(), error: None };
+        merge.report(late, seat, brought, &mut next);
+    }
+    assert_eq!(resumed(&commands(&mut next)), [Some(key()), Some(key())]);
+}
