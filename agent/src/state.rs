@@ -1,6 +1,6 @@
 //! Floor 3. What is published to readers: the view of the node and the journal.
 //!
-//! One task owns the [`StateWriter`] and alone changes it; any number of [`BoardReader`]s look at snapshots that do not
+//! One task owns the [`StateWriter`] and alone changes it; any number of [`StateReader`]s look at snapshots that do not
 //! change under them. A job must go on when the journal's disk does not: entries that cannot be written are shown
 //! and kept in memory until they can.
 
@@ -130,14 +130,14 @@ impl StateWriter {
     /// Takes in what happened: appends it to the journal, applies it to the view and publishes both.
     ///
     /// This does not fail. If the journal cannot be written, the entry is kept in memory under its number and
-    /// written when that is possible again; [`Board::journal_error`] tells.
+    /// written when that is possible again; [`StateWriter::journal_error`] tells.
     pub fn record(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
         let entry = self.note(at, job, origin_seq, body);
         self.publish();
         entry
     }
 
-    /// As [`Board::record`], but shown at the next [`Board::publish`]: where several entries come together, readers are
+    /// As [`StateWriter::record`], but shown at the next [`StateWriter::publish`]: where several entries come together, readers are
     /// shown them together.
     pub fn note(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
         self.newest = self.newest.saturating_add(1);
@@ -148,18 +148,18 @@ impl StateWriter {
         entry
     }
 
-    /// Takes in what a rank's page told. It is not journaled, and shown at the next [`Board::publish`].
+    /// Takes in what a rank's page told. It is not journaled, and shown at the next [`StateWriter::publish`].
     pub fn sample(&mut self, job: &JobId, attempt: Attempt, rank: Rank, beat: BeatView) {
         self.view.sample(job, attempt, rank, beat);
     }
 
     /// Takes in a newer reading of a component whose state did not change. It is not journaled, and shown at
-    /// the next [`Board::publish`]. A change of state is recorded as a health entry instead.
+    /// the next [`StateWriter::publish`]. A change of state is recorded as a health entry instead.
     pub fn set_component(&mut self, component: Component) {
         self.view.components.insert(component.name.clone(), component);
     }
 
-    /// Takes in the GPUs with their last readings, shown at the next [`Board::publish`]. They are not journaled.
+    /// Takes in the GPUs with their last readings, shown at the next [`StateWriter::publish`]. They are not journaled.
     pub fn set_gpus(&mut self, gpus: Vec<GpuView>) {
         self.view.gpus = gpus.into();
     }
@@ -201,7 +201,7 @@ impl StateWriter {
         self.publish();
     }
 
-    /// What is published from now on is shown with [`Board::release`]: to show a whole board costs what is on it, and not what is new.
+    /// What is published from now on is shown with [`StateWriter::release`]: to show a whole board costs what is on it, and not what is new.
     pub fn hold(&mut self) {
         self.is_held = true;
     }
@@ -230,7 +230,7 @@ impl StateWriter {
     }
 
     /// Writes what still waits and waits until the disk has everything (fdatasync), but not for ever. An error is told by
-    /// [`Board::journal_error`] and mended by a later call.
+    /// [`StateWriter::journal_error`] and repeated by a later call.
     pub fn sync(&mut self) {
         self.writing.settle(LAST_PATIENCE);
         let synced = self.write_waiting().and_then(|()| self.ask(LAST_PATIENCE, Journal::sync)?);
@@ -238,7 +238,7 @@ impl StateWriter {
     }
 
     /// Writes what still waits, and hands out what is to be forced onto the disk elsewhere; none where that cannot be
-    /// had, which [`Board::journal_error`] tells.
+    /// had, which [`StateWriter::journal_error`] tells.
     pub fn unforced(&mut self) -> Option<Unforced> {
         let before = std::mem::take(&mut self.not_forced);
         let hand_out = move |journal: &mut Journal| {

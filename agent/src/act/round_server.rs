@@ -50,7 +50,7 @@ impl RoundServer {
     /// Makes the socket for drills in `directory`. Nothing is ever heard from it.
     ///
     /// # Errors
-    /// As of [`Desk::open`].
+    /// As of [`RoundServer::open`].
     pub fn open_for_drills(directory: &Path) -> io::Result<RoundServer> {
         let mut desk = RoundServer::open_at(directory.join(DRILL_SOCKET))?;
         desk.words.close();

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::base::time::Mono;
+use crate::formats::parse::host::is_virtual_disk;
 use crate::hardware::catalog::{Catalog, KernelMeaning};
 use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
@@ -225,15 +226,6 @@ impl Reports {
         }
         self.times.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
-}
-
-/// Whether a block device is a file or memory (loop, ram, zram). It fails with what holds it, a disk that the log then names
-/// too: alone it says nothing of the host's disks.
-fn is_virtual_disk(subject: &str) -> bool {
-    ["loop", "ram", "zram"].iter().any(|kind| {
-        let number = subject.strip_prefix(kind).unwrap_or_default();
-        number.starts_with(|first: char| first.is_ascii_digit())
-    })
 }
 
 fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Option<&str>, u64, &Reports)]) {

@@ -115,7 +115,7 @@ pub struct JobView {
     pub restarts_of_some: u32,
     /// What is wrong with it at present although no rank has failed, by number.
     pub findings: BTreeMap<u64, Finding>,
-    /// How many failures there were, by kind of cause and by whose fault it was (its [name](FaultDomain::name)).
+    /// How many failures there were, by kind of cause and by whose fault it was.
     pub failures: BTreeMap<(CauseKind, &'static str), u32>,
     /// The last verdict.
     pub last_verdict: Option<Verdict>,

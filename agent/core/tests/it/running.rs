@@ -234,6 +234,22 @@ fn ranks_that_take_turns_are_uneven_data() {
 }
 
 #[test]
+fn uneven_work_in_a_small_part_of_a_step_is_not_reported() {
+    let mut run = Run::of(8, "train.py");
+    for _ in 0..40 {
+        let turn = (run.step * 5 % 8) as u32;
+        run.step(|rank, done| {
+            // It works for 5 of 200 ms, and for 9 in its turn: twice its peers, and 2 % of a step.
+            done.spent.wait_ns += 95 * MS;
+            if rank == turn {
+                slower(done, 4)
+            }
+        });
+    }
+    assert_eq!(run.kinds(), []);
+}
+
+#[test]
 fn a_stage_is_known_from_the_command_line() {
     let mut run = Run::of(8, "pretrain.py --pipeline-model-parallel-size 4");
     (0..40).for_each(|_| {

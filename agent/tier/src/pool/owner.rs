@@ -293,7 +293,7 @@ impl PoolOwner {
 }
 
 impl Drop for PoolOwner {
-    /// Without [`Keeper::finish`] everything stays where it is, for the guardian or the next launcher.
+    /// Without [`PoolOwner::finish`] everything stays where it is, for the guardian or the next launcher.
     fn drop(&mut self) {
         self.shared.stop();
         self.shared.pace.hurry();

@@ -12,6 +12,8 @@ mod system;
 pub(super) use hardware::pcie_of_firmware;
 pub(super) use system::group_of_kill;
 
+pub use storage::is_virtual_disk;
+
 use crate::base::id::Pid;
 use crate::model::kernel::{KernelClass, KernelReport, LogPlace};
 

@@ -25,7 +25,7 @@ pub enum Kind {
 /// A signature in a source.
 #[derive(Clone, Debug)]
 pub struct Sighting {
-    /// Its place in [`Catalog::signatures`].
+    /// Its place in `Catalog::signatures`.
     pub signature: usize,
     /// Where it was seen, at most the first few.
     pub spots: Vec<Spot>,

@@ -180,12 +180,18 @@ fn disk(message: &str) -> Option<KernelReport> {
         .or_else(|| rest.strip_prefix(" on device "))?;
     let device = device.split([',', ' ']).next()?;
     // Drives without a medium and loops over files that are gone are nobody's disks.
-    let none_of_ours = starts_with_any(device, &["sr", "fd", "loop", "zram", "ram"]);
+    let none_of_ours = starts_with_any(device, &["sr", "fd"]) || is_virtual_disk(device);
     // Asking an old disk to forget blocks is refused by many, and no data are lost.
     let only_asked = contains_any(rest, &["(DISCARD)", "(WRITE_ZEROES)"]);
     // A target refuses much else; only what is to be read and written counts.
     let refused = text.starts_with("critical target error") && !contains_any(rest, &["(READ)", "(WRITE)"]);
     (!none_of_ours && !only_asked && !refused).then(|| about(DiskError, Some(device)))
+}
+
+/// Whether a block device is a file or memory. It fails with what holds it, a disk that the log then names too: alone it says
+/// nothing of the host's disks.
+pub fn is_virtual_disk(device: &str) -> bool {
+    starts_with_any(device, &["loop", "zram", "ram"])
 }
 
 /// A controller of many disks: `mpt3sas_cm0: fault_state(0x2622)!`.
