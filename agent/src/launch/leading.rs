@@ -18,6 +18,7 @@ use crate::launch::brain::{Brain, Task};
 use crate::launch::hosts::{HostsPlan, member};
 use crate::launch::meeting::{FromStore, Meeting, Office};
 use crate::launch::predecessor::{Predecessor, is_to_be_remembered};
+use crate::launch::recent::Recent;
 use crate::launch::rendezvous::{FIRST_RECORD, Gathered, refusal};
 use crate::launch::save;
 use crate::launch::shell::Launcher;
@@ -25,9 +26,6 @@ use crate::os::clock;
 
 /// Commands that a follower has not acknowledged; with more it counts as lost.
 const COMMANDS: usize = 1024;
-
-/// Entries of the journal that are kept for followers; those that need older ones are read to from the disk.
-const RECENT: usize = 2048;
 
 /// How often followers are sent what is new in the journal, at most; and while ranks are stopped and started.
 const FED_EVERY: Span = Span::millis(50);
@@ -333,49 +331,28 @@ impl Leading {
 
     /// Keeps an entry that was written just now for the followers, so that none is read back from the disk.
     pub(super) fn keep_recent(&mut self, entry: &Entry) {
-        self.recent.get_or_insert_with(|| Recent::after(entry.seq.saturating_sub(1))).push(entry.clone());
+        self.recent.get_or_insert_with(|| Recent::complete_from(entry.seq)).push(entry.clone());
     }
 
-    /// Sends what followers have not of the job's journal.
-    fn feed(&mut self, read: impl Fn(u64) -> Vec<Entry>) {
+    /// Sends what followers have not of the job's journal. `read` has what is older than what is kept in memory; none if it
+    /// cannot be read now.
+    fn feed(&mut self, read: impl Fn(u64) -> Option<Vec<Entry>>) {
         let Some(recent) = &self.recent else { return };
         // What a leader wrote before it led is of the leader before it, or of its host alone.
         let since = self.predecessor.as_ref().map_or(0, Predecessor::since);
         for link in self.links.iter_mut().filter(|link| link.connection.is_some()) {
-            if link.entries < recent.complete_after {
-                for entry in read(link.entries).iter().filter(|entry| entry.seq <= recent.complete_after) {
+            if link.entries < recent.complete_after() {
+                // Nothing newer goes before it: it is read again later.
+                let Some(older) = read(link.entries) else { continue };
+                for entry in older.iter().filter(|entry| entry.seq <= recent.complete_after()) {
                     link.send_entry(entry, since);
                 }
-                link.entries = recent.complete_after;
+                link.entries = recent.complete_after();
             }
-            let known = recent.entries.partition_point(|entry| entry.seq <= link.entries);
-            for entry in recent.entries.range(known..) {
+            for entry in recent.after(link.entries) {
                 link.send_entry(entry, since);
             }
         }
-    }
-}
-
-/// The newest entries of the journal here.
-#[derive(Debug)]
-struct Recent {
-    /// All entries of the job with a higher number are here.
-    complete_after: u64,
-    entries: VecDeque<Entry>,
-}
-
-impl Recent {
-    fn after(complete_after: u64) -> Recent {
-        Recent { complete_after, entries: VecDeque::new() }
-    }
-
-    fn push(&mut self, entry: Entry) {
-        if self.entries.len() == RECENT
-            && let Some(oldest) = self.entries.pop_front()
-        {
-            self.complete_after = oldest.seq;
-        }
-        self.entries.push_back(entry);
     }
 }
 
@@ -470,9 +447,7 @@ impl Launcher {
     fn feed(&mut self) {
         let reader = self.board.reader();
         if let Brain::Leading(leading) = &mut self.brain {
-            leading.feed(|have| {
-                reader.entries_after(have, usize::MAX).map(|read| read.entries).unwrap_or_default()
-            });
+            leading.feed(|have| reader.entries_after(have, usize::MAX).ok().map(|read| read.entries));
         }
     }
 

@@ -17,6 +17,7 @@ pub mod order;
 pub mod paths;
 mod predecessor;
 mod prefix;
+mod recent;
 pub mod rendezvous;
 pub mod replicas;
 mod resume;
