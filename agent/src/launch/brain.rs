@@ -40,7 +40,7 @@ impl Brain {
     pub(super) fn job(&self) -> Option<&Job> {
         match self {
             Brain::Alone(job) => Some(job),
-            Brain::Leading(leading) => Some(&leading.job),
+            Brain::Leading(leading) => Some(leading.lead.job()),
             Brain::Following(_) | Brain::Gone => None,
         }
     }
@@ -48,7 +48,7 @@ impl Brain {
     pub(super) fn job_mut(&mut self) -> Option<&mut Job> {
         match self {
             Brain::Alone(job) => Some(job),
-            Brain::Leading(leading) => Some(&mut leading.job),
+            Brain::Leading(leading) => Some(leading.lead.job_mut()),
             Brain::Following(_) | Brain::Gone => None,
         }
     }
@@ -69,9 +69,9 @@ impl Brain {
     /// How the job went.
     pub(super) fn summary(&self, at: Mono, exit: i32) -> Summary {
         let told = match self {
-            Brain::Leading(leading) if leading.deposed => {
+            Brain::Leading(leading) if leading.lead.is_deposed() => {
                 let reason = "another launcher leads the job, or this host is cut off".to_owned();
-                Some(Summary { exit, reason, ..leading.job.summary(at) })
+                Some(Summary { exit, reason, ..leading.lead.job().summary(at) })
             }
             Brain::Following(following) => following.summary.clone(),
             Brain::Alone(_) | Brain::Leading(_) | Brain::Gone => self.job().map(|job| job.summary(at)),
@@ -96,9 +96,9 @@ impl Launcher {
                 job.step(at, input, &mut out);
                 self.publish(at, out);
             }
-            Brain::Leading(leading) if leading.deposed => self.see_deposed(at, input),
+            Brain::Leading(leading) if leading.lead.is_deposed() => self.see_deposed(at, input),
             Brain::Leading(leading) => {
-                leading.see(at, input);
+                leading.lead.see(at, input);
                 self.lead(at);
             }
             Brain::Following(_) => self.report_input(at, input),
@@ -111,7 +111,7 @@ impl Launcher {
         match &mut self.brain {
             Brain::Alone(_) | Brain::Gone => {}
             Brain::Leading(leading) => {
-                leading.report_of_mine(at, report);
+                leading.lead.report_of_mine(at, report);
                 self.lead(at);
             }
             Brain::Following(_) => self.report_up(at, report),

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use crate::hosts::connect::{self, FromLeader};
 use crate::hosts::listen::Listener;
 use crate::launch::brain::{Brain, Task};
-use crate::launch::hosts::{Aborting, HostsPlan, member};
+use crate::launch::hosts::{Aborting, HostsPlan};
 use crate::launch::meeting::{FromStore, Meeting, exit_of};
 use crate::launch::shell::Launcher;
 use crate::os::clock;
@@ -162,7 +162,7 @@ impl Following {
 
     /// This launcher as rounds see it.
     pub(super) fn member(&self) -> Member {
-        member(&self.join.borrow())
+        Member::of(&self.join.borrow())
     }
 
     pub(super) fn standing(&self) -> Standing<'_> {

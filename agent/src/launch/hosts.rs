@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use mainstay_coord::{Credentials, Endpoint, TlsFiles};
 use mainstay_core::base::time::Span;
-use mainstay_core::recovery::hosts::round::Member;
-use mainstay_core::recovery::hosts::wire::Join;
 
 /// Where the hosts of a job meet.
 #[derive(Clone, Debug)]
@@ -81,18 +79,5 @@ pub struct Aborting(pub tokio::task::JoinHandle<()>);
 impl Drop for Aborting {
     fn drop(&mut self) {
         self.0.abort();
-    }
-}
-
-/// A launcher as rounds see it.
-pub(super) fn member(join: &Join) -> Member {
-    Member {
-        launcher: join.launcher.clone(),
-        host: join.host.clone(),
-        node_rank: join.node_rank,
-        ranks: join.ranks,
-        address: join.address.clone(),
-        replicas: join.replicas.clone(),
-        leads: false,
     }
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use mainstay_coord::{Ended, Leader};
 use mainstay_core::base::id::Attempt;
 use mainstay_core::recovery::hosts::clock::Mapping;
+use mainstay_core::recovery::hosts::lead::refusal;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::round::{self, Lacking, Member, Seated};
 use mainstay_core::recovery::hosts::wire::{Down, Join, Seat, Up};
@@ -18,8 +19,7 @@ use tokio::time::Instant;
 use crate::hosts::connect::{self, FromLeader};
 use crate::hosts::listen::{Bound, FromHost, Listener};
 use crate::launch::following::Followed;
-use crate::launch::hosts::{Aborting, HostsPlan, member};
-use crate::launch::leading::protocol;
+use crate::launch::hosts::{Aborting, HostsPlan};
 use crate::launch::meeting::{Elected, FromStore, Meeting, Office, exit_of};
 use crate::launch::replicas::Known;
 use crate::launch::store_access;
@@ -206,19 +206,6 @@ struct Gathering<'a> {
     timeout: Instant,
 }
 
-/// Why a launcher cannot take part, whatever its seat; none if it can.
-pub(super) fn refusal(plan: &HostsPlan, join: &Join) -> Option<String> {
-    protocol(join).or_else(|| {
-        (join.hosts != plan.hosts).then(|| {
-            let told = |(least, most): (u32, u32)| match least == most {
-                true => least.to_string(),
-                false => format!("{least}:{most}"),
-            };
-            format!("it was started with --nnodes {}, the leader with {}", told(join.hosts), told(plan.hosts))
-        })
-    })
-}
-
 /// What differs between two hosts and may be meant; for people.
 fn differences(mine: &Join, other: &Join) -> Vec<String> {
     let mut told = Vec::new();
@@ -300,7 +287,7 @@ impl Gathering<'_> {
         let (least, most) = plan.hosts;
         let office = elected.office;
         say(format!("this host leads the job (epoch {})", office.epoch));
-        let me = Member { leads: true, ..member(mine) };
+        let me = Member { leads: true, ..Member::of(mine) };
         let mut waiting: Vec<Waiting> = Vec::new();
         let mut enough_since: Option<Instant> = None;
         let mut told = String::new();
@@ -467,10 +454,10 @@ fn arrived(
     match event {
         FromHost::Joined { connection, join, peer, to } => {
             waiting.retain(|of| of.member.launcher != join.launcher);
-            let member = member(&join);
+            let member = Member::of(&join);
             let members: Vec<Member> =
                 std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
-            let why = refusal(plan, &join).or_else(|| {
+            let why = refusal(plan.hosts, &join).or_else(|| {
                 round::admit(&members, &member, plan.hosts.1).err().map(|error| error.to_string())
             });
             if let Some(why) = why {

@@ -237,7 +237,7 @@ impl Launcher {
             }
         };
         match &brain {
-            Brain::Leading(leading) => hangs.judge_all(leading.seats().iter(), began),
+            Brain::Leading(leading) => hangs.judge_all(leading.lead.seats(), began),
             Brain::Following(_) => hangs.judged_elsewhere(),
             Brain::Alone(_) | Brain::Gone => {}
         }
@@ -399,7 +399,7 @@ impl Launcher {
     async fn leave_meeting(&mut self, exit: i32, why: &str) {
         match std::mem::replace(&mut self.brain, Brain::Gone) {
             Brain::Alone(_) | Brain::Gone => {}
-            Brain::Leading(leading) => match (leading.office, leading.over) {
+            Brain::Leading(leading) => match (leading.office, leading.lead.over()) {
                 (Some(office), Some(_)) => leading.meeting.end(office, exit, why).await,
                 _ => leading.meeting.leave_early(why).await,
             },
@@ -422,7 +422,7 @@ impl Launcher {
     /// Takes in what the job says at its begin.
     fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
         match &mut self.brain {
-            Brain::Leading(leading) => leading.begin_with(at, out),
+            Brain::Leading(leading) => leading.lead.begin_with(at, out),
             Brain::Alone(_) | Brain::Following(_) | Brain::Gone => return self.publish(at, out),
         }
         self.lead(at);
@@ -440,7 +440,7 @@ impl Launcher {
         }
         let entry = self.board.record(stamp, Some(&self.id), origin, body);
         if let Brain::Leading(leading) = &mut self.brain {
-            leading.keep_recent(&entry);
+            leading.lead.keep_recent(&entry);
         }
         entry
     }

@@ -4,6 +4,7 @@
 //! - `wire`: what launchers send each other.
 //! - `sequence`: messages are numbered, acknowledged, and sent again after a reconnection; each takes effect once.
 //! - `round`: who gets which ranks.
+//! - `lead`: the launcher that leads, with a `link` to each follower; `recent` and `predecessor` are about the journal that it sends.
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
 //! - `record`: what a leader keeps in the store for the next one.
 //! - `succession`: what news of the leader mean for a launcher.
@@ -12,7 +13,11 @@
 
 pub mod clock;
 pub mod cluster_environment;
+pub mod lead;
+pub mod link;
 pub mod merge;
+pub mod predecessor;
+pub mod recent;
 pub mod record;
 pub mod round;
 pub mod sequence;

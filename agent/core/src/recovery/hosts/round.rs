@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::wire::Seat;
+use super::wire::{Join, Seat};
 
 /// A launcher that wants to take part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +27,21 @@ pub struct Member {
     /// Whether it is the launcher that leads.
     #[serde(default)]
     pub leads: bool,
+}
+
+impl Member {
+    /// A launcher as it introduces itself.
+    pub fn of(join: &Join) -> Member {
+        Member {
+            launcher: join.launcher.clone(),
+            host: join.host.clone(),
+            node_rank: join.node_rank,
+            ranks: join.ranks,
+            address: join.address.clone(),
+            replicas: join.replicas.clone(),
+            leads: false,
+        }
+    }
 }
 
 /// A member with its seat.

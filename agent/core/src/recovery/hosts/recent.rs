@@ -2,30 +2,31 @@
 
 use std::collections::VecDeque;
 
-use mainstay_core::model::entry::Entry;
+use crate::model::entry::Entry;
 
 /// So many are kept. Followers that need older ones have them read from the disk.
 const KEPT: usize = 2048;
 
 /// The newest entries, without gaps.
 #[derive(Debug)]
-pub(super) struct Recent {
+pub struct Recent {
     complete_after: u64,
     entries: VecDeque<Entry>,
 }
 
 impl Recent {
     /// Empty; the next entry has this number.
-    pub(super) fn complete_from(seq: u64) -> Recent {
+    pub fn complete_from(seq: u64) -> Recent {
         Recent { complete_after: seq.saturating_sub(1), entries: VecDeque::new() }
     }
 
     /// All entries with a higher number are here.
-    pub(super) fn complete_after(&self) -> u64 {
+    pub fn complete_after(&self) -> u64 {
         self.complete_after
     }
 
-    pub(super) fn push(&mut self, entry: Entry) {
+    /// Takes in the newest entry.
+    pub fn push(&mut self, entry: Entry) {
         if self.entries.len() == KEPT
             && let Some(oldest) = self.entries.pop_front()
         {
@@ -35,7 +36,7 @@ impl Recent {
     }
 
     /// Those with a higher number, oldest first.
-    pub(super) fn after(&self, seq: u64) -> impl Iterator<Item = &Entry> {
+    pub fn after(&self, seq: u64) -> impl Iterator<Item = &Entry> {
         let known = self.entries.partition_point(|entry| entry.seq <= seq);
         self.entries.range(known..)
     }
@@ -43,9 +44,9 @@ impl Recent {
 
 #[cfg(test)]
 mod tests {
-    use mainstay_core::base::id::BootId;
-    use mainstay_core::base::time::Stamp;
-    use mainstay_core::model::entry::{Body, Fact};
+    use crate::base::id::BootId;
+    use crate::base::time::Stamp;
+    use crate::model::entry::{Body, Fact};
 
     use super::*;
 

@@ -1,11 +1,12 @@
 //! What a leader that took the place of another one needs to know of it.
 
-use mainstay_core::model::entry::{Body, Entry, Fact};
-use mainstay_core::recovery::hosts::wire::Join;
+use crate::model::entry::Entry;
+
+use super::wire::Join;
 
 /// The leader whose place this launcher took: which of its entries are where in the journal here.
 #[derive(Debug)]
-pub(super) struct Predecessor {
+pub struct Predecessor {
     launcher: String,
     /// Its number of an entry, and the number here; in order.
     entries: Vec<(u64, u64)>,
@@ -14,18 +15,19 @@ pub(super) struct Predecessor {
 }
 
 impl Predecessor {
-    pub(super) fn new(launcher: String, entries: &[Entry], since: u64) -> Predecessor {
+    /// `entries` are those of the journal here, `since` the newest.
+    pub fn new(launcher: String, entries: &[Entry], since: u64) -> Predecessor {
         let entries = entries.iter().filter_map(|entry| Some((entry.origin_seq?, entry.seq))).collect();
         Predecessor { launcher, entries, since }
     }
 
     /// The newest entry here when it was lost.
-    pub(super) fn since(&self) -> u64 {
+    pub fn since(&self) -> u64 {
         self.since
     }
 
     /// What of the journal here a follower has that had so many of its entries.
-    pub(super) fn position(&self, join: &Join) -> u64 {
+    pub fn position(&self, join: &Join) -> u64 {
         if join.have_of != self.launcher {
             return self.since;
         }
@@ -36,12 +38,4 @@ impl Predecessor {
             (None, Some((_, first))) => first.saturating_sub(1),
         }
     }
-}
-
-/// What the next leader should know, though nothing waits for it.
-pub(super) fn is_to_be_remembered(body: &Body) -> bool {
-    matches!(
-        body,
-        Body::Fact(Fact::AttemptStarted { .. } | Fact::RanksStepping { .. } | Fact::StopRequested { .. })
-    )
 }

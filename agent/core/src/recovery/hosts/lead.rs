@@ -1,0 +1,393 @@
+//! The launcher that leads: it has the job and the merge, a link to each follower, and what waits for the store. Pure: what
+//! comes from connections, from the store and from the clock goes in, and [`Act`]s come out. The launcher carries them out, and
+//! so does the simulation.
+
+mod feed;
+mod joining;
+mod office;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::base::id::{Attempt, Rank};
+use crate::base::time::{Mono, Span};
+use crate::hang::RankSeen;
+use crate::model::entry::{Body, Fact};
+use crate::recovery::job::{Input, Job, Order, Output};
+
+use super::link::{BACK_WITHIN, Connection, Link};
+use super::merge::{Merge, Next};
+use super::predecessor::Predecessor;
+use super::recent::Recent;
+use super::record::Record;
+use super::round::{Member, Seated};
+use super::sequence::Received;
+use super::wire::{Command, Down, Report, Up};
+
+pub use joining::refusal;
+
+/// What a leader wants to have done, in order.
+#[derive(Clone, Debug)]
+pub enum Act {
+    /// Send a message. A connection that takes no more is reported by [`Lead::gone`].
+    Send(Connection, Down),
+    /// End a connection.
+    Close(Connection),
+    /// Write this in the journal.
+    Record(Mono, Body),
+    /// A command for the host at this seat. The launcher completes it and gives it to [`Lead::command`].
+    Command(u32, Command),
+    /// A command for the leader's own host.
+    Obey(Command),
+    /// An order that concerns the leader's launcher alone.
+    Local(Order),
+    /// Have this record stored under this number, with the time at which that was asked for. A newer one replaces one that is
+    /// not stored yet.
+    Store(u64, Box<Record>),
+    /// Show people a line.
+    Say(String),
+    /// Stand for election again: the store does not know this leader any more.
+    Campaign,
+    /// It leads no more: the ranks of its host are stopped.
+    StepDown(SteppedDown),
+    /// A rank on another host has ended in order.
+    Finished(Attempt, Rank),
+    /// What ranks of another host are at.
+    Seen(Attempt, Vec<RankSeen>),
+}
+
+/// Why a leader leads no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SteppedDown {
+    /// Another launcher leads now.
+    Replaced {
+        /// On which host.
+        host: String,
+        /// By which epoch.
+        epoch: u64,
+    },
+    /// Another launcher has led in the meantime: what is known here is older than what that one has done.
+    LedMeanwhile,
+    /// Neither the store nor a follower answers.
+    CutOff,
+}
+
+/// Who leads, and by which rules.
+#[derive(Clone, Debug)]
+pub struct Office {
+    /// The seat of the leader.
+    pub seat: u32,
+    /// Its launcher.
+    pub launcher: String,
+    /// The job and its launch, as ranks of all hosts get them.
+    pub names: (String, String),
+    /// Hosts at least and at most.
+    pub hosts: (u32, u32),
+    /// How long a launcher that the store does not answer may go on alone.
+    pub lease: Span,
+    /// The epoch of its orders.
+    pub epoch: u64,
+    /// The newest record that was asked to be stored.
+    pub newest_record: u64,
+}
+
+/// What a leader has.
+#[derive(Debug)]
+pub struct Lead {
+    job: Job,
+    merge: Merge,
+    office: Office,
+    next: VecDeque<Next>,
+    /// What the job has said and is not carried out yet.
+    outputs: VecDeque<(Mono, Output)>,
+    acts: VecDeque<Act>,
+    links: Vec<Link>,
+    /// The seat of each connection.
+    seats: BTreeMap<Connection, usize>,
+    /// Launchers that wait for a seat.
+    spares: Vec<(Member, Connection)>,
+    /// Whether the store knows that this launcher leads.
+    in_office: bool,
+    /// Whether something is to be remembered that the newest record does not have.
+    record_due: bool,
+    /// Orders that wait until their record is stored, or until that time.
+    held: VecDeque<(u64, Mono, Order)>,
+    /// The status of the job, once it is over.
+    over: Option<i32>,
+    /// Another launcher leads: nothing more is decided here.
+    deposed: bool,
+    /// Whose place it took.
+    predecessor: Option<Predecessor>,
+    /// When it last looked after its hosts.
+    looked: Mono,
+    /// When followers were last sent of the journal.
+    fed: Mono,
+    /// What it wrote last, for the followers; none before the first entry.
+    recent: Option<Recent>,
+}
+
+impl Lead {
+    /// A leader that no follower is connected to yet.
+    pub fn new(at: Mono, mut job: Job, merge: Merge, office: Office) -> Lead {
+        let link = |seated: &Seated| {
+            let mut link = Link::new(seated.clone());
+            if seated.seat.group_rank != office.seat {
+                link.gone = Some((at, "it has not come back".to_owned()));
+                link.back_within = office.lease.plus(BACK_WITHIN);
+            }
+            link
+        };
+        job.on_hosts(merge.places());
+        Lead {
+            links: merge.seats().map(link).collect(),
+            job,
+            merge,
+            office,
+            next: VecDeque::new(),
+            outputs: VecDeque::new(),
+            acts: VecDeque::new(),
+            seats: BTreeMap::new(),
+            spares: Vec::new(),
+            in_office: true,
+            record_due: false,
+            held: VecDeque::new(),
+            over: None,
+            deposed: false,
+            predecessor: None,
+            looked: at,
+            fed: Mono(0),
+            recent: None,
+        }
+    }
+
+    /// What the job says at its begin. Its first orders wait until what it records is written.
+    pub fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
+        self.outputs.extend(out.into_iter().map(|output| (at, output)));
+    }
+
+    /// The next thing to do; none once all that came up is done. Called until then after each of the other calls.
+    pub fn next_act(&mut self, now: Mono) -> Option<Act> {
+        loop {
+            if let Some(act) = self.acts.pop_front() {
+                return Some(act);
+            }
+            if self.deposed {
+                return None;
+            }
+            if let Some((at, output)) = self.outputs.pop_front() {
+                match output {
+                    Output::Record(body) => {
+                        self.record_due |= is_to_be_remembered(&body);
+                        return Some(Act::Record(at, body));
+                    }
+                    Output::Order(order) => self.order(now, order),
+                }
+                continue;
+            }
+            match self.next.pop_front() {
+                Some(Next::Job(at, input)) => {
+                    let mut out = Vec::new();
+                    self.job.step(at, input, &mut out);
+                    self.outputs.extend(out.into_iter().map(|output| (at, output)));
+                }
+                Some(Next::Command(seat, Command::Finish { exit, .. })) => {
+                    let summary = Some(Box::new(self.job.summary(now)));
+                    return Some(Act::Command(seat, Command::Finish { exit, summary }));
+                }
+                Some(Next::Command(seat, command)) => return Some(Act::Command(seat, command)),
+                Some(Next::Local(order)) => return Some(Act::Local(order)),
+                None if self.record_due => self.write_record(),
+                None => return None,
+            }
+        }
+    }
+
+    /// Something happened on the leader's host.
+    pub fn see(&mut self, at: Mono, input: Input) {
+        match Report::of(input.clone()) {
+            Some(report) => self.report_of_mine(at, report),
+            // What the leader's own host holds and its agent says is for the job itself.
+            None => self.next.push_back(Next::Job(at, input)),
+        }
+    }
+
+    /// A report of the leader's host.
+    pub fn report_of_mine(&mut self, at: Mono, report: Report) {
+        self.take_report(at, self.office.seat, report);
+    }
+
+    fn take_report(&mut self, at: Mono, seat: u32, report: Report) {
+        if matches!(report, Report::Fact { fact: Fact::StopRequested { .. } }) {
+            self.give_up_held_start(at);
+        }
+        self.merge.report(at, seat, report, &mut self.next);
+    }
+
+    /// Something that the job learns from its leader.
+    pub fn tell_job(&mut self, at: Mono, input: Input) {
+        self.next.push_back(Next::Job(at, input));
+    }
+
+    /// Sends a command to the host at this seat.
+    pub fn command(&mut self, seat: u32, command: Command) {
+        if seat == self.office.seat {
+            return self.acts.push_back(Act::Obey(command));
+        }
+        let epoch = self.office.epoch;
+        let Some(link) = self.links.get_mut(seat as usize) else { return };
+        match link.outbox.push(command.clone()) {
+            Ok(number) => self.send(seat as usize, Down::Command { number, epoch, command }),
+            Err(error) => link.gone = Some((Mono(0), error.to_string())),
+        }
+    }
+
+    /// Sends a command to each host.
+    pub fn command_all(&mut self, command: &Command) {
+        for seat in 0..self.links.len() as u32 {
+            self.command(seat, command.clone());
+        }
+    }
+
+    fn send(&mut self, seat: usize, down: Down) {
+        if let Some(connection) = self.links.get(seat).and_then(|link| link.connection) {
+            self.acts.push_back(Act::Send(connection, down));
+        }
+    }
+
+    fn close(&mut self, connection: Option<Connection>) {
+        if let Some(connection) = connection {
+            self.seats.remove(&connection);
+            self.acts.push_back(Act::Close(connection));
+        }
+    }
+
+    /// A connection has ended, or takes no more messages.
+    pub fn gone(&mut self, now: Mono, connection: Connection, why: String) {
+        self.spares.retain(|(_, of)| *of != connection);
+        self.give_up_connection(now, connection, why);
+    }
+
+    fn give_up_connection(&mut self, now: Mono, connection: Connection, why: String) {
+        let Some(seat) = self.seats.get(&connection).copied() else { return };
+        let ended = self.links.get_mut(seat).and_then(|link| link.disconnected(now, why));
+        self.close(ended);
+    }
+
+    /// A message of a follower.
+    pub fn said(&mut self, now: Mono, connection: Connection, up: Up) {
+        let Some(seat) = self.seats.get(&connection).copied() else { return };
+        let Some(link) = self.links.get_mut(seat) else { return };
+        match up {
+            Up::Report { number, at, report } => match link.inbox.receive(number) {
+                Received::New => {
+                    self.send(seat, Down::Received { number });
+                    if let Some((attempt, rank)) = finished(&report) {
+                        self.acts.push_back(Act::Finished(attempt, rank));
+                    }
+                    self.take_report(at, seat as u32, report);
+                }
+                Received::Again => {
+                    let number = link.inbox.have();
+                    self.send(seat, Down::Received { number });
+                }
+                Received::Gap => self.give_up_connection(now, connection, "a report is missing".to_owned()),
+            },
+            Up::Seen { attempt, ranks } => self.acts.push_back(Act::Seen(attempt, ranks)),
+            Up::Received { number } => link.outbox.acknowledged(number),
+            Up::Join(_) | Up::Beat { .. } => {}
+        }
+    }
+
+    /// Time has passed: followers that did not come back in time are lost. `silent`: for how long the store has not answered.
+    pub fn look(&mut self, now: Mono, silent: Option<Span>) {
+        if self.deposed {
+            return;
+        }
+        let stalled = now.since(std::mem::replace(&mut self.looked, now)) >= BACK_WITHIN;
+        self.release_held(now, 0);
+        if stalled || !self.in_office {
+            // Those that were not heard may have spoken; and without the store nothing is decided.
+            self.links.iter_mut().filter_map(|link| link.gone.as_mut()).for_each(|gone| gone.0 = now);
+            return self.look_at_store(silent);
+        }
+        for seat in 0..self.links.len() {
+            if let Some((silent, why)) = self.links.get(seat).and_then(|link| link.is_gone_too_long(now)) {
+                self.lose(now, seat, &format!("its launcher has had no connection for {silent} ({why})"));
+            }
+        }
+        self.merge.look(now, &mut self.next);
+    }
+
+    /// The job.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// The job, to be told what no message has.
+    pub fn job_mut(&mut self) -> &mut Job {
+        &mut self.job
+    }
+
+    /// The hosts as the job sees them.
+    pub fn merge(&self) -> &Merge {
+        &self.merge
+    }
+
+    /// Who has which seat.
+    pub fn seats(&self) -> impl Iterator<Item = &Seated> {
+        self.merge.seats()
+    }
+
+    /// The epoch of its orders.
+    pub fn epoch(&self) -> u64 {
+        self.office.epoch
+    }
+
+    /// The status of the job, once it is over.
+    pub fn over(&self) -> Option<i32> {
+        self.over
+    }
+
+    /// Whether it leads no more.
+    pub fn is_deposed(&self) -> bool {
+        self.deposed
+    }
+
+    /// Whether all ranks of this attempt have started.
+    fn has_started(&self, attempt: Attempt) -> bool {
+        self.merge.has_started() && self.merge.attempt() == attempt
+    }
+
+    /// Whether a follower, which may come back, does not have all commands. When the job is over, that is waited for.
+    pub fn awaits_followers(&self) -> bool {
+        !self.deposed && self.links.iter().any(|link| !link.lost && !link.outbox.is_empty())
+    }
+
+    /// Ends all connections.
+    pub fn close_all(&mut self) {
+        for seat in 0..self.links.len() {
+            let open = self.links.get_mut(seat).and_then(|link| link.connection.take());
+            self.close(open);
+        }
+        for (_, connection) in std::mem::take(&mut self.spares) {
+            self.close(Some(connection));
+        }
+    }
+}
+
+/// What the next leader should know, though nothing waits for it.
+fn is_to_be_remembered(body: &Body) -> bool {
+    matches!(
+        body,
+        Body::Fact(Fact::AttemptStarted { .. } | Fact::RanksStepping { .. } | Fact::StopRequested { .. })
+    )
+}
+
+/// The rank whose end in order is reported.
+fn finished(report: &Report) -> Option<(Attempt, Rank)> {
+    match report {
+        Report::Fact { fact: Fact::RankExited { attempt, rank, status, .. } } if status.is_success() => {
+            Some((*attempt, *rank))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,145 @@
+//! Launchers that come, come back, wait for a seat, and are lost.
+
+use super::Act;
+use super::Lead;
+use crate::base::time::Mono;
+use crate::recovery::hosts::link::{BACK_WITHIN, Connection, Link};
+use crate::recovery::hosts::predecessor::Predecessor;
+use crate::recovery::hosts::round::{self, Member, Seated};
+use crate::recovery::hosts::wire::{Down, Join, PROTOCOL};
+
+impl Lead {
+    /// The hosts of a round that has come together: followers by launcher with their connections, and launchers beyond the round.
+    pub fn gathered(&mut self, connections: &[(String, Connection)], spares: Vec<(Member, Connection)>) {
+        for seat in 0..self.links.len() {
+            let Some(link) = self.links.get_mut(seat) else { return };
+            link.back_within = BACK_WITHIN;
+            let launcher = &link.seated.member.launcher;
+            let found = connections.iter().find(|(of, _)| of == launcher);
+            if let Some((_, connection)) = found {
+                self.connect(seat, *connection);
+                self.welcome(seat);
+            }
+        }
+        self.spares = spares;
+    }
+
+    fn connect(&mut self, seat: usize, connection: Connection) {
+        let before = self.links.get_mut(seat).and_then(|link| link.connected(connection));
+        self.close(before);
+        self.seats.insert(connection, seat);
+    }
+
+    /// A launcher has connected and wants to take part.
+    pub fn joined(&mut self, at: Mono, connection: Connection, join: &Join) {
+        if let Some(why) = refusal(self.office.hosts, join) {
+            self.acts.push_back(Act::Say(format!("host {} cannot take part: {why}", join.host)));
+            return self.refuse(connection, why);
+        }
+        let known = self.links.iter().position(|link| link.seated.member.launcher == join.launcher);
+        if let Some(seat) = known {
+            return self.came_back(seat, connection, join);
+        }
+        let said = format!("host {} has joined and waits for a seat", join.host);
+        let told = "all hosts are there; waiting as a spare".to_owned();
+        self.acts.push_back(Act::Send(connection, Down::Waiting { told }));
+        let (before, others) = std::mem::take(&mut self.spares)
+            .into_iter()
+            .partition(|(other, _)| other.launcher == join.launcher);
+        self.spares = others;
+        before.into_iter().for_each(|(_, connection)| self.close(Some(connection)));
+        self.spares.push((Member::of(join), connection));
+        self.seat_spares(at);
+        self.acts.push_back(Act::Say(said));
+    }
+
+    fn refuse(&mut self, connection: Connection, why: String) {
+        self.acts.push_back(Act::Send(connection, Down::Refused { why }));
+        self.close(Some(connection));
+    }
+
+    fn came_back(&mut self, seat: usize, connection: Connection, join: &Join) {
+        let Some(link) = self.links.get_mut(seat) else { return };
+        if link.lost {
+            let why = "this launcher was taken for lost, and its ranks were counted as ended; start it again";
+            return self.refuse(connection, why.to_owned());
+        }
+        if self.office.launcher == join.have_of {
+            link.outbox.acknowledged(join.have.0);
+            link.entries = join.have.1;
+        } else if let Some(predecessor) = &self.predecessor {
+            link.entries = link.entries.max(predecessor.position(join));
+        }
+        self.connect(seat, connection);
+        self.welcome(seat);
+    }
+
+    fn welcome(&mut self, seat: usize) {
+        let (job, launch) = self.office.names.clone();
+        let epoch = self.office.epoch;
+        let Some(link) = self.links.get(seat) else { return };
+        let Some(connection) = link.connection else { return };
+        let (have, seat) = (link.inbox.have(), link.seated.seat.clone());
+        self.acts.push_back(Act::Send(connection, Down::Welcome { seat, job, launch, have, epoch }));
+        self.acts.extend(link.outbox.unacknowledged().map(|(number, command)| {
+            Act::Send(connection, Down::Command { number, epoch, command: command.clone() })
+        }));
+    }
+
+    /// Gives seats of lost hosts to launchers that wait.
+    fn seat_spares(&mut self, at: Mono) {
+        let waiting = std::mem::take(&mut self.spares);
+        for (member, connection) in waiting {
+            let seat = round::vacant(&self.merge.lost_seats(), &member);
+            match seat.and_then(|seat| self.links.get_mut(seat as usize)) {
+                Some(link) => {
+                    let seated = Seated { member, seat: link.seated.seat.clone() };
+                    *link = Link::new(seated.clone());
+                    self.record_due = true;
+                    let seat = seated.seat.group_rank as usize;
+                    self.connect(seat, connection);
+                    self.welcome(seat);
+                    self.merge.taken(at, seated, &mut self.next);
+                }
+                None => self.spares.push((member, connection)),
+            }
+        }
+        self.job.on_hosts(self.merge.places());
+    }
+
+    /// The host at this seat is lost.
+    pub(super) fn lose(&mut self, at: Mono, seat: usize, how: &str) {
+        let Some(link) = self.links.get_mut(seat) else { return };
+        (link.lost, link.gone) = (true, None);
+        let (open, seat) = (link.connection.take(), link.seated.seat.group_rank);
+        self.close(open);
+        self.merge.lost(at, seat, how, &mut self.next);
+        self.seat_spares(at);
+    }
+
+    /// It took the place of another leader.
+    pub fn replaces(&mut self, predecessor: Predecessor) {
+        self.predecessor = Some(predecessor);
+    }
+}
+
+/// Why a launcher cannot take part in a job of so many hosts, whatever its seat; none if it can.
+pub fn refusal(hosts: (u32, u32), join: &Join) -> Option<String> {
+    if join.protocol != PROTOCOL {
+        // The join of a launcher of another protocol cannot be understood further.
+        return Some(format!(
+            "it runs Mainstay {} with protocol {} between launchers; the leader has {} with protocol {PROTOCOL}: \
+             install the same version on all hosts",
+            join.version,
+            join.protocol,
+            env!("CARGO_PKG_VERSION")
+        ));
+    }
+    let told = |(least, most): (u32, u32)| match least == most {
+        true => least.to_string(),
+        false => format!("{least}:{most}"),
+    };
+    (join.hosts != hosts).then(|| {
+        format!("it was started with --nnodes {}, the leader with {}", told(join.hosts), told(hosts))
+    })
+}

@@ -1,0 +1,154 @@
+//! What a leader has stored before it acts, how it continues in the place of a lost one, and how it steps down.
+
+use super::{Act, Lead, SteppedDown};
+use crate::base::time::{Mono, Span, Stamp};
+use crate::model::entry::Fact;
+use crate::recovery::hosts::record::Record;
+use crate::recovery::hosts::succession::{Adopted, OnElection, OnLeader, Standing};
+use crate::recovery::hosts::wire::Report;
+use crate::recovery::job::{Input, Order};
+
+/// The end of a job waits so long for its record.
+const END_WITHIN: Span = Span::seconds(3);
+
+impl Lead {
+    fn standing(&self) -> Standing<'_> {
+        Standing::Leads { epoch: self.office.epoch }
+    }
+
+    /// An order of the job. What starts ranks waits until it is stored that it is to be done: a leader that was replaced is
+    /// refused there, and the next one knows of each start.
+    pub(super) fn order(&mut self, at: Mono, order: Order) {
+        match order {
+            Order::StartRanks(_) | Order::StartRound(_) => {
+                self.write_record();
+                self.held.push_back((self.office.newest_record, Mono::NEVER, order));
+            }
+            Order::Finish { exit } => {
+                self.over = Some(exit);
+                self.write_record();
+                self.held.push_back((self.office.newest_record, at.after(END_WITHIN), order));
+            }
+            order => self.merge.order(at, order, &mut self.next),
+        }
+    }
+
+    /// Carries out what waited for a record that is stored now, or has waited long enough.
+    pub(super) fn release_held(&mut self, now: Mono, written: u64) {
+        while self.held.front().is_some_and(|(number, until, _)| *number <= written || now >= *until) {
+            let Some((_, _, order)) = self.held.pop_front() else { return };
+            self.merge.order(now, order, &mut self.next);
+        }
+    }
+
+    /// A start that waits for the store does not come about any more.
+    pub(super) fn give_up_held_start(&mut self, at: Mono) {
+        for (number, until, order) in std::mem::take(&mut self.held) {
+            match order {
+                Order::StartRanks(attempt) | Order::StartRound(attempt) => {
+                    let error = "asked to stop while the coordination store did not answer".to_owned();
+                    self.tell_job(at, Input::Fact(Fact::StartFailed { attempt, error }));
+                }
+                order => self.held.push_back((number, until, order)),
+            }
+        }
+    }
+
+    pub(super) fn write_record(&mut self) {
+        self.record_due = false;
+        self.office.newest_record += 1;
+        let carried = self.job.carried();
+        let (job, launch) = self.office.names.clone();
+        let record = Record {
+            at: Stamp::default(),
+            seats: self.seats().cloned().collect(),
+            leader: self.office.launcher.clone(),
+            job,
+            launch,
+            attempt: carried.attempt,
+            running: self.has_started(carried.attempt),
+            carried: Some(carried),
+            ended: self.over,
+        };
+        if self.in_office {
+            self.acts.push_back(Act::Store(self.office.newest_record, Box::new(record)));
+        }
+    }
+
+    /// This record is stored.
+    pub fn stored(&mut self, now: Mono, number: u64) {
+        self.release_held(now, number);
+    }
+
+    /// The store does not know the leader of this epoch any more.
+    pub fn forgotten(&mut self, epoch: u64) {
+        if !self.in_office || self.office.epoch != epoch {
+            return;
+        }
+        self.in_office = false;
+        self.acts.push_back(Act::Campaign);
+        let said = "the coordination store does not know this leader any more; training goes on, and nothing is \
+                    decided until it does";
+        self.acts.push_back(Act::Say(said.to_owned()));
+    }
+
+    /// This launcher was elected again. `last`: the epoch of the record that the store has.
+    pub fn elected(&mut self, epoch: u64, last: Option<u64>) {
+        if self.standing().on_election(false, last) == OnElection::StepDown {
+            // What is known here is older than what that one has done.
+            return self.step_down(SteppedDown::LedMeanwhile);
+        }
+        // The store was wiped, or away for longer than the lease: what it had is written anew.
+        self.acts.push_back(Act::Say(format!("this host leads again (epoch {epoch})")));
+        (self.office.epoch, self.in_office) = (epoch, true);
+        self.write_record();
+        let newest = self.office.newest_record;
+        self.held.iter_mut().for_each(|held| held.0 = newest);
+    }
+
+    /// The store says that this launcher leads.
+    pub fn led_by(&mut self, launcher: &str, host: &str, epoch: u64) {
+        if self.standing().on_leader(&self.office.launcher, launcher, epoch) == OnLeader::StepDown {
+            self.step_down(SteppedDown::Replaced { host: host.to_owned(), epoch });
+        }
+    }
+
+    /// A leader that neither the store nor any follower answers is cut off.
+    pub(super) fn look_at_store(&mut self, silent: Option<Span>) {
+        let followed = self.links.len() == 1 || self.links.iter().any(|link| link.connection.is_some());
+        if !followed && silent.is_some_and(|silent| silent >= self.office.lease) {
+            self.step_down(SteppedDown::CutOff);
+        }
+    }
+
+    fn step_down(&mut self, why: SteppedDown) {
+        if self.deposed {
+            return;
+        }
+        (self.deposed, self.in_office) = (true, false);
+        self.held.clear();
+        self.close_all();
+        self.links.iter_mut().for_each(|link| link.gone = None);
+        self.acts.push_back(Act::StepDown(why));
+    }
+
+    /// Continues in the place of a leader that is lost: from its record, and from what was seen of the attempt on this host.
+    pub fn continue_from(
+        &mut self,
+        now: Mono,
+        adopted: &Adopted,
+        ended: Option<i32>,
+        seen: impl IntoIterator<Item = (Mono, Report)>,
+    ) {
+        for (at, report) in seen {
+            self.report_of_mine(at, report);
+        }
+        self.over = self.over.or(ended);
+        self.write_record();
+        let lost = adopted.lost.as_ref().map(|seated| seated.seat.group_rank);
+        if let Some(seat) = lost.filter(|seat| *seat != self.office.seat) {
+            self.lose(now, seat as usize, "its launcher, which led the job, is lost");
+        }
+        self.merge.give_up_start(now, &mut self.next);
+    }
+}
