@@ -1,43 +1,28 @@
 //! Another launcher leads: what is seen here goes to it, and what it orders is done here. Its journal is written here as
-//! well, so that each host shows the whole job.
+//! well, so that each host shows the whole job. What is sent when is in `core::recovery::hosts::follow`.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use mainstay_coord::Leader;
-use mainstay_core::base::time::{Mono, Stamp};
+use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
-use mainstay_core::recovery::hosts::clock::{Mapping, times};
+use mainstay_core::recovery::hosts::clock::Mapping;
+use mainstay_core::recovery::hosts::follow::{Act, CutOff, Follow, Leads, concerns_all};
 use mainstay_core::recovery::hosts::round::Member;
-use mainstay_core::recovery::hosts::sequence::{Inbox, Outbox, Received};
-use mainstay_core::recovery::hosts::succession::{OnLeader, Standing};
-use mainstay_core::recovery::hosts::wire::{Command, Down, Join, Report, Seat, Up};
+use mainstay_core::recovery::hosts::wire::{Command, Join, Report, Seat, Up};
 use mainstay_core::recovery::job::{Input, StopWhy, Summary};
 use tokio::sync::{mpsc, watch};
 
 use crate::hosts::connect::{self, FromLeader};
 use crate::hosts::listen::Listener;
 use crate::launch::brain::{Brain, Task};
-use crate::launch::hosts::{Aborting, HostsPlan};
+use crate::launch::hosts::{Aborting, HostsPlan, span};
 use crate::launch::meeting::{FromStore, Meeting, exit_of};
 use crate::launch::shell::Launcher;
 use crate::os::clock;
 
-/// Reports that the leader has not acknowledged; with more this host counts as cut off.
-const REPORTS: usize = 16_384;
-
 /// How long is waited at the end for the leader.
 const HEARD_WITHIN: Duration = Duration::from_secs(1);
-
-/// A launcher that the store answers waits for another leader for so many leases.
-const LEASES: u64 = 3;
-
-/// A leader is dead when its host has refused so many connections after one that was made; one alone may be a firewall that is
-/// loaded again.
-const REFUSALS: u32 = 2;
-
-/// What a host has seen of an attempt is kept for the next leader, so much of it at most.
-const LOG: usize = 65_536;
 
 /// What a follower starts with.
 #[derive(Debug)]
@@ -73,47 +58,17 @@ pub struct Followed {
 /// What a follower has.
 #[derive(Debug)]
 pub(super) struct Following {
+    pub(super) follow: Follow,
     events: mpsc::Receiver<FromLeader>,
     to: Option<mpsc::Sender<Up>>,
-    clock: Mapping,
     join: watch::Sender<Join>,
     pub(super) plan: HostsPlan,
     task: Aborting,
     pub(super) meeting: Meeting,
-    listener: Listener,
-    leader: Leader,
-    /// Orders of a lower epoch are refused.
-    epoch: u64,
-    seat: Seat,
-    outbox: Outbox<(Mono, Report)>,
-    inbox: Inbox,
-    /// What was seen of the current attempt, by the clock here: a new leader has it told again.
-    log: VecDeque<(Mono, Report)>,
-    /// A new leader has not been told yet what was seen before.
-    catches_up: bool,
-    /// The newest entry of the leader's journal that was written here.
-    entries: u64,
-    /// The newest entry here when the present leader began.
-    since: u64,
-    gone: Option<Mono>,
-    /// How often the leader's host has answered since the last connection that no process listens there; none before the
-    /// first connection.
-    refusals: Option<u32>,
-    /// Whether the leader was given up.
-    pub(super) cut_off: bool,
+    pub(super) listener: Listener,
     /// What this host's journal says of the job.
     pub(super) spec: JobSpec,
     pub(super) summary: Option<Summary>,
-}
-
-/// What a follower takes with it when it leads.
-pub(super) struct Parts {
-    pub(super) plan: HostsPlan,
-    pub(super) meeting: Meeting,
-    pub(super) listener: Listener,
-    pub(super) leader: String,
-    pub(super) since: u64,
-    pub(super) log: VecDeque<(Mono, Report)>,
 }
 
 /// What comes from outside to a follower.
@@ -127,50 +82,18 @@ impl Following {
     pub(super) fn new(followed: Followed, spec: JobSpec) -> Following {
         let Followed { seat, epoch, leader, events, to, clock, join, plan, task, meeting, listener, .. } =
             followed;
-        join.send_modify(|join| join.have_of.clone_from(&leader.launch));
-        let refusals = to.is_some().then_some(0);
-        Following {
-            events,
-            gone: to.is_none().then(clock::mono),
-            to,
-            clock,
-            join,
-            plan,
-            task,
-            meeting,
-            listener,
-            leader,
-            epoch,
-            seat,
-            outbox: Outbox::new(REPORTS),
-            inbox: Inbox::default(),
-            log: VecDeque::new(),
-            catches_up: false,
-            entries: 0,
-            since: 0,
-            refusals,
-            cut_off: false,
-            spec,
-            summary: None,
-        }
-    }
-
-    pub(super) fn into_parts(self) -> Parts {
-        let Following { plan, meeting, listener, leader, since, log, .. } = self;
-        Parts { plan, meeting, listener, leader: leader.launch, since, log }
+        let leads = Leads { epoch, ..leads(&leader) };
+        let me = meeting.launcher().to_owned();
+        let follow = Follow::new(clock::mono(), me, leads, seat, plan.lease(), clock, to.is_some());
+        let following =
+            Following { follow, events, to, join, plan, task, meeting, listener, spec, summary: None };
+        following.remember();
+        following
     }
 
     /// This launcher as rounds see it.
     pub(super) fn member(&self) -> Member {
         Member::of(&self.join.borrow())
-    }
-
-    pub(super) fn standing(&self) -> Standing<'_> {
-        Standing::Follows { leader: &self.leader.launch, epoch: self.epoch }
-    }
-
-    pub(super) fn is_connected(&self) -> bool {
-        self.gone.is_none()
     }
 
     /// The next message of the leader or of the store.
@@ -198,131 +121,82 @@ impl Following {
         let _ = tokio::time::timeout(HEARD_WITHIN, ended).await;
     }
 
-    /// Keeps what was seen for a leader to come. What is of earlier attempts is decided.
-    fn keep(&mut self, at: Mono, report: &Report) {
-        if let Report::Fact { fact: Fact::AttemptStarted { .. } | Fact::StartFailed { .. } } = report {
-            self.log
-                .retain(|(_, report)| matches!(report, Report::Fact { fact: Fact::StopRequested { .. } }));
-        }
-        // Steps are many, and the next ones tell of those before. That an attempt has ended is asked for again by whoever has
-        // it stopped: an old answer would be taken for the new one.
-        let again = match report {
-            Report::Steps { .. }
-            | Report::Opened { .. }
-            | Report::Holding { .. }
-            | Report::Brought { .. } => false,
-            Report::Fact { fact } => !matches!(fact, Fact::AttemptEnded { .. }),
-            Report::Role { .. } => true,
-        };
-        if again && self.log.len() < LOG {
-            self.log.push_back((at, report.clone()));
-        }
-    }
-
-    /// Follows another leader.
-    fn follow(&mut self, leader: Leader, since: u64) {
+    /// Connects to the leader that the store names.
+    fn connect(&mut self) {
+        self.to = None;
+        let Some(leader) = self.meeting.leader().cloned() else { return };
         let (sender, events) = mpsc::channel(1024);
         self.events = events;
-        let (addresses, token) = (leader.addresses.clone(), self.meeting.token.clone());
-        self.task = Aborting(tokio::spawn(connect::keep(addresses, token, self.join.subscribe(), sender)));
-        (self.to, self.gone, self.since) = (None, Some(clock::mono()), since);
-        (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
-        (self.clock, self.catches_up) = (Mapping::default(), true);
-        (self.epoch, self.refusals) = (leader.epoch, None);
-        self.leader = leader;
-    }
-
-    /// A leader that was connected, and at whose port no process listens any more, is dead: it holds the port for as long as it
-    /// lives. Its lease would go on for some seconds.
-    fn refused(&mut self) {
-        let Some(refusals) = &mut self.refusals else { return };
-        *refusals += 1;
-        if *refusals == REFUSALS {
-            tracing::info!(leader = %self.leader.host, "the launcher that leads is dead");
-            self.meeting.remove_leader(&self.leader.launch);
-        }
+        let token = self.meeting.token.clone();
+        self.task =
+            Aborting(tokio::spawn(connect::keep(leader.addresses, token, self.join.subscribe(), sender)));
     }
 
     /// A way that takes no more is given up; another connection is made.
     fn send(&mut self, up: Up) {
         if self.to.as_ref().is_some_and(|to| to.try_send(up).is_err()) {
             self.to = None;
-            self.gone.get_or_insert(clock::mono());
+            self.follow.gave_up(clock::mono());
         }
     }
 
-    /// A leader that was replaced and does not know it: its connection is ended.
-    fn refuse_epoch(&mut self, epoch: u64) {
-        tracing::warn!(epoch, now = self.epoch, "orders of a leader that was replaced are refused");
-        self.to = None;
-        self.gone.get_or_insert(clock::mono());
-    }
-
-    fn send_again(&mut self) {
-        let again: Vec<Up> = self
-            .outbox
-            .unacknowledged()
-            .map(|(number, (at, report))| Up::Report { number, at: *at, report: report.clone() })
-            .collect();
-        again.into_iter().for_each(|up| self.send(up));
-    }
-
+    /// What a new connection begins with.
     fn remember(&self) {
-        let have = (self.inbox.have(), self.entries);
-        self.join.send_modify(|join| {
-            join.have = have;
-            join.have_of.clone_from(&self.leader.launch);
+        let (have, of) = self.follow.have();
+        self.join.send_if_modified(|join| {
+            let changed = join.have != have || join.have_of != of;
+            (join.have, join.have_of) = (have, of.to_owned());
+            changed
         });
     }
-
-    /// Tells a new leader what was seen of the current attempt.
-    fn catch_up(&mut self) {
-        self.catches_up = false;
-        for (at, report) in self.log.clone() {
-            // No more than what a leader that lives leaves unread.
-            let _ = self.outbox.push((self.clock.to_leader(at), self.clock.report(report)));
-        }
-        self.log.retain(|(_, report)| !is_end(report));
-        self.send_again();
-    }
 }
 
-/// Whether this says that an attempt has ended on this host.
-fn is_end(report: &Report) -> bool {
-    matches!(report, Report::Fact { fact: Fact::AttemptEnded { .. } })
-}
-
-/// Whether a fact concerns the whole job, and not only this host.
-fn concerns_all(fact: &Fact) -> bool {
-    match fact {
-        Fact::AttemptStarted { .. }
-        | Fact::StartFailed { .. }
-        | Fact::RankConnected { .. }
-        | Fact::RankRefused { .. }
-        | Fact::PagesUnavailable { .. }
-        | Fact::RankRaised { .. }
-        | Fact::RankEnding { .. }
-        | Fact::RankExited { .. }
-        | Fact::RanksHung { .. }
-        | Fact::HangPassed { .. }
-        | Fact::EvidenceTaken { .. }
-        | Fact::AttemptEnded { .. }
-        | Fact::StopRequested { .. }
-        | Fact::OutOfMemoryKills { .. } => true,
-        Fact::Observed(seen) => {
-            seen.component == mainstay_core::recovery::job::ORDERS
-                || matches!(seen.component.as_str(), "job" | "template")
-        }
-        _ => false,
-    }
+fn leads(leader: &Leader) -> Leads {
+    let Leader { launch, host, epoch, .. } = leader.clone();
+    Leads { launcher: launch, host, epoch }
 }
 
 impl Launcher {
+    /// Does what the follower wants to have done, until there is nothing left.
+    pub(super) fn follow(&mut self) {
+        loop {
+            let Brain::Following(following) = &mut self.brain else { return };
+            following.remember();
+            let Some(act) = following.follow.next_act() else { return };
+            match act {
+                Act::Send(up) => following.send(up),
+                Act::Close => following.to = None,
+                Act::Obey(command) => self.tasks.push_back(Task::Command(command)),
+                Act::Entry { seq, at, body } => {
+                    let body = match body {
+                        // Where it runs and writes is told of this host.
+                        Body::Fact(Fact::JobStarted(_)) => {
+                            Body::Fact(Fact::JobStarted(following.spec.clone()))
+                        }
+                        body => body,
+                    };
+                    let entry = self.record(at, Some(seq), body);
+                    self.send_entry(entry);
+                }
+                Act::Say(line) => self.terminal.say(line),
+                Act::Campaign => following.meeting.campaign(),
+                Act::StandDown => following.meeting.stand_down(),
+                Act::RemoveLeader => {
+                    let leader = following.follow.leader();
+                    tracing::info!(leader = %leader.host, "the launcher that leads is dead");
+                    following.meeting.remove_leader(&leader.launcher);
+                }
+                Act::Connect => following.connect(),
+                Act::CutOff(why) => self.cut_off(why),
+            }
+        }
+    }
+
     /// Something happened on this host.
     pub(super) fn report_input(&mut self, at: Mono, input: Input) {
         let Brain::Following(following) = &mut self.brain else { return };
         if let Input::Fact(fact) = &input {
-            if following.cut_off && matches!(fact, Fact::AttemptEnded { .. }) {
+            if following.follow.is_cut_off() && matches!(fact, Fact::AttemptEnded { .. }) {
                 self.exit = Some(self.settings.policy.hand_back_exit);
                 return;
             }
@@ -338,37 +212,16 @@ impl Launcher {
     /// Sends a report, now or when there is a connection again.
     pub(super) fn report_up(&mut self, at: Mono, report: Report) {
         let Brain::Following(following) = &mut self.brain else { return };
-        following.keep(at, &report);
-        if following.catches_up {
-            // An answer to the new leader: it goes with the rest.
-            if following.is_connected() && is_end(&report) {
-                following.log.push_back((at, report));
-            }
-            return;
-        }
-        let (at, report) = (following.clock.to_leader(at), following.clock.report(report));
-        match following.outbox.push((at, report.clone())) {
-            Ok(number) => following.send(Up::Report { number, at, report }),
-            // Far more than a leader that lives leaves unread.
-            Err(error) => {
-                tracing::warn!(%error, "the leader does not read the reports of this host");
-                following.gone = Some(Mono(0));
-            }
-        }
+        following.follow.report(at, report);
+        self.follow();
     }
 
     /// Tells the leader, which judges whether ranks hang, what the ranks here are at.
     pub(super) fn report_sights(&mut self) {
         let Brain::Following(following) = &mut self.brain else { return };
-        // Before the first round trip no time can be told.
-        if following.gone.is_some() || following.clock.uncertainty().is_none() {
-            return;
-        }
-        let clock = &following.clock;
-        let seen = self.hangs.due_to_report(clock::mono()).into_iter();
-        let ranks: Vec<_> = seen.map(|seen| seen.on_clock(&|at| clock.to_leader(at))).collect();
-        if !ranks.is_empty() {
-            following.send(Up::Seen { attempt: self.attempt, ranks });
+        if following.follow.tells_sights() {
+            following.follow.seen(self.attempt, self.hangs.due_to_report(clock::mono()));
+            self.follow();
         }
     }
 
@@ -376,90 +229,17 @@ impl Launcher {
     pub(super) fn hear_leader(&mut self, event: FromLeader) {
         let Brain::Following(following) = &mut self.brain else { return };
         match event {
-            FromLeader::Connected { to } => (following.to, following.refusals) = (Some(to), Some(0)),
+            FromLeader::Connected { to } => {
+                following.to = Some(to);
+                following.follow.connected();
+            }
             FromLeader::Lost { why, refused } => {
                 following.to = None;
-                if following.gone.is_none() {
-                    following.gone = Some(clock::mono());
-                    let host = &following.leader.host;
-                    self.terminal
-                        .say(format!("no connection to the leader on host {host}: {why}; the ranks go on"));
-                }
-                if !following.cut_off {
-                    following.meeting.campaign();
-                    if refused {
-                        following.refused();
-                    }
-                }
+                following.follow.disconnected(clock::mono(), &why, refused);
             }
-            FromLeader::Said { at, down } => self.said_by_leader(at, down),
+            FromLeader::Said { at, down } => following.follow.said(at, down),
         }
-    }
-
-    fn said_by_leader(&mut self, received: Mono, down: Down) {
-        let Brain::Following(following) = &mut self.brain else { return };
-        match down {
-            Down::Welcome { epoch, .. } if !following.standing().obeys(epoch) => {
-                following.refuse_epoch(epoch);
-            }
-            Down::Welcome { seat, .. } if seat != following.seat => {
-                self.terminal.say("the leader has given this host's place to another one".to_owned());
-                self.cut_off();
-            }
-            Down::Welcome { have, epoch, .. } => {
-                (following.gone, following.epoch) = (None, epoch);
-                following.meeting.stand_down();
-                if following.catches_up {
-                    following.entries = 0;
-                    following.remember();
-                } else {
-                    following.outbox.acknowledged(have);
-                    following.send_again();
-                }
-            }
-            Down::Refused { why } => {
-                self.terminal.say(format!("the leader refuses this host: {why}"));
-                self.cut_off();
-            }
-            Down::Waiting { told } => self.terminal.say(told),
-            Down::Command { epoch, .. } if !following.standing().obeys(epoch) => {
-                following.refuse_epoch(epoch);
-            }
-            Down::Command { number, command, .. } => match following.inbox.receive(number) {
-                Received::New => {
-                    following.send(Up::Received { number });
-                    following.remember();
-                    self.tasks.push_back(Task::Command(command));
-                }
-                Received::Again => {
-                    let number = following.inbox.have();
-                    following.send(Up::Received { number });
-                }
-                Received::Gap => following.to = None,
-            },
-            Down::Entry { seq, at, body } if seq > following.entries => {
-                following.entries = seq;
-                following.remember();
-                let clock = following.clock.clone();
-                let body = match *body {
-                    // Where it runs and writes is told of this host.
-                    Body::Fact(Fact::JobStarted(_)) => Body::Fact(Fact::JobStarted(following.spec.clone())),
-                    Body::Fact(fact) => Body::Fact(times(fact, &|at| clock.from_leader(at))),
-                    body => body,
-                };
-                let stamp = Stamp { mono: clock.from_leader(at.mono), wall: at.wall };
-                let entry = self.record(stamp, Some(seq), body);
-                self.send_entry(entry);
-            }
-            Down::Entry { .. } => {}
-            Down::Received { number } => following.outbox.acknowledged(number),
-            Down::Beat { sent, at } => {
-                following.clock.round_trip(sent, at, received);
-                if following.catches_up && following.gone.is_none() {
-                    following.catch_up();
-                }
-            }
-        }
+        self.follow();
     }
 
     /// News from the store for a follower.
@@ -467,21 +247,10 @@ impl Launcher {
         let newest = self.board.reader().newest();
         let Brain::Following(following) = &mut self.brain else { return };
         match news {
-            FromStore::Leader(Some(leader)) => {
-                let me = following.meeting.launcher();
-                match following.standing().on_leader(me, &leader.launch, leader.epoch) {
-                    OnLeader::NewEpoch => following.epoch = leader.epoch,
-                    OnLeader::Follow => {
-                        let (host, epoch) = (&leader.host, leader.epoch);
-                        self.terminal.say(format!("host {host} leads the job now (epoch {epoch})"));
-                        following.follow(leader, newest);
-                    }
-                    OnLeader::Nothing | OnLeader::StepDown => {}
-                }
-            }
+            FromStore::Leader(Some(leader)) => following.follow.led_by(clock::mono(), leads(&leader), newest),
             FromStore::Elected(elected) => self.take_over(*elected),
             // The leader itself says so, where there is a connection to it.
-            FromStore::Ended(ended) if !following.is_connected() && !following.cut_off => {
+            FromStore::Ended(ended) if !following.follow.is_connected() && !following.follow.is_cut_off() => {
                 self.terminal.say(format!("the job has ended: {}", ended.why));
                 self.exit = Some(exit_of(&ended));
             }
@@ -489,46 +258,41 @@ impl Launcher {
             FromStore::Leader(None) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {
             }
         }
+        self.follow();
     }
 
-    /// A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the store answers, the
-    /// leader may be lost, and its lease not over yet: a store that elects a leader of its own makes leases longer.
+    /// A follower that is cut off from the leader ends by itself.
     pub(super) fn look_for_leader(&mut self) {
         let Brain::Following(following) = &mut self.brain else { return };
-        let (now, lease) = (clock::mono(), following.plan.lease());
-        if following.cut_off || following.gone.is_none_or(|since| now.since(since) < lease) {
-            return;
-        }
-        let waits = match following.meeting.silent_for() {
-            Some(silent) => silent < following.plan.lease,
-            None => {
-                let led = following.meeting.leader().is_some_and(|leader| !following.meeting.is_me(leader));
-                !led || following.gone.is_none_or(|since| now.since(since).0 < LEASES.saturating_mul(lease.0))
-            }
-        };
-        if waits {
-            return;
-        }
-        let endpoint = following.plan.endpoint();
-        self.terminal.say(format!(
-            "no leader at {endpoint} for {lease}: the ranks of this host are stopped. Start the job again on all hosts"
-        ));
-        self.cut_off();
+        let meeting = &mut following.meeting;
+        let silent = meeting.silent_for().map(span);
+        let led = meeting.leader().is_some_and(|leader| !meeting.is_me(leader));
+        following.follow.look(clock::mono(), silent, led);
+        self.follow();
     }
 
-    pub(super) fn cut_off(&mut self) {
-        let (attempt, hand_back) = (self.attempt, self.settings.policy.hand_back_exit);
-        let Brain::Following(following) = &mut self.brain else { return };
-        following.cut_off = true;
-        following.meeting.stand_down();
+    fn cut_off(&mut self, why: CutOff) {
+        let Brain::Following(following) = &self.brain else { return };
+        let (endpoint, lease) = (following.plan.endpoint(), following.plan.lease());
+        self.terminal.say(match why {
+            CutOff::NoLeader => format!(
+                "no leader at {endpoint} for {lease}: the ranks of this host are stopped. Start the job again on all \
+                 hosts"
+            ),
+            CutOff::Replaced => "the leader has given this host's place to another one".to_owned(),
+            CutOff::Refused(why) => format!("the leader refuses this host: {why}"),
+            CutOff::NoRecord => "the leader is lost and has left no record".to_owned(),
+        });
+        self.stop_and_hand_back();
+    }
+
+    /// Nothing more is decided for this host: its ranks are stopped, and the scheduler has it back.
+    pub(super) fn stop_and_hand_back(&mut self) {
         if self.ranks.iter().any(|rank| rank.exit.is_none()) {
-            self.tasks.push_back(Task::Command(Command::Stop {
-                attempt,
-                why: StopWhy::Requested,
-                save_after: None,
-            }));
+            let (attempt, why) = (self.attempt, StopWhy::Requested);
+            self.tasks.push_back(Task::Command(Command::Stop { attempt, why, save_after: None }));
         } else {
-            self.exit = Some(hand_back);
+            self.exit = Some(self.settings.policy.hand_back_exit);
         }
     }
 

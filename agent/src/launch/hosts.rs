@@ -68,8 +68,13 @@ impl HostsPlan {
 
     /// The lease as a span.
     pub fn lease(&self) -> Span {
-        Span(u64::try_from(self.lease.as_nanos()).unwrap_or(u64::MAX))
+        span(self.lease)
     }
+}
+
+/// A duration of the standard library as the core has it.
+pub(super) fn span(duration: Duration) -> Span {
+    Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// A task that ends with its handle.

@@ -4,17 +4,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::base::time::Mono;
 use mainstay_core::recovery::hosts::lead::{self, Act, Lead, SteppedDown};
 use mainstay_core::recovery::hosts::link::Connection;
 use mainstay_core::recovery::hosts::merge::Merge;
 use mainstay_core::recovery::hosts::wire::{Command, Down};
-use mainstay_core::recovery::job::{Job, StopWhy};
+use mainstay_core::recovery::job::Job;
 use tokio::sync::mpsc;
 
 use crate::hosts::listen::{FromHost, Listener};
 use crate::launch::brain::{Brain, Task};
-use crate::launch::hosts::HostsPlan;
+use crate::launch::hosts::{HostsPlan, span};
 use crate::launch::meeting::{FromStore, Meeting, Office};
 use crate::launch::rendezvous::{FIRST_RECORD, Gathered};
 use crate::launch::save;
@@ -211,10 +211,7 @@ impl Launcher {
     pub(super) fn look_at_hosts(&mut self) {
         let now = clock::mono();
         let Brain::Leading(leading) = &mut self.brain else { return };
-        let silent = leading
-            .meeting
-            .silent_for()
-            .map(|silent| Span(u64::try_from(silent.as_nanos()).unwrap_or(u64::MAX)));
+        let silent = leading.meeting.silent_for().map(span);
         leading.lead.look(now, silent);
         self.lead(now);
     }
@@ -231,7 +228,6 @@ impl Launcher {
 
     /// Another launcher leads, or this one is cut off: its ranks are stopped, and nothing more is decided here.
     fn step_down(&mut self, why: SteppedDown) {
-        let (attempt, hand_back) = (self.attempt, self.settings.policy.hand_back_exit);
         let Brain::Leading(leading) = &mut self.brain else { return };
         leading.office = None;
         leading.meeting.stand_down();
@@ -245,16 +241,7 @@ impl Launcher {
         };
         self.terminal.say(why);
         self.terminal.say("this launcher leads no more: the ranks of this host are stopped".to_owned());
-        if self.has_ranks() {
-            let why = StopWhy::Requested;
-            self.tasks.push_back(Task::Command(Command::Stop { attempt, why, save_after: None }));
-        } else {
-            self.exit = Some(hand_back);
-        }
-    }
-
-    fn has_ranks(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.exit.is_none())
+        self.stop_and_hand_back();
     }
 
     /// Waits until all followers know that the job is over, or long enough.

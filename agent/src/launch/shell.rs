@@ -403,11 +403,11 @@ impl Launcher {
                 (Some(office), Some(_)) => leading.meeting.end(office, exit, why).await,
                 _ => leading.meeting.leave_early(why).await,
             },
-            Brain::Following(following) if following.cut_off => {
-                following.into_parts().meeting.leave_early(why).await;
+            Brain::Following(following) if following.follow.is_cut_off() => {
+                following.meeting.leave_early(why).await;
             }
             // The leader removes what the job has in the store.
-            Brain::Following(following) => following.into_parts().meeting.stop_store().await,
+            Brain::Following(following) => following.meeting.stop_store().await,
         }
     }
 

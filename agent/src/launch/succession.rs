@@ -4,13 +4,15 @@
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::model::observation::{Observation, Weight};
+use mainstay_core::recovery::hosts::follow::CutOff;
 use mainstay_core::recovery::hosts::merge::HOSTS;
 use mainstay_core::recovery::hosts::predecessor::Predecessor;
-use mainstay_core::recovery::hosts::succession::{Adopted, OnElection};
+use mainstay_core::recovery::hosts::succession::Adopted;
 use mainstay_core::recovery::job::{Input, Output, policy_trouble};
 
 use crate::launch::advised;
 use crate::launch::brain::Brain;
+use crate::launch::following::Following;
 use crate::launch::leading::Leading;
 use crate::launch::meeting::{Elected, FromStore};
 use crate::launch::shell::Launcher;
@@ -63,16 +65,13 @@ impl Launcher {
     pub(super) fn take_over(&mut self, elected: Elected) {
         let Elected { office, record, .. } = elected;
         let Brain::Following(following) = &mut self.brain else { return };
-        let gives_back =
-            following.standing().on_election(following.is_connected(), None) == OnElection::GiveBack;
-        if gives_back || following.cut_off {
+        if !following.follow.takes_over() {
             // The leader is there after all. The office goes back to the store with this.
             return;
         }
         let epoch = office.epoch;
         let Some(record) = record else {
-            self.terminal.say("the leader is lost and has left no record".to_owned());
-            return self.cut_off();
+            return following.follow.cut_off(CutOff::NoRecord);
         };
         let now = clock::now();
         let spec = following.spec.clone();
@@ -89,20 +88,19 @@ impl Launcher {
         self.recall(&mut job);
         let before = std::mem::replace(&mut self.brain, Brain::Gone);
         let Brain::Following(following) = before else { return };
-        let parts = following.into_parts();
+        let Following { follow, plan, meeting, listener, .. } = *following;
         let names = (record.job.clone(), record.launch.clone());
-        let mut leading =
-            Leading::of(job, merge, me, parts.listener, parts.plan, names, parts.meeting, office);
+        let mut leading = Leading::of(job, merge, me, listener, plan, names, meeting, office);
         let reader = self.board.reader();
         let entries =
-            reader.entries_after(parts.since, usize::MAX).map(|read| read.entries).unwrap_or_default();
-        leading.lead.replaces(Predecessor::new(parts.leader, &entries, reader.newest()));
+            reader.entries_after(follow.since(), usize::MAX).map(|read| read.entries).unwrap_or_default();
+        leading.lead.replaces(Predecessor::new(follow.leader().launcher.clone(), &entries, reader.newest()));
         let host = adopted.lost.as_ref().map(|seated| seated.member.host.clone()).unwrap_or_default();
         self.terminal
             .say(format!("host {host}, which led the job, is lost: this host leads now (epoch {epoch})"));
         leading.lead.begin_with(now.mono, out);
         leading.lead.tell_job(now.mono, Input::Fact(leader_replaced(&host, me, epoch)));
-        leading.lead.continue_from(now.mono, &adopted, record.ended, parts.log);
+        leading.lead.continue_from(now.mono, &adopted, record.ended, follow.into_log());
         self.exit = record.ended.or(self.exit);
         self.hangs.judge_all(leading.lead.seats(), now.mono);
         self.brain = Brain::Leading(Box::new(leading));

@@ -5,6 +5,7 @@
 //! - `sequence`: messages are numbered, acknowledged, and sent again after a reconnection; each takes effect once.
 //! - `round`: who gets which ranks.
 //! - `lead`: the launcher that leads, with a `link` to each follower; `recent` and `predecessor` are about the journal that it sends.
+//! - `follow`: a launcher that follows it.
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
 //! - `record`: what a leader keeps in the store for the next one.
 //! - `succession`: what news of the leader mean for a launcher.
@@ -13,6 +14,7 @@
 
 pub mod clock;
 pub mod cluster_environment;
+pub mod follow;
 pub mod lead;
 pub mod link;
 pub mod merge;
