@@ -25,6 +25,10 @@ pub fn line(body: &Body) -> Option<String> {
             Some(format!("{}; it is only reported (--hang report)", hang.headline()))
         }
         Body::Fact(Fact::HostLost { named, how, .. }) => Some(format!("{named} is lost: {how}")),
+        Body::Fact(Fact::WorldChanged { before, now, hosts, why, .. }) => Some(format!(
+            "the job goes on with {now} ranks instead of {before}, on {}: {why}",
+            hosts.join(", ")
+        )),
         Body::Fact(Fact::HangPassed { after, .. }) => {
             Some(format!("the ranks make progress again, after {after}"))
         }

@@ -246,6 +246,20 @@ pub enum Fact {
         /// How that was seen.
         how: String,
     },
+    /// The job goes on with another number of ranks: a lost host was not waited for any longer, or hosts joined.
+    WorldChanged {
+        /// From which attempt on.
+        attempt: Attempt,
+        /// Ranks until then.
+        before: u32,
+        /// Ranks from then on.
+        now: u32,
+        /// The hosts in the order of their ranks.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        hosts: Vec<String>,
+        /// Why, for people.
+        why: String,
+    },
     /// Ranks live and do not move.
     RanksHung {
         /// Which attempt.

@@ -107,6 +107,11 @@ impl Watch {
         self.hosts = (hosts, of);
     }
 
+    /// The next attempt has so many ranks.
+    pub fn set_ranks(&mut self, ranks: u32) {
+        self.spec_ranks = ranks;
+    }
+
     /// Takes in what earlier runs of the job learned.
     pub fn recall(&mut self, learned: &Learned) {
         self.noise = learned.noise;

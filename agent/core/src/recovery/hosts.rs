@@ -6,6 +6,7 @@
 //! - `round`: who gets which ranks.
 //! - `lead`: the launcher that leads, with a `link` to each follower; `recent` and `predecessor` are about the journal that it sends.
 //! - `follow`: a launcher that follows it.
+//! - `resize`: with how many hosts the job goes on when one is lost or comes back.
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
 //! - `record`: what a leader keeps in the store for the next one.
 //! - `succession`: what news of the leader mean for a launcher.
@@ -21,6 +22,7 @@ pub mod merge;
 pub mod predecessor;
 pub mod recent;
 pub mod record;
+pub mod resize;
 pub mod round;
 pub mod sequence;
 pub mod succession;

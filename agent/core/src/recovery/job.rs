@@ -209,6 +209,14 @@ impl Job {
         self.watch.set_hosts(names, of);
     }
 
+    /// The next attempt has so many ranks.
+    fn world_changed(&mut self, ranks: u32) {
+        self.spec.world_size = ranks;
+        self.watch.set_ranks(ranks);
+        // Ranks that are no more are not waited for.
+        self.beating.retain(|rank| rank.0 < ranks);
+    }
+
     /// Says on which host a failure began, where there are several.
     pub(super) fn locate(&self, verdict: &mut Verdict) {
         let Some(culprit) = verdict.culprit else { return };
@@ -364,6 +372,7 @@ impl Job {
                     }
                 }
             }
+            Fact::WorldChanged { attempt, now, .. } if attempt == self.attempt => self.world_changed(now),
             Fact::RanksHung { attempt, hang, acts } if attempt == self.attempt => {
                 if self.phase == Phase::Running && self.hang.is_none() {
                     // Whoever only wants to be told wants to know what the ranks were at all the same.
@@ -404,6 +413,7 @@ impl Job {
             | Fact::RankEnding { .. }
             | Fact::RankExited { .. }
             | Fact::HostLost { .. }
+            | Fact::WorldChanged { .. }
             | Fact::AttemptEnded { .. }
             | Fact::RanksHung { .. }
             | Fact::HangPassed { .. }

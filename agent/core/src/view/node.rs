@@ -321,6 +321,7 @@ impl JobView {
                     self.phase = JobPhase::Running;
                 }
             }
+            Fact::WorldChanged { now, .. } => self.spec.world_size = *now,
             Fact::StartFailed { .. } => self.phase = JobPhase::Recovering,
             Fact::Observed(seen) => {
                 if seen.component == POLICY {

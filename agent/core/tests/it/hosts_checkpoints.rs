@@ -28,7 +28,7 @@ fn own(rank: u32) -> Copy {
 fn commands(next: &mut VecDeque<Next>) -> Vec<Command> {
     let command = |next| match next {
         Next::Command(_, command) => Some(command),
-        Next::Job(..) | Next::Local(_) => None,
+        Next::Job(..) | Next::Local(_) | Next::Arranged(_) => None,
     };
     next.drain(..).filter_map(command).collect()
 }

@@ -217,6 +217,7 @@ impl World {
                     self.timers.insert(at);
                 }
                 Next::Local(other) => panic!("{other:?} is for one host alone"),
+                Next::Arranged(_) => panic!("as many hosts are there always"),
             }
         }
     }
@@ -299,7 +300,7 @@ impl World {
                 host.exited(rank, ExitStatus::Signal(9), true);
                 host.end_attempt(attempt);
             }
-            Command::TakeEvidence { .. } | Command::SaveDue { .. } => {}
+            Command::Seat { .. } | Command::TakeEvidence { .. } | Command::SaveDue { .. } => {}
             Command::Finish { exit, .. } => host.finished = Some(exit),
         }
     }

@@ -37,6 +37,7 @@ mod host;
 mod host_system;
 mod hostile;
 mod hosts_checkpoints;
+mod hosts_resize;
 mod hosts_simulation;
 mod job;
 mod job_hangs;

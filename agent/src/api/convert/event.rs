@@ -76,6 +76,7 @@ fn type_of(body: &Body) -> &'static str {
             Fact::RanksHung { .. } => "ranks_hung",
             Fact::HangPassed { .. } => "hang_passed",
             Fact::HostLost { .. } => "host_lost",
+            Fact::WorldChanged { .. } => "world_changed",
             Fact::EvidenceTaken { .. } => "evidence_taken",
             Fact::AttemptEnded { .. } => "attempt_ended",
             Fact::StopRequested { .. } => "stop_requested",
@@ -139,7 +140,9 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::RankRefused { .. }
         | Fact::PagesUnavailable { .. }
         | Fact::AgentLost { .. } => Severity::Warning,
+        Fact::WorldChanged { before, now, .. } if now < before => Severity::Warning,
         Fact::HostTestified { .. }
+        | Fact::WorldChanged { .. }
         | Fact::AgentStarted { .. }
         | Fact::AgentStopped
         | Fact::GpuDriverAnswered { .. }
@@ -173,6 +176,7 @@ fn attempt(body: &Body) -> Option<Attempt> {
             | Fact::RanksHung { attempt, .. }
             | Fact::HangPassed { attempt, .. }
             | Fact::HostLost { attempt, .. }
+            | Fact::WorldChanged { attempt, .. }
             | Fact::EvidenceTaken { attempt, .. }
             | Fact::AttemptEnded { attempt, .. } => Some(*attempt),
             Fact::AgentStarted { .. }

@@ -95,6 +95,9 @@ fn fact_sentence(fact: &Fact) -> String {
             format!("{}; it is only reported, as configured", hang.headline())
         }
         Fact::HostLost { named, how, .. } => format!("{named} is lost: {how}"),
+        Fact::WorldChanged { before, now, hosts, why, .. } => {
+            format!("the job goes on with {now} ranks instead of {before}, on {}: {why}", hosts.join(", "))
+        }
         Fact::HangPassed { after, .. } => format!("the ranks move again, after {after}: they did not hang"),
         Fact::EvidenceTaken { file, groups, took, .. } => {
             let file = file.as_ref().map_or_else(String::new, |file| format!(" ({file})"));

@@ -14,12 +14,16 @@
 //! tell what they hold, in Bringing each gets its shards of the newest step that is whole over all of that. If a host cannot
 //! get them, the next older whole step is brought. A host that is lost meanwhile leads back to Waiting.
 //!
+//! Where the number of hosts may change (`merge/world.rs`), Waiting may lead to Arranged, in which the leader has other seats
+//! stored, and to Seating, in which hosts take them, before Opening.
+//!
 //! The job gets one `AttemptStarted` when every host has started its ranks and one `AttemptEnded` when every host has ended
 //! its part. What hosts report of ranks before that is held back until then. A lost host counts as the exit of its ranks.
 //!
 //! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are recorded only.
 
 mod checkpoints;
+mod world;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -32,7 +36,10 @@ use crate::model::entry::{ExitStatus, Fact, StartedRank};
 use crate::model::observation::{Observation, Weight};
 use crate::recovery::job::{Input, Order, StopWhy};
 
-use super::round::Seated;
+pub use world::WORLD_GROWS;
+
+use super::resize::{Arranged, Limits};
+use super::round::{Member, Seated};
 use super::wire::{Command, Report};
 
 /// The component of what is reported about hosts, as the journal has it.
@@ -53,6 +60,9 @@ pub enum Next {
     Command(u32, Command),
     /// An order that concerns the leader's launcher alone.
     Local(Order),
+    /// Hosts have other seats from here on: the numbers of seats in later commands are those of [`Merge::seats`] now. Once that
+    /// is stored, [`Merge::arranged`] goes on.
+    Arranged(Box<Arranged>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +70,10 @@ enum Phase {
     /// No attempt was ordered, or it is over.
     Idle,
     Waiting {
+        since: Mono,
+    },
+    Arranged,
+    Seating {
         since: Mono,
     },
     Opening,
@@ -86,6 +100,8 @@ enum Phase {
 struct Host {
     seated: Seated,
     here: bool,
+    /// Whether its launcher knows its seat.
+    knows: bool,
     started: Option<Vec<StartedRank>>,
     /// Orphans killed, and ranks that wait in their processes.
     ended: Option<(u32, Vec<Rank>)>,
@@ -118,6 +134,15 @@ pub struct Merge {
     in_process: bool,
     /// How long a lost host is waited for.
     patience: Span,
+    /// Within what the number of hosts may change; the launcher that leads; and launchers that wait for a seat.
+    limits: Limits,
+    leader: String,
+    waiting: Vec<Member>,
+    /// Whether the seats are not stored yet.
+    unstored: bool,
+    /// When the ranks last started, and when they were last stopped for more hosts to take part.
+    started_at: Option<Mono>,
+    grow_asked: Option<Mono>,
     /// Whether an end of the attempt is awaited.
     ending: bool,
     /// Whether evidence is awaited.
@@ -130,24 +155,19 @@ pub struct Merge {
 impl Merge {
     /// All hosts of a round are there; nothing runs. The port of the ranks' store is reserved on the first seat's host.
     pub fn new(round: Vec<Seated>, patience: Span) -> Merge {
-        let host = |seated| Host {
-            seated,
-            here: true,
-            started: None,
-            ended: None,
-            exited: BTreeSet::new(),
-            holding: None,
-            brought: false,
-            held: VecDeque::new(),
-            evidence: None,
-            idle: false,
-        };
+        let hosts = u32::try_from(round.len()).unwrap_or(u32::MAX);
         Merge {
-            hosts: round.into_iter().map(host).collect(),
+            hosts: round.into_iter().map(Host::new).collect(),
             phase: Phase::Idle,
             attempt: Attempt(0),
             in_process: false,
             patience,
+            limits: Limits::fixed(hosts),
+            leader: String::new(),
+            waiting: Vec::new(),
+            unstored: false,
+            started_at: None,
+            grow_asked: None,
             ending: false,
             collecting: false,
             dropped: 0,
@@ -160,6 +180,8 @@ impl Merge {
     pub fn resume(round: Vec<Seated>, patience: Span, attempt: Attempt, running: bool) -> Merge {
         let mut merge = Merge::new(round, patience);
         merge.attempt = attempt;
+        // Another leader may have stored seats that hosts have not got.
+        merge.hosts.iter_mut().for_each(|host| host.knows = !host.seated.member.moves);
         merge.phase = match running {
             true => Phase::Started,
             false => {
@@ -276,7 +298,13 @@ impl Merge {
             Report::Brought { attempt, step, error } if attempt == self.attempt => {
                 self.brought(at, seat, &step, error, next);
             }
-            Report::Opened { .. } | Report::Holding { .. } | Report::Brought { .. } => {}
+            Report::Seated { attempt, seat: Some(has) } if attempt == self.attempt => {
+                self.has_seat(seat, &has, next);
+            }
+            Report::Opened { .. }
+            | Report::Seated { .. }
+            | Report::Holding { .. }
+            | Report::Brought { .. } => {}
             Report::Fact { fact } => self.fact(at, seat, fact, next),
             report => {
                 if let Some(input) = report.input() {
@@ -305,7 +333,11 @@ impl Merge {
         host.held.clear();
         match phase {
             Phase::Idle | Phase::Waiting { .. } => {}
-            Phase::Opening | Phase::Gathering { .. } | Phase::Bringing { .. } => {
+            Phase::Arranged
+            | Phase::Seating { .. }
+            | Phase::Opening
+            | Phase::Gathering { .. }
+            | Phase::Bringing { .. } => {
                 self.phase = Phase::Waiting { since: at };
             }
             Phase::Starting { .. } => {
@@ -331,15 +363,17 @@ impl Merge {
     pub fn taken(&mut self, at: Mono, seated: Seated, next: &mut VecDeque<Next>) {
         let seat = seated.seat.group_rank;
         let Some(host) = self.host(seat).filter(|host| !host.here) else { return };
+        host.knows = !seated.member.moves;
         host.seated = seated;
         host.here = true;
         let detail = format!("{} has joined", host.named());
         next.push_back(Next::Job(at, Input::Fact(observed("host_joined", Weight::Info, detail))));
-        self.open_if_all_here(next);
+        self.open_if_all_here(at, next);
     }
 
     /// A start that waits for a lost host too long fails; checkpoints of a host that does not answer are not waited for.
     pub fn look(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        self.look_at_world(at, next);
         if let Phase::Waiting { since } = self.phase
             && at.since(since) >= self.patience
         {
@@ -360,17 +394,25 @@ impl Merge {
         }
         self.phase = Phase::Waiting { since: at };
         if self.hosts.iter().any(|host| !host.here) {
-            let detail = format!("waiting up to {} for {} to come back", self.patience, self.missing());
+            let detail = self.awaited();
             next.push_back(Next::Job(at, Input::Fact(observed("host_awaited", Weight::Warning, detail))));
         }
-        self.open_if_all_here(next);
+        self.open_if_all_here(at, next);
     }
 
-    fn open_if_all_here(&mut self, next: &mut VecDeque<Next>) {
-        if matches!(self.phase, Phase::Waiting { .. }) && self.hosts.iter().all(|host| host.here) {
-            self.phase = Phase::Opening;
-            next.push_back(Next::Command(0, Command::Open { attempt: self.attempt }));
+    fn open_if_all_here(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        if !matches!(self.phase, Phase::Waiting { .. }) || self.hosts.iter().any(|host| !host.here) {
+            return;
         }
+        if self.grow(at, next) || self.seat_hosts(at, next) {
+            return;
+        }
+        self.open(next);
+    }
+
+    fn open(&mut self, next: &mut VecDeque<Next>) {
+        self.phase = Phase::Opening;
+        next.push_back(Next::Command(0, Command::Open { attempt: self.attempt }));
     }
 
     fn opened(&mut self, at: Mono, seat: u32, port: Result<u16, String>, next: &mut VecDeque<Next>) {
@@ -444,6 +486,9 @@ impl Merge {
                     let missing = self.missing();
                     self.fail(at, format!("asked to stop while {missing} was missing"), next);
                 }
+                if matches!(self.phase, Phase::Arranged | Phase::Seating { .. }) {
+                    self.fail(at, "asked to stop while hosts got other ranks".to_owned(), next);
+                }
                 if matches!(self.phase, Phase::Gathering { .. } | Phase::Bringing { .. }) {
                     self.fail(at, "asked to stop while checkpoints were restored".to_owned(), next);
                 }
@@ -490,6 +535,7 @@ impl Merge {
             self.hosts.iter().flat_map(|host| host.started.iter().flatten().cloned()).collect();
         ranks.sort_by_key(|started| started.rank);
         self.phase = Phase::Started;
+        self.started_at = Some(at);
         let attempt = self.attempt;
         let started = Fact::AttemptStarted { attempt, master_port: port, ranks };
         next.push_back(Next::Job(at, Input::Fact(started)));
@@ -539,6 +585,8 @@ impl Merge {
                 next.push_back(Next::Job(at, Input::Fact(ended)));
             }
             Phase::Waiting { .. }
+            | Phase::Arranged
+            | Phase::Seating { .. }
             | Phase::Opening
             | Phase::Gathering { .. }
             | Phase::Bringing { .. }
@@ -623,6 +671,22 @@ impl Merge {
 }
 
 impl Host {
+    fn new(seated: Seated) -> Host {
+        Host {
+            seated,
+            here: true,
+            knows: true,
+            started: None,
+            ended: None,
+            exited: BTreeSet::new(),
+            holding: None,
+            brought: false,
+            held: VecDeque::new(),
+            evidence: None,
+            idle: false,
+        }
+    }
+
     /// Ranks that were started and have not ended, in order.
     fn running(&self) -> impl Iterator<Item = (Rank, Pid)> {
         let pids: BTreeMap<Rank, Pid> =

@@ -27,6 +27,12 @@ pub struct Member {
     /// Whether it is the launcher that leads.
     #[serde(default)]
     pub leads: bool,
+    /// What fails together with it, if that is known.
+    #[serde(default)]
+    pub domain: String,
+    /// Whether it understands that it gets other ranks while the job runs.
+    #[serde(default)]
+    pub moves: bool,
 }
 
 impl Member {
@@ -132,7 +138,7 @@ pub fn first(members: &[Member], hosts: u32) -> Result<Vec<Seated>, Lacking> {
 }
 
 /// Seats in this order: ranks are counted through.
-fn seated(members: Vec<Member>) -> Vec<Seated> {
+pub(super) fn seated(members: Vec<Member>) -> Vec<Seated> {
     let world_size = members.iter().map(|member| member.ranks).sum();
     let group_world_size = u32::try_from(members.len()).unwrap_or(u32::MAX);
     let mut first_rank = 0;

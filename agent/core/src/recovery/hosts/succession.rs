@@ -96,6 +96,8 @@ pub struct Adopted {
     pub running: bool,
     /// The seat of the lost leader, if it is another one.
     pub lost: Option<Seated>,
+    /// The seat of the launcher that takes over.
+    pub me: u32,
     carried: Option<Carried>,
 }
 
@@ -104,6 +106,9 @@ impl Adopted {
     /// `here` is the newest attempt that it knows, which the leader may have started after it wrote the record.
     pub fn of(record: &Record, seat: u32, member: Member, here: Attempt, now: Stamp) -> Adopted {
         let mut seats = record.seats.clone();
+        // Seats that changed are stored before hosts are told.
+        let known = seats.iter().find(|seated| seated.member.launcher == member.launcher);
+        let seat = known.map_or(seat, |seated| seated.seat.group_rank);
         if let Some(mine) = seats.get_mut(seat as usize) {
             mine.member = member;
         }
@@ -114,7 +119,7 @@ impl Adopted {
         }
         let lost = seats.iter().find(|seated| seated.member.launcher == record.leader).cloned();
         let running = record.running && record.attempt >= here;
-        Adopted { seats, attempt, running, lost, carried }
+        Adopted { seats, attempt, running, lost, me: seat, carried }
     }
 
     /// The job and its hosts, as far as the record tells. Hosts report again what they have seen.
@@ -126,6 +131,8 @@ impl Adopted {
         patience: Span,
     ) -> (Job, Merge) {
         let merge = Merge::resume(self.seats.clone(), patience, self.attempt, self.running);
+        let world_size = self.seats.first().map_or(spec.world_size, |seated| seated.seat.world_size);
+        let spec = JobSpec { world_size, ..spec };
         let ranks: Vec<Rank> = merge.ranks().iter().map(|started| started.rank).collect();
         (Job::resume(at, spec, policy, self.carried.clone(), &ranks), merge)
     }

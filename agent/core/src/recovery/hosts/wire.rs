@@ -45,6 +45,12 @@ pub struct Join {
     /// `HOST:PORT` at which it keeps copies of other hosts' checkpoints; empty if it keeps none.
     #[serde(default)]
     pub replicas: String,
+    /// What fails together with it, if that is known.
+    #[serde(default)]
+    pub domain: String,
+    /// Whether it understands [`Command::Seat`].
+    #[serde(default)]
+    pub moves: bool,
     /// The newest command that it has received, and the newest entry: the leader continues there.
     #[serde(default)]
     pub have: (u64, u64),
@@ -204,6 +210,13 @@ pub enum Report {
         /// Of its own ranks, and kept for others.
         copies: Vec<Copy>,
     },
+    /// The host has its new seat.
+    Seated {
+        /// Before which attempt.
+        attempt: Attempt,
+        /// Which; none for a host that waits.
+        seat: Option<Seat>,
+    },
     /// The shards of a step are where the host's ranks will look for them, or why not.
     Brought {
         /// For which attempt.
@@ -232,7 +245,10 @@ impl Report {
             Report::Fact { fact } => Some(Input::Fact(fact)),
             Report::Steps { attempt, rank, done } => Some(Input::Steps { attempt, rank, done }),
             Report::Role { attempt, rank, role, stage } => Some(Input::Role { attempt, rank, role, stage }),
-            Report::Opened { .. } | Report::Holding { .. } | Report::Brought { .. } => None,
+            Report::Opened { .. }
+            | Report::Seated { .. }
+            | Report::Holding { .. }
+            | Report::Brought { .. } => None,
         }
     }
 }
@@ -241,6 +257,13 @@ impl Report {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum Command {
+    /// Take other ranks, or none; answered by [`Report::Seated`]. None of the host's ranks runs then.
+    Seat {
+        /// Before which attempt.
+        attempt: Attempt,
+        /// Where; none for a host that waits from now on.
+        seat: Option<Seat>,
+    },
     /// Reserve a port for the ranks' store; answered by [`Report::Opened`].
     Open {
         /// For which attempt.

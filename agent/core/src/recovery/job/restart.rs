@@ -8,6 +8,7 @@ use crate::hang::{Hang, HangKind};
 use crate::model::entry::{Body, Fact};
 use crate::model::observation::{Observation, Weight};
 use crate::model::verdict::Verdict;
+use crate::recovery::hosts::merge::{HOSTS, WORLD_GROWS};
 use crate::recovery::policy::{self, Rung};
 
 use super::{Job, ORDERS, Order, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED};
@@ -47,7 +48,8 @@ impl Job {
 
     /// What people ordered, and what a journal tells of a restart that was given up.
     pub(super) fn observed(&mut self, at: Mono, seen: &Observation, out: &mut Vec<Output>) {
-        if seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED) {
+        let ordered = seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED);
+        if ordered || (seen.component == HOSTS && seen.event == WORLD_GROWS) {
             return self.restart_ordered(at, out);
         }
         if seen.event == EVENT

@@ -119,7 +119,7 @@ impl World {
                 self.exited(seat, rank, ExitStatus::Signal(9), true);
                 self.end_attempt(seat, attempt);
             }
-            Command::TakeEvidence { .. } | Command::SaveDue { .. } => {}
+            Command::Seat { .. } | Command::TakeEvidence { .. } | Command::SaveDue { .. } => {}
             Command::Finish { exit, .. } => self.hosts[seat].finished = Some(exit),
         }
     }

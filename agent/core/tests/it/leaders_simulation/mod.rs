@@ -127,6 +127,7 @@ impl World {
                     self.leader(me).timers.insert(at);
                 }
                 Next::Local(other) => panic!("{other:?} is for one host alone"),
+                Next::Arranged(_) => panic!("as many hosts are there always"),
             }
         }
     }

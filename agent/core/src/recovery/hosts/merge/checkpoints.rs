@@ -65,7 +65,10 @@ impl Merge {
         let fits = |state: &StepState| {
             state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
         };
-        let Some(state) = steps(&copies, None).into_iter().find(fits) else {
+        let all = steps(&copies, None);
+        let chosen = all.iter().find(|state| fits(state)).cloned();
+        self.tell_of_other_worlds(at, &all, chosen.as_ref().map(|state| state.key.step), world, next);
+        let Some(state) = chosen else {
             return self.start(port, None, next);
         };
         let StepKey { step, attempt, .. } = &state.key;
@@ -75,6 +78,30 @@ impl Merge {
         self.hosts.iter_mut().for_each(|host| host.brought = false);
         self.phase = Phase::Bringing { port, step: state.key.clone(), since: at };
         self.to_all(&Command::Bring { attempt: self.attempt, step: state.key }, next);
+    }
+
+    /// A step of another number of ranks is whole only for as many: people are told what is loaded instead.
+    fn tell_of_other_worlds(
+        &self,
+        at: Mono,
+        all: &[StepState],
+        chosen: Option<u64>,
+        world: u32,
+        next: &mut VecDeque<Next>,
+    ) {
+        let other = all.iter().find(|state| state.is_whole() && state.key.world != world);
+        let Some(other) = other.filter(|other| Some(other.key.step) > chosen) else { return };
+        let instead = match chosen {
+            Some(step) => format!("it loads step {step}, the newest that {world} ranks have saved"),
+            None => format!("it loads nothing, for no step of {world} ranks is whole"),
+        };
+        let detail = format!(
+            "step {} was saved by {} ranks, and mainstay.checkpoint divides no shards among {world}: {instead}. \
+             mainstay.dcp loads a step on any number of ranks",
+            other.key.step, other.key.world
+        );
+        let told = observed("checkpoint_of_other_ranks", Weight::Warning, detail);
+        next.push_back(Next::Job(at, Input::Fact(told)));
     }
 
     pub(super) fn brought(

@@ -1,0 +1,219 @@
+//! Another number of hosts: the job goes on without a lost host after a while, and with hosts that came later.
+//!
+//! Seats change only before a start, when no rank runs. They are stored before any host is told, so that a leader that is lost
+//! leaves the seats that hosts have. Then every host takes its seat, and only when all have it ranks are started.
+//!
+//! For hosts that join, ranks that run are stopped in order: that is asked of the job like a restart that a person orders, and is
+//! no failure.
+
+use std::collections::VecDeque;
+
+use super::{Host, Merge, Next, Phase, observed};
+use crate::base::time::{Mono, Span};
+use crate::model::entry::Fact;
+use crate::model::observation::Weight;
+use crate::recovery::hosts::resize::{Arranged, Limits, arrange};
+use crate::recovery::hosts::round::{Member, Seated};
+use crate::recovery::hosts::wire::{Command, Seat};
+use crate::recovery::job::Input;
+
+/// The event by which ranks that run are stopped so that more hosts take part. That it is in the journal is what has it done.
+pub const WORLD_GROWS: &str = "world_grows";
+
+/// A host that has not taken its seat by then holds up the start no longer: what its memory has of checkpoints goes to the disk
+/// first, 100 GB at 1 GB/s.
+const SEATED_WITHIN: Span = Span::seconds(120);
+
+/// A job that does not stop its ranks for hosts that wait is asked again after this: something else was under way.
+const ASK_AGAIN_AFTER: Span = Span::seconds(30);
+
+impl Merge {
+    /// Lets the number of hosts change within these limits. `leader` is the launcher that leads: it keeps a seat.
+    #[must_use]
+    pub fn within(self, limits: Limits, leader: &str) -> Merge {
+        Merge { limits, leader: leader.to_owned(), ..self }
+    }
+
+    /// Launchers that wait for a seat, in the order in which they came.
+    pub fn set_waiting(&mut self, waiting: Vec<Member>) {
+        self.waiting = waiting;
+    }
+
+    /// The seats of [`Next::Arranged`] are stored: hosts are told.
+    pub fn arranged(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        self.unstored = false;
+        if self.phase == Phase::Arranged && !self.seat_hosts(at, next) {
+            self.open(next);
+        }
+    }
+
+    /// For whom a start waits and what comes then, for people.
+    pub(super) fn awaited(&self) -> String {
+        let missing = self.missing();
+        match self.smaller() {
+            Some(Arranged { seats, .. }) if self.limits.shrink_after < self.patience => format!(
+                "waiting up to {} for {missing} to come back; after that the job goes on with {}",
+                self.limits.shrink_after,
+                size_of(&seats)
+            ),
+            _ => format!("waiting up to {} for {missing} to come back", self.patience),
+        }
+    }
+
+    /// Goes on without hosts that were waited for long enough, and stops ranks for hosts that wait.
+    pub(super) fn look_at_world(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        match self.phase {
+            Phase::Waiting { since } if at.since(since) >= self.limits.shrink_after => {
+                if let Some(arranged) = self.smaller() {
+                    let waited = self.limits.shrink_after;
+                    let why = format!("{} did not come back within {waited}", self.missing());
+                    self.arrange(at, arranged, &why, next);
+                }
+            }
+            Phase::Seating { since } if at.since(since) >= SEATED_WITHIN => {
+                let late = self.hosts.iter().filter(|host| !host.knows).map(Host::named);
+                let late = late.collect::<Vec<_>>().join(" and ");
+                self.fail(at, format!("{late} did not take the new ranks within {SEATED_WITHIN}"), next);
+            }
+            Phase::Started if !self.ending && !self.collecting => self.ask_to_grow(at, next),
+            _ => {}
+        }
+    }
+
+    /// Asks the job to stop its ranks for hosts that wait, if they have run for long enough.
+    fn ask_to_grow(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        let ran = self.started_at.is_some_and(|since| at.since(since) >= self.limits.grow_after);
+        let asked = self.grow_asked.is_some_and(|asked| at.since(asked) < ASK_AGAIN_AFTER);
+        if !ran || asked || self.hosts.iter().any(|host| !host.here) {
+            return;
+        }
+        let Some(Arranged { seats, .. }) = self.larger() else { return };
+        self.grow_asked = Some(at);
+        let detail = format!(
+            "{} more to take part: the ranks are asked to save and are stopped, then the job goes on with {}",
+            joining(&self.hosts, &seats),
+            size_of(&seats)
+        );
+        next.push_back(Next::Job(at, Input::Fact(observed(WORLD_GROWS, Weight::Info, detail))));
+    }
+
+    /// Takes in hosts that wait, before a start that is due anyway. Whether there are any.
+    pub(super) fn grow(&mut self, at: Mono, next: &mut VecDeque<Next>) -> bool {
+        let Some(arranged) = self.larger() else { return false };
+        let why = format!("{} joined", joining(&self.hosts, &arranged.seats));
+        self.arrange(at, arranged, &why, next);
+        true
+    }
+
+    /// Tells hosts their seats that do not know them, once they are stored; whether that is to be waited for.
+    pub(super) fn seat_hosts(&mut self, at: Mono, next: &mut VecDeque<Next>) -> bool {
+        if self.unstored {
+            self.phase = Phase::Arranged;
+            return true;
+        }
+        if self.hosts.iter().all(|host| host.knows) {
+            return false;
+        }
+        self.phase = Phase::Seating { since: at };
+        let attempt = self.attempt;
+        for Host { seated: Seated { seat, .. }, .. } in self.hosts.iter().filter(|host| !host.knows) {
+            let command = Command::Seat { attempt, seat: Some(seat.clone()) };
+            next.push_back(Next::Command(seat.group_rank, command));
+        }
+        true
+    }
+
+    pub(super) fn has_seat(&mut self, seat: u32, has: &Seat, next: &mut VecDeque<Next>) {
+        if !matches!(self.phase, Phase::Seating { .. }) {
+            return;
+        }
+        if let Some(host) = self.host(seat) {
+            // It may have been about seats that have changed again.
+            host.knows |= host.seated.seat == *has;
+        }
+        if self.hosts.iter().all(|host| host.knows) {
+            self.open(next);
+        }
+    }
+
+    /// What is possible without the hosts that are lost.
+    fn smaller(&self) -> Option<Arranged> {
+        let all_move = self.hosts.iter().filter(|host| host.here).all(|host| host.seated.member.moves);
+        (self.limits.vary() && all_move).then(|| self.arrangement()).flatten()
+    }
+
+    /// What is possible with the hosts that wait, where it is more than now.
+    fn larger(&self) -> Option<Arranged> {
+        let all_move = self.hosts.iter().all(|host| host.seated.member.moves);
+        let room = self.hosts.len() < self.limits.hosts.1 as usize && !self.waiting.is_empty();
+        let arranged = (self.limits.vary() && all_move && room).then(|| self.arrangement()).flatten()?;
+        (world(&arranged.seats) > self.world()).then_some(arranged)
+    }
+
+    fn arrangement(&self) -> Option<Arranged> {
+        let before: Vec<(Seated, bool)> =
+            self.hosts.iter().map(|host| (host.seated.clone(), host.here)).collect();
+        let waiting: Vec<Member> = self.waiting.iter().filter(|member| member.moves).cloned().collect();
+        arrange(&before, &waiting, &self.limits, &self.leader)
+    }
+
+    fn world(&self) -> u32 {
+        self.hosts.iter().map(|host| host.seated.member.ranks).sum()
+    }
+
+    /// Hosts get these seats; the leader has that stored.
+    fn arrange(&mut self, at: Mono, arranged: Arranged, why: &str, next: &mut VecDeque<Next>) {
+        let Arranged { seats, benched } = &arranged;
+        let before = self.world();
+        // Ranks that wait in their processes have numbers and memory of the world that was.
+        let in_process = std::mem::replace(&mut self.in_process, false);
+        let mut why = why.to_owned();
+        if !benched.is_empty() {
+            let names: Vec<&str> = benched.iter().map(|member| member.host.as_str()).collect();
+            why = format!(
+                "{why}; host {} waits, for the number of ranks has to be a multiple of {}",
+                names.join(" and "),
+                self.limits.multiple
+            );
+        }
+        if in_process {
+            why = format!("{why}; all ranks get new processes, for their numbers may change");
+        }
+        let changed = Fact::WorldChanged {
+            attempt: self.attempt,
+            before,
+            now: world(seats),
+            hosts: seats.iter().map(|at| at.member.host.clone()).collect(),
+            why,
+        };
+        next.push_back(Next::Job(at, Input::Fact(changed)));
+        let no_rank_runs = |at: &Seated| Host { knows: false, ..Host::new(at.clone()) };
+        self.hosts = seats.iter().map(no_rank_runs).collect();
+        self.waiting.retain(|member| seats.iter().all(|at| at.member.launcher != member.launcher));
+        self.waiting.extend(benched.iter().cloned());
+        (self.phase, self.unstored) = (Phase::Arranged, true);
+        next.push_back(Next::Arranged(Box::new(arranged)));
+    }
+}
+
+fn world(seats: &[Seated]) -> u32 {
+    seats.iter().map(|at| at.member.ranks).sum()
+}
+
+/// "2 hosts (4 ranks)".
+fn size_of(seats: &[Seated]) -> String {
+    let counted = |number: u32, word: &str| match number {
+        1 => format!("1 {word}"),
+        more => format!("{more} {word}s"),
+    };
+    let hosts = u32::try_from(seats.len()).unwrap_or(u32::MAX);
+    format!("{} ({})", counted(hosts, "host"), counted(world(seats), "rank"))
+}
+
+/// Hosts with a seat that have none now, for people.
+fn joining(now: &[Host], seats: &[Seated]) -> String {
+    let is_new =
+        |at: &&Seated| now.iter().all(|host| host.seated.member.launcher != at.member.launcher);
+    let names: Vec<String> = seats.iter().filter(is_new).map(|at| format!("host {}", at.member.host)).collect();
+    names.join(" and ")
+}
