@@ -43,6 +43,8 @@ pub struct RankSpec {
     pub local_world_size: u32,
     /// How many ranks the job's last run had, where that is known.
     pub previous_size: Option<u32>,
+    /// How many ranks this run had before, if it was another number.
+    pub ran_before: Option<u32>,
     /// `ROLE_NAME`.
     pub role: String,
     /// `MASTER_ADDR`.
@@ -405,7 +407,10 @@ impl RankSpec {
             local_world_size: self.local_world_size,
             group_rank: self.seat.group_rank,
             group_world_size: self.seat.group_world_size,
-            previous_size: if attempt.0 == 0 { self.previous_size } else { Some(self.seat.world_size) },
+            previous_size: match attempt.0 {
+                0 => self.previous_size,
+                _ => Some(self.ran_before.unwrap_or(self.seat.world_size)),
+            },
             role: &self.role,
             master_addr: &self.master_addr,
             master_port,

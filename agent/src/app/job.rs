@@ -308,6 +308,7 @@ fn crew(settings: &Settings, places: &LaunchPaths) -> anyhow::Result<RankSpec> {
         command: settings.command.clone(),
         local_world_size: settings.local_world_size,
         previous_size: None,
+        ran_before: None,
         role: settings.role.clone(),
         master_addr: settings.master_addr.clone(),
         max_restarts: settings.policy.budget.max_restarts,
@@ -349,6 +350,8 @@ async fn come_together(
         program: paths::hash_of_program(&settings.command),
         // The address is known when it is known where the hosts meet.
         replicas: replicas_port.map_or_else(String::new, |port| format!(":{port}")),
+        domain: hosts.fails_together(),
+        moves: true,
         have: (0, 0),
         have_of: String::new(),
     };

@@ -140,13 +140,14 @@ impl Launcher {
         ended: &tokio::sync::mpsc::UnboundedSender<super::shell::Ended>,
     ) {
         match command {
+            Command::Seat { attempt, seat } => self.take_seat(attempt, seat).await,
             Command::Open { attempt } => {
                 let port = self.take_port();
                 self.report(clock::mono(), Report::Opened { attempt, port });
             }
             Command::Gather { attempt, peers } => self.gather_checkpoints(attempt, peers),
             Command::Bring { attempt, step } => self.bring_checkpoint(attempt, step),
-            Command::Start { attempt, in_process, master_addr, master_port, resume } => {
+            Command::Start { attempt, in_process, master_addr, master_port, resume, before } => {
                 if attempt < self.attempt || (attempt == self.attempt && !self.ranks.is_empty()) {
                     tracing::warn!(%attempt, "a start of an attempt that is over is ignored");
                     return;
@@ -158,6 +159,7 @@ impl Launcher {
                     return self.fact(Fact::StartFailed { attempt, error });
                 }
                 self.crew.master_addr = master_addr;
+                self.crew.ran_before = before;
                 let port = self.resume_from(resume.as_ref()).map(|()| master_port);
                 self.start(attempt, port, in_process, ended).await;
             }

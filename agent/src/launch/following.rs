@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use mainstay_coord::Leader;
+use mainstay_core::base::id::Rank;
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::Mapping;
@@ -89,6 +90,12 @@ impl Following {
             Following { follow, events, to, join, plan, task, meeting, listener, spec, summary: None };
         following.remember();
         following
+    }
+
+    /// The host has other ranks from now on.
+    pub(super) fn sit(&mut self, seat: &Seat) {
+        self.follow.sit(seat);
+        (self.spec.world_size, self.spec.first_rank) = (seat.world_size, Rank(seat.first_rank));
     }
 
     /// This launcher as rounds see it.
@@ -187,6 +194,15 @@ impl Launcher {
                     following.meeting.remove_leader(&leader.launcher);
                 }
                 Act::Connect => following.connect(),
+                Act::TookSeat => following.meeting.take_seat(),
+                Act::LeftSeat => {
+                    following.meeting.leave_seat();
+                    if self.ranks.iter().any(|rank| rank.exit.is_none()) {
+                        // They wait in their processes, for nothing.
+                        let (attempt, why) = (self.attempt, StopWhy::Dismissed);
+                        self.tasks.push_back(Task::Command(Command::Stop { attempt, why, save_after: None }));
+                    }
+                }
                 Act::CutOff(why) => self.cut_off(why),
             }
         }
@@ -250,7 +266,10 @@ impl Launcher {
             FromStore::Leader(Some(leader)) => following.follow.led_by(clock::mono(), leads(&leader), newest),
             FromStore::Elected(elected) => self.take_over(*elected),
             // The leader itself says so, where there is a connection to it.
-            FromStore::Ended(ended) if !following.follow.is_connected() && !following.follow.is_cut_off() => {
+            FromStore::Ended(ended)
+                if (following.follow.waits_for_a_seat() || !following.follow.is_connected())
+                    && !following.follow.is_cut_off() =>
+            {
                 self.terminal.say(format!("the job has ended: {}", ended.why));
                 self.exit = Some(exit_of(&ended));
             }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mainstay_coord::{Credentials, Endpoint, TlsFiles};
 use mainstay_core::base::time::Span;
+use mainstay_core::recovery::hosts::resize::Limits;
 
 /// Where the hosts of a job meet.
 #[derive(Clone, Debug)]
@@ -30,6 +31,12 @@ pub struct HostsPlan {
     pub join_timeout: Span,
     /// How long is waited for more hosts once there are enough.
     pub last_call: Span,
+    /// How long a lost host is waited for before the job goes on with fewer.
+    pub shrink_after: Span,
+    /// How long ranks run at least before they are stopped for hosts that joined.
+    pub grow_after: Span,
+    /// The number of ranks is a multiple of this.
+    pub world_multiple: u32,
     /// A launcher that the store has not heard of for so long is lost, and one that has no leader for so long is cut off.
     pub lease: Duration,
 }
@@ -66,6 +73,21 @@ impl HostsPlan {
         all.join(", ")
     }
 
+    /// What fails together with this host; empty where that is not known.
+    pub fn fails_together(&self) -> String {
+        self.domain.clone().or_else(switch).unwrap_or_default()
+    }
+
+    /// Within which limits the number of hosts may change.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            hosts: self.hosts,
+            multiple: self.world_multiple,
+            shrink_after: self.shrink_after,
+            grow_after: self.grow_after,
+        }
+    }
+
     /// The lease as a span.
     pub fn lease(&self) -> Span {
         span(self.lease)
@@ -75,6 +97,20 @@ impl HostsPlan {
 /// A duration of the standard library as the core has it.
 pub(super) fn span(duration: Duration) -> Span {
     Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// The switch of this host, as Slurm's topology has it.
+fn switch() -> Option<String> {
+    let (address, pattern) =
+        (std::env::var("SLURM_TOPOLOGY_ADDR").ok()?, std::env::var("SLURM_TOPOLOGY_ADDR_PATTERN").ok()?);
+    // "spine.leaf.host" and "switch.switch.node": the last switch is the nearest.
+    let names: Vec<&str> = address
+        .split('.')
+        .zip(pattern.split('.'))
+        .filter(|(_, of)| *of == "switch")
+        .map(|(name, _)| name)
+        .collect();
+    names.last().filter(|name| !name.is_empty()).map(|name| (*name).to_owned())
 }
 
 /// A task that ends with its handle.

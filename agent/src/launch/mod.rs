@@ -18,6 +18,7 @@ pub mod paths;
 mod prefix;
 pub mod rendezvous;
 pub mod replicas;
+mod reseat;
 mod resume;
 mod round;
 mod ruling;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -73,7 +74,7 @@ pub struct Known {
 impl Known {
     /// Of a launcher that takes part.
     pub fn of(plan: &HostsPlan, name: &str, pass: &Pass) -> Option<Known> {
-        let domain = plan.domain.clone().or_else(switch).unwrap_or_default();
+        let domain = plan.fails_together();
         let known = Known { name: name.to_owned(), pass: pass.clone(), domain, hosts: plan.hosts.1 };
         (!name.is_empty()).then_some(known)
     }
@@ -88,29 +89,19 @@ impl Known {
     }
 }
 
-/// The switch of this host, as Slurm's topology has it.
-fn switch() -> Option<String> {
-    let (address, pattern) =
-        (std::env::var("SLURM_TOPOLOGY_ADDR").ok()?, std::env::var("SLURM_TOPOLOGY_ADDR_PATTERN").ok()?);
-    // "spine.leaf.host" and "switch.switch.node": the last switch is the nearest.
-    let names: Vec<&str> = address
-        .split('.')
-        .zip(pattern.split('.'))
-        .filter(|(_, of)| *of == "switch")
-        .map(|(name, _)| name)
-        .collect();
-    names.last().filter(|name| !name.is_empty()).map(|name| (*name).to_owned())
-}
-
 /// The copies.
 #[derive(Debug)]
 pub struct Replicas {
     service: Arc<Service>,
     place: Watched,
     ranks: Vec<u32>,
-    view: View,
+    view: Option<View>,
     sender: mpsc::UnboundedSender<FromReplicas>,
     news: mpsc::UnboundedReceiver<FromReplicas>,
+    launch: String,
+    every: Duration,
+    /// Ends the thread that tells the pool what is copied.
+    stop: Arc<AtomicBool>,
     /// What was brought last.
     pub(super) brought: Option<(StepKey, BTreeMap<u32, String>)>,
 }
@@ -159,16 +150,48 @@ impl Replicas {
         // Until a step is kept, all copies are.
         service.keep_from(&crew.launch, (0, 0));
         let (sender, news) = mpsc::unbounded_channel();
-        let view = keeper.view();
-        let (of_thread, weak, tell) = (view.clone(), Arc::downgrade(&service), sender.clone());
-        let (launch, every) = (crew.launch.clone(), LOOK_EVERY * known.hosts);
-        std::thread::Builder::new()
-            .name("ckpt-copied".to_owned())
-            .spawn(move || keep_what_is_copied(&weak, &of_thread, (&launch, every), &tell))
-            .map_err(|error| error.to_string())?;
-        let first = crew.seat.first_rank;
-        let ranks = (first..first + crew.local_world_size).collect();
-        Ok(Replicas { service, place, ranks, view, sender, news, brought: None })
+        let mut replicas = Replicas {
+            service,
+            place,
+            ranks: ranks_of(crew),
+            view: Some(keeper.view()),
+            sender,
+            news,
+            launch: crew.launch.clone(),
+            every: LOOK_EVERY * known.hosts,
+            stop: Arc::default(),
+            brought: None,
+        };
+        replicas.keep_what_is_copied().map_err(|error| error.to_string())?;
+        Ok(replicas)
+    }
+
+    /// The memory of this host's ranks goes; what is kept for others stays.
+    pub(super) fn leave(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        (self.view, self.brought) = (None, None);
+    }
+
+    /// This host has other ranks, whose memory is that of `keeper`.
+    pub(super) fn take_over(&mut self, keeper: &PoolOwner, crew: &RankSpec) {
+        self.ranks = ranks_of(crew);
+        self.place.pool = Some(keeper.directory().to_owned());
+        self.service.watch(self.place.clone());
+        self.view = Some(keeper.view());
+        if let Err(error) = self.keep_what_is_copied() {
+            let told = format!("checkpoint: steps do not wait in memory for their copies: {error}");
+            let _ = self.sender.send(FromReplicas::Said(told));
+        }
+    }
+
+    /// Begins to tell the pool which steps have their copies.
+    fn keep_what_is_copied(&mut self) -> std::io::Result<()> {
+        let Some(view) = self.view.clone() else { return Ok(()) };
+        self.stop = Arc::default();
+        let (weak, tell, stop) = (Arc::downgrade(&self.service), self.sender.clone(), Arc::clone(&self.stop));
+        let (launch, every) = (self.launch.clone(), self.every);
+        let keep = move || keep_what_is_copied(&weak, &view, (&launch, every), &stop, &tell);
+        std::thread::Builder::new().name("ckpt-copied".to_owned()).spawn(keep).map(drop)
     }
 
     /// A rank of this host completed steps: what copying costs training is known by them.
@@ -181,7 +204,9 @@ impl Replicas {
         let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
             service.meet(&peers);
-            view.settle(SEALED_WITHIN);
+            if let Some(view) = view {
+                view.settle(SEALED_WITHIN);
+            }
             // The receiver goes only when the launcher does.
             let _ = sender.send(FromReplicas::Holding(attempt, service.holding(&run)));
         });
@@ -205,6 +230,11 @@ impl Replicas {
     }
 }
 
+fn ranks_of(crew: &RankSpec) -> Vec<u32> {
+    let first = crew.seat.first_rank;
+    (first..first + crew.local_world_size).collect()
+}
+
 /// Where copies for others lie: in the same memory as the pool, and removed with it.
 fn store(pool: &Path) -> std::path::PathBuf {
     pool.join("replicas")
@@ -215,11 +245,12 @@ fn keep_what_is_copied(
     service: &Weak<Service>,
     view: &View,
     (launch, every): (&str, Duration),
+    stop: &AtomicBool,
     tell: &mpsc::UnboundedSender<FromReplicas>,
 ) {
     let mut last = None;
     let mut unsaid = Some(Instant::now() + COPIED_WITHIN);
-    while let Some(service) = service.upgrade() {
+    while let Some(service) = service.upgrade().filter(|_| !stop.load(Ordering::SeqCst)) {
         let copied = service.copied(launch);
         let newer = copied.iter().take_while(|at| Some(**at) > last);
         let newest = newer.copied().find(|(attempt, step)| view.copied(*attempt, *step));

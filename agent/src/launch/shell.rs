@@ -33,6 +33,7 @@ use crate::launch::leading::{Leading, ToLeader};
 use crate::launch::order::Ordered;
 use crate::launch::rendezvous::JoinOutcome;
 use crate::launch::replicas::{Replicas, next_news};
+use crate::launch::reseat::{Moving, next_moved};
 use crate::launch::sealing::{Sealing, Starting, next_stage};
 use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::words::Spoken;
@@ -153,6 +154,8 @@ pub struct Launcher {
     pub(super) starting: Option<Starting>,
     /// Copies of checkpoints on the job's other hosts; none for a job of one host.
     pub(super) replicas: Option<Replicas>,
+    /// The memory for checkpoints, while this host gets other ranks.
+    pub(super) moving: Option<Moving>,
 }
 
 /// What stands beside the ranks for as long as the job runs.
@@ -286,6 +289,7 @@ impl Launcher {
             sealing,
             starting: None,
             replicas,
+            moving: None,
         };
         launcher.begin_with(began, out);
         launcher
@@ -320,6 +324,7 @@ impl Launcher {
                 }
                 stage = next_stage(&mut self.starting) => self.stage(stage, &ended_sender).await,
                 news = next_news(self.replicas.as_mut()) => self.checkpoints_news(news),
+                moved = next_moved(self.moving.as_mut()) => self.moved(moved),
                 () = until(tell_at) => self.tell_to_end(),
                 () = until(spared_at) => self.look_at_spared(),
                 () = until(force_at) => {
@@ -481,6 +486,7 @@ impl Launcher {
     }
 
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
+        self.finish_moving().await;
         // What it keeps for others lies in the pool, which goes.
         self.replicas = None;
         if outside.agent_expected && self.agent.is_none() {

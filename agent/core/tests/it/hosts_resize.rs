@@ -213,8 +213,6 @@ impl World {
         assert!(self.merge.seats().eq(seats.iter()), "merge and leader have the same seats");
         self.spares.retain(|spare| seats.iter().all(|at| at.member.launcher != spare.launcher));
         for member in benched {
-            let launcher = self.launchers.get_mut(&member.launcher).expect("it is there");
-            launcher.down.push_back(Command::Seat { attempt: self.merge.attempt(), seat: None });
             self.spares.push(member);
         }
         self.seats = seats;
@@ -236,13 +234,13 @@ impl World {
         let launcher = self.launchers.get_mut(name).expect("it is there");
         match command {
             Command::Seat { attempt, seat } => {
-                let known = seat.clone().map(|seat| (name.to_owned(), seat));
-                assert!(known.is_none_or(|known| stored.contains(&known)), "seats are stored before hosts are told");
+                let known = (name.to_owned(), seat.clone());
+                assert!(stored.contains(&known), "seats are stored before hosts are told");
                 // Those that wait in their processes are ended.
                 let all: Vec<Rank> = launcher.living.keys().copied().collect();
                 assert!(all.iter().all(|rank| launcher.waiting.contains(rank)), "no rank runs");
                 all.into_iter().for_each(|rank| launcher.exit(rank, ExitStatus::Signal(9), true));
-                launcher.seat.clone_from(&seat);
+                launcher.seat = Some(seat.clone());
                 launcher.up.push_back(Report::Seated { attempt, seat });
             }
             Command::Open { attempt } => {
@@ -259,7 +257,9 @@ impl World {
                 assert_eq!(step.world, world, "a step of another world is not whole in this one");
                 launcher.up.push_back(Report::Brought { attempt, step, error: None });
             }
-            Command::Start { attempt, in_process, master_port, .. } => {
+            Command::Start { attempt, in_process, master_port, before, .. } => {
+                let world = launcher.seat.as_ref().expect("a seat").world_size;
+                assert_ne!(before, Some(world), "only another number of ranks is told");
                 assert!(attempt.0 == 0 || self.counted.contains(&attempt) || self.grown > 0, "{attempt}");
                 if !in_process {
                     assert!(launcher.living.is_empty(), "{:?} still live", launcher.living);

@@ -17,6 +17,12 @@ use crate::launch::hosts::{HostsPlan, StoreKind};
 const JOIN_TIMEOUT: u64 = 600;
 const LAST_CALL: u64 = 30;
 
+/// A host that starts again is back within this.
+const SHRINK_AFTER: u64 = 60;
+
+/// A planned round costs what has not been saved, and the start.
+const GROW_AFTER: u64 = 300;
+
 /// A shorter lease ends while a host is only busy.
 const LEAST_LEASE: u64 = 3;
 
@@ -97,6 +103,13 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         Some("off") => false,
         Some(other) => bail!("--rdzv-conf encrypt={other}: write on or off"),
     };
+    let world_multiple = match conf.get("world_multiple") {
+        None => 1,
+        Some(text) => {
+            let given = text.parse::<u32>().ok().filter(|number| *number > 0);
+            given.with_context(|| format!("--rdzv-conf world_multiple={text}: write a number of ranks"))?
+        }
+    };
     Ok(Some(HostsPlan {
         hosts,
         endpoints,
@@ -109,6 +122,9 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         is_host,
         join_timeout: seconds("join_timeout", JOIN_TIMEOUT)?,
         last_call: seconds("last_call_timeout", LAST_CALL)?,
+        shrink_after: seconds("shrink_after", SHRINK_AFTER)?,
+        grow_after: seconds("grow_after", GROW_AFTER)?,
+        world_multiple,
         lease: Duration::from_nanos(lease.0),
     }))
 }
@@ -210,6 +226,8 @@ mod tests {
         );
         assert_eq!((elastic.hosts, elastic.endpoint()), ((1, 2), "[fd00::1]:7".to_owned()));
         assert_eq!((elastic.join_timeout, elastic.token.as_deref()), (Span::seconds(5), Some("x")));
+        let limits = elastic.limits();
+        assert_eq!((limits.shrink_after, limits.grow_after), (Span::seconds(60), Span::seconds(300)));
         assert_eq!(plan("--nnodes 2 --rdzv-endpoint a").endpoint(), "a:29400");
         assert_eq!(plan("--nnodes=1:2 --rdzv-endpoint other:7").hosts, (1, 2), "it does not start alone");
     }
@@ -240,6 +258,7 @@ mod tests {
             ("--nnodes 1:2 --master-addr a", "needs --rdzv-backend c10d"),
             ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf join_timeout=soon", "join_timeout=soon"),
             ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf lease=1", "lease=1"),
+            ("--nnodes 1:2 --rdzv-endpoint a:1 --rdzv-conf world_multiple=0", "world_multiple=0"),
             ("--nnodes 2 --rdzv-endpoint a:1 --rdzv-conf encrypt=no", "encrypt=no"),
             ("--nnodes 2 --rdzv-endpoint a:1,b:1", "three or five"),
             ("--nnodes 2 --rdzv-endpoint https://a:1", "https needs --rdzv-backend etcd"),

@@ -6,6 +6,8 @@ mod slots;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::ops::Range;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -134,6 +136,10 @@ impl PoolOwner {
             // Launchers of one job may be on one machine, and save into one directory.
             directory.as_mut_os_string().push(format!("-{}", settings.ranks.start));
         }
+        PoolOwner::start_in(directory, settings)
+    }
+
+    fn start_in(directory: PathBuf, settings: Settings) -> Result<PoolOwner, PoolError> {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(told(&directory))?;
         let lock = take(&directory, &settings.directory)?;
         let mut said = Vec::new();
@@ -260,14 +266,7 @@ impl PoolOwner {
     /// stays in memory for the next launcher, and is said.
     #[must_use]
     pub fn finish(mut self) -> Vec<String> {
-        let last = self.shared.inner().epoch;
-        self.begin_attempt(last);
-        // The disk is tried once more.
-        self.shared.inner().trouble = None;
-        self.shared.finishing.store(true, Ordering::SeqCst);
-        self.shared.pace.hurry();
-        ring(&self.shared.directory);
-        self.join();
+        self.save_all();
         let mut inner = self.shared.inner();
         let unsaved = inner.unsaved(&self.shared.settings);
         if let Some(shard) = unsaved.first() {
@@ -279,6 +278,36 @@ impl PoolOwner {
             tracing::warn!(%error, directory = %self.shared.directory.display(), "cannot remove the checkpoint pool");
         }
         std::mem::take(&mut inner.said)
+    }
+
+    /// All ranks are gone, and others of the job come to this host: what there is of the old ones is brought to the disk, and the
+    /// same place is kept for the new ones. What others put beside the ranks' memory in that place stays.
+    ///
+    /// # Errors
+    /// [`PoolError`]; the job can run without.
+    pub fn move_to(mut self, world_size: u32, ranks: Range<u32>) -> (Result<PoolOwner, PoolError>, Vec<String>) {
+        self.save_all();
+        let (directory, settings) = (self.shared.directory.clone(), self.shared.settings.clone());
+        let said = std::mem::take(&mut self.shared.inner().said);
+        let is_saved = self.shared.inner().unsaved(&settings).is_empty();
+        drop(self);
+        if is_saved && let Err(error) = remove_ranks(&directory) {
+            tracing::warn!(%error, directory = %directory.display(), "cannot empty the checkpoint pool");
+        }
+        let started = PoolOwner::start_in(directory, Settings { world_size, ranks, ..settings });
+        (started, said)
+    }
+
+    /// Brings to the disk what there is, as far as the disk takes it, and stops.
+    fn save_all(&mut self) {
+        let last = self.shared.inner().epoch;
+        self.begin_attempt(last);
+        // The disk is tried once more.
+        self.shared.inner().trouble = None;
+        self.shared.finishing.store(true, Ordering::SeqCst);
+        self.shared.pace.hurry();
+        ring(&self.shared.directory);
+        self.join();
     }
 
     fn join(&mut self) {
@@ -346,6 +375,22 @@ fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> 
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(told(directory))?;
     }
     Err(PoolError::Taken(checkpoints.to_owned()))
+}
+
+/// Removes the ranks' memory of a pool with its lock, which another pool in the same place takes anew.
+fn remove_ranks(pool: &Path) -> io::Result<()> {
+    // Its description first: without it nobody takes what is left for a pool.
+    fs::remove_file(pool.join(POOL_NAME))?;
+    for entry in fs::read_dir(pool)?.flatten() {
+        let path = entry.path();
+        let is_a_ranks = entry.file_name().as_encoded_bytes().starts_with(b"rank-");
+        match path.is_dir() {
+            true if is_a_ranks => fs::remove_dir_all(path)?,
+            true => {}
+            false => fs::remove_file(path)?,
+        }
+    }
+    Ok(())
 }
 
 /// Says whose pool it is, for whoever finds it.

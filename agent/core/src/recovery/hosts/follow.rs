@@ -55,6 +55,10 @@ pub enum Act {
     RemoveLeader,
     /// Connect to the leader that the store names now.
     Connect,
+    /// It has no seat any more and waits for one.
+    LeftSeat,
+    /// It has got a seat again.
+    TookSeat,
     /// It follows no more: the ranks of its host are stopped.
     CutOff(CutOff),
 }
@@ -109,6 +113,10 @@ pub struct Follow {
     /// How often the leader's host has answered since the last connection that no process listens there; none before the
     /// first connection.
     refusals: Option<u32>,
+    /// Whether ranks of an attempt may run here.
+    runs: bool,
+    /// Whether it has no seat for the moment.
+    waits: bool,
     /// Whether the leader was given up.
     cut_off: bool,
 }
@@ -140,6 +148,8 @@ impl Follow {
             entries: 0,
             since: 0,
             refusals: open.then_some(0),
+            runs: false,
+            waits: false,
             cut_off: false,
         }
     }
@@ -185,6 +195,7 @@ impl Follow {
 
     /// Something that concerns the whole job happened here.
     pub fn report(&mut self, at: Mono, report: Report) {
+        self.runs &= !is_end(&report);
         self.keep(at, &report);
         if self.catches_up {
             // An answer to the new leader: it goes with the rest.
@@ -212,6 +223,7 @@ impl Follow {
         let again = match report {
             Report::Steps { .. }
             | Report::Opened { .. }
+            | Report::Seated { .. }
             | Report::Holding { .. }
             | Report::Brought { .. } => false,
             Report::Fact { fact } => !matches!(fact, Fact::AttemptEnded { .. }),
@@ -269,7 +281,10 @@ impl Follow {
             self.acts.push_back(Act::Say(said));
         }
         if !self.cut_off {
-            self.acts.push_back(Act::Campaign);
+            // Whoever has no seat does not know the job well enough to lead it.
+            if !self.waits {
+                self.acts.push_back(Act::Campaign);
+            }
             if refused {
                 self.refused();
             }
@@ -294,9 +309,14 @@ impl Follow {
                 self.close();
                 self.gone.get_or_insert(received);
             }
-            Down::Welcome { seat, .. } if seat != self.seat => self.cut_off(CutOff::Replaced),
-            Down::Welcome { have, epoch, .. } => {
+            Down::Welcome { seat, .. } if seat != self.seat && self.runs => self.cut_off(CutOff::Replaced),
+            Down::Welcome { seat, have, epoch, .. } => {
                 (self.gone, self.leader.epoch) = (None, epoch);
+                // What another seat means for the host is ordered.
+                self.seat = seat;
+                if std::mem::take(&mut self.waits) {
+                    self.acts.push_back(Act::TookSeat);
+                }
                 self.acts.push_back(Act::StandDown);
                 if self.catches_up {
                     self.entries = 0;
@@ -306,10 +326,14 @@ impl Follow {
                 }
             }
             Down::Refused { why } => self.cut_off(CutOff::Refused(why)),
-            Down::Waiting { told } => self.acts.push_back(Act::Say(told)),
+            Down::Waiting { told } => {
+                self.acts.push_back(Act::Say(told));
+                self.wait_for_a_seat();
+            }
             Down::Command { number, command, .. } => match self.inbox.receive(number) {
                 Received::New => {
                     self.send(Up::Received { number });
+                    self.runs |= matches!(command, Command::Start { .. });
                     self.acts.push_back(Act::Obey(command));
                 }
                 Received::Again => self.send(Up::Received { number: self.inbox.have() }),
@@ -333,6 +357,29 @@ impl Follow {
                 }
             }
         }
+    }
+
+    /// The leader has no ranks for this host any more, or does not know it: it waits like one that has just come. What was seen
+    /// of the ranks that it had was told.
+    fn wait_for_a_seat(&mut self) {
+        if self.runs {
+            return self.cut_off(CutOff::Replaced);
+        }
+        (self.waits, self.gone, self.catches_up) = (true, None, false);
+        (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
+        self.log.clear();
+        self.acts.push_back(Act::StandDown);
+        self.acts.push_back(Act::LeftSeat);
+    }
+
+    /// The host has other ranks.
+    pub fn sit(&mut self, seat: &Seat) {
+        self.seat = seat.clone();
+    }
+
+    /// Whether it has no seat for the moment.
+    pub fn waits_for_a_seat(&self) -> bool {
+        self.waits
     }
 
     fn send_again(&mut self) {
@@ -374,7 +421,7 @@ impl Follow {
 
     /// Whether this launcher, which was elected, takes over; else the leader is there after all, or this one is cut off.
     pub fn takes_over(&self) -> bool {
-        !self.cut_off && self.standing().on_election(self.is_connected(), None) == OnElection::TakeOver
+        !self.cut_off && !self.waits && self.standing().on_election(self.is_connected(), None) == OnElection::TakeOver
     }
 
     /// Time has passed. A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the

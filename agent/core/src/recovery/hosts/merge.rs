@@ -138,6 +138,8 @@ pub struct Merge {
     limits: Limits,
     leader: String,
     waiting: Vec<Member>,
+    /// Ranks of the last attempt that ran.
+    ran: Option<u32>,
     /// Whether the seats are not stored yet.
     unstored: bool,
     /// When the ranks last started, and when they were last stopped for more hosts to take part.
@@ -165,6 +167,7 @@ impl Merge {
             limits: Limits::fixed(hosts),
             leader: String::new(),
             waiting: Vec::new(),
+            ran: None,
             unstored: false,
             started_at: None,
             grow_asked: None,
@@ -189,6 +192,7 @@ impl Merge {
                 Phase::Abandoning { error: error.to_owned() }
             }
         };
+        merge.ran = running.then(|| merge.world());
         for host in merge.hosts.iter_mut().filter(|_| running) {
             let first = host.seated.seat.first_rank;
             let started =
@@ -298,7 +302,7 @@ impl Merge {
             Report::Brought { attempt, step, error } if attempt == self.attempt => {
                 self.brought(at, seat, &step, error, next);
             }
-            Report::Seated { attempt, seat: Some(has) } if attempt == self.attempt => {
+            Report::Seated { attempt, seat: has } if attempt == self.attempt => {
                 self.has_seat(seat, &has, next);
             }
             Report::Opened { .. }
@@ -435,6 +439,7 @@ impl Merge {
             master_addr: first.unwrap_or_default(),
             master_port: port,
             resume,
+            before: self.ran.filter(|before| *before != self.world()),
         };
         self.to_all(&start, next);
     }
@@ -535,7 +540,7 @@ impl Merge {
             self.hosts.iter().flat_map(|host| host.started.iter().flatten().cloned()).collect();
         ranks.sort_by_key(|started| started.rank);
         self.phase = Phase::Started;
-        self.started_at = Some(at);
+        (self.started_at, self.ran) = (Some(at), Some(self.world()));
         let attempt = self.attempt;
         let started = Fact::AttemptStarted { attempt, master_port: port, ranks };
         next.push_back(Next::Job(at, Input::Fact(started)));

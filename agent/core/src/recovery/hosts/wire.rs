@@ -214,8 +214,8 @@ pub enum Report {
     Seated {
         /// Before which attempt.
         attempt: Attempt,
-        /// Which; none for a host that waits.
-        seat: Option<Seat>,
+        /// Which.
+        seat: Seat,
     },
     /// The shards of a step are where the host's ranks will look for them, or why not.
     Brought {
@@ -257,12 +257,12 @@ impl Report {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum Command {
-    /// Take other ranks, or none; answered by [`Report::Seated`]. None of the host's ranks runs then.
+    /// Take other ranks; answered by [`Report::Seated`]. None of the host's ranks runs then.
     Seat {
         /// Before which attempt.
         attempt: Attempt,
-        /// Where; none for a host that waits from now on.
-        seat: Option<Seat>,
+        /// Where.
+        seat: Seat,
     },
     /// Reserve a port for the ranks' store; answered by [`Report::Opened`].
     Open {
@@ -296,6 +296,9 @@ pub enum Command {
         /// The step from which all ranks go on; none if they find out themselves.
         #[serde(default)]
         resume: Option<StepKey>,
+        /// How many ranks ran before, if it was another number in this run.
+        #[serde(default)]
+        before: Option<u32>,
     },
     /// End a rank that waits in its process; answered by `AttemptEnded`.
     EndRank {

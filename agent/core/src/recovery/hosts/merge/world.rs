@@ -117,7 +117,7 @@ impl Merge {
         self.phase = Phase::Seating { since: at };
         let attempt = self.attempt;
         for Host { seated: Seated { seat, .. }, .. } in self.hosts.iter().filter(|host| !host.knows) {
-            let command = Command::Seat { attempt, seat: Some(seat.clone()) };
+            let command = Command::Seat { attempt, seat: seat.clone() };
             next.push_back(Next::Command(seat.group_rank, command));
         }
         true
@@ -157,7 +157,7 @@ impl Merge {
         arrange(&before, &waiting, &self.limits, &self.leader)
     }
 
-    fn world(&self) -> u32 {
+    pub(super) fn world(&self) -> u32 {
         self.hosts.iter().map(|host| host.seated.member.ranks).sum()
     }
 
