@@ -86,7 +86,7 @@ impl Leading {
             newest_record: FIRST_RECORD,
         };
         Leading {
-            lead: Lead::new(clock::mono(), job, merge, by),
+            lead: Lead::new(clock::mono(), job, merge.within(plan.limits(), &by.launcher), by),
             listener,
             ways: BTreeMap::new(),
             plan,

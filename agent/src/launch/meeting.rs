@@ -255,9 +255,18 @@ impl Meeting {
 
     /// Lets the others know that this launcher has a seat: it goes on with the job if the leader is lost.
     pub fn take_seat(&self) {
+        self.tell_seat(true);
+    }
+
+    /// Lets the others know that it has none any more.
+    pub fn leave_seat(&self) {
+        self.tell_seat(false);
+    }
+
+    fn tell_seat(&self, seated: bool) {
         let membership = Arc::clone(&self.membership);
         tokio::spawn(async move {
-            let me = Member { body: json!({ SEATED: true }), ..membership.member() };
+            let me = Member { body: json!({ SEATED: seated }), ..membership.member() };
             if let Err(error) = membership.update(me).await {
                 tracing::debug!(%error, "the seat is written when the store answers");
             }

@@ -135,7 +135,7 @@ impl Launcher {
         self.hangs = Judge::new(&self.settings.hang, first, self.settings.local_world_size as usize, now);
         self.hangs.recall(&learned);
         match &self.brain {
-            Brain::Leading(leading) => self.hangs.judge_all(leading.seats().iter(), now),
+            Brain::Leading(leading) => self.hangs.judge_all(leading.lead.seats(), now),
             Brain::Following(_) => self.hangs.judged_elsewhere(),
             Brain::Alone(_) | Brain::Gone => {}
         }

@@ -78,6 +78,7 @@ impl Launcher {
         let me = self.crew.seat.group_rank;
         let adopted = Adopted::of(&record, me, following.member(), self.attempt, now);
         let patience = following.plan.join_timeout;
+        let me = adopted.me;
         let (mut job, merge) = adopted.resume(now.mono, spec, self.policy(), patience);
         let mut out = Vec::new();
         if let Some(file) = &self.settings.policy_file {

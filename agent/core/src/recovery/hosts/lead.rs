@@ -5,6 +5,7 @@
 mod feed;
 mod joining;
 mod office;
+mod world;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -105,6 +106,8 @@ pub struct Lead {
     seats: BTreeMap<Connection, usize>,
     /// Launchers that wait for a seat.
     spares: Vec<(Member, Connection)>,
+    /// The record with which other seats are stored, until it is.
+    seats_due: Option<u64>,
     /// Whether the store knows that this launcher leads.
     in_office: bool,
     /// Whether something is to be remembered that the newest record does not have.
@@ -147,6 +150,7 @@ impl Lead {
             acts: VecDeque::new(),
             seats: BTreeMap::new(),
             spares: Vec::new(),
+            seats_due: None,
             in_office: true,
             record_due: false,
             held: VecDeque::new(),
@@ -195,6 +199,7 @@ impl Lead {
                 }
                 Some(Next::Command(seat, command)) => return Some(Act::Command(seat, command)),
                 Some(Next::Local(order)) => return Some(Act::Local(order)),
+                Some(Next::Arranged(arranged)) => self.arranged(*arranged),
                 None if self.record_due => self.write_record(),
                 None => return None,
             }
@@ -263,6 +268,7 @@ impl Lead {
     /// A connection has ended, or takes no more messages.
     pub fn gone(&mut self, now: Mono, connection: Connection, why: String) {
         self.spares.retain(|(_, of)| *of != connection);
+        self.tell_who_waits();
         self.give_up_connection(now, connection, why);
     }
 

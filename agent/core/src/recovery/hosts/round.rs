@@ -46,6 +46,8 @@ impl Member {
             address: join.address.clone(),
             replicas: join.replicas.clone(),
             leads: false,
+            domain: join.domain.clone(),
+            moves: join.moves,
         }
     }
 }

@@ -22,9 +22,10 @@ impl Lead {
             }
         }
         self.spares = spares;
+        self.tell_who_waits();
     }
 
-    fn connect(&mut self, seat: usize, connection: Connection) {
+    pub(super) fn connect(&mut self, seat: usize, connection: Connection) {
         let before = self.links.get_mut(seat).and_then(|link| link.connected(connection));
         self.close(before);
         self.seats.insert(connection, seat);
@@ -74,7 +75,7 @@ impl Lead {
         self.welcome(seat);
     }
 
-    fn welcome(&mut self, seat: usize) {
+    pub(super) fn welcome(&mut self, seat: usize) {
         let (job, launch) = self.office.names.clone();
         let epoch = self.office.epoch;
         let Some(link) = self.links.get(seat) else { return };
@@ -91,6 +92,8 @@ impl Lead {
         let waiting = std::mem::take(&mut self.spares);
         for (member, connection) in waiting {
             let seat = round::vacant(&self.merge.lost_seats(), &member);
+            // One that has got a seat is welcomed once that is stored.
+            let seat = seat.filter(|_| !self.has_seat(&member));
             match seat.and_then(|seat| self.links.get_mut(seat as usize)) {
                 Some(link) => {
                     let seated = Seated { member, seat: link.seated.seat.clone() };
@@ -105,6 +108,7 @@ impl Lead {
             }
         }
         self.job.on_hosts(self.merge.places());
+        self.tell_who_waits();
     }
 
     /// The host at this seat is lost.

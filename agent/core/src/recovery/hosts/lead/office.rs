@@ -78,6 +78,9 @@ impl Lead {
     /// This record is stored.
     pub fn stored(&mut self, now: Mono, number: u64) {
         self.release_held(now, number);
+        if self.seats_due.is_some_and(|due| due <= number) {
+            self.seats_are_stored(now);
+        }
     }
 
     /// The store does not know the leader of this epoch any more.
@@ -104,6 +107,7 @@ impl Lead {
         self.write_record();
         let newest = self.office.newest_record;
         self.held.iter_mut().for_each(|held| held.0 = newest);
+        self.seats_due = self.seats_due.map(|_| newest);
     }
 
     /// The store says that this launcher leads.

@@ -30,8 +30,9 @@ const ASK_AGAIN_AFTER: Span = Span::seconds(30);
 impl Merge {
     /// Lets the number of hosts change within these limits. `leader` is the launcher that leads: it keeps a seat.
     #[must_use]
-    pub fn within(self, limits: Limits, leader: &str) -> Merge {
-        Merge { limits, leader: leader.to_owned(), ..self }
+    pub fn within(mut self, limits: Limits, leader: &str) -> Merge {
+        (self.limits, self.leader) = (limits, leader.to_owned());
+        self
     }
 
     /// Launchers that wait for a seat, in the order in which they came.

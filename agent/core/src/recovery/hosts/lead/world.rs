@@ -1,0 +1,83 @@
+//! Hosts get other seats: links follow, the record is stored, and who had no seat before is welcomed.
+
+use super::{Act, Lead};
+use crate::base::time::Mono;
+use crate::recovery::hosts::link::Link;
+use crate::recovery::hosts::resize::Arranged;
+use crate::recovery::hosts::round::{Member, Seated};
+use crate::recovery::hosts::wire::Down;
+
+impl Lead {
+    /// The merge has given out other seats.
+    pub(super) fn arranged(&mut self, arranged: Arranged) {
+        let Arranged { seats, benched } = arranged;
+        let mut before = std::mem::take(&mut self.links);
+        let mut links: Vec<Link> = Vec::new();
+        for seated in seats {
+            let same = |link: &Link| !link.lost && link.seated.member.launcher == seated.member.launcher;
+            links.push(match before.iter().position(same) {
+                Some(at) => Link { seated, ..before.swap_remove(at) },
+                // One that waited is welcomed once its seat is stored.
+                None => Link::new(seated),
+            });
+        }
+        self.links = links;
+        let me = |link: &Link| link.seated.member.launcher == self.office.launcher;
+        if let Some(seat) = self.links.iter().position(me) {
+            self.office.seat = u32::try_from(seat).unwrap_or(self.office.seat);
+        }
+        let connected = self.links.iter().enumerate();
+        self.seats = connected.filter_map(|(seat, link)| Some((link.connection?, seat))).collect();
+        for member in benched {
+            let link = before.iter().find(|link| link.seated.member.launcher == member.launcher);
+            if let Some(connection) = link.and_then(|link| link.connection) {
+                let told = "the job goes on without this host; waiting for a seat".to_owned();
+                self.acts.push_back(Act::Send(connection, Down::Waiting { told }));
+                self.spares.push((member, connection));
+            }
+        }
+        self.tell_who_waits();
+        self.job.on_hosts(self.merge.places());
+        self.write_record();
+        self.seats_due = Some(self.office.newest_record);
+    }
+
+    /// Other seats are stored: whoever had none is welcomed, and hosts are told.
+    pub(super) fn seats_are_stored(&mut self, now: Mono) {
+        self.seats_due = None;
+        let (seated, waiting): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.spares).into_iter().partition(|(member, _)| self.has_seat(member));
+        self.spares = waiting;
+        for (member, connection) in seated {
+            let same = |link: &Link| link.seated.member.launcher == member.launcher;
+            if let Some(seat) = self.links.iter().position(same) {
+                self.connect(seat, connection);
+                self.welcome(seat);
+            }
+        }
+        let me = self.office.seat as usize;
+        for (_, link) in self.links.iter_mut().enumerate().filter(|(seat, _)| *seat != me) {
+            if link.connection.is_none() && !link.lost && link.gone.is_none() {
+                // It left before it was welcomed.
+                link.gone = Some((Mono(0), "it left before the job went on".to_owned()));
+            }
+        }
+        self.merge.arranged(now, &mut self.next);
+    }
+
+    /// Tells the merge which launchers wait for a seat.
+    pub(super) fn tell_who_waits(&mut self) {
+        let waiting = self.spares.iter().map(|(member, _)| member.clone());
+        let waiting: Vec<Member> = waiting.filter(|member| !self.has_seat(member)).collect();
+        self.merge.set_waiting(waiting);
+    }
+
+    /// Whether a launcher has a seat of the present arrangement.
+    pub(super) fn has_seat(&self, member: &Member) -> bool {
+        let same = |link: &Link| {
+            let Seated { member: other, .. } = &link.seated;
+            !link.lost && other.launcher == member.launcher
+        };
+        self.links.iter().any(same)
+    }
+}
