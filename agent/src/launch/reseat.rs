@@ -120,7 +120,8 @@ impl Launcher {
         if waiting.is_empty() {
             return;
         }
-        self.terminal.say("ranks that wait in their processes get new ones: their numbers may change".to_owned());
+        self.terminal
+            .say("ranks that wait in their processes get new ones: their numbers may change".to_owned());
         for (rank, _) in waiting {
             self.end_rank(rank).await;
         }

@@ -277,7 +277,8 @@ impl World {
                 launcher.fact(started(attempt, master_port, ranks.into_iter()));
             }
             Command::Stop { attempt, why, .. } => {
-                let all: Vec<(Rank, Attempt)> = launcher.living.iter().map(|(rank, of)| (*rank, *of)).collect();
+                let all: Vec<(Rank, Attempt)> =
+                    launcher.living.iter().map(|(rank, of)| (*rank, *of)).collect();
                 for (rank, of) in all {
                     if why == StopWhy::Fault && in_process && of <= attempt {
                         launcher.waiting.insert(rank);
@@ -361,7 +362,10 @@ impl World {
 
     /// A new launcher on a host that was lost: it takes a vacant seat, or waits.
     fn comes(&mut self) {
-        if self.launchers.len() >= self.limits.hosts.1 as usize || !self.chance.one_in(8) || self.ended.is_some() {
+        if self.launchers.len() >= self.limits.hosts.1 as usize
+            || !self.chance.one_in(8)
+            || self.ended.is_some()
+        {
             return;
         }
         self.born += 1;
@@ -406,8 +410,7 @@ impl World {
 
     fn is_over(&self) -> bool {
         let seated = |name: &str| self.seats.iter().any(|at| at.member.launcher == name);
-        self.ended.is_some()
-            && self.launchers.iter().all(|(name, of)| of.finished.is_some() || !seated(name))
+        self.ended.is_some() && self.launchers.iter().all(|(name, of)| of.finished.is_some() || !seated(name))
     }
 }
 
@@ -440,6 +443,9 @@ fn no_limit_is_broken_while_hosts_come_and_go() {
     if ends.len() > 100 {
         assert!(ends.iter().any(|(grown, ..)| *grown > 0), "some grow");
         assert!(ends.iter().any(|(_, shrank, _)| *shrank), "some shrink");
-        assert!(ends.iter().filter(|(.., exit)| *exit == 0).count() > ends.len() / 4, "many are done in the end");
+        assert!(
+            ends.iter().filter(|(.., exit)| *exit == 0).count() > ends.len() / 4,
+            "many are done in the end"
+        );
     }
 }

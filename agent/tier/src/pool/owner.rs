@@ -285,7 +285,11 @@ impl PoolOwner {
     ///
     /// # Errors
     /// [`PoolError`]; the job can run without.
-    pub fn move_to(mut self, world_size: u32, ranks: Range<u32>) -> (Result<PoolOwner, PoolError>, Vec<String>) {
+    pub fn move_to(
+        mut self,
+        world_size: u32,
+        ranks: Range<u32>,
+    ) -> (Result<PoolOwner, PoolError>, Vec<String>) {
         self.save_all();
         let (directory, settings) = (self.shared.directory.clone(), self.shared.settings.clone());
         let said = std::mem::take(&mut self.shared.inner().said);

@@ -6,6 +6,7 @@ mod cluster;
 mod etcd;
 mod frameworks;
 mod leaders;
+mod resize;
 mod schedulers;
 mod slow;
 mod slurm;

@@ -25,7 +25,12 @@ pub struct Limits {
 impl Limits {
     /// Always as many hosts.
     pub fn fixed(hosts: u32) -> Limits {
-        Limits { hosts: (hosts, hosts), multiple: 1, shrink_after: Span(u64::MAX), grow_after: Span(u64::MAX) }
+        Limits {
+            hosts: (hosts, hosts),
+            multiple: 1,
+            shrink_after: Span(u64::MAX),
+            grow_after: Span(u64::MAX),
+        }
     }
 
     /// Whether the number of hosts may change at all.
@@ -94,15 +99,14 @@ fn take_place(places: &mut Vec<Place>, member: &Member) {
     let free = |place: &Place| place.member.is_none();
     let same = |place: &Place| place.domain == member.domain;
     let at = places.iter().position(|place| free(place) && same(place));
-    match at.or_else(|| places.iter().position(free)) {
-        Some(at) => {
-            places[at] = Place { domain: member.domain.clone(), member: Some(member.clone()) };
-        }
-        None => {
-            let after = places.iter().rposition(same).map_or(places.len(), |at| at + 1);
-            places.insert(after, Place { domain: member.domain.clone(), member: Some(member.clone()) });
-        }
+    let taken = Place { domain: member.domain.clone(), member: Some(member.clone()) };
+    let at = at.or_else(|| places.iter().position(free));
+    if let Some(place) = at.and_then(|at| places.get_mut(at)) {
+        *place = taken;
+        return;
     }
+    let after = places.iter().rposition(same).map_or(places.len(), |at| at + 1);
+    places.insert(after, taken);
 }
 
 /// The hosts without gaps: within each run of places of one domain the last host moves into the first gap.
@@ -111,10 +115,11 @@ fn closed_up(places: Vec<Place>) -> Vec<Member> {
     for run in places.chunk_by(|one, next| one.domain == next.domain) {
         let mut run: Vec<Option<&Member>> = run.iter().map(|place| place.member.as_ref()).collect();
         while let Some(gap) = run.iter().position(Option::is_none) {
-            match run.pop() {
-                Some(Some(last)) => run[gap] = Some(last),
-                // The gap itself was the last place, or there is one after it.
-                Some(None) | None => {}
+            // Where the last place is a gap itself, it goes.
+            if let Some(Some(last)) = run.pop()
+                && let Some(place) = run.get_mut(gap)
+            {
+                *place = Some(last);
             }
         }
         members.extend(run.into_iter().flatten().cloned());

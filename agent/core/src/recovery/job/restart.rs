@@ -48,7 +48,8 @@ impl Job {
 
     /// What people ordered, and what a journal tells of a restart that was given up.
     pub(super) fn observed(&mut self, at: Mono, seen: &Observation, out: &mut Vec<Output>) {
-        let ordered = seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED);
+        let ordered =
+            seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED);
         if ordered || (seen.component == HOSTS && seen.event == WORLD_GROWS) {
             return self.restart_ordered(at, out);
         }

@@ -213,8 +213,8 @@ fn size_of(seats: &[Seated]) -> String {
 
 /// Hosts with a seat that have none now, for people.
 fn joining(now: &[Host], seats: &[Seated]) -> String {
-    let is_new =
-        |at: &&Seated| now.iter().all(|host| host.seated.member.launcher != at.member.launcher);
-    let names: Vec<String> = seats.iter().filter(is_new).map(|at| format!("host {}", at.member.host)).collect();
+    let is_new = |at: &&Seated| now.iter().all(|host| host.seated.member.launcher != at.member.launcher);
+    let names: Vec<String> =
+        seats.iter().filter(is_new).map(|at| format!("host {}", at.member.host)).collect();
     names.join(" and ")
 }
