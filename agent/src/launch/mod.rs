@@ -12,6 +12,7 @@ mod leading;
 pub mod lineage;
 mod look;
 mod meeting;
+mod moving;
 mod notice;
 pub mod order;
 pub mod paths;

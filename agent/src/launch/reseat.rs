@@ -4,54 +4,16 @@
 //! What lies in memory of the ranks that were goes to the disk, which may take a while: beside the loop, and the leader waits for
 //! it. Copies that are kept for other hosts stay.
 
-use std::path::PathBuf;
-
-use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::progress::memory::Learned;
 use mainstay_core::recovery::hosts::wire::{Report, Seat};
-use mainstay_tier::pool::{PoolError, PoolOwner};
-use tokio::task::JoinHandle;
 
+use crate::act::rank_processes::RankProcess;
 use crate::launch::brain::Brain;
 use crate::launch::hang::Judge;
+use crate::launch::moving::{Moved, Moving};
 use crate::launch::shell::Launcher;
 use crate::os::clock;
-
-/// The memory for checkpoints on its way to other ranks.
-#[derive(Debug)]
-pub(super) struct Moving {
-    attempt: Attempt,
-    seat: Seat,
-    /// The new keeper, and what a person should hear of the old one.
-    task: JoinHandle<(Result<PoolOwner, PoolError>, Vec<String>)>,
-}
-
-/// What has come of it.
-#[derive(Debug)]
-pub(super) struct Moved {
-    attempt: Attempt,
-    seat: Seat,
-    keeper: Result<PoolOwner, String>,
-    said: Vec<String>,
-}
-
-impl Moving {
-    async fn done(&mut self) -> Moved {
-        let (keeper, said) = match (&mut self.task).await {
-            Ok((keeper, said)) => (keeper.map_err(|error| error.to_string()), said),
-            Err(error) => (Err(error.to_string()), Vec::new()),
-        };
-        Moved { attempt: self.attempt, seat: self.seat.clone(), keeper, said }
-    }
-}
-
-/// The end of a move; waits for ever where nothing moves.
-pub(super) async fn next_moved(moving: Option<&mut Moving>) -> Moved {
-    match moving {
-        Some(moving) => moving.done().await,
-        None => std::future::pending().await,
-    }
-}
 
 impl Launcher {
     /// The leader gives this host other ranks.
@@ -75,9 +37,7 @@ impl Launcher {
         match self.keeper.take() {
             None => self.report(clock::mono(), Report::Seated { attempt, seat }),
             Some(keeper) => {
-                let world = seat.world_size;
-                let task = tokio::task::spawn_blocking(move || keeper.move_to(world, ranks));
-                self.moving = Some(Moving { attempt, seat, task });
+                self.moving = Some(Moving::begin(attempt, seat, keeper, ranks));
             }
         }
     }
@@ -98,7 +58,7 @@ impl Launcher {
                 self.terminal.say(format!(
                     "no memory for checkpoints any more: {error}; ranks write them to the disk themselves"
                 ));
-                (self.replicas, self.crew.checkpoint_pool) = (None, None::<PathBuf>);
+                (self.replicas, self.crew.checkpoint_pool) = (None, None);
             }
         }
         self.report(clock::mono(), Report::Seated { attempt, seat });
@@ -114,15 +74,14 @@ impl Launcher {
 
     /// Ranks that wait in their processes have numbers and memory of the world that was: they get new processes.
     async fn end_those_that_wait(&mut self) {
-        let living = |rank: &&crate::act::rank_processes::RankProcess| rank.exit.is_none();
-        let waiting: Vec<(Rank, Pid)> =
-            self.ranks.iter().filter(living).map(|rank| (rank.rank, rank.pid)).collect();
+        let living = |rank: &&RankProcess| rank.exit.is_none();
+        let waiting: Vec<Rank> = self.ranks.iter().filter(living).map(|rank| rank.rank).collect();
         if waiting.is_empty() {
             return;
         }
         self.terminal
             .say("ranks that wait in their processes get new ones: their numbers may change".to_owned());
-        for (rank, _) in waiting {
+        for rank in waiting {
             self.end_rank(rank).await;
         }
     }

@@ -421,7 +421,9 @@ impl Follow {
 
     /// Whether this launcher, which was elected, takes over; else the leader is there after all, or this one is cut off.
     pub fn takes_over(&self) -> bool {
-        !self.cut_off && !self.waits && self.standing().on_election(self.is_connected(), None) == OnElection::TakeOver
+        !self.cut_off
+            && !self.waits
+            && self.standing().on_election(self.is_connected(), None) == OnElection::TakeOver
     }
 
     /// Time has passed. A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the

@@ -1,0 +1,51 @@
+//! The memory for checkpoints of this host while it gets other ranks.
+
+use std::ops::Range;
+
+use mainstay_core::base::id::Attempt;
+use mainstay_core::recovery::hosts::wire::Seat;
+use mainstay_tier::pool::{PoolError, PoolOwner};
+use tokio::task::JoinHandle;
+
+/// The memory for checkpoints on its way to other ranks.
+#[derive(Debug)]
+pub(super) struct Moving {
+    attempt: Attempt,
+    seat: Seat,
+    /// The new keeper, and what a person should hear of the old one.
+    task: JoinHandle<(Result<PoolOwner, PoolError>, Vec<String>)>,
+}
+
+/// What has come of it.
+#[derive(Debug)]
+pub(super) struct Moved {
+    pub(super) attempt: Attempt,
+    pub(super) seat: Seat,
+    pub(super) keeper: Result<PoolOwner, String>,
+    pub(super) said: Vec<String>,
+}
+
+impl Moving {
+    /// Begins: what is there of the ranks that were goes to the disk.
+    pub(super) fn begin(attempt: Attempt, seat: Seat, keeper: PoolOwner, ranks: Range<u32>) -> Moving {
+        let world = seat.world_size;
+        Moving { attempt, seat, task: tokio::task::spawn_blocking(move || keeper.move_to(world, ranks)) }
+    }
+
+    /// Waits for its end.
+    pub(super) async fn done(&mut self) -> Moved {
+        let (keeper, said) = match (&mut self.task).await {
+            Ok((keeper, said)) => (keeper.map_err(|error| error.to_string()), said),
+            Err(error) => (Err(error.to_string()), Vec::new()),
+        };
+        Moved { attempt: self.attempt, seat: self.seat.clone(), keeper, said }
+    }
+}
+
+/// The end of a move; waits for ever where nothing moves.
+pub(super) async fn next_moved(moving: Option<&mut Moving>) -> Moved {
+    match moving {
+        Some(moving) => moving.done().await,
+        None => std::future::pending().await,
+    }
+}
