@@ -1,7 +1,7 @@
 //! A job of MIN to MAX hosts: it goes on with fewer hosts when one is lost, and with more when one comes.
 
 use mainstay_core::model::entry::{Body, Fact};
-use mainstay_tests::{End, Job, has_client};
+use mainstay_tests::{End, Job, has_client, has_torch};
 use nix::sys::signal::Signal;
 
 use super::cluster::Cluster;
@@ -101,4 +101,201 @@ fn a_job_goes_on_without_a_lost_host_and_takes_it_back() {
         |end: &End| end.story.iter().filter(|entry| matches!(entry.body, Body::Decision(_))).count();
     assert_eq!(decisions(&ends[0]), 1, "hosts that join are no failure\n{}", ends[0]);
     ends[0].assert_said("the job goes on with 3 ranks instead of 2");
+}
+
+/// Data-parallel training with the same global batch on any number of ranks, saved after each step by `mainstay.dcp`. At the end
+/// each rank compares its parameters with those of one process that has seen the same batches.
+const DATA_PARALLEL: &str = r#"
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import mainstay, mainstay.dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+GLOBAL, STEPS = 12, 400
+torch.set_num_threads(1)
+
+class config:
+    batch = GLOBAL // int(os.environ["WORLD_SIZE"])
+
+@mainstay.on_world_change
+def keep_the_global_batch(old, new):
+    config.batch = GLOBAL // new
+    mark(f"batch.{ATTEMPT}.{RANK}", f"{config.batch} on {new} instead of {old}")
+
+def make():
+    torch.manual_seed(17)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+def loss_of(model, step, first, count):
+    samples = [torch.randn(4, generator=torch.Generator().manual_seed(1000 * step + of)) for of in range(first, first + count)]
+    inputs = torch.stack(samples)
+    return (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+
+def train(model, optimiser, step, first, count):
+    optimiser.zero_grad()
+    loss = loss_of(model, step, first, count)
+    loss.backward()
+    optimiser.step()
+    return loss.item()
+
+dist.init_process_group("gloo")
+model, optimiser = make()
+model = DDP(model)
+state = {"model": model.module.state_dict(), "momentum": {name: torch.zeros_like(of) for name, of in model.module.named_parameters()}}
+reader, begin = mainstay.dcp.Reader(), 0
+try:
+    dcp.load(state, storage_reader=reader)
+    begin = reader.step + 1
+    model.module.load_state_dict(state["model"])
+    for name, of in model.module.named_parameters():
+        optimiser.state[of] = {"momentum_buffer": state["momentum"][name].clone()}
+except CheckpointException as error:
+    assert ATTEMPT == 0 and "no whole step" in str(error), error
+mark(f"from.{ATTEMPT}.{RANK}", begin)
+for step in range(begin, STEPS):
+    if ATTEMPT == 0 and step == 8:
+        mark(f"waits.{RANK}")
+        if RANK == 1:
+            wait_for("never")
+    loss = train(model, optimiser, step, RANK * config.batch, config.batch)
+    if ATTEMPT == 1:
+        time.sleep(0.1)  # until the host that was lost has come back
+    mainstay.step(step, loss=loss)
+    asked = mainstay.save_requested()
+    if ATTEMPT < 2 or step % 50 == 0:
+        momentum = {name: optimiser.state[of]["momentum_buffer"] for name, of in model.module.named_parameters()}
+        dcp.save({"model": model.module.state_dict(), "momentum": momentum}, storage_writer=mainstay.dcp.Writer(step))
+    if asked:
+        mark(f"saved.{ATTEMPT}.{RANK}", step)
+        sys.exit(0)
+alone, optimiser = make()
+for step in range(STEPS):
+    train(alone, optimiser, step, 0, GLOBAL)
+for mine, of_one in zip(model.module.parameters(), alone.parameters()):
+    torch.testing.assert_close(mine.detach(), of_one.detach(), rtol=1e-4, atol=1e-5)
+mark(f"equal.{RANK}")
+dist.destroy_process_group()
+"#;
+
+#[test]
+fn data_parallel_training_shrinks_and_grows_and_ends_with_the_parameters_of_one_process() {
+    if !has_torch() {
+        return;
+    }
+    let endpoint = format!("127.0.0.1:{}", testing::free_port());
+    let cluster = Cluster::meeting_at(4, &format!("--rdzv-backend c10d --rdzv-endpoint {endpoint}"));
+    let options = "--nnodes 2:3 --rdzv-conf shrink_after=1,grow_after=1,last_call_timeout=60";
+    let variables = [("GLOO_SOCKET_IFNAME", "lo")];
+    let mut jobs: Vec<Job> = Vec::new();
+    for host in 0..3 {
+        jobs.push(cluster.start_host_as(host, DATA_PARALLEL, options, &variables));
+        match host {
+            0 => jobs[0].wait_until_said("this host leads the job"),
+            _ => jobs[host].wait_until_said("joining the job; its leader is"),
+        }
+    }
+    for rank in 0..3 {
+        cluster.host_with(&format!("waits.{rank}"));
+    }
+    let (lost, moves) = (cluster.host_with("waits.1"), cluster.host_with("waits.2"));
+    kill(jobs.remove(lost));
+    assert_eq!(cluster.host_with("from.1.1"), moves);
+    assert_eq!(cluster.read(moves, "from.1.1"), "8", "from the newest step");
+    assert_eq!(cluster.read(moves, "batch.1.1"), "6 on 2 instead of 3");
+    jobs.push(cluster.start_host_as(3, DATA_PARALLEL, options, &variables));
+    assert_eq!(cluster.host_with("from.2.2"), 3);
+    let last: u64 = cluster.read(0, "saved.1.0").parse().expect("a step");
+    for (host, rank) in [(0, 0), (moves, 1), (3, 2)] {
+        cluster.host_with(&format!("from.2.{rank}"));
+        assert_eq!(cluster.read(host, &format!("from.2.{rank}")), (last + 1).to_string(), "no step is lost");
+        assert_eq!(cluster.read(host, &format!("batch.2.{rank}")), "4 on 3 instead of 2");
+    }
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+    }
+    for (host, rank) in [(0, 0), (moves, 1), (3, 2)] {
+        cluster.read(host, &format!("equal.{rank}"));
+    }
+    assert_eq!(worlds(&ends[0]), [(3, 2), (2, 3)]);
+}
+
+/// Each rank's own state by `mainstay.checkpoint`, which divides nothing.
+const OWN_STATES: &str = r#"
+import mainstay
+saved = mainstay.checkpoint.load()
+mark(f"loaded.{ATTEMPT}.{RANK}", saved)
+if ATTEMPT == 0:
+    for step in range(5):
+        mainstay.step(step)
+        assert mainstay.checkpoint.save(step, f"step {step} of rank {RANK}")
+    mark(f"waits.{RANK}")
+    wait_for("never")
+mainstay.step(0)
+"#;
+
+#[test]
+fn a_step_that_more_ranks_have_saved_is_not_offered_as_whole_and_that_is_said() {
+    if !has_client() {
+        return;
+    }
+    let endpoint = format!("127.0.0.1:{}", testing::free_port());
+    let cluster = Cluster::meeting_at(3, &format!("--rdzv-backend c10d --rdzv-endpoint {endpoint}"));
+    let cluster = cluster.sharing_nothing();
+    let options = "--nnodes 1:3 --rdzv-conf shrink_after=1,last_call_timeout=60";
+    let mut jobs = start(&cluster, 3, OWN_STATES, options);
+    for rank in 0..3 {
+        cluster.host_with(&format!("waits.{rank}"));
+    }
+    jobs[0].wait_until_said("has a copy on another host");
+    kill(jobs.remove(2));
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+    }
+    for host in 0..2 {
+        let rank = (0..2).find(|rank| cluster.stage(host).marks().join(format!("loaded.1.{rank}")).exists());
+        let rank = rank.expect("a rank of two");
+        assert_eq!(cluster.read(host, &format!("loaded.1.{rank}")), "None");
+    }
+    ends[0].assert_said("was saved by 3 ranks, and mainstay.checkpoint divides no shards among 2");
+}
+
+/// Ranks that can stay in their processes.
+const RESTARTABLE: &str = r#"
+import mainstay
+mark(f"process.{ATTEMPT}.{RANK}")
+@mainstay.restartable
+def train():
+    mark(f"round.{os.environ['TORCHELASTIC_RESTART_COUNT']}.{os.environ['RANK']}", os.environ["WORLD_SIZE"])
+    mainstay.step(1)
+    while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(0.01)
+train()
+"#;
+
+#[test]
+fn ranks_that_wait_in_their_processes_get_new_ones_when_their_number_changes() {
+    if !has_client() {
+        return;
+    }
+    let endpoint = format!("127.0.0.1:{}", testing::free_port());
+    let cluster = Cluster::meeting_at(3, &format!("--rdzv-backend c10d --rdzv-endpoint {endpoint}"));
+    let options = "--nnodes 1:3 --nproc-per-node 2 --rdzv-conf shrink_after=1,last_call_timeout=60";
+    let mut jobs = start(&cluster, 3, RESTARTABLE, options);
+    for rank in 0..6 {
+        cluster.host_with(&format!("round.0.{rank}"));
+    }
+    kill(jobs.remove(1));
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0).assert_said("ranks that wait in their processes get new ones");
+    }
+    ends[0].assert_said("all ranks get new processes, for their numbers may change");
+    for rank in 0..4 {
+        let host = cluster.host_with(&format!("process.1.{rank}"));
+        assert_eq!(cluster.read(host, &format!("round.1.{rank}")), "4");
+    }
+    assert_eq!(worlds(&ends[0]), [(6, 4)]);
 }
