@@ -95,6 +95,12 @@ pub(super) fn job(job: &Job) -> Value {
         "policy_trouble": (!job.policy_trouble.is_empty()).then_some(&job.policy_trouble),
         "policy_troubles": job.policy_troubles,
         "saving": job.saving.as_ref().map(saving),
+        "copied_step": job.copied_step.as_ref().map(|of| present(json!({
+            "step": of.step,
+            "attempt": of.attempt,
+            "time": of.time.as_ref().map(time),
+        }))),
+        "copies_behind": (!job.copies_behind.is_empty()).then_some(&job.copies_behind),
     }))
 }
 

@@ -139,6 +139,17 @@ fn saving(advised: &Saving) -> String {
     text
 }
 
+/// What survives the loss of a host.
+fn copies(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
+    if let Some(copied) = &job.copied_step {
+        let ago = since(copied.time.as_ref(), now).map_or(String::new(), |ago| format!(" ({ago} ago)"));
+        line(screen, &format!("  copies:       step {} is on two hosts{ago}", copied.step));
+    }
+    if !job.copies_behind.is_empty() {
+        line(screen, &format!("  {}", paint.bad(&clean(&job.copies_behind))));
+    }
+}
+
 /// Restarts are counted in one way everywhere: "restart 1 of 3".
 fn restarts(job: &Job) -> String {
     match job.restarts {
@@ -170,6 +181,9 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     }
     if let Some(advised) = job.saving.as_ref().filter(|_| !is_over(job)) {
         line(screen, &format!("  saving:       {}", saving(advised)));
+    }
+    if !is_over(job) {
+        copies(job, now, paint, screen);
     }
     if let Some(hang) = job.hang.as_ref().filter(|_| !is_over(job)) {
         line(screen, &format!("  {}", paint.bad(&clean(&hang.headline))));

@@ -4,10 +4,16 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::base::id::Attempt;
+use mainstay_core::base::time::Mono;
+use mainstay_core::checkpoint::copied;
 use mainstay_core::checkpoint::inventory::StepKey;
+use mainstay_core::model::entry::Fact;
 use mainstay_core::recovery::hosts::wire::Report;
+use mainstay_core::recovery::job::Input;
 use mainstay_tier::peer::Brought;
 
+use super::brain::Brain;
+use super::copied::CopyNews;
 use super::replicas::FromReplicas;
 use super::shell::Launcher;
 use crate::os::clock;
@@ -40,6 +46,15 @@ impl Launcher {
         let now = clock::mono();
         match news {
             FromReplicas::Said(line) => self.terminal.say(line),
+            FromReplicas::Copies(CopyNews::First(step)) => {
+                let told = format!("checkpoint: each shard of step {step} has a copy on another host");
+                self.terminal.say(told);
+            }
+            FromReplicas::Copies(CopyNews::Newest(step)) => self.record_copies(now, step.fact()),
+            FromReplicas::Copies(CopyNews::Behind(why)) => {
+                self.record_copies(now, copied::behind(&why));
+                self.terminal.say(why);
+            }
             FromReplicas::Holding(attempt, copies) => self.report(now, Report::Holding { attempt, copies }),
             FromReplicas::Brought(attempt, step, brought) => {
                 let (error, roots) = match brought {
@@ -61,6 +76,13 @@ impl Launcher {
                 }
                 self.report(now, Report::Brought { attempt, step, error });
             }
+        }
+    }
+
+    /// All launchers see the same copies; the leader writes them down for all.
+    fn record_copies(&mut self, now: Mono, fact: Fact) {
+        if matches!(&self.brain, Brain::Leading(_)) {
+            self.step(now, Input::Fact(fact));
         }
     }
 

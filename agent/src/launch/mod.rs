@@ -4,6 +4,7 @@
 pub mod advised;
 mod brain;
 mod chosen;
+mod copied;
 pub mod drill;
 mod following;
 pub mod hang;

@@ -4,19 +4,21 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mainstay_core::base::id::Attempt;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
 use mainstay_core::checkpoint::replication_cost::StepTime;
+use mainstay_core::recovery::hosts::merge::SUMMED_WITHIN;
 use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
 use mainstay_tier::pool::{self, PoolOwner, View};
 use tokio::sync::mpsc;
 
 use crate::act::rank_processes::RankSpec;
+use crate::launch::copied::{self, CopyNews};
 use crate::launch::hosts::HostsPlan;
 
 /// Copies of each shard on other hosts.
@@ -34,11 +36,8 @@ const ASK_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_
 /// How often it is looked which step has its copies, for each host of the job: a look goes over all that is known of all.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// After so long without copies it is said.
-const COPIED_WITHIN: Duration = Duration::from_secs(60);
-
-/// Checksums of what ranks have saved are waited for so long.
-const SEALED_WITHIN: Duration = Duration::from_secs(60);
+/// Checksums of what ranks have saved are waited for so long; the leader waits for longer.
+const SEALED_WITHIN: Duration = Duration::from_nanos(SUMMED_WITHIN.0);
 
 /// A port that is taken for other launchers, before it is known who they are.
 #[derive(Debug)]
@@ -110,6 +109,7 @@ pub struct Replicas {
 #[derive(Debug)]
 pub(super) enum FromReplicas {
     Said(String),
+    Copies(CopyNews),
     Holding(Attempt, Vec<Copy>),
     Brought(Attempt, StepKey, Result<Brought, String>),
 }
@@ -188,9 +188,14 @@ impl Replicas {
     fn keep_what_is_copied(&mut self) -> std::io::Result<()> {
         let Some(view) = self.view.clone() else { return Ok(()) };
         self.stop = Arc::default();
-        let (weak, tell, stop) = (Arc::downgrade(&self.service), self.sender.clone(), Arc::clone(&self.stop));
+        let (weak, sender, stop) =
+            (Arc::downgrade(&self.service), self.sender.clone(), Arc::clone(&self.stop));
         let (launch, every) = (self.launch.clone(), self.every);
-        let keep = move || keep_what_is_copied(&weak, &view, (&launch, every), &stop, &tell);
+        let keep = move || {
+            // The receiver goes only when the launcher does.
+            let tell = |news| drop(sender.send(FromReplicas::Copies(news)));
+            copied::keep_what_is_copied(&weak, &view, (&launch, every), &stop, &tell);
+        };
         std::thread::Builder::new().name("ckpt-copied".to_owned()).spawn(keep).map(drop)
     }
 
@@ -238,55 +243,6 @@ fn ranks_of(crew: &RankSpec) -> Vec<u32> {
 /// Where copies for others lie: in the same memory as the pool, and removed with it.
 fn store(pool: &Path) -> std::path::PathBuf {
     pool.join("replicas")
-}
-
-/// Tells the pool which step has its copies, for as long as there is a service.
-fn keep_what_is_copied(
-    service: &Weak<Service>,
-    view: &View,
-    (launch, every): (&str, Duration),
-    stop: &AtomicBool,
-    tell: &mpsc::UnboundedSender<FromReplicas>,
-) {
-    let mut last = None;
-    let mut unsaid = Some(Instant::now() + COPIED_WITHIN);
-    while let Some(service) = service.upgrade().filter(|_| !stop.load(Ordering::SeqCst)) {
-        let copied = service.copied(launch);
-        let newer = copied.iter().take_while(|at| Some(**at) > last);
-        let newest = newer.copied().find(|(attempt, step)| view.copied(*attempt, *step));
-        if let Some(at) = newest {
-            service.keep_from(launch, at);
-        }
-        if newest.is_some() {
-            unsaid = None;
-        }
-        if unsaid.is_some_and(|at| Instant::now() >= at)
-            && let Some(why) = why_not_copied(&service, launch)
-        {
-            unsaid = None;
-            let _ = tell.send(FromReplicas::Said(why));
-        }
-        drop(service);
-        if let Some((_, step)) = newest {
-            if last.is_none() {
-                let told = format!("checkpoint: each shard of step {step} has a copy on another host");
-                let _ = tell.send(FromReplicas::Said(told));
-            }
-            last = newest;
-        }
-        std::thread::sleep(every);
-    }
-}
-
-/// Ranks have saved, and no step has its copies: what is known of the reason.
-fn why_not_copied(service: &Service, launch: &str) -> Option<String> {
-    service.copies().iter().find(|copy| copy.own && copy.shard.of.run == launch)?;
-    let why = service.peers().into_iter().find_map(|(name, peer)| Some(format!("{name}: {}", peer.error?)));
-    let why = why.unwrap_or_else(|| "saves come faster than copies".to_owned());
-    Some(format!(
-        "checkpoint: no step has a copy of each shard on another host yet ({why}). Check that all ports between the hosts \
-         are open"
-    ))
 }
 
 /// The next that work beside the loop tells.

@@ -8,6 +8,7 @@ pub mod advice;
 pub mod archive;
 pub mod backoff;
 pub mod cache;
+pub mod copied;
 pub mod copies;
 pub mod decision;
 pub mod divergence;

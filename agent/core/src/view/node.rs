@@ -7,11 +7,13 @@ use std::sync::Arc;
 use crate::base::id::{Attempt, JobId, Pid, Rank};
 use crate::base::time::{Mono, Span, Stamp};
 use crate::checkpoint::advice::Advised;
+use crate::checkpoint::copied::{self, CopiedStep};
 use crate::hang::Hang;
 use crate::hardware::gpu::GpuView;
 use crate::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
 use crate::model::finding::Finding;
 use crate::model::health::{Component, HealthState};
+use crate::model::observation::Observation;
 use crate::model::operator::OperatorState;
 use crate::model::verdict::{Decision, Verdict};
 use crate::progress::monitor::Pace;
@@ -129,6 +131,10 @@ pub struct JobView {
     pub policy_trouble: Option<String>,
     /// How often it had better save; none before it has saved a few times.
     pub saving: Option<Advised>,
+    /// The newest step of which each shard has a copy on another host, and when that was known.
+    pub copied: Option<(CopiedStep, Stamp)>,
+    /// Why copies do not keep up, until a newer step has its copies.
+    pub copies_behind: Option<String>,
 }
 
 /// The node: its components and its jobs.
@@ -173,6 +179,9 @@ impl NodeView {
             (Some(id), body) => {
                 if let Some(job) = self.jobs.get_mut(id) {
                     job.apply(body);
+                    if let Body::Fact(Fact::Observed(seen)) = body {
+                        job.apply_copies(entry.at, seen);
+                    }
                 }
             }
             (None, _) => {}
@@ -215,6 +224,16 @@ impl JobView {
             policy_troubles: 0,
             policy_trouble: None,
             saving: None,
+            copied: None,
+            copies_behind: None,
+        }
+    }
+
+    fn apply_copies(&mut self, at: Stamp, seen: &Observation) {
+        if let Some(step) = CopiedStep::read(seen) {
+            (self.copied, self.copies_behind) = (Some((step, at)), None);
+        } else if let Some(why) = copied::read_behind(seen) {
+            self.copies_behind = Some(why.to_owned());
         }
     }
 

@@ -160,6 +160,12 @@ pub(in crate::api) fn job(
         policy_trouble: job.policy_trouble.clone().unwrap_or_default(),
         policy_troubles: job.policy_troubles,
         saving: job.saving.as_ref().map(|of| saving(of, saving_tiers)),
+        copied_step: job.copied.map(|(of, at)| v1::CopiedStep {
+            step: of.step,
+            attempt: of.attempt,
+            time: Some(timestamp(at.wall)),
+        }),
+        copies_behind: job.copies_behind.clone().unwrap_or_default(),
     }
 }
 

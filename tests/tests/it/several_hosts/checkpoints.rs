@@ -1,8 +1,11 @@
 //! Checkpoints of jobs of several hosts that share no directory: launchers keep copies for each other.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use mainstay_core::checkpoint::copied::CopiedStep;
+use mainstay_core::model::entry::Fact;
 use mainstay_tests::{End, Job, has_client, has_torch, is_root, skipped};
 use nix::sys::signal::Signal;
 
@@ -69,6 +72,17 @@ fn a_killed_rank_goes_on_from_the_newest_step_in_memory_on_all_hosts() {
     let cluster = Cluster::new(2).sharing_nothing();
     let jobs = cluster.start(SAVES_EACH, "--nproc-per-node 2", &[("WAITS", "0")]);
     all_wait(&jobs);
+    for (host, job) in jobs.iter().enumerate() {
+        job.wait_for_fact(
+            "copies",
+            |fact| matches!(fact, Fact::Observed(seen) if CopiedStep::read(seen).is_some()),
+        );
+        let (_, status) = job.status(cluster.stage(host));
+        let copied = &status["servers"][0]["jobs"][0]["copied_step"];
+        assert!(copied["step"].is_u64() && copied["time"].is_string(), "host {host}: {status}");
+        let screen = job.asked(cluster.stage(host), &["status"]);
+        assert!(screen.contains("copies:") && screen.contains("is on two hosts"), "{screen}");
+    }
     jobs[1].kill_rank(0, 3);
     let ends = cluster.ends(jobs);
     for end in &ends {
@@ -111,6 +125,54 @@ fn replicas(below: &Path) -> Vec<PathBuf> {
     let paths = entries.flatten().map(|entry| entry.path());
     let files = paths.flat_map(|path| if path.is_dir() { replicas(&path) } else { vec![path] });
     files.filter(|path| path.extension().is_none_or(|extension| extension != "json")).collect()
+}
+
+/// The ranks whose shards a host keeps copies of, by the manifests beside them.
+fn keeps_for(cluster: &Cluster, host: usize) -> BTreeSet<u64> {
+    fn manifests(below: &Path) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(below) else { return Vec::new() };
+        let paths = entries.flatten().map(|entry| entry.path());
+        let files = paths.flat_map(|path| if path.is_dir() { manifests(&path) } else { vec![path] });
+        files.filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect()
+    }
+    let pools = fs::read_dir(cluster.stage(host).tmpfs().join("pools")).expect("the pools").flatten();
+    let all = pools.flat_map(|pool| manifests(&pool.path().join("replicas")));
+    let ranks = all.filter_map(|path| {
+        let manifest: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        manifest["rank"].as_u64()
+    });
+    ranks.collect()
+}
+
+#[test]
+fn a_copy_goes_to_another_failure_domain_if_there_is_one() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(3).sharing_nothing();
+    let jobs: Vec<Job> = ["rack-1", "rack-1", "rack-2"]
+        .iter()
+        .enumerate()
+        .map(|(host, domain)| {
+            let options =
+                format!("--nnodes 3 --node-rank {host} --nproc-per-node 1 --rdzv-conf domain={domain}");
+            cluster.start_host_as(host, SAVES_EACH, &options, &[("WAITS", "0")])
+        })
+        .collect();
+    for (host, job) in jobs.iter().enumerate() {
+        job.mark(&format!("waits.0.{host}"));
+        job.wait_until_said("has a copy on another host");
+    }
+    assert_eq!(keeps_for(&cluster, 2), BTreeSet::from([0, 1]), "the only host of the other rack");
+    for host in 0..2 {
+        assert!(keeps_for(&cluster, host).is_subset(&BTreeSet::from([2])), "nothing of its own rack");
+    }
+    for host in 0..3 {
+        fs::write(cluster.stage(host).marks().join("go.0"), "").expect("a mark for the rank");
+    }
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+    }
 }
 
 #[test]

@@ -146,3 +146,53 @@ fn a_slow_rank_of_a_follower_is_named_with_its_host() {
         end.assert_status(0).assert_said("rank 5 is ");
     }
 }
+
+/// Work that leaves traces, without heartbeats, and then what is appended.
+const WITHOUT_HEARTBEATS: &str = r#"
+SHARED = os.environ["MAINSTAY_CHECKPOINT_DIR"]
+os.makedirs(SHARED, exist_ok=True)
+def work(while_it):
+    while while_it():
+        print("step", flush=True)
+        time.sleep(0.05)
+begin = time.monotonic()
+work(lambda: time.monotonic() < begin + 3)
+"#;
+
+#[test]
+fn ranks_without_heartbeats_that_do_nothing_on_all_hosts_are_started_again() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(2);
+    let script = format!("{WITHOUT_HEARTBEATS}if ATTEMPT == 0: time.sleep(36000)");
+    let jobs = cluster.start(&script, "--nproc-per-node 1 --hang-limit idle=4s", &[]);
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 2, "{end}");
+        let verdict = end.verdict();
+        assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::AllStill, .. }), "{end}");
+        assert!(!verdict.heartbeats && verdict.confidence < 0.7, "{end}");
+    }
+    assert_eq!(verdicts(&ends[0]), verdicts(&ends[1]));
+}
+
+#[test]
+fn a_host_without_heartbeats_that_waits_for_another_at_work_is_left_alone() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(2);
+    let script = format!(
+        "{WITHOUT_HEARTBEATS}over = SHARED + '/over'\nif RANK == 0:\n    time.sleep(6)\n    open(over, 'w').close()\nelse:\n    \
+         work(lambda: not os.path.exists(over))\n"
+    );
+    let jobs = cluster.start(&script, "--nproc-per-node 1 --hang-limit idle=2s", &[]);
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 1, "{end}");
+        let hung = story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { acts: true, .. }));
+        assert!(!hung, "{end}");
+    }
+}

@@ -25,6 +25,8 @@
 mod checkpoints;
 mod world;
 
+pub use checkpoints::SUMMED_WITHIN;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 

@@ -10,8 +10,11 @@ use crate::model::observation::Weight;
 use crate::recovery::hosts::wire::Command;
 use crate::recovery::job::Input;
 
-/// A host that has not told what it holds by then is not waited for.
-const GATHERED_WITHIN: Span = Span::seconds(30);
+/// A launcher waits this long for checksums of what its ranks saved before it reports what it holds.
+pub const SUMMED_WITHIN: Span = Span::seconds(60);
+
+/// A host that has not reported what it holds by then is not waited for: half a minute more than it may need for checksums.
+const GATHERED_WITHIN: Span = Span::seconds(90);
 
 /// A host that has not brought its shards by then cannot have the step: 100 GB take so long at 1.3 Gbit/s.
 const BROUGHT_WITHIN: Span = Span::seconds(600);

@@ -1,0 +1,181 @@
+//! Which step has its copies on other hosts: the pool keeps it until a newer one has them, and people see it.
+
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mainstay_core::checkpoint::copied::CopiedStep;
+use mainstay_core::checkpoint::inventory::{Copy, StepKey};
+use mainstay_tier::peer::Service;
+use mainstay_tier::pool::View;
+
+/// After so long without a newer step that has its copies it is said.
+const COPIED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Whether a newer step waits for its copies is looked at this often.
+const CHECKED_EVERY: Duration = Duration::from_secs(1);
+
+/// The newest step with its copies is written into the journal this often.
+const RECORDED_EVERY: Duration = Duration::from_secs(10);
+
+/// What people are to know of copies.
+#[derive(Debug)]
+pub(super) enum CopyNews {
+    /// The first step of which each shard has its copy.
+    First(u64),
+    /// The newest such step. Not reported for each step.
+    Newest(CopiedStep),
+    /// No newer step has its copies, and why.
+    Behind(String),
+}
+
+/// Tells the pool which step has its copies, for as long as there is a service.
+pub(super) fn keep_what_is_copied(
+    service: &Weak<Service>,
+    view: &View,
+    (launch, every): (&str, Duration),
+    stop: &AtomicBool,
+    tell: &dyn Fn(CopyNews),
+) {
+    let mut copies = Copies::new(Instant::now());
+    while let Some(service) = service.upgrade().filter(|_| !stop.load(Ordering::SeqCst)) {
+        let now = Instant::now();
+        let copied = service.copied(launch);
+        let newer = copied.iter().take_while(|at| Some(**at) > copies.newest);
+        if let Some(at) = newer.copied().find(|(attempt, step)| view.copied(*attempt, *step)) {
+            service.keep_from(launch, at);
+            copies.advanced(at, now, tell);
+        } else if copies.is_to_be_checked(now) {
+            copies.check(now, saved_after(&service, launch, copies.newest));
+            if copies.are_behind(now) {
+                copies.behind(why_not_copied(&service, copies.newest), tell);
+            }
+        }
+        copies.record(now, tell);
+        drop(service);
+        std::thread::sleep(every);
+    }
+}
+
+/// What was reported of the newest step with its copies, so that each thing is reported once.
+struct Copies {
+    /// Attempt and step.
+    newest: Option<(u64, u64)>,
+    checked: Instant,
+    /// Since when a newer step without its copies has been saved here.
+    awaited_since: Option<Instant>,
+    recorded: Option<((u64, u64), Instant)>,
+    is_behind: bool,
+}
+
+impl Copies {
+    fn new(now: Instant) -> Copies {
+        Copies { newest: None, checked: now, awaited_since: None, recorded: None, is_behind: false }
+    }
+
+    fn advanced(&mut self, at: (u64, u64), now: Instant, tell: &dyn Fn(CopyNews)) {
+        if self.newest.is_none() {
+            tell(CopyNews::First(at.1));
+        }
+        (self.newest, self.checked, self.awaited_since, self.is_behind) = (Some(at), now, None, false);
+    }
+
+    fn is_to_be_checked(&self, now: Instant) -> bool {
+        !self.is_behind && now.duration_since(self.checked) >= CHECKED_EVERY
+    }
+
+    fn check(&mut self, now: Instant, newer_is_saved: bool) {
+        self.checked = now;
+        self.awaited_since = newer_is_saved.then(|| self.awaited_since.unwrap_or(now));
+    }
+
+    fn are_behind(&self, now: Instant) -> bool {
+        self.awaited_since.is_some_and(|since| now.duration_since(since) >= COPIED_WITHIN)
+    }
+
+    fn behind(&mut self, why: String, tell: &dyn Fn(CopyNews)) {
+        self.is_behind = true;
+        tell(CopyNews::Behind(why));
+    }
+
+    fn record(&mut self, now: Instant, tell: &dyn Fn(CopyNews)) {
+        let Some(newest) = self.newest else { return };
+        let is_due =
+            self.recorded.is_none_or(|(of, at)| of != newest && now.duration_since(at) >= RECORDED_EVERY);
+        if is_due {
+            self.recorded = Some((newest, now));
+            let (attempt, step) = newest;
+            tell(CopyNews::Newest(CopiedStep { attempt, step }));
+        }
+    }
+}
+
+/// Whether ranks of this host have saved a newer step.
+fn saved_after(service: &Service, launch: &str, newest: Option<(u64, u64)>) -> bool {
+    let of_launch = |copy: &&Copy| copy.own && copy.shard.of.run == launch;
+    service.copies().iter().filter(of_launch).any(|copy| {
+        let StepKey { attempt, step, .. } = copy.shard.of;
+        Some((attempt, step)) > newest
+    })
+}
+
+/// What is known of the reason.
+fn why_not_copied(service: &Service, newest: Option<(u64, u64)>) -> String {
+    let why = service.peers().into_iter().find_map(|(name, peer)| Some(format!("{name}: {}", peer.error?)));
+    let why = why.unwrap_or_else(|| "saves come faster than copies".to_owned());
+    let which = newest.map_or("no step".to_owned(), |(_, step)| format!("no step after {step}"));
+    format!(
+        "checkpoint: {which} has a copy of each shard on another host yet, for {} s ({why}). Check that all ports between \
+         the hosts are open",
+        COPIED_WITHIN.as_secs()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn copies_are_behind_a_minute_after_a_save_and_not_a_minute_after_the_last_copy() {
+        let told = RefCell::new(Vec::new());
+        let tell = |news| told.borrow_mut().push(news);
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut copies = Copies::new(begin);
+        copies.advanced((0, 7), at(1), &tell);
+        // Half an hour of training without a save, then one.
+        for second in (2..1800).step_by(10) {
+            copies.check(at(second), false);
+            assert!(!copies.are_behind(at(second)));
+        }
+        copies.check(at(1800), true);
+        assert!(!copies.are_behind(at(1800)), "it has only just been saved");
+        copies.check(at(1861), true);
+        assert!(copies.are_behind(at(1861)));
+        copies.behind("why".to_owned(), &tell);
+        assert!(!copies.is_to_be_checked(at(4000)), "it is reported once");
+        copies.advanced((0, 8), at(4001), &tell);
+        assert!(!copies.are_behind(at(4001)) && copies.is_to_be_checked(at(4003)));
+        assert!(matches!(&told.borrow()[..], [CopyNews::First(7), CopyNews::Behind(_)]));
+    }
+
+    #[test]
+    fn a_step_is_recorded_at_once_and_then_at_most_every_ten_seconds() {
+        let recorded = RefCell::new(Vec::new());
+        let tell = |news| {
+            if let CopyNews::Newest(of) = news {
+                recorded.borrow_mut().push(of.step);
+            }
+        };
+        let begin = Instant::now();
+        let mut copies = Copies::new(begin);
+        for second in 0..25 {
+            let now = begin + Duration::from_secs(second);
+            copies.advanced((0, second), now, &tell);
+            copies.record(now, &tell);
+        }
+        assert_eq!(*recorded.borrow(), [0, 10, 20]);
+    }
+}
