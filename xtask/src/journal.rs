@@ -47,6 +47,11 @@ impl Entry {
         self.body["kind"] == "fact" && self.body["what"] == what
     }
 
+    /// Whether it is a fact of this name, or one that was observed as this.
+    pub fn is_event(&self, what: &str) -> bool {
+        self.is_fact(what) || (self.is_fact("observed") && self.body["event"] == what)
+    }
+
     fn is(&self, kind: &str) -> bool {
         self.body["kind"] == kind
     }

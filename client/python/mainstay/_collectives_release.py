@@ -12,6 +12,7 @@ its connections stay open until all ranks have left (:func:`close`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -59,20 +60,27 @@ def _note_sockets_of(module, name: str) -> None:
         return
 
     def making(*arguments, **named):
-        call = object()
-        before = sockets()
-        with _lock:
-            _being_made[call] = before
-        try:
+        with noting():
             return make(*arguments, **named)
-        finally:
-            made = _new_since(before)
-            with _lock:
-                _being_made.pop(call, None)
-                _groups.update(made)
 
     making.__name__, making.__doc__, making.__wrapped__ = name, make.__doc__, make
     setattr(module, name, making)
+
+
+@contextlib.contextmanager
+def noting():
+    """Notes the sockets that are made meanwhile for process groups."""
+    call = object()
+    before = sockets()
+    with _lock:
+        _being_made[call] = before
+    try:
+        yield
+    finally:
+        made = _new_since(before)
+        with _lock:
+            _being_made.pop(call, None)
+            _groups.update(made)
 
 
 def _new_since(before: dict) -> dict:
@@ -177,7 +185,8 @@ def _nccl_backends() -> list:
 
 
 def destroy() -> None:
-    """Destroys all process groups of this process with their store. To be called when nobody waits in them.
+    """Destroys all process groups of this process with their store, but for a default group that stays over rounds
+    (:mod:`mainstay._reconfigure`). To be called when nobody waits in them.
 
     Waits for aborts under way, however long they take: what is destroyed meanwhile would wait for its peers. A rank that
     never comes to an end with it is replaced by the launcher.
@@ -187,7 +196,12 @@ def destroy() -> None:
     for thread in aborts:
         thread.join()
     distributed = sys.modules.get(_DISTRIBUTED)
-    if distributed is not None and distributed.is_initialized():
+    from . import _reconfigure
+
+    kept = distributed is not None and _reconfigure.keeps()
+    if kept:
+        _quietly(lambda: _destroy_others(distributed))
+    elif distributed is not None and distributed.is_initialized():
         _quietly(distributed.destroy_process_group)
         if distributed.is_initialized():
             # One of them refused to be shut down; the next round makes its groups anew all the same.
@@ -195,7 +209,7 @@ def destroy() -> None:
     if distributed is not None:
         # A group that failed while it was made has taken a number all the same, and groups find each other in the store
         # by number: a new process begins at the first.
-        _quietly(lambda: setattr(distributed._world, "group_count", 0))
+        _quietly(lambda: setattr(distributed._world, "group_count", 1 if kept else 0))
     with _lock:
         _groups.clear()
         _aborts.clear()
@@ -205,6 +219,14 @@ def close() -> None:
     """Closes the connections that were released. To be called when all ranks have left the round."""
     while _kept_open:
         _kept_open.popitem()[1].close()
+
+
+def _destroy_others(distributed) -> None:
+    """Destroys all groups but the default one; if that is not possible, all."""
+    default = distributed._get_default_group()
+    for group in list(distributed._world.pg_map):
+        if group is not default:
+            distributed.destroy_process_group(group)
 
 
 def _strike_off(distributed) -> None:

@@ -12,11 +12,23 @@ from __future__ import annotations
 
 import torch as _torch
 
-from . import _native, _torch_collectives, _torch_sections, _torch_store
+from . import _native, _reconfigure, _torch_collectives, _torch_sections, _torch_store
 
-__all__ = ["watch"]
+__all__ = ["process_group", "watch"]
 
 _watching = False
+
+
+def process_group(backend=None, *, timeout=None, **options):
+    """The default process group of this round, in place of ``torch.distributed.init_process_group`` in a function that is
+    :func:`mainstay.restartable`.
+
+    With PyTorch 2.15 or later and ``backend="gloo"`` a rank that goes on in its process keeps its group, and the group is
+    reconfigured (``torch.distributed._reconfigure``, which PyTorch calls experimental); ``MAINSTAY_RECONFIGURE=0`` turns that
+    off. Otherwise, outside of rounds, and with options that say where to meet, the group is made by ``init_process_group``.
+    All ranks have to call it.
+    """
+    return _reconfigure.process_group(backend, timeout=timeout, **options)
 
 
 def watch(model=None, *, steps: bool = True) -> bool:

@@ -488,3 +488,57 @@ work()
     job.end().assert_status(143);
     processes::wait_until_none_of(&id);
 }
+
+/// A rank is killed in each of the first two rounds, one raises in the third; the group is that of `mainstay.torch`.
+const KEPT_GROUP: &str = r#"
+import torch, torch.distributed as dist
+import mainstay.torch
+torch.set_num_threads(1)
+
+@mainstay.restartable
+def train():
+    round = int(os.environ["MAINSTAY_ATTEMPT"])
+    before = dist.group.WORLD if dist.is_initialized() else None
+    group = mainstay.torch.process_group("gloo")
+    tensor = torch.full((4,), float(RANK + 1))
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [6.0] * 4, tensor
+    pair = dist.new_group([0, 1])
+    if RANK < 2:
+        tensor = torch.full((4,), float(RANK + 1))
+        dist.all_reduce(tensor, group=pair)
+        assert tensor.tolist() == [3.0] * 4, tensor
+    mark(f"kept.{round}.{RANK}", f"{before is group} of {hasattr(dist, '_reconfigure')}")
+    for step in range(6):
+        if step == 3 and (round, RANK) in ((0, 2), (1, 0)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == 3 and (round, RANK) == (2, 1):
+            raise RuntimeError("injected")
+        dist.all_reduce(tensor)
+        mainstay.step(step)
+
+train()
+mark(f"end.{RANK}")
+"#;
+
+#[test]
+fn survivors_keep_their_process_group_where_torch_can_reconfigure_it_and_make_a_new_one_elsewhere() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let job = stage.python(KEPT_GROUP).ranks(3).options(&format!("{PATIENT} --max-restarts 5")).start();
+    for rank in 0..3 {
+        job.mark(&format!("kept.0.{rank}"));
+    }
+    let kept = |round: u32| [0, 1, 2].map(|rank| job.mark(&format!("kept.{round}.{rank}")));
+    let rounds = [1, 2, 3].map(kept);
+    let end = job.end();
+    end.assert_status(0);
+    let stays = if rounds[0][2].ends_with("of True") { "True of True" } else { "False of False" };
+    let new = stays.replace("True of", "False of");
+    assert_eq!(rounds[0], [stays, stays, &new], "a new process joins the group\n{end}");
+    assert_eq!(rounds[1], [&new, stays, stays], "also one that has the store of the round\n{end}");
+    assert_eq!(rounds[2], [stays; 3], "{end}");
+    assert_eq!(actions(&end), ["respawn_ranks", "respawn_ranks", "restart_in_process"], "{end}");
+}

@@ -1,8 +1,10 @@
-//! Jobs of several hosts on this machine: a rank that is killed, a leader that is lost, and a round of many launchers.
+//! Jobs of several hosts on this machine: a rank that is killed, a leader that is lost, a host that is lost
+//! and comes back, and a round of many launchers.
 
 mod kill;
 mod leader;
 mod network;
+mod resize;
 mod round;
 
 use std::fs;
@@ -16,10 +18,11 @@ use super::launchers::Bed;
 use crate::paths;
 use crate::progress::Progress;
 
-/// Measures all three.
+/// Measures all four.
 pub fn measure(story: &Progress, bed: &Bed, args: &Args, report: &mut Report) {
     kill::measure(story, bed, args.samples(5, 2), args.quick, report);
     leader::measure(story, bed, args.at_most(5, 2), report);
+    resize::measure(story, bed, args.at_most(5, 2), report);
     round::measure(story, args.samples(9, 3), report);
 }
 
