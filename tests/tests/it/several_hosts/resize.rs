@@ -5,6 +5,7 @@ use mainstay_tests::{End, Job, has_client, has_torch};
 use nix::sys::signal::Signal;
 
 use super::cluster::Cluster;
+use super::etcd::{Etcd, has_etcd};
 
 /// Steps in common, until a mark says that it is enough. All ranks save when they are asked to.
 const STEPS: &str = r#"
@@ -298,4 +299,74 @@ fn ranks_that_wait_in_their_processes_get_new_ones_when_their_number_changes() {
         assert_eq!(cluster.read(host, &format!("round.1.{rank}")), "4");
     }
     assert_eq!(worlds(&ends[0]), [(6, 4)]);
+}
+
+#[test]
+fn a_host_beyond_the_multiple_waits_and_gets_ranks_again() {
+    if !has_client() {
+        return;
+    }
+    let endpoint = format!("127.0.0.1:{}", testing::free_port());
+    let cluster = Cluster::meeting_at(5, &format!("--rdzv-backend c10d --rdzv-endpoint {endpoint}"));
+    let options =
+        "--nnodes 2:4 --rdzv-conf shrink_after=1,grow_after=1,last_call_timeout=60,world_multiple=2";
+    let mut jobs = start(&cluster, 4, STEPS, options);
+    for rank in 0..4 {
+        cluster.host_with(&format!("steps.0.{rank}"));
+    }
+    let (lost, waits) = (cluster.host_with("steps.0.1"), cluster.host_with("steps.0.3"));
+    kill(jobs.remove(lost));
+    // Three are left, of which the one with the highest ranks waits.
+    let at = if waits > lost { waits - 1 } else { waits };
+    jobs[at].wait_until_said("the job goes on without this host; waiting for a seat");
+    for rank in 0..2 {
+        let host = cluster.host_with(&format!("steps.1.{rank}"));
+        assert!(cluster.read(host, &format!("world.1.{rank}")).starts_with("2 on"));
+        assert_ne!(host, waits);
+    }
+    jobs.push(cluster.start_host_as(4, STEPS, options, &[]));
+    for rank in 0..4 {
+        let host = cluster.host_with(&format!("steps.2.{rank}"));
+        assert!(cluster.read(host, &format!("world.2.{rank}")).starts_with("4 on"));
+    }
+    assert_eq!(cluster.host_with("steps.2.2"), waits, "who has waited longest comes first");
+    std::fs::write(cluster.stage(0).work().join("checkpoints/enough.2"), "").expect("a mark");
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+    }
+    assert_eq!(worlds(&ends[0]), [(4, 2), (2, 4)]);
+}
+
+#[test]
+fn the_next_leader_goes_on_with_the_number_of_ranks_that_there_is() {
+    if !has_client() || !has_etcd() {
+        return;
+    }
+    let etcd = Etcd::start();
+    let cluster =
+        Cluster::meeting_at(4, &format!("--rdzv-backend etcd --rdzv-endpoint 127.0.0.1:{}", etcd.port));
+    let options = "--nnodes 1:4 --max-restarts 5 --rdzv-conf shrink_after=1,last_call_timeout=60,lease=4";
+    let mut jobs = start(&cluster, 4, STEPS, options);
+    for rank in 0..4 {
+        cluster.host_with(&format!("steps.0.{rank}"));
+    }
+    // The host of rank 1, then the leader, which has rank 0.
+    let lost = cluster.host_with("steps.0.1");
+    kill(jobs.remove(lost));
+    for rank in 0..3 {
+        cluster.host_with(&format!("steps.1.{rank}"));
+    }
+    let (second, third) = (cluster.host_with("steps.1.1"), cluster.host_with("steps.1.2"));
+    kill(jobs.remove(0));
+    assert_eq!(cluster.host_with("steps.2.0"), third, "the highest host moves into the first place");
+    assert_eq!(cluster.host_with("steps.2.1"), second);
+    assert_eq!(cluster.read(third, "changed.2.0"), "3 to 2");
+    assert_eq!(cluster.read(second, "world.2.1"), "2 on 1 of 2");
+    std::fs::write(cluster.stage(0).work().join("checkpoints/enough.2"), "").expect("a mark");
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+        assert_eq!(worlds(end), [(4, 3), (3, 2)], "{end}");
+    }
 }
