@@ -171,7 +171,9 @@ def latest(*, directory: Optional[str] = None) -> Optional[int]:
     return None
 
 
-def load(step: Optional[int] = None, *, into: Any = None, directory: Optional[str] = None) -> Any:
+def load(
+    step: Optional[int] = None, *, into: Any = None, directory: Optional[str] = None, replicated: bool = False
+) -> Any:
     """This rank's state of `step`, or of the newest whole step; None where there is none.
 
     A step that is damaged is said so in a warning; without `step` the next older whole one is taken. Raises only what
@@ -180,9 +182,13 @@ def load(step: Optional[int] = None, *, into: Any = None, directory: Optional[st
     ``into`` is a state like the one that was saved: tensors on the host and arrays are loaded into the memory of those that have the
     same path, type and shape there, and those of the returned state share it. That saves the time for new memory, and the copy out
     of it. Where nothing could be loaded after such memory was written to, RuntimeError is raised.
+
+    ``replicated`` says that all ranks have saved the same state, as those of plain data parallelism do: then a step of any number
+    of ranks is loaded, from any shard of it that is good. All ranks have to see the same directory; where torch.distributed is
+    initialised they choose the step together.
     """
     targets = None if into is None else _container.Targets(into)
-    taken = _take(step, directory, targets)
+    taken = _take_replicated(step, directory, targets) if replicated else _take(step, directory, targets)
     if taken is None:
         if targets is not None and targets.written:
             raise RuntimeError("mainstay.checkpoint.load: no step is whole, and what was given as `into` is spoilt")
@@ -234,6 +240,80 @@ def _take(step: Optional[int], directory: Optional[str], into=None):
     except OSError as error:
         _warn(f"mainstay.checkpoint.load: {_told(error)}; nothing is loaded. {_advice(error)}", depth=4)
     return None
+
+
+def _take_replicated(step: Optional[int], directory: Optional[str], into=None):
+    """The state of the newest step that any number of ranks has saved, or of `step`: what one rank has, all have."""
+    try:
+        place = _place(directory)
+        chosen = _chosen(place)
+        wanted = _doubt_policy()
+        numbers = _seal.steps(place.directory) if step is None else [_step_number(step)]
+        limit = None
+        while True:
+            found = _newest_replicated(place, [of for of in numbers if limit is None or of <= limit], chosen, wanted)
+            number = -1 if found is None else found[0]
+            told = _told_by_all(number)
+            limit = min(told)
+            if max(told) == limit:
+                break
+            if found is not None and found[1] is not None:
+                found[1][1].close()
+            if limit < 0:
+                return None
+        if found is None:
+            return None
+        return found[1] if found[1] is not None else _take_chosen(place, chosen, into)
+    except _Setting as setting:
+        if os.environ.get(_DIRECTORY) or directory is not None or step is not None:
+            _warn(f"mainstay.checkpoint.load: {setting}; nothing is loaded", depth=4)
+    except OSError as error:
+        _warn(f"mainstay.checkpoint.load: {_told(error)}; nothing is loaded. {_advice(error)}", depth=4)
+    return None
+
+
+def _newest_replicated(place: _Place, numbers: list, chosen: Optional[_Chosen], wanted: str):
+    """The newest of these steps with a good shard: its number, and manifest and open file; or that which the launchers chose,
+    without a file."""
+    for number in numbers:
+        if chosen is not None and number <= chosen.step:
+            return chosen.step, None
+        for rank in _ranks_of(place, number):
+            taken = _seal.take_one(place.directory, number, rank)
+            if taken is None:
+                continue
+            if _is_of_this_attempt(taken[0]):
+                # Of a rank that began earlier: others may not have seen it.
+                taken[1].close()
+                continue
+            if _passes(place._replace(rank=rank), number, wanted, "load", 5):
+                return number, taken
+            taken[1].close()
+            break
+    return (chosen.step, None) if chosen is not None else None
+
+
+def _is_of_this_attempt(manifest: dict) -> bool:
+    launch = os.environ.get("MAINSTAY_LAUNCH")
+    return bool(launch) and manifest.get("run") == launch and manifest["attempt"] >= _attempt()
+
+
+def _ranks_of(place: _Place, number: int) -> list:
+    """The ranks that have a shard of a step, this one first."""
+    home = _seal.step_directory(place.directory, number)
+    names = os.listdir(home) if os.path.isdir(home) else []
+    ranks = [int(name[len("rank-"):]) for name in names if name.startswith("rank-") and name[len("rank-"):].isdecimal()]
+    return sorted(ranks, key=lambda rank: (rank != place.rank, rank))
+
+
+def _told_by_all(number: int) -> list:
+    """The numbers of all ranks, where they can tell each other."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return [number]
+    told = [None] * distributed.get_world_size()
+    distributed.all_gather_object(told, number)
+    return told
 
 
 def _note_saved(attempt: int) -> None:

@@ -370,3 +370,45 @@ fn the_next_leader_goes_on_with_the_number_of_ranks_that_there_is() {
         assert_eq!(worlds(end), [(4, 3), (3, 2)], "{end}");
     }
 }
+
+/// Each rank saves the same state, and loads it whatever the number of ranks was.
+const SAME_STATES: &str = r#"
+import mainstay
+saved = mainstay.checkpoint.load(replicated=True)
+mark(f"loaded.{ATTEMPT}.{RANK}", saved)
+for step in range(5 if saved is None else saved + 1, 9 + 3 * ATTEMPT):
+    mainstay.step(step)
+    assert mainstay.checkpoint.save(step, step)
+mark(f"waits.{ATTEMPT}.{RANK}")
+wait_for(f"go.{ATTEMPT}")
+"#;
+
+#[test]
+fn a_state_that_all_ranks_share_is_loaded_by_fewer_and_by_more() {
+    if !has_client() {
+        return;
+    }
+    let endpoint = format!("127.0.0.1:{}", testing::free_port());
+    let cluster = Cluster::meeting_at(4, &format!("--rdzv-backend c10d --rdzv-endpoint {endpoint}"));
+    let options = "--nnodes 1:3 --rdzv-conf shrink_after=1,grow_after=1,last_call_timeout=60";
+    let mut jobs = start(&cluster, 3, SAME_STATES, options);
+    for rank in 0..3 {
+        cluster.host_with(&format!("waits.0.{rank}"));
+    }
+    kill(jobs.remove(2));
+    for rank in 0..2 {
+        let host = cluster.host_with(&format!("waits.1.{rank}"));
+        assert_eq!(cluster.read(host, &format!("loaded.1.{rank}")), "8", "the newest step of three");
+    }
+    jobs.push(cluster.start_host_as(3, SAME_STATES, options, &[]));
+    for rank in 0..3 {
+        let host = cluster.host_with(&format!("waits.2.{rank}"));
+        assert_eq!(cluster.read(host, &format!("loaded.2.{rank}")), "11", "the newest step of two");
+    }
+    for host in [0, 1, 2, 3] {
+        cluster.stage(host).mark("go.2");
+    }
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+    }
+}
