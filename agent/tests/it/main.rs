@@ -21,6 +21,7 @@ mod hooks;
 mod host_source;
 mod host_system;
 mod hosts_streams;
+mod hosts_upgrade;
 mod journal;
 mod journal_crash;
 mod journal_document;

@@ -46,7 +46,8 @@ impl Lead {
         for (number, until, order) in std::mem::take(&mut self.held) {
             match order {
                 Order::StartRanks(attempt) | Order::StartRound(attempt) => {
-                    let error = "asked to stop while the coordination store did not answer".to_owned();
+                    let error =
+                        "asked to stop before the coordination store had a record of this attempt".to_owned();
                     self.tell_job(at, Input::Fact(Fact::StartFailed { attempt, error }));
                 }
                 order => self.held.push_back((number, until, order)),

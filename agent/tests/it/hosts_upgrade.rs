@@ -1,0 +1,123 @@
+//! A rolling upgrade: launchers of other versions meet a leader of this one. Who has another protocol is refused with both
+//! versions; who has the same takes part.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use mainstay_agent::hosts::Token;
+use mainstay_agent::hosts::connect::{self, FromLeader};
+use mainstay_coord::{Client, Endpoint, Group, GroupOptions, Leader, Settings};
+use mainstay_core::recovery::hosts::wire::{Down, Join, PROTOCOL};
+use tokio::sync::{mpsc, watch};
+
+const RUN: &str = "upgrade";
+
+/// The launcher of host 0 of two, which waits for the other.
+struct Leading {
+    launcher: Child,
+    port: u16,
+}
+
+impl Leading {
+    fn start(directory: &Path) -> Leading {
+        let port = testing::free_port();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        command.args(["run", "--no-agent", "--nnodes", "2", "--node-rank", "0", "--rdzv-id", RUN]);
+        command.args(["--master-addr", "127.0.0.1", "--master-port", &port.to_string()]);
+        command.args(["--rdzv-conf", "encrypt=off", "--no-python", "--log-dir"]).arg(directory.join("logs"));
+        command.arg("--runtime-dir").arg(directory.join("runtime")).args(["sleep", "1000"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).current_dir(directory);
+        let said = std::fs::File::create(directory.join("said")).unwrap();
+        Leading { launcher: command.stderr(said).spawn().unwrap(), port }
+    }
+
+    /// The job in its store, as a launcher without `--rdzv-conf token` sees it.
+    fn group(&self) -> Group {
+        let key =
+            blake3::derive_key("mainstay 2026-11 built-in coordination store", format!("\0{RUN}").as_bytes());
+        let endpoint = Endpoint { tls: false, host: "127.0.0.1".to_owned(), port: self.port };
+        let token = Some(blake3::Hash::from_bytes(key).to_hex().to_string());
+        let client = Client::new(Settings { token, ..Settings::new(vec![endpoint]) }).unwrap();
+        Group::new(client, RUN.parse().unwrap(), GroupOptions::default())
+    }
+}
+
+impl Drop for Leading {
+    fn drop(&mut self) {
+        let launcher = nix::unistd::Pid::from_raw(self.launcher.id() as i32);
+        let _ = nix::sys::signal::kill(launcher, nix::sys::signal::Signal::SIGTERM);
+        let _ = self.launcher.wait();
+    }
+}
+
+/// Asks again until the launcher serves its store and leads.
+async fn leader(group: &Group) -> Leader {
+    loop {
+        if let Ok(state) = group.state().await
+            && let Some(leader) = state.leader
+        {
+            return leader;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The leader's first answer to a launcher of this version and protocol.
+async fn answer(leader: &Leader, token: Token, version: &str, protocol: u32) -> Down {
+    let join = Join {
+        protocol,
+        version: version.to_owned(),
+        run_id: RUN.to_owned(),
+        launcher: format!("launcher-{version}"),
+        host: format!("host-{version}"),
+        node_rank: Some(1),
+        ranks: 1,
+        hosts: (2, 2),
+        ..Join::default()
+    };
+    let (_join, join) = watch::channel(join);
+    let (sender, mut events) = mpsc::channel(64);
+    tokio::spawn(connect::keep(leader.addresses.clone(), token, join, sender));
+    let mut open = None;
+    loop {
+        match events.recv().await.expect("news") {
+            // The connection ends when this is dropped.
+            FromLeader::Connected { to } => open = Some(to),
+            FromLeader::Said { down: Down::Beat { .. } | Down::Waiting { .. }, .. } => {}
+            FromLeader::Said { down, .. } => return down,
+            FromLeader::Lost { why, .. } => panic!("{why}, after {open:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_launcher_of_another_protocol_is_refused_by_name_and_one_of_the_same_takes_part() {
+    let directory = tempfile::tempdir().unwrap();
+    let leading = Leading::start(directory.path());
+    let group = leading.group();
+    let leader = leader(&group).await;
+    let secret = format!("\0{}", group.secret().await.unwrap());
+    let token = Token::of(RUN, Some(&secret));
+
+    let mut refused = Vec::new();
+    for (version, protocol) in [("9.0.0", PROTOCOL + 1), ("0.0.1", PROTOCOL - 1)] {
+        let Down::Refused { why } = answer(&leader, token.clone(), version, protocol).await else {
+            panic!("protocol {protocol} was not refused")
+        };
+        let expected = format!("it runs Mainstay {version} with protocol {protocol} between launchers");
+        assert!(why.starts_with(&expected), "{why}");
+        assert!(why.ends_with("install the same version on all hosts"), "{why}");
+        refused.push(format!("host host-{version} (127.0.0.1) cannot take part: {why}"));
+    }
+
+    let served = answer(&leader, token, "0.99.0", PROTOCOL).await;
+    let Down::Welcome { seat, .. } = served else { panic!("{served:?}") };
+    assert_eq!((seat.group_rank, seat.world_size), (1, 2));
+
+    drop(leading);
+    let said = std::fs::read_to_string(directory.path().join("said")).unwrap();
+    for line in refused {
+        assert!(said.contains(&line), "{line}\n{said}");
+    }
+}
