@@ -68,6 +68,24 @@ mark(f"seen.{ATTEMPT}.{RANK}", "\n".join(map(repr, seen())))
     assert!(plain.contains("'parent', True, True"), "{plain}");
 }
 
+/// As configuration libraries do, which take the arguments as the default of a parameter.
+#[test]
+fn a_library_that_keeps_the_arguments_at_its_import_has_the_programs_own() {
+    let stage = Stage::new();
+    let library = "import sys\nKEPT = list(sys.argv)\nSAME = sys.argv\n";
+    std::fs::write(stage.work().join("keeps_arguments.py"), library).expect("a module");
+    let script = r#"
+import sys
+forked = "keeps_arguments" in sys.modules
+import keeps_arguments as kept
+mark(f"seen.{ATTEMPT}.{RANK}", repr((kept.KEPT, kept.SAME is sys.argv)))
+assert forked == (ATTEMPT > 0), "the second attempt has it from the template"
+"#;
+    let (plain, forked) = plain_and_forked(&stage, script, "--warm-imports keeps_arguments");
+    assert_eq!(plain, forked);
+    assert!(plain.contains("'--lr', '1', '-x'"), "{plain}");
+}
+
 #[test]
 fn forked_ranks_draw_numbers_of_their_own() {
     let stage = Stage::new();

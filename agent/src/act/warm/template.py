@@ -32,11 +32,12 @@ def main():
     control = Control(int(sys.argv[1]))
     with open(sys.argv[2], encoding="utf-8") as file:
         plan = json.load(file)
-    # As the program will see it: imports must find the same files.
+    # As the program will see it: imports must find the same files, and libraries may keep the arguments that they find.
+    sys.argv[:] = ["-m", *plan["arguments"][1:]] if plan["module"] else plan["arguments"]
     if not _safe_path():
         sys.path[0] = plan["path"]
     began = time.monotonic()
-    trouble, module, imported = _import_all(plan)
+    trouble, module, imported = _import_all(plan, control.socket.fileno())
     if trouble:
         control.send({"unclean": {"why": trouble, "module": module}})
         return
@@ -315,7 +316,7 @@ def _uncaught(error):
     raise SystemExit(1)
 
 
-def _import_all(plan):
+def _import_all(plan, control):
     """Imports what the plan lists, in its order. Returns (trouble, module, how many)."""
     places = _library_places()
     imported = 0
@@ -327,10 +328,10 @@ def _import_all(plan):
             imported += 1
         except BaseException:
             continue  # the program will meet it, or not, by itself
-        trouble = _not_forkable()
+        trouble = _not_forkable(control)
         if trouble:
             return trouble, name, imported
-    return _not_forkable(thorough=True), None, imported
+    return _not_forkable(control, thorough=True), None, imported
 
 
 def _lacking(path, plan):
@@ -417,7 +418,7 @@ def _is_library(origin, places):
     return not origin or os.path.realpath(origin).startswith(places)
 
 
-def _not_forkable(thorough=False):
+def _not_forkable(control, thorough=False):
     """Why a fork of this process would be broken, if it would."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         threads = next((int(line.split()[1]) for line in status if line.startswith("Threads:")), 1)
@@ -431,7 +432,6 @@ def _not_forkable(thorough=False):
                 return "it has started processes"
     except OSError:
         pass  # a kernel without the list
-    control = int(sys.argv[1])
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}")

@@ -127,6 +127,7 @@ struct Plan<'a> {
     target: &'a str,
     imports: Option<&'a [Module]>,
     without: &'a [String],
+    arguments: &'a [String],
     original: Vec<&'a str>,
 }
 
@@ -147,6 +148,7 @@ impl Template {
             target: &program.target,
             imports: plan.imports.as_deref(),
             without: &plan.without,
+            arguments: &program.arguments,
             original: original.chain(program.arguments.iter().map(String::as_str)).collect(),
         };
         let output = write_files(&plan.directory, serde_json::to_vec(&written)?)?;

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mainstay_tests::{End, Job, Stage, Waiting};
+use mainstay_tests::{End, Job, Plan, Stage, Waiting};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -87,6 +87,11 @@ impl Cluster {
     }
 
     pub fn start_host_as(&self, host: usize, script: &str, options: &str, variables: &[(&str, &str)]) -> Job {
+        self.plan(host, script, options, variables).start()
+    }
+
+    /// The launcher of a host, before it is started.
+    pub fn plan(&self, host: usize, script: &str, options: &str, variables: &[(&str, &str)]) -> Plan<'_> {
         let leader = self.network.as_ref().map_or("127.0.0.1".to_owned(), |network| network.address(0));
         let shared = self.stages[0].work().join("checkpoints");
         let meets = self.meets.clone();
@@ -103,7 +108,7 @@ impl Cluster {
             // Gloo takes the address of the host's name, which all namespaces share.
             plan = plan.variable("GLOO_SOCKET_IFNAME", "eth0");
         }
-        plan.start()
+        plan
     }
 
     /// Waits for the end of all launchers, then looks at what each has left.

@@ -1,6 +1,7 @@
 //! Jobs of several hosts: one launcher for each, in network namespaces of their own where PyTorch trains over them, else on
 //! the loopback address.
 
+mod agents;
 mod checkpoints;
 mod cluster;
 mod etcd;
