@@ -20,6 +20,8 @@ pub use agent::Agent;
 pub use end::End;
 pub use job::{Job, Started};
 pub use plan::Plan;
-pub use program::{as_nobody, has_client, has_torch, is_root, mainstay, python, skipped};
+pub use program::{
+    as_nobody, has_client, has_torch, is_root, mainstay, python, python_with_frameworks, skipped,
+};
 pub use stage::Stage;
 pub use waiting::{DEADLINE, Waiting};

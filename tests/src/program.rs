@@ -37,6 +37,15 @@ pub fn has_torch() -> bool {
     told(*HAS.get_or_init(|| has("torch")), "torch") && has_client()
 }
 
+/// A Python with Lightning, Transformers, JAX and Orbax; none if there is none, and the test is skipped.
+pub fn python_with_frameworks() -> Option<PathBuf> {
+    let python = std::env::var_os("MAINSTAY_TEST_FRAMEWORKS").map(PathBuf::from);
+    if python.is_none() {
+        skipped("MAINSTAY_TEST_FRAMEWORKS names no Python with frameworks; `cargo xtask test` provides it");
+    }
+    python
+}
+
 /// Each test that asks in vain is skipped, not only the first.
 fn told(found: bool, module: &str) -> bool {
     if !found {

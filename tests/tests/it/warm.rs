@@ -4,7 +4,7 @@
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact};
 use mainstay_core::model::observation::Observation;
-use mainstay_tests::{Job, Stage, has_client, has_torch, processes, story};
+use mainstay_tests::{Job, Stage, has_client, has_torch, processes, python_with_frameworks, story};
 use nix::sys::signal::Signal;
 
 /// Waits for what the launcher tells of its template.
@@ -84,6 +84,65 @@ assert forked == (ATTEMPT > 0), "the second attempt has it from the template"
     let (plain, forked) = plain_and_forked(&stage, script, "--warm-imports keeps_arguments");
     assert_eq!(plain, forked);
     assert!(plain.contains("'--lr', '1', '-x'"), "{plain}");
+}
+
+#[test]
+fn a_library_that_looks_at_its_rank_at_its_import_is_left_to_the_ranks() {
+    let stage = Stage::new();
+    let library = "import os\nRANK = int(os.environ.get('RANK', -1))\n";
+    std::fs::write(stage.work().join("keeps_rank.py"), library).expect("a module");
+    let script = r#"
+import sys
+held = sorted({"json", "keeps_rank"}.intersection(sys.modules))
+import keeps_rank
+mark(f"seen.{ATTEMPT}.{RANK}", f"{keeps_rank.RANK == RANK} {held}")
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(2).options("--warm-imports json,keeps_rank").start();
+    job.mark("seen.0.0");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    for rank in 0..2 {
+        assert_eq!(job.mark(&format!("seen.1.{rank}")), "True ['json']", "forked, without this module");
+    }
+    job.end().assert_status(0);
+}
+
+/// Lightning and TorchMetrics keep the rank that they find when they are imported.
+#[test]
+fn libraries_that_keep_the_rank_have_each_ranks_own() {
+    let Some(python) = python_with_frameworks() else { return };
+    let stage = Stage::new();
+    let script = r#"
+import os, sys
+forked = "torchmetrics" in sys.modules and "lightning.fabric" in sys.modules
+import lightning.fabric.utilities.rank_zero as fabric
+import torchmetrics.utilities.prints as metrics
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+place = os.environ["MARKS"] + f"/seen.{attempt}.{rank}"
+with open(place + ".new", "w") as file:
+    file.write(f"{fabric.rank_zero_only.rank} {metrics.rank_zero_only.rank} {forked}")
+os.rename(place + ".new", place)
+if attempt == "0":
+    import time
+    time.sleep(36000)
+"#;
+    let path = stage.work().join("keeps.py");
+    std::fs::write(&path, script).expect("a script");
+    let program = [python.display().to_string(), path.display().to_string()];
+    let program: Vec<&str> = program.iter().map(String::as_str).collect();
+    let options = "--warm-imports lightning.fabric,torchmetrics";
+    let job = stage.command(&program).ranks(2).options(options).start();
+    for rank in 0..2 {
+        assert_eq!(job.mark(&format!("seen.0.{rank}")), format!("{rank} {rank} False"));
+    }
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    for rank in 0..2 {
+        assert_eq!(job.mark(&format!("seen.1.{rank}")), format!("{rank} {rank} True"));
+    }
+    job.end().assert_status(0);
 }
 
 #[test]

@@ -22,6 +22,14 @@ import types
 
 __mainstay_template__ = True  # marks our frames for whoever looks for the program's outermost one
 
+# Variables that differ between ranks or attempts. What a library makes of them at its import would be wrong in a forked rank.
+OF_RANKS = frozenset(("RANK", "LOCAL_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"))
+
+# Libraries that keep one of them where it can be set right again, by _restore_rank_zero.
+KNOWN_READERS = frozenset(
+    ("torchmetrics.utilities.prints", "lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
+)
+
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
 
@@ -239,6 +247,7 @@ def _become(rank):
         os.environ.pop(name, None)
     os.environ.update(rank["environment"])
     _restore_blas_threads()
+    _restore_rank_zero()
 
 
 def _run(plan, arguments):
@@ -320,6 +329,7 @@ def _import_all(plan, control):
     """Imports what the plan lists, in its order. Returns (trouble, module, how many)."""
     places = _library_places()
     imported = 0
+    os.environ.__class__ = _WatchedEnvironment
     for name, origin in _named_in(plan) if plan["imports"] is None else plan["imports"]:
         if name in sys.modules or name in plan["without"] or not _is_library(origin, places):
             continue
@@ -328,10 +338,34 @@ def _import_all(plan, control):
             imported += 1
         except BaseException:
             continue  # the program will meet it, or not, by itself
-        trouble = _not_forkable(control)
+        trouble = _not_forkable(control) or _WatchedEnvironment.trouble
         if trouble:
             return trouble, name, imported
+    os.environ.__class__ = os._Environ
     return _not_forkable(control, thorough=True), None, imported
+
+
+class _WatchedEnvironment(os._Environ):
+    """Notes which module looks at its rank while it is imported: ranks that are forked later would all have what it found."""
+
+    trouble = None
+
+    def __getitem__(self, name):
+        if name in OF_RANKS:
+            reader = self._importing()
+            if reader not in KNOWN_READERS and reader is not None:
+                _WatchedEnvironment.trouble = f"{reader} reads {name} when it is imported"
+        return super().__getitem__(name)
+
+    @staticmethod
+    def _importing():
+        """The innermost module whose own lines run."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_name == "<module>" and "__mainstay_template__" not in frame.f_globals:
+                return frame.f_globals.get("__name__")
+            frame = frame.f_back
+        return None
 
 
 def _lacking(path, plan):
@@ -465,6 +499,14 @@ def _restore_blas_threads():
         ):
             if hasattr(library, symbol):
                 getattr(library, symbol)(count)
+
+
+def _restore_rank_zero():
+    """Gives what KNOWN_READERS keep the value that it has in a rank that was started plainly."""
+    for name in KNOWN_READERS.intersection(sys.modules):
+        module = sys.modules[name]
+        rank = module._get_rank() if hasattr(module, "_get_rank") else int(os.environ.get("LOCAL_RANK", 0))
+        module.rank_zero_only.rank = rank or 0
 
 
 def _die_with_parent():

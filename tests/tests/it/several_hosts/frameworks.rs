@@ -1,9 +1,7 @@
 //! Lightning, and Hugging Face's Trainer with Accelerate, over two hosts: programs that know nothing of Mainstay, with checkpoints of
 //! their own in a directory that both hosts share. One that loses a rank ends with the parameters of an undisturbed run.
 
-use std::path::PathBuf;
-
-use mainstay_tests::{is_root, skipped};
+use mainstay_tests::{is_root, python_with_frameworks, skipped};
 
 use super::cluster::Cluster;
 
@@ -83,18 +81,9 @@ for parameter in model.parameters():
 mark(f"final.{RANK}", digest.hexdigest())
 "#;
 
-/// A Python with Lightning and Transformers: `MAINSTAY_TEST_FRAMEWORKS`, which `cargo xtask test` provides.
-fn frameworks() -> Option<PathBuf> {
-    let python = std::env::var_os("MAINSTAY_TEST_FRAMEWORKS").map(PathBuf::from);
-    if python.is_none() {
-        skipped("MAINSTAY_TEST_FRAMEWORKS names no Python with Lightning; `cargo xtask test` provides it");
-    }
-    python
-}
-
 /// The parameters of both ranks at the end, without and with a rank killed in step 13.
 fn ends_as_an_undisturbed_run(program: &str) {
-    let Some(python) = frameworks() else { return };
+    let Some(python) = python_with_frameworks() else { return };
     if !is_root() {
         return skipped("only root can make network namespaces");
     }
