@@ -38,6 +38,7 @@ mod host_system;
 mod hostile;
 mod hosts_checkpoints;
 mod hosts_resize;
+mod hosts_seats;
 mod hosts_simulation;
 mod job;
 mod job_hangs;

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use super::cluster::Cluster;
 use super::etcd::{Etcd, has_etcd};
 
-/// Steps in common, until a mark says that it is enough. All ranks save when they are asked to.
+/// Steps in common, until a file says that it is enough. All ranks save when they are asked to.
 const STEPS: &str = r#"
 import mainstay
 mainstay.on_world_change(lambda old, new: mark(f"changed.{ATTEMPT}.{RANK}", f"{old} to {new}"))
@@ -16,7 +16,11 @@ mark(f"world.{ATTEMPT}.{RANK}", f"{world} on {os.environ['GROUP_RANK']} of {os.e
 shared = os.environ["MAINSTAY_CHECKPOINT_DIR"]
 os.makedirs(shared, exist_ok=True)
 for step in range(1, 1_000_000):
-    open(f"{shared}/{ATTEMPT}.{step}.{RANK}", "w").close()
+    # The first rank says for all of them whether this is the last step.
+    last = RANK == 0 and os.path.exists(f"{shared}/enough.{ATTEMPT}")
+    with open(f"{shared}/aside.{RANK}", "w") as file:
+        file.write("last" if last else "")
+    os.rename(file.name, f"{shared}/{ATTEMPT}.{step}.{RANK}")
     while not all(os.path.exists(f"{shared}/{ATTEMPT}.{step}.{rank}") for rank in range(world)):
         time.sleep(0.001)
     mainstay.step(step)
@@ -25,7 +29,7 @@ for step in range(1, 1_000_000):
     if mainstay.save_requested():
         mark(f"saved.{ATTEMPT}.{RANK}", step)
         break
-    if os.path.exists(f"{shared}/enough.{ATTEMPT}"):
+    if open(f"{shared}/{ATTEMPT}.{step}.0").read():
         break
     time.sleep(0.02)
 "#;
@@ -80,6 +84,9 @@ fn a_job_goes_on_without_a_lost_host_and_takes_it_back() {
     assert_eq!(cluster.read(0, "changed.1.0"), "3 to 2");
     assert_eq!(cluster.read(moves, "changed.1.1"), "3 to 2");
     jobs[0].wait_until_said("did not come back within 1.00 s");
+    let status = jobs[0].asked(cluster.stage(0), &["status", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+    assert_eq!(status["servers"][0]["jobs"][0]["world_size"], 2, "{status}");
 
     jobs.push(cluster.start_host_as(3, STEPS, options, &[]));
     assert_eq!(cluster.host_with("steps.2.2"), 3);

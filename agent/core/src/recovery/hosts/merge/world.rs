@@ -91,7 +91,7 @@ impl Merge {
         let Some(Arranged { seats, .. }) = self.larger() else { return };
         self.grow_asked = Some(at);
         let detail = format!(
-            "{} more to take part: the ranks are asked to save and are stopped, then the job goes on with {}",
+            "{} can take part: the ranks are asked to save and are stopped, then the job goes on with {}",
             joining(&self.hosts, &seats),
             size_of(&seats)
         );

@@ -1,0 +1,233 @@
+//! Launchers whose host gets other ranks, or none for a while: what the leader has stored first, and what a follower makes of it.
+#![allow(clippy::indexing_slicing, reason = "a panic in a test is its report")]
+
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::model::entry::{ExitStatus, Fact, JobSpec};
+use mainstay_core::recovery::hosts::clock::Mapping;
+use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads};
+use mainstay_core::recovery::hosts::lead::{Act, Lead, Office};
+use mainstay_core::recovery::hosts::merge::Merge;
+use mainstay_core::recovery::hosts::resize::Limits;
+use mainstay_core::recovery::hosts::round::{Member, first};
+use mainstay_core::recovery::hosts::wire::{Command, Down, Join, PROTOCOL, Report, Seat, Up};
+use mainstay_core::recovery::job::{Input, Job};
+use mainstay_core::recovery::policy::{Budget, Settings};
+
+use crate::support::cluster::{exited, started};
+
+const SECOND: u64 = 1_000_000_000;
+
+fn seat(group_rank: u32, world_size: u32) -> Seat {
+    Seat { group_rank, group_world_size: world_size, first_rank: group_rank, world_size }
+}
+
+fn follower() -> Follow {
+    let leader = Leads { launcher: "l0".to_owned(), host: "h0".to_owned(), epoch: 1 };
+    let lease = Span::seconds(10);
+    Follow::new(Mono(1), "l2".to_owned(), leader, seat(2, 3), lease, Mapping::default(), true)
+}
+
+fn acts(follow: &mut Follow) -> Vec<follow::Act> {
+    std::iter::from_fn(|| follow.next_act()).collect()
+}
+
+fn welcome(seat: Seat) -> Down {
+    Down::Welcome { seat, job: String::new(), launch: String::new(), have: 0, epoch: 1 }
+}
+
+fn starts(follow: &mut Follow) {
+    let start = Command::Start {
+        attempt: Attempt(0),
+        in_process: false,
+        master_addr: String::new(),
+        master_port: 1,
+        resume: None,
+        before: None,
+    };
+    follow.said(Mono(2), Down::Command { number: 1, epoch: 1, command: start });
+    acts(follow);
+}
+
+fn cut_off(acts: &[follow::Act]) -> bool {
+    acts.iter().any(|act| matches!(act, follow::Act::CutOff(CutOff::Replaced)))
+}
+
+#[test]
+fn a_follower_without_ranks_takes_the_seat_that_a_leader_knows_it_by() {
+    let mut follow = follower();
+    follow.said(Mono(2), welcome(seat(1, 2)));
+    assert!(!cut_off(&acts(&mut follow)) && follow.is_connected());
+}
+
+#[test]
+fn a_follower_whose_ranks_run_takes_no_other_seat() {
+    for down in [welcome(seat(1, 2)), Down::Waiting { told: "wait".to_owned() }] {
+        let mut follow = follower();
+        starts(&mut follow);
+        follow.said(Mono(3), down.clone());
+        assert!(cut_off(&acts(&mut follow)), "others may have its ranks: {down:?}");
+        let mut ended = follower();
+        starts(&mut ended);
+        let over = Fact::AttemptEnded { attempt: Attempt(0), orphans_killed: 0, waiting: Vec::new() };
+        ended.report(Mono(3), Report::Fact { fact: over });
+        ended.said(Mono(4), down);
+        assert!(!cut_off(&acts(&mut ended)), "its ranks have ended");
+    }
+}
+
+#[test]
+fn a_follower_without_a_seat_does_not_stand_for_election_until_it_has_one_again() {
+    let mut follow = follower();
+    follow.said(Mono(2), Down::Waiting { told: "wait".to_owned() });
+    assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::LeftSeat)));
+    follow.disconnected(Mono(3), "the cable", false);
+    let told = acts(&mut follow);
+    assert!(told.iter().all(|act| !matches!(act, follow::Act::Campaign)), "{told:?}");
+    assert!(!follow.takes_over());
+    follow.connected();
+    follow.said(Mono(4), welcome(seat(1, 2)));
+    assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::TookSeat)));
+    follow.disconnected(Mono(5), "the cable", false);
+    assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Campaign)));
+}
+
+/// A leader of three hosts that waits for the third, which is lost, in the first start.
+struct Waiting {
+    lead: Lead,
+    record: u64,
+}
+
+fn join(launcher: &str) -> Join {
+    Join {
+        protocol: PROTOCOL,
+        launcher: launcher.to_owned(),
+        host: launcher.to_owned(),
+        ranks: 1,
+        hosts: (1, 3),
+        moves: true,
+        ..Join::default()
+    }
+}
+
+impl Waiting {
+    fn new() -> Waiting {
+        let member = |number: u32| Member { leads: number == 0, ..Member::of(&join(&format!("l{number}"))) };
+        let seats = first(&[member(0), member(1), member(2)], 3).expect("a round");
+        let limits = Limits { hosts: (1, 3), shrink_after: Span::seconds(1), ..Limits::fixed(3) };
+        let merge = Merge::new(seats, Span::seconds(600)).within(limits, "l0");
+        let mut out = Vec::new();
+        let settings = Settings::from(Budget { max_restarts: 3, window: None });
+        let job = Job::begin(Mono(1), JobSpec { world_size: 3, ..JobSpec::default() }, settings, &mut out);
+        let office = Office {
+            seat: 0,
+            launcher: "l0".to_owned(),
+            names: Default::default(),
+            hosts: (1, 3),
+            lease: Span::seconds(10),
+            epoch: 1,
+            newest_record: 1,
+        };
+        let mut lead = Lead::new(Mono(1), job, merge, office);
+        lead.gathered(&[("l1".to_owned(), 1), ("l2".to_owned(), 2)], Vec::new());
+        lead.begin_with(Mono(1), out);
+        let mut waiting = Waiting { lead, record: 0 };
+        waiting.acts(Mono(1));
+        waiting.lead.gone(Mono(2), 2, "it is gone".to_owned());
+        waiting.look(3 * SECOND);
+        // The start was held until its record is stored.
+        waiting.stored(3 * SECOND);
+        waiting
+    }
+
+    fn acts(&mut self, at: Mono) -> Vec<Act> {
+        let acts: Vec<Act> = std::iter::from_fn(|| self.lead.next_act(at)).collect();
+        for act in &acts {
+            match act {
+                Act::Store(number, _) => self.record = *number,
+                Act::Command(seat, command) => self.lead.command(*seat, command.clone()),
+                _ => {}
+            }
+        }
+        acts
+    }
+
+    /// Time passes in steps in which no launcher seems to have been stopped.
+    fn look(&mut self, until: u64) -> Vec<Act> {
+        let mut all = Vec::new();
+        for at in (0..=until).step_by(SECOND as usize / 2) {
+            self.lead.look(Mono(at.max(3)), None);
+            all.extend(self.acts(Mono(at.max(3))));
+        }
+        all
+    }
+
+    fn stored(&mut self, at: u64) -> Vec<Act> {
+        self.lead.stored(Mono(at), self.record);
+        let mut acts = self.acts(Mono(at));
+        acts.extend(self.acts(Mono(at)));
+        acts
+    }
+}
+
+fn told_seats(acts: &[Act]) -> Vec<Seat> {
+    let told = acts.iter().filter_map(|act| match act {
+        Act::Send(_, Down::Command { command: Command::Seat { seat, .. }, .. })
+        | Act::Obey(Command::Seat { seat, .. }) => Some(seat.clone()),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn other_seats_are_stored_before_a_host_is_told() {
+    let mut waiting = Waiting::new();
+    let mut before = waiting.look(6 * SECOND);
+    before.extend(waiting.acts(Mono(6 * SECOND)));
+    let stored = before.iter().rev().find_map(|act| match act {
+        Act::Store(_, record) => Some(record.seats.len()),
+        _ => None,
+    });
+    assert_eq!(stored, Some(2), "{before:?}");
+    assert_eq!(told_seats(&before), []);
+    let after = waiting.stored(6 * SECOND);
+    assert_eq!(told_seats(&after), [seat(0, 2), seat(1, 2)], "{after:?}");
+}
+
+#[test]
+fn a_launcher_that_joins_gets_its_welcome_once_its_seat_is_stored() {
+    let at = Mono(7 * SECOND);
+    let mut waiting = Waiting::new();
+    waiting.look(6 * SECOND);
+    waiting.stored(6 * SECOND);
+    let mut number = 0;
+    let mut both = |waiting: &mut Waiting, of: &dyn Fn(u32) -> Report| {
+        waiting.lead.report_of_mine(at, of(0));
+        number += 1;
+        waiting.lead.said(at, 1, Up::Report { number, at, report: of(1) });
+        waiting.acts(at)
+    };
+    let attempt = Attempt(0);
+    both(&mut waiting, &|host| Report::Seated { attempt, seat: seat(host, 2) });
+    waiting.lead.report_of_mine(at, Report::Opened { attempt, port: Ok(7) });
+    waiting.acts(at);
+    both(&mut waiting, &|host| Report::Fact { fact: started(attempt, 7, [Rank(host)].into_iter()) });
+    // A host comes, and a rank dies.
+    waiting.lead.joined(at, 9, &join("l9"));
+    let welcomed = |acts: &[Act]| acts.iter().any(|act| matches!(act, Act::Send(9, Down::Welcome { .. })));
+    assert!(!welcomed(&waiting.acts(at)), "ranks run");
+    both(&mut waiting, &|host| Report::Fact {
+        fact: exited(attempt, Rank(host), ExitStatus::Signal(9), host == 1),
+    });
+    both(&mut waiting, &|_| Report::Fact {
+        fact: Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() },
+    });
+    waiting.lead.tell_job(at, Input::Ruling(None));
+    waiting.acts(at);
+    // The record of the attempt, then that of the seats.
+    let seats = waiting.stored(7 * SECOND);
+    assert!(!welcomed(&seats), "{seats:?}");
+    let told = waiting.stored(7 * SECOND);
+    assert!(welcomed(&told), "{told:?}");
+    assert_eq!(told_seats(&told), [seat(0, 3), seat(1, 3), seat(2, 3)]);
+}
