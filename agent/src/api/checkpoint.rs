@@ -9,34 +9,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_core::base::id::JobId;
 use mainstay_core::checkpoint::files::Kind;
-use mainstay_core::checkpoint::inventory::{Medium, StepKey, StepState, newest_whole, steps};
-use mainstay_core::checkpoint::lineage;
+use mainstay_core::checkpoint::inventory::{newest_whole, steps};
 use mainstay_core::checkpoint::owner::{self, owned};
 use mainstay_core::view::node::JobView;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::checkpoint_service_server::CheckpointService;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{
-    CheckpointAdvice, CheckpointCopy, CheckpointCounts, CheckpointPeer, CheckpointStep,
     CollectCheckpointsRequest, CollectCheckpointsResponse, ListCheckpointsRequest, ListCheckpointsResponse,
     RemoveCheckpointRequest, RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse,
     RestoreProgress, RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
 use mainstay_tier::files::{FileWatch, Files, FilesError, Wanted, ensure_directory};
-use mainstay_tier::peer::{Peer, Progress, Reach, Restored, Service, User, Watched, reach};
+use mainstay_tier::peer::{Progress, Reach, Service, User, Watched, reach};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
+use super::convert::checkpoint::{
+    Seen, advice_out, durable_out, kept_by, listing, progress_out, result_out, small,
+};
 use super::homes::{Home, Homes, newest_of_each};
 use super::roles::Roles;
-use super::{divergence, saving};
 use crate::state::StateReader;
 use crate::store::kept::Kept;
-
-/// Ranks without a copy that are named at most.
-const MISSING: usize = 64;
 
 /// Restores of one user that may run at once.
 const RESTORES: usize = 16;
@@ -471,163 +468,10 @@ impl CheckpointService for Checkpoints {
     }
 }
 
-fn small(number: usize) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
-}
-
-/// Which runs are told of.
-struct Seen<'a> {
-    /// By the name that their users gave; all without it.
-    run: Option<&'a str>,
-    /// Of one user; of all without it.
-    owner: Option<u32>,
-}
-
-impl Seen<'_> {
-    fn has(&self, of: &StepKey) -> bool {
-        let run = of.run_id();
-        self.run.is_none_or(|wanted| lineage::is_asked(run, wanted))
-            && self.owner.is_none_or(|uid| owner::owner(run) == Some(uid))
-    }
-}
-
-fn listing(peers: &Service, seen: &Seen<'_>) -> ListCheckpointsResponse {
-    let mut copies = peers.copies();
-    copies.retain(|copy| seen.has(&copy.shard.of));
-    let (store_used, store_quota) = peers.usage();
-    let counts = peers.counts();
-    ListCheckpointsResponse {
-        steps: steps(&copies, None).iter().map(step_out).collect(),
-        peers: peers.peers().into_iter().map(|(name, peer)| peer_out(name, peer)).collect(),
-        name: peers.name().to_owned(),
-        store_used,
-        store_quota,
-        counts: Some(CheckpointCounts {
-            shards_sent: counts.shards_sent,
-            bytes_sent: counts.bytes_sent,
-            shards_taken: counts.shards_taken,
-            bytes_taken: counts.bytes_taken,
-            failures: counts.failures,
-            damaged: counts.damaged,
-        }),
-        redundancy: small(peers.redundancy()),
-        parity: peers.parity().map_or_else(String::new, |parity| parity.to_string()),
-        advice: Vec::new(),
-        unlike: peers.unlike().iter().filter(|of| seen.has(&of.of)).map(divergence::out).collect(),
-        excluded: peers.standing().excluded,
-    }
-}
-
-fn advice_out(job: &JobView, peers: &Service) -> Vec<CheckpointAdvice> {
-    let was_s = job.saving.map_or(0.0, |advised| advised.was);
-    let tiers = saving::by_tier(job, Some(peers)).into_iter();
-    tiers
-        .map(|(tier, every_s)| CheckpointAdvice {
-            job: job.id.0.clone(),
-            tier: tier.word().to_owned(),
-            every_s,
-            was_s,
-        })
-        .collect()
-}
-
-fn step_out(state: &StepState) -> CheckpointStep {
-    let all = state.ranks.iter().chain(&state.pieces);
-    let mut copies: Vec<_> = all.flat_map(|(rank, copies)| copies.iter().map(|copy| (*rank, copy))).collect();
-    copies.sort_by_key(|(rank, copy)| (*rank, copy.shard.piece.as_ref().map(|piece| piece.index)));
-    let copies = copies.into_iter().map(|(rank, copy)| CheckpointCopy {
-        rank,
-        holder: copy.holder.clone(),
-        medium: match copy.medium {
-            Medium::Memory => "memory",
-            Medium::Disk => "disk",
-            Medium::Durable => "durable",
-        }
-        .to_owned(),
-        own: copy.own,
-        root: copy.shard.root.clone(),
-        bytes: copy.shard.bytes,
-        piece: copy.shard.piece.as_ref().map_or_else(String::new, |of| format!("{} of {}", of.index, of.of)),
-    });
-    CheckpointStep {
-        run: owner::name(&state.key.run).to_owned(),
-        owner: owner::owner(&state.key.run),
-        job: state.key.job.clone(),
-        attempt: state.key.attempt,
-        step: state.key.step,
-        world_size: state.key.world,
-        created: Some(prost_types::Timestamp { seconds: state.created, nanos: 0 }),
-        bytes: state.bytes(),
-        whole: state.is_whole(),
-        missing_ranks: state.missing(MISSING),
-        least_copies: small(state.least_copies()),
-        copies: copies.collect(),
-    }
-}
-
-fn peer_out(name: String, peer: Peer) -> CheckpointPeer {
-    CheckpointPeer {
-        name,
-        alive: peer.alive,
-        error: peer.error,
-        domain: peer.inventory.domain,
-        version: peer.inventory.software,
-        store_used: peer.inventory.used,
-        store_quota: peer.inventory.quota,
-        rate: peer.rate,
-        failures: u32::try_from(peer.inventory.failures.len()).unwrap_or(u32::MAX),
-        excluded: peer.inventory.standing.excluded,
-    }
-}
-
-/// Durable storage as a peer that keeps everything: who looks for what is wrong finds it among them.
-fn durable_out(tier: &Tier) -> CheckpointPeer {
-    let error = tier.status().error;
-    CheckpointPeer { name: tier.url().to_owned(), alive: error.is_none(), error, ..CheckpointPeer::default() }
-}
-
-fn progress_out(at: Progress) -> RestoreProgress {
-    RestoreProgress {
-        step: at.step,
-        shards_done: small(at.shards.0),
-        shards: small(at.shards.1),
-        bytes_done: at.bytes.0,
-        bytes: at.bytes.1,
-        told: at.told,
-    }
-}
-
 /// What is lost for good is told apart: nothing may be started over it.
 fn refused(error: FilesError) -> Status {
     match error {
         FilesError::Lost(words) => Status::data_loss(words),
         error => Status::aborted(error.to_string()),
-    }
-}
-
-/// What keeps copies of what is sealed here, for the first lines of a job.
-fn kept_by(peers: &Service, durable: Option<&Tier>) -> String {
-    let others = peers.peers().len();
-    let replicas = peers.redundancy().min(others);
-    let at_peers = match (peers.parity().filter(|_| others > 0), replicas) {
-        (Some(_), _) => Some("pieces on peers".to_owned()),
-        (None, 0) => None,
-        (None, 1) => Some("1 replica on a peer".to_owned()),
-        (None, several) => Some(format!("{several} replicas on peers")),
-    };
-    let durable = durable.map(|tier| format!("durable storage {}", tier.url()));
-    at_peers.into_iter().chain(durable).collect::<Vec<_>>().join(", ")
-}
-
-fn result_out(restored: Restored) -> RestoreResult {
-    RestoreResult {
-        kept_by: String::new(),
-        step: restored.decision.step.map(|key| key.step),
-        fence: restored.decision.fence,
-        decided_by: restored.decision.by,
-        bytes_fetched: restored.bytes,
-        shards_fetched: small(restored.fetched),
-        shards_here: small(restored.here),
-        seconds: restored.seconds,
     }
 }

@@ -1,5 +1,6 @@
 //! Between the words of the core and the words of the API: the only place that knows both.
 
+pub(super) mod checkpoint;
 pub(super) mod device;
 pub mod event;
 pub(super) mod health;
