@@ -46,7 +46,7 @@ def report_digest(tensors, *, every: int = 100):
 
 
 def on_world_change(callback):
-    """Has ``callback(old, new)`` called when the job goes on with another number of ranks: see :mod:`mainstay._world`."""
+    """Has ``callback(old, new)`` called when the job continues with another number of ranks: see :mod:`mainstay._world`."""
     from ._world import on_world_change as register
 
     return register(callback)

@@ -30,7 +30,7 @@ _installed = False
 
 
 def install() -> None:
-    """Begins to note which sockets are made for process groups, now or as soon as torch is there."""
+    """Begins to note which sockets are made for process groups, now or as soon as torch is imported."""
     global _installed
     if _installed:
         return

@@ -314,7 +314,7 @@ def room(kind: str, dtype: str, shape, element: Optional[str]):
 
 
 class Targets:
-    """Tensors and arrays of a state that is there already: what is loaded under their paths goes into their memory."""
+    """Tensors and arrays of an existing state: what is loaded under their paths goes into their memory."""
 
     def __init__(self, state: Any):
         self._by_path: Dict[str, Any] = {}

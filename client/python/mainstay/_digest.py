@@ -68,7 +68,7 @@ def digest(tensors) -> Digest:
 def report_digest(tensors, *, every: int = 100):
     """Tells the digest of a module's or these tensors with every so many-th optimizer step, to compare replicas.
 
-    Of tensors in host memory it goes with the next step that is told; of those on a device with the optimizer step eight
+    Of tensors in host memory it goes with the next step that is reported; of those on a device with the optimizer step eight
     later, so that nothing waits. Returns an object whose ``remove()`` ends it.
     """
     from torch.optim import optimizer as optimizers
@@ -136,7 +136,7 @@ def _is_module(tensors) -> bool:
 
 
 def _plain(tensor, torch):
-    """The bytes of a tensor, or of the part of a sharded one that lies here."""
+    """The bytes of a tensor, or of the part of a sharded one that is stored here."""
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()

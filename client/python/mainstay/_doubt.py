@@ -38,7 +38,7 @@ def told(directory: str) -> list:
 def about(directory: str, step: int, rank: int, origin: Optional[tuple] = None) -> Optional[dict]:
     """Why this rank's shard of `step` is doubtful, the surest reason first; None if it is not.
 
-    ``origin`` is job, attempt and launch of a shard that does not lie on the disk.
+    ``origin`` is job, attempt and launch of a shard that is not on the disk.
     """
     entries = told(directory)
     if not entries:

@@ -1,7 +1,7 @@
 """Which steps the launcher's memory holds whole, and how one of them is taken.
 
 A step is offered only when a good copy of every rank's shard is there, in memory or, where that one has changed, on the disk. The
-ranks of an attempt tell each other in the memory's control pages what they have read, so that all of them come to the same answer
+ranks of an attempt report to each other in the memory's control pages what they have read, so that all of them come to the same answer
 and each byte is read once.
 """
 

@@ -1,4 +1,4 @@
-"""Which modules a rank holds once it trains: told to the launcher, which restarts ranks with all of them imported."""
+"""Which modules a rank holds once it trains: reported to the launcher, which restarts ranks with all of them imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of the launcher's keeper: a save is one copy into it, and what lies there is loaded before any disk is asked.
+"""The memory of the launcher's keeper: a save is one copy into it, and what is stored there is loaded before any disk is read.
 
 Under ``mainstay run`` ``MAINSTAY_CHECKPOINT_POOL`` names its directory. Without it, or where there is no room, everything here says
 None, and the rank writes to the disk itself.
@@ -45,7 +45,7 @@ class Memory:
         self._refused: Optional[int] = None
 
     def ring(self) -> None:
-        """Tells the keeper to look. One that does not hear it looks by itself a little later."""
+        """Asks the keeper to look. A keeper that misses this looks by itself a little later."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
                 bell.setblocking(False)
@@ -186,7 +186,7 @@ _pinned: set = set()
 
 
 def _unpin(mapped) -> None:
-    """Before its memory goes: the driver must not go on to write there."""
+    """Before its memory goes: the driver must not continue to write there."""
     if mapped is not None and mapped[1].address in _pinned:
         _pinned.discard(mapped[1].address)
         try:
@@ -266,7 +266,7 @@ class Copy(NamedTuple):
 
 
 def sealed(pool: str, world_size: int, read_manifest) -> Dict[int, List[Copy]]:
-    """What lies sealed in memory, by rank, after the keeper is done with what was filled before this attempt."""
+    """What is sealed in memory, by rank, after the keeper is done with what was filled before this attempt."""
     pages = {}
     for rank in range(world_size):
         home = os.path.join(pool, f"rank-{rank:05d}")
@@ -325,7 +325,7 @@ class Spoilt(Exception):
 
 
 def state_of(copy: Copy, epoch: int, into=None) -> Any:
-    """The state in a copy, every byte checked; tells the other ranks what was found. Raises Spoilt, and what unpickling raises."""
+    """The state in a copy, every byte checked; reports to the other ranks what was found. Raises Spoilt, and what unpickling raises."""
     known = copy.control.checked(copy.slot, epoch)
     if known is False:
         raise Spoilt(f"{copy.path}: another rank found that it has changed since it was sealed")

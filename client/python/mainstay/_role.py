@@ -43,7 +43,7 @@ def from_environment() -> None:
 
 
 def from_frameworks() -> None:
-    """Tells the stage that a framework gave this rank, if nobody has told it. Called now and then, off the hot path."""
+    """Reports the stage that a framework gave this rank, if nobody has reported it. Called now and then, off the hot path."""
     if _told or not _native.active():
         return
     for find in (_of_megatron, _of_deepspeed, _of_pipeline, _of_mesh):

@@ -94,7 +94,7 @@ class Desk:
 
 
 def told_of(error: BaseException) -> dict:
-    """An exception as the launcher wants to hear of it."""
+    """An exception in the form that the launcher expects."""
     from . import _hooks
 
     kind = type(error)

@@ -1,4 +1,4 @@
-"""Shards and their seals: how one rank's part of a step lies on disk, and when a step counts as whole.
+"""Shards and their seals: how one rank's part of a step is stored on disk, and when a step counts as whole.
 
     <directory>/step-000000000010/rank-00003/state.pt         the rank's state
                                              manifest.json    what the file must be, and whose it is
@@ -35,7 +35,7 @@ class Incomplete(Exception):
 
 
 class Damaged(Exception):
-    """A shard is there and must not be used; the text says which file and why."""
+    """A shard exists and must not be used; the text says which file and why."""
 
 
 class Late(Exception):
@@ -70,7 +70,7 @@ def write(
 ) -> None:
     """Writes and seals one shard. After an error nothing of it is left, and what was there before still is.
 
-    ``attempt`` tells which attempt it is now: a thread that still writes when the rank has gone on to another one seals
+    ``attempt`` is the current attempt: a thread that still writes when the rank has continued with another one seals
     nothing.
     """
     home = step_directory(directory, identity.step)
@@ -98,7 +98,7 @@ def write(
 def _write_again(
     shard: str, identity: Identity, facts: dict, suffix: str, serialise: Callable, attempt: Callable
 ) -> None:
-    """Seals a shard anew where one is: the new state beside the old one, then the manifest over the old manifest."""
+    """Seals a shard again where one exists: the new state beside the old one, then the manifest over the old manifest."""
     turn = 1
     while os.path.lexists(os.path.join(shard, f"state.{turn}{suffix}")):
         turn += 1
@@ -196,7 +196,7 @@ def made_in(directory: str, step: int, rank: int) -> Tuple[str, int]:
 
 
 def origin(directory: str, step: int, rank: int) -> Tuple[str, int, Optional[str]]:
-    """The same, and the launch of the job, where it was told."""
+    """The same, and the launch of the job, where it is known."""
     manifest = _read_manifest(_shard_directory(step_directory(directory, step), rank), rank)
     return manifest["job"], manifest["attempt"], manifest.get("run")
 

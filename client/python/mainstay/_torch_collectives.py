@@ -75,7 +75,7 @@ class _Group:
 
 
 class Watch:
-    """All process groups of this process; :meth:`look` reads their counters and tells them to the page."""
+    """All process groups of this process; :meth:`look` reads their counters and writes them into the page."""
 
     def __init__(self):
         self._groups = {}

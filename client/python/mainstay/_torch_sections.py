@@ -2,7 +2,7 @@
 
 What a hook does is done by gates of the native module (``gates.rs``), for work of a model has emptied the caches where a
 hook is called, and each Python frame of ours costs microseconds there. Where CUDA is in use, a pair of events around
-each section tells how long the device took for it; they are asked later, when they are complete, and never waited for.
+each section reports how long the device took for it; they are asked later, when they are complete, and never waited for.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def _hook_data_loader(module, gate) -> None:
 
 
 def _hook_meshes(module) -> None:
-    """Remembers the first meshes: their dimension for pipeline parallelism tells this rank's stage."""
+    """Remembers the first meshes: their dimension for pipeline parallelism gives this rank's stage."""
 
     def remember(mesh):
         if len(_role.meshes) < 8:

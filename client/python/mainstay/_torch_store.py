@@ -1,7 +1,7 @@
 """A rank that wants the store of rank 0 before that listens waits for it, a millisecond at a time.
 
 Left to itself PyTorch tries to connect, is refused, and tries again some hundred milliseconds later. Ranks that are forked,
-or go on in their processes, come to this line within milliseconds of each other: about every second restart would wait
+or stay in their processes, come to this line within milliseconds of each other: about every second restart would wait
 so for nothing. Whether somebody listens is asked without connecting: a port that is listened on cannot be bound.
 """
 
@@ -20,7 +20,7 @@ _NAPS = 20_000
 
 
 def install() -> None:
-    """Begins as soon as PyTorch's rendezvous is there."""
+    """Begins as soon as PyTorch's rendezvous is imported."""
     from mainstay_auto import when_imported
 
     when_imported(_RENDEZVOUS, _wait_in)

@@ -1,6 +1,6 @@
 """Callbacks for a world that has another size than before: what depends on the number of ranks is set anew.
 
-The launcher tells with how many ranks the attempt before ran, of this run or of the job's last one
+The launcher reports with how many ranks the previous attempt ran, of this run or of the job's last one
 (``MAINSTAY_PREVIOUS_WORLD_SIZE``); in process, a round's variables replace those of the round before.
 """
 
@@ -14,7 +14,7 @@ _callbacks = []
 
 
 def on_world_change(callback):
-    """Has ``callback(old, new)`` called when the job goes on with another number of ranks than it had before.
+    """Has ``callback(old, new)`` called when the job continues with another number of ranks than it had before.
 
     In a new process at once, if the attempt before had another size; in a restartable function's process between two
     rounds, before the function is called again. What it raises passes. Returns the callback, so that it may decorate one.

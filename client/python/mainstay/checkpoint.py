@@ -1,4 +1,4 @@
-"""Local checkpoints: each rank saves its state on its host, and a restarted job goes on from the newest whole step.
+"""Local checkpoints: each rank saves its state on its host, and a restarted job continues from the newest whole step.
 
 Under ``mainstay run`` a save is one copy into memory that the launcher keeps: the launcher takes the checksums and writes to the
 disk behind, and the rank may die at any moment after. Elsewhere, or where there is no room for it, the rank writes to the disk.
@@ -68,9 +68,9 @@ def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optio
     or, without one, sealed on the disk.
 
     Ranks that give the same name as `alike` say that their tensors are the same, as those of data-parallel peers are: what they save
-    is compared, over all hosts whose agents keep replicas, and told where it differs. The rest of the state is not compared.
+    is compared, over all hosts whose agents keep replicas, and differences are reported. The rest of the state is not compared.
 
-    A failure (a full disk, no permission, a state that cannot be pickled) is told in one warning and leaves older
+    A failure (a full disk, no permission, a state that cannot be pickled) is reported in one warning and leaves older
     steps as they are; it does not raise. Steps older than the two newest whole ones are removed.
     """
     try:
@@ -322,7 +322,7 @@ def _note_saved(attempt: int) -> None:
 
 
 def _chosen(place: _Place) -> Optional[_Chosen]:
-    """The step from which all hosts of the job go on; None where ranks find out themselves, and once this one has saved."""
+    """The step from which all hosts of the job continue; None where ranks find out themselves, and once this one has saved."""
     step, _, root = os.environ.get(_RESUME, "").partition(" ")
     if not step.isdecimal() or not root or _saved_in == _attempt():
         return None

@@ -32,7 +32,7 @@ _STEP = re.compile(r"(\d+)/*$")
 
 
 class Where(NamedTuple):
-    """Where an item lies: in which rank's shard, under which name."""
+    """Where an item is stored: in which rank's shard, under which name."""
 
     rank: int
     name: str
@@ -170,7 +170,7 @@ class Reader(StorageReader):
 
 
 class _Shards:
-    """The shards of one step, wherever they lie on this host. Raises what is wrong with them."""
+    """The shards of one step, wherever they are stored on this host. Raises what is wrong with them."""
 
     def __init__(self, place, step: int):
         self.step = step
@@ -293,7 +293,7 @@ def _place(directory: Optional[str]):
 
 
 def _save(place, step: int, shard: dict) -> None:
-    """As `mainstay.checkpoint.save`, but what goes wrong is raised: DCP tells it to all ranks."""
+    """As `mainstay.checkpoint.save`, but errors are raised: DCP reports them to all ranks."""
     with checkpoint._saving:
         identity = _seal.Identity(checkpoint._job(), checkpoint._attempt(), step, place.rank, place.world_size)
         facts, suffix, serialise = checkpoint._serialisation(shard)

@@ -1,6 +1,6 @@
 """JAX: ``train_step = mainstay.jax.watch_step(jax.jit(train_step))``.
 
-JAX hands work to the device and goes on; a step counts here once its results are there, which is looked at and never
+JAX dispatches work to the device and returns; a step counts here once its results are ready, which is looked at and never
 waited for.
 """
 
@@ -21,7 +21,7 @@ def watch_step(function, *, first: int = 0, loss=None):
     """``function``, whose calls are the steps ``first``, ``first + 1``, ... of this rank.
 
     Its first call, in which JAX compiles, is a phase that takes long. ``loss``: picks the loss from what ``function``
-    returns; it is read once it is there.
+    returns; it is read once it is ready.
     """
     if not _native.active():
         return function
@@ -41,7 +41,7 @@ def watch_step(function, *, first: int = 0, loss=None):
 
 
 class _Watch:
-    """Steps on their way: the last array of each, until it is there."""
+    """Steps on their way: the last array of each, until it is ready."""
 
     def __init__(self, first: int, loss):
         self.number = first

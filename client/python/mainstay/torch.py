@@ -1,4 +1,4 @@
-"""Watches a PyTorch job: sections of a step, counters of collectives, steps where the script tells none.
+"""Watches a PyTorch job: sections of a step, counters of collectives, steps where the script reports none.
 
     import mainstay.torch
 
@@ -23,7 +23,7 @@ def process_group(backend=None, *, timeout=None, **options):
     """The default process group of this round, in place of ``torch.distributed.init_process_group`` in a function that is
     :func:`mainstay.restartable`.
 
-    With PyTorch 2.15 or later and ``backend="gloo"`` a rank that goes on in its process keeps its group, and the group is
+    With PyTorch 2.15 or later and ``backend="gloo"`` a rank that stays in its process keeps its group, and the group is
     reconfigured (``torch.distributed._reconfigure``, which PyTorch calls experimental); ``MAINSTAY_RECONFIGURE=0`` turns that
     off. Otherwise, outside of rounds, and with options that say where to meet, the group is made by ``init_process_group``.
     All ranks have to call it.
