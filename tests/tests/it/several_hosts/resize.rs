@@ -171,6 +171,8 @@ for step in range(begin, STEPS):
         time.sleep(0.1)  # until the host that was lost has come back
     mainstay.step(step, loss=loss)
     asked = mainstay.save_requested()
+    if step == begin:
+        mark(f"listens.{ATTEMPT}.{RANK}")
     if ATTEMPT < 2 or step % 50 == 0:
         momentum = {name: optimiser.state[of]["momentum_buffer"] for name, of in model.module.named_parameters()}
         dcp.save({"model": model.module.state_dict(), "momentum": momentum}, storage_writer=mainstay.dcp.Writer(step))
@@ -211,6 +213,9 @@ fn data_parallel_training_shrinks_and_grows_and_ends_with_the_parameters_of_one_
     assert_eq!(cluster.host_with("from.1.1"), moves);
     assert_eq!(cluster.read(moves, "from.1.1"), "8", "from the newest step");
     assert_eq!(cluster.read(moves, "batch.1.1"), "6 on 2 instead of 3");
+    // Ranks that have not asked yet whether to save cannot be asked to.
+    cluster.host_with("listens.1.0");
+    cluster.host_with("listens.1.1");
     jobs.push(cluster.start_host_as(3, DATA_PARALLEL, options, &variables));
     assert_eq!(cluster.host_with("from.2.2"), 3);
     let last: u64 = cluster.read(0, "saved.1.0").parse().expect("a step");
