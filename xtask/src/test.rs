@@ -80,6 +80,9 @@ pub fn run(args: &Args) -> ExitCode {
             cargo_test(&own, &["--package", "mainstay-tests", "--test", "floors"], None)
         });
     }
+    if args.wants(Part::Scenarios) {
+        checks.run("a job of several hosts, simulated 100,000 times (cargo test)", || simulate(&own));
+    }
     if args.wants(Part::Scenarios) || args.wants(Part::Python) {
         let python = prepare_python(&mut checks);
         checks.run("program (cargo build)", || {
@@ -160,6 +163,16 @@ fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
         })
     });
     made
+}
+
+/// Two to three minutes on two processors. `MAINSTAY_SEEDS` asks for more: a million by hand.
+fn simulate(own: &Snapshot) -> Result<Verdict> {
+    let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "100000".to_owned());
+    let mut test = cargo(&["test", "--package", "mainstay-core", "--test", "it", "job_of_hosts"]);
+    test.env("MAINSTAY_SEEDS", seeds);
+    own.give(&mut test);
+    let (status, said) = command::run_watched(&mut test)?;
+    Ok(Verdict::cargo(status.success(), &said))
 }
 
 fn cargo_test(own: &Snapshot, selection: &[&str], python: Option<&Venv>) -> Result<Verdict> {

@@ -8,6 +8,7 @@ use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::progress::goodput::Ledger;
 use mainstay_core::progress::monitor::Pace;
+use mainstay_core::recovery::hosts::hands::{OnStart, on_start, on_stop};
 use mainstay_core::recovery::hosts::wire::{Command, Report};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy, Summary};
 
@@ -148,15 +149,18 @@ impl Launcher {
             Command::Gather { attempt, peers } => self.gather_checkpoints(attempt, peers),
             Command::Bring { attempt, step } => self.bring_checkpoint(attempt, step),
             Command::Start { attempt, in_process, master_addr, master_port, resume, before } => {
-                if attempt < self.attempt || (attempt == self.attempt && !self.ranks.is_empty()) {
-                    tracing::warn!(%attempt, "a start of an attempt that is over is ignored");
-                    return;
-                }
-                if !in_process && self.ranks.iter().any(|rank| rank.exit.is_none()) {
-                    // A leader that replaced another one may not know of them. It stops them, and starts another attempt.
-                    self.attempt = attempt;
-                    let error = "ranks of an earlier attempt still run on this host".to_owned();
-                    return self.fact(Fact::StartFailed { attempt, error });
+                let running = self.ranks.iter().any(|rank| rank.exit.is_none());
+                match on_start(attempt, self.attempt, !self.ranks.is_empty(), running, in_process) {
+                    OnStart::Ignore => {
+                        tracing::warn!(%attempt, "a start of an attempt that is over is ignored");
+                        return;
+                    }
+                    OnStart::Refuse => {
+                        self.attempt = attempt;
+                        let error = "ranks of an earlier attempt still run on this host".to_owned();
+                        return self.fact(Fact::StartFailed { attempt, error });
+                    }
+                    OnStart::Start => {}
                 }
                 self.crew.master_addr = master_addr;
                 self.crew.ran_before = before;
@@ -192,8 +196,7 @@ impl Launcher {
         why: StopWhy,
         ended: &tokio::sync::mpsc::UnboundedSender<super::shell::Ended>,
     ) {
-        if attempt >= self.attempt {
-            // Where the attempt did not come about, ranks of the one before may wait in their processes.
+        if on_stop(attempt, self.attempt) {
             self.attempt = attempt;
             self.carry_out_order(Order::StopRanks { attempt, why }, ended).await;
         } else {

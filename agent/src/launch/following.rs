@@ -298,7 +298,7 @@ impl Launcher {
                 "no leader at {endpoint} for {lease}: the ranks of this host are stopped. Start the job again on all \
                  hosts"
             ),
-            CutOff::Replaced => "the leader has given this host's place to another one".to_owned(),
+            CutOff::Replaced => "this host's place in the job was given to another one".to_owned(),
             CutOff::Refused(why) => format!("the leader refuses this host: {why}"),
             CutOff::NoRecord => "the leader is lost and has left no record".to_owned(),
         });

@@ -232,6 +232,11 @@ impl Launcher {
         leading.office = None;
         leading.meeting.stand_down();
         let why = match why {
+            SteppedDown::Ended { exit } => {
+                self.terminal.say("another launcher has led the job to its end".to_owned());
+                self.exit = Some(exit);
+                return;
+            }
             SteppedDown::Replaced { host, epoch } => format!("host {host} leads the job now (epoch {epoch})"),
             SteppedDown::LedMeanwhile => "another launcher has led the job meanwhile".to_owned(),
             SteppedDown::CutOff => {

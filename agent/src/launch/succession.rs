@@ -14,7 +14,7 @@ use crate::launch::advised;
 use crate::launch::brain::Brain;
 use crate::launch::following::Following;
 use crate::launch::leading::Leading;
-use crate::launch::meeting::{Elected, FromStore};
+use crate::launch::meeting::{Elected, FromStore, exit_of};
 use crate::launch::shell::Launcher;
 use crate::os::clock;
 
@@ -47,7 +47,7 @@ impl Launcher {
             }
             FromStore::Leader(_) => leading.look_who_leads(),
             FromStore::Trouble(why) => self.terminal.say(why),
-            FromStore::Ended(_) => {}
+            FromStore::Ended(ended) => leading.lead.ended(exit_of(&ended)),
         }
         self.lead(now);
     }
@@ -73,6 +73,9 @@ impl Launcher {
         let Some(record) = record else {
             return following.follow.cut_off(CutOff::NoRecord);
         };
+        if !following.follow.is_in(&record) {
+            return following.follow.cut_off(CutOff::Replaced);
+        }
         let now = clock::now();
         let spec = following.spec.clone();
         let me = self.crew.seat.group_rank;

@@ -7,6 +7,7 @@
 //! - `lead`: the launcher that leads, with a `link` to each follower; `recent` and `predecessor` are about the journal that it sends.
 //! - `follow`: a launcher that follows it.
 //! - `resize`: with how many hosts the job goes on when one is lost or comes back.
+//! - `hands`: which orders a launcher carries out that come late.
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
 //! - `record`: what a leader keeps in the store for the next one.
 //! - `succession`: what news of the leader mean for a launcher.
@@ -16,6 +17,7 @@
 pub mod clock;
 pub mod cluster_environment;
 pub mod follow;
+pub mod hands;
 pub mod lead;
 pub mod link;
 pub mod merge;

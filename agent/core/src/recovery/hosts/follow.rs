@@ -10,6 +10,7 @@ use crate::model::entry::{Body, Fact};
 use crate::recovery::job::ORDERS;
 
 use super::clock::{Mapping, times};
+use super::record::Record;
 use super::sequence::{Inbox, Outbox, Received};
 use super::succession::{OnElection, OnLeader, Standing};
 use super::wire::{Command, Down, Report, Seat, Up};
@@ -426,6 +427,12 @@ impl Follow {
             && self.standing().on_election(self.is_connected(), None) == OnElection::TakeOver
     }
 
+    /// Whether the record of the lost leader has a seat for this launcher. Else another one may have its ranks by now, and this one
+    /// leads nobody.
+    pub fn is_in(&self, record: &Record) -> bool {
+        record.seats.iter().any(|seated| seated.member.launcher == self.me)
+    }
+
     /// Time has passed. A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the
     /// store answers, the leader may be lost, and its lease not over yet: a store that elects a leader of its own makes leases
     /// longer. `silent`: for how long the store has not answered; `led`: whether it says that another launcher leads.
@@ -436,7 +443,8 @@ impl Follow {
         }
         let waits = match silent {
             Some(silent) => silent < self.lease,
-            None => !led || gone.0 < LEASES.saturating_mul(self.lease.0),
+            // One without a seat stands for no election; those with a seat do, for as long as no launcher leads.
+            None => (!led && !self.waits) || gone.0 < LEASES.saturating_mul(self.lease.0),
         };
         if !waits {
             self.cut_off(CutOff::NoLeader);

@@ -70,6 +70,11 @@ pub enum SteppedDown {
     LedMeanwhile,
     /// Neither the store nor a follower answers.
     CutOff,
+    /// Another launcher has led the job to its end.
+    Ended {
+        /// The status with which all launchers exit.
+        exit: i32,
+    },
 }
 
 /// Who leads, and by which rules.

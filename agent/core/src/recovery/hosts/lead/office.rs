@@ -118,6 +118,14 @@ impl Lead {
         }
     }
 
+    /// The store says that the job has ended. Unless it is over here, another launcher has led it to its end, and there will be no
+    /// leader again.
+    pub fn ended(&mut self, exit: i32) {
+        if self.over.is_none() {
+            self.step_down(SteppedDown::Ended { exit });
+        }
+    }
+
     /// A leader that neither the store nor any follower answers is cut off.
     pub(super) fn look_at_store(&mut self, silent: Option<Span>) {
         let followed = self.links.len() == 1 || self.links.iter().any(|link| link.connection.is_some());

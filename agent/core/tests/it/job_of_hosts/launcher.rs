@@ -1,0 +1,667 @@
+//! A launcher: the pure code that leads or follows, and what carries out its acts here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
+use mainstay_core::base::time::{Mono, Stamp, Wall};
+use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
+use mainstay_core::recovery::hosts::clock::Mapping;
+use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads, concerns_all};
+use mainstay_core::recovery::hosts::lead::{self, Lead};
+use mainstay_core::recovery::hosts::merge::WORLD_GROWS;
+use mainstay_core::recovery::hosts::predecessor::Predecessor;
+use mainstay_core::recovery::hosts::record::Record;
+use mainstay_core::recovery::hosts::round::Member;
+use mainstay_core::recovery::hosts::succession::Adopted;
+use mainstay_core::recovery::hosts::wire::{Command, Down, Join, PROTOCOL, Report, Seat, Up};
+use mainstay_core::recovery::job::{Input, Order, StopWhy};
+
+use super::network::Wire;
+use super::store::{Ask, Client, LeaderKey};
+use super::{Event, HOSTS, LEASE_SPAN, MS, PATIENCE, SECOND, World, settings};
+use crate::support::cluster::restart_of;
+
+/// The status of a launcher that hands its host back.
+const HANDS_BACK: i32 = 75;
+
+pub enum Brain {
+    Leads(Box<Lead>),
+    Follows(Box<Follow>),
+    /// It has no seat, and waits for one at this leader.
+    Waits(Option<LeaderKey>),
+    Gone,
+}
+
+pub struct Launcher {
+    pub name: String,
+    pub machine: usize,
+    pub member: Member,
+    pub brain: Brain,
+    pub client: Client,
+    /// The way to its leader.
+    pub connection: Option<u64>,
+    /// Whether it is about to connect.
+    pub connects: bool,
+    pub seat: Option<Seat>,
+    /// Ranks that run or wait in their processes, with the attempt in which they run.
+    pub living: BTreeMap<Rank, Attempt>,
+    pub waiting: BTreeSet<Rank>,
+    pub attempt: Attempt,
+    pub had_ranks: bool,
+    /// What it brought to where its ranks are; whether it has what its ranks have saved.
+    pub brought: Option<(Attempt, mainstay_core::checkpoint::inventory::StepKey)>,
+    pub holds: bool,
+    pub journal: Vec<Entry>,
+    pub timers: BTreeSet<Mono>,
+    pub exit: Option<i32>,
+    /// When the newest of its commands will have been carried out.
+    pub busy_until: u64,
+    pub over_since: Option<u64>,
+}
+
+impl Launcher {
+    pub fn new(name: String, machine: usize, member: Member) -> Launcher {
+        Launcher {
+            name,
+            machine,
+            member,
+            brain: Brain::Waits(None),
+            client: Client::default(),
+            connection: None,
+            connects: false,
+            seat: None,
+            living: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            attempt: Attempt(0),
+            had_ranks: false,
+            brought: None,
+            holds: false,
+            journal: Vec::new(),
+            timers: BTreeSet::new(),
+            exit: None,
+            busy_until: 0,
+            over_since: None,
+        }
+    }
+
+    pub fn runs(&self) -> bool {
+        !matches!(self.brain, Brain::Gone)
+    }
+
+    /// Only a leader answers others.
+    pub fn listens(&self) -> bool {
+        self.runs()
+    }
+
+    /// Whether it would connect to this leader.
+    pub fn wants(&self, leader: usize) -> bool {
+        self.runs() && self.connects && self.client.leader.as_ref().is_some_and(|key| key.launcher == leader)
+    }
+
+    pub fn leads(&self) -> Option<&Lead> {
+        match &self.brain {
+            Brain::Leads(lead) if !lead.is_deposed() => Some(lead),
+            _ => None,
+        }
+    }
+
+    pub fn join(&self) -> Join {
+        let (have, have_of) = match &self.brain {
+            Brain::Follows(follow) => {
+                let (have, of) = follow.have();
+                (have, of.to_owned())
+            }
+            _ => ((0, 0), String::new()),
+        };
+        Join {
+            protocol: PROTOCOL,
+            launcher: self.name.clone(),
+            host: self.member.host.clone(),
+            address: self.member.address.clone(),
+            node_rank: self.member.node_rank,
+            ranks: self.member.ranks,
+            replicas: self.member.replicas.clone(),
+            domain: self.member.domain.clone(),
+            moves: self.member.moves,
+            hosts: HOSTS,
+            have,
+            have_of,
+            ..Join::default()
+        }
+    }
+
+    pub fn ranks(&self) -> Vec<Rank> {
+        let first = self.seat.as_ref().map_or(0, |seat| seat.first_rank);
+        (first..first + self.member.ranks).map(Rank).collect()
+    }
+
+    fn leader_now(&self) -> Option<Leads> {
+        match &self.brain {
+            Brain::Follows(follow) => Some(follow.leader().clone()),
+            _ => None,
+        }
+    }
+}
+
+impl World {
+    pub fn clock(&self, launcher: usize) -> Mono {
+        self.machines[self.launchers[launcher].machine].clock(self.now)
+    }
+
+    fn stamp(&self, launcher: usize) -> Stamp {
+        let wall = i64::try_from(self.now).expect("small");
+        Stamp { mono: self.clock(launcher), wall: Wall(wall) }
+    }
+
+    fn named(&self, key: &LeaderKey) -> Leads {
+        let leader = &self.launchers[key.launcher];
+        Leads { launcher: leader.name.clone(), host: leader.member.host.clone(), epoch: key.epoch }
+    }
+
+    /// Carries out what the launcher's code wants to have done. At each act the launcher may crash.
+    pub fn settle(&mut self, me: usize) {
+        loop {
+            let now = self.clock(me);
+            let crashes = self.crashes_now(me);
+            match &mut self.launchers[me].brain {
+                Brain::Leads(lead) => {
+                    let Some(act) = lead.next_act(now) else { break };
+                    if crashes {
+                        return self.crash(me);
+                    }
+                    self.act_of_leader(me, act);
+                }
+                Brain::Follows(follow) => {
+                    let Some(act) = follow.next_act() else { break };
+                    if crashes {
+                        return self.crash(me);
+                    }
+                    self.act_of_follower(me, act);
+                }
+                Brain::Waits(_) | Brain::Gone => return,
+            }
+        }
+        let now = self.clock(me);
+        if let Brain::Leads(lead) = &mut self.launchers[me].brain
+            && lead.is_feed_due(now)
+        {
+            self.feed(me);
+            while let Brain::Leads(lead) = &mut self.launchers[me].brain
+                && let Some(act) = lead.next_act(now)
+            {
+                self.act_of_leader(me, act);
+            }
+        }
+    }
+
+    fn feed(&mut self, me: usize) {
+        let Launcher { brain, journal, .. } = &mut self.launchers[me];
+        if let Brain::Leads(lead) = brain {
+            lead.feed(|have| Some(journal.iter().skip(have as usize).cloned().collect()));
+        }
+    }
+
+    fn act_of_leader(&mut self, me: usize, act: lead::Act) {
+        self.trace(|world| format!("{} {}", world.launchers[me].name, leaders_line(&act)));
+        match act {
+            lead::Act::Send(connection, down) => self.send_down(connection, Wire::Message(down)),
+            lead::Act::Close(connection) => self.end_as_leader(connection),
+            lead::Act::Record(at, body) => self.record(me, at, None, body),
+            lead::Act::Command(seat, command) => {
+                if matches!(command, Command::Finish { .. }) {
+                    self.feed(me);
+                }
+                if let Brain::Leads(lead) = &mut self.launchers[me].brain {
+                    lead.command(seat, command);
+                }
+            }
+            lead::Act::Obey(command) => {
+                let epoch = self.launchers[me].leads().map_or(0, Lead::epoch);
+                self.acts_in(epoch, me, &command);
+                self.will_do(me, command, Some((epoch, me)));
+            }
+            lead::Act::Local(Order::Consult(_)) => {
+                let at = self.after_a_while();
+                self.at(at, Event::Ruled(me));
+            }
+            lead::Act::Local(Order::LookAgain { at }) => {
+                self.launchers[me].timers.insert(at);
+            }
+            lead::Act::Local(other) => panic!("{other:?} is for one host alone"),
+            lead::Act::Store(number, mut record) => {
+                record.at = self.stamp(me);
+                self.write(me, number, *record);
+            }
+            lead::Act::Campaign => {
+                (self.launchers[me].client.office, self.launchers[me].client.campaigns) = (None, true);
+            }
+            lead::Act::StepDown(lead::SteppedDown::Ended { exit }) => self.ends(me, exit),
+            lead::Act::StepDown(_) => {
+                self.resign(me);
+                self.launchers[me].client.campaigns = false;
+                self.stop_and_hand_back(me);
+            }
+            lead::Act::Say(_) | lead::Act::Finished(..) | lead::Act::Seen(..) => {}
+        }
+    }
+
+    fn act_of_follower(&mut self, me: usize, act: follow::Act) {
+        self.trace(|world| format!("{} {}", world.launchers[me].name, followers_line(&act)));
+        match act {
+            follow::Act::Send(up) => {
+                if let Some(connection) = self.launchers[me].connection {
+                    self.send_up(connection, Wire::Message(up));
+                }
+            }
+            follow::Act::Close => {
+                if self.close_to_leader(me) {
+                    // The task of the connection says so, and makes another.
+                    let at = self.after_a_while();
+                    self.at(at, Event::Closed(me));
+                }
+            }
+            follow::Act::Obey(command) => {
+                let leads = self.launchers[me].leader_now().expect("it follows");
+                let by = self.launcher_named(&leads.launcher);
+                self.acts_in(leads.epoch, by, &command);
+                self.will_do(me, command, Some((leads.epoch, by)));
+            }
+            follow::Act::Entry { seq, at, body } => self.record(me, at.mono, Some(seq), body),
+            follow::Act::Campaign => self.launchers[me].client.campaigns = true,
+            follow::Act::StandDown => self.launchers[me].client.campaigns = false,
+            follow::Act::RemoveLeader => {
+                let leads = self.launchers[me].leader_now().expect("it follows");
+                let key = self.launchers[me].client.leader.clone();
+                if let Some(leader) = key.filter(|key| self.launchers[key.launcher].name == leads.launcher) {
+                    self.ask(me, Ask::Remove { leader });
+                }
+            }
+            follow::Act::Connect => {
+                self.close_to_leader(me);
+                self.reconnect(me);
+            }
+            follow::Act::CutOff(why) => {
+                assert!(!matches!(why, CutOff::NoRecord), "a leader has always left a record");
+                self.stop_and_hand_back(me);
+            }
+            follow::Act::LeftSeat => {
+                self.launchers[me].seat = None;
+                if !self.launchers[me].living.is_empty() {
+                    let attempt = self.launchers[me].attempt;
+                    let why = StopWhy::Dismissed;
+                    self.will_do(me, Command::Stop { attempt, why, save_after: None }, None);
+                }
+            }
+            follow::Act::Say(_) | follow::Act::TookSeat => {}
+        }
+    }
+
+    fn record(&mut self, me: usize, at: Mono, origin_seq: Option<u64>, body: Body) {
+        if origin_seq.is_none() {
+            self.check_entry(me, &body);
+            if let Body::Decision(decision) = &body {
+                self.counted.extend(restart_of(&decision.action));
+            }
+            if let (Body::Fact(Fact::Observed(seen)), Some(lead)) = (&body, self.launchers[me].leads())
+                && seen.event == WORLD_GROWS
+            {
+                self.grown += 1;
+                self.counted.insert(Attempt(lead.merge().attempt().0 + 1));
+            }
+        }
+        let launcher = &mut self.launchers[me];
+        let entry = Entry {
+            seq: launcher.journal.len() as u64 + 1,
+            at: Stamp { mono: at, wall: Wall(0) },
+            boot: BootId(String::new()),
+            job: Some(JobId("job".to_owned())),
+            origin_seq,
+            body,
+        };
+        if let Brain::Leads(lead) = &mut launcher.brain {
+            lead.keep_recent(&entry);
+        }
+        launcher.journal.push(entry);
+    }
+
+    /// Something happened on this launcher's host.
+    pub fn saw(&mut self, me: usize, report: Report) {
+        let at = self.clock(me);
+        match &mut self.launchers[me].brain {
+            Brain::Leads(lead) if lead.is_deposed() => {
+                if is_end(&report) {
+                    return self.ends(me, HANDS_BACK);
+                }
+            }
+            Brain::Leads(lead) => lead.report_of_mine(at, report),
+            Brain::Follows(follow) if follow.is_cut_off() && is_end(&report) => {
+                return self.ends(me, HANDS_BACK);
+            }
+            Brain::Follows(follow) => {
+                assert!(!matches!(&report, Report::Fact { fact } if !concerns_all(fact)));
+                follow.report(at, report);
+            }
+            Brain::Waits(_) | Brain::Gone => return,
+        }
+        self.settle(me);
+    }
+
+    fn stop_and_hand_back(&mut self, me: usize) {
+        if self.launchers[me].living.is_empty() {
+            return self.ends(me, HANDS_BACK);
+        }
+        let attempt = self.launchers[me].attempt;
+        self.will_do(me, Command::Stop { attempt, why: StopWhy::Requested, save_after: None }, None);
+    }
+
+    pub fn heard_from_follower(&mut self, me: usize, connection: u64, up: Up) {
+        let now = self.clock(me);
+        match (&mut self.launchers[me].brain, up) {
+            // Answered by the task of the connection.
+            (_, Up::Beat { sent }) => self.send_down(connection, Wire::Message(Down::Beat { sent, at: now })),
+            (Brain::Leads(lead), Up::Join(join)) => lead.joined(now, connection, &join),
+            (Brain::Leads(lead), up) => lead.said(now, connection, up),
+            _ => {}
+        }
+        self.settle(me);
+    }
+
+    pub fn follower_gone(&mut self, me: usize, connection: u64, why: &str) {
+        let now = self.clock(me);
+        if let Brain::Leads(lead) = &mut self.launchers[me].brain {
+            lead.gone(now, connection, why.to_owned());
+        }
+        self.settle(me);
+    }
+
+    /// The connection to the leader is there.
+    pub fn opened(&mut self, me: usize) {
+        self.trace(|world| format!("{} is connected", world.launchers[me].name));
+        if let Brain::Follows(follow) = &mut self.launchers[me].brain {
+            follow.connected();
+        }
+        self.beat(me);
+        self.settle(me);
+    }
+
+    pub fn beat(&mut self, me: usize) {
+        let sent = self.clock(me);
+        if let Some(connection) = self.launchers[me].connection {
+            self.send_up(connection, Wire::Message(Up::Beat { sent }));
+        }
+    }
+
+    pub fn heard_from_leader(&mut self, me: usize, down: Down) {
+        let received = self.clock(me);
+        match &mut self.launchers[me].brain {
+            Brain::Follows(follow) => follow.said(received, down),
+            Brain::Waits(Some(key)) => match down {
+                Down::Welcome { seat, epoch, .. } => {
+                    let key = key.clone();
+                    let leads = Leads { epoch, ..self.named(&key) };
+                    let launcher = &mut self.launchers[me];
+                    let (name, clock) = (launcher.name.clone(), Mapping::default());
+                    launcher.seat = Some(seat.clone());
+                    let follow = Follow::new(received, name, leads, seat, LEASE_SPAN, clock, true);
+                    launcher.brain = Brain::Follows(Box::new(follow));
+                }
+                Down::Refused { .. } => self.ends(me, HANDS_BACK),
+                _ => {}
+            },
+            Brain::Waits(None) | Brain::Leads(_) | Brain::Gone => {}
+        }
+        self.settle(me);
+    }
+
+    /// There is no connection to the leader, or none any more.
+    pub fn lost_leader(&mut self, me: usize, why: &str, refused: bool) {
+        self.trace(|world| format!("{} has no connection: {why}", world.launchers[me].name));
+        let now = self.clock(me);
+        if let Brain::Follows(follow) = &mut self.launchers[me].brain {
+            follow.disconnected(now, why, refused);
+        }
+        self.settle(me);
+        self.reconnect(me);
+    }
+
+    fn close_to_leader(&mut self, me: usize) -> bool {
+        let Some(connection) = self.launchers[me].connection.take() else { return false };
+        self.end_as_follower(connection);
+        true
+    }
+
+    pub fn reconnect(&mut self, me: usize) {
+        let launcher = &mut self.launchers[me];
+        if launcher.runs() && launcher.connection.is_none() && !launcher.connects {
+            launcher.connects = true;
+            let at = self.now + 50 * MS + MS * self.chance.below(300) as u64;
+            self.at(at, Event::Connects(me));
+        }
+    }
+
+    /// It is time to connect to whoever leads.
+    pub fn connects(&mut self, me: usize) {
+        let launcher = &self.launchers[me];
+        let leader = match &launcher.brain {
+            Brain::Follows(follow) => Some(self.launcher_named(&follow.leader().launcher)),
+            Brain::Waits(Some(key)) => Some(key.launcher),
+            _ => None,
+        };
+        match leader.filter(|_| launcher.connection.is_none()) {
+            Some(leader) => self.connect(me, leader),
+            None => self.launchers[me].connects = false,
+        }
+    }
+
+    pub fn launcher_named(&self, name: &str) -> usize {
+        self.launchers.iter().position(|launcher| launcher.name == name).expect("it is known")
+    }
+
+    /// The store says who leads.
+    pub fn told_of_leader(&mut self, me: usize, leader: Option<LeaderKey>) {
+        self.launchers[me].client.leader.clone_from(&leader);
+        let (Some(key), now) = (leader, self.clock(me)) else { return };
+        let named = self.named(&key);
+        let launcher = &mut self.launchers[me];
+        let newest = launcher.journal.len() as u64;
+        match &mut launcher.brain {
+            Brain::Leads(lead) => lead.led_by(&named.launcher, &named.host, named.epoch),
+            Brain::Follows(follow) => follow.led_by(now, named, newest),
+            Brain::Waits(known) if *known != Some(key.clone()) => {
+                launcher.brain = Brain::Waits(Some(key));
+                self.close_to_leader(me);
+                self.reconnect(me);
+            }
+            Brain::Waits(_) | Brain::Gone => {}
+        }
+        self.settle(me);
+    }
+
+    /// The store does not know this leader any more.
+    pub fn forgotten(&mut self, me: usize, epoch: u64) {
+        self.launchers[me].client.office = None;
+        let leader = self.launchers[me].client.leader.clone().map(|key| self.named(&key));
+        if let Brain::Leads(lead) = &mut self.launchers[me].brain {
+            lead.forgotten(epoch);
+            if let Some(Leads { launcher, host, epoch }) = leader {
+                lead.led_by(&launcher, &host, epoch);
+            }
+        }
+        self.settle(me);
+    }
+
+    pub fn stored(&mut self, me: usize, number: u64) {
+        let now = self.clock(me);
+        if let Brain::Leads(lead) = &mut self.launchers[me].brain {
+            lead.stored(now, number);
+        }
+        self.settle(me);
+    }
+
+    pub fn told_of_the_end(&mut self, me: usize, exit: i32) {
+        let ends = match &mut self.launchers[me].brain {
+            Brain::Follows(follow) => !follow.is_connected() && !follow.is_cut_off(),
+            Brain::Waits(_) => true,
+            Brain::Leads(lead) => {
+                lead.ended(exit);
+                false
+            }
+            Brain::Gone => false,
+        };
+        self.settle(me);
+        if ends {
+            self.ends(me, exit);
+        }
+    }
+
+    /// The store has elected this launcher.
+    pub fn elected(&mut self, me: usize, epoch: u64, last: Option<u64>, record: Option<Arc<Record>>) {
+        match &mut self.launchers[me].brain {
+            Brain::Leads(lead) if !lead.is_deposed() => lead.elected(epoch, last),
+            Brain::Follows(follow) if follow.takes_over() => match record {
+                Some(record) if follow.is_in(&record) => self.take_over(me, epoch, &record),
+                Some(_) => {
+                    follow.cut_off(CutOff::Replaced);
+                    self.resign(me);
+                }
+                None => follow.cut_off(CutOff::NoRecord),
+            },
+            _ => self.resign(me),
+        }
+        self.settle(me);
+    }
+
+    fn take_over(&mut self, me: usize, epoch: u64, record: &Record) {
+        self.trace(|world| format!("{} takes over in {epoch}", world.launchers[me].name));
+        let now = self.stamp(me);
+        let launcher = &mut self.launchers[me];
+        let Brain::Follows(follow) = std::mem::replace(&mut launcher.brain, Brain::Gone) else { return };
+        let seat = launcher.seat.as_ref().map_or(0, |seat| seat.group_rank);
+        let adopted = Adopted::of(record, seat, launcher.member.clone(), launcher.attempt, now);
+        let seat = adopted.me;
+        let world_size = record.seats[0].seat.world_size;
+        let spec = JobSpec { world_size, ..JobSpec::default() };
+        let (job, merge) = adopted.resume(now.mono, spec, settings(), PATIENCE);
+        let office = lead::Office {
+            seat,
+            launcher: launcher.name.clone(),
+            names: (record.job.clone(), record.launch.clone()),
+            hosts: HOSTS,
+            lease: LEASE_SPAN,
+            epoch,
+            newest_record: 1,
+        };
+        let merge = merge.within(self.limits, &office.launcher);
+        let mut lead = Lead::new(now.mono, job, merge, office);
+        let since = follow.since() as usize;
+        let newest = launcher.journal.len() as u64;
+        let before = follow.leader().launcher.clone();
+        lead.replaces(Predecessor::new(before, &launcher.journal[since.min(newest as usize)..], newest));
+        lead.continue_from(now.mono, &adopted, record.ended, follow.into_log());
+        launcher.brain = Brain::Leads(Box::new(lead));
+        launcher.exit = record.ended.or(launcher.exit);
+        self.leaders += 1;
+        self.close_to_leader(me);
+        if self.launchers[me].exit.is_some() {
+            self.tells_the_end(me);
+        }
+    }
+
+    /// Time passes for a launcher.
+    pub fn look(&mut self, me: usize) {
+        self.look_at_connections(me);
+        self.look_at_store(me);
+        let (now, silent) = (self.clock(me), self.silent_for(me));
+        let is_other = |key: &LeaderKey| key.launcher != me;
+        let led = self.launchers[me].client.leader.as_ref().is_some_and(is_other);
+        let due = self.launchers[me].timers.first().is_some_and(|at| *at <= now);
+        if due {
+            self.launchers[me].timers.pop_first();
+        }
+        match &mut self.launchers[me].brain {
+            Brain::Leads(lead) => {
+                if due && !lead.is_deposed() {
+                    lead.tell_job(now, Input::LookAgain);
+                }
+                lead.look(now, silent);
+            }
+            Brain::Follows(follow) => follow.look(now, silent, led),
+            Brain::Waits(_) | Brain::Gone => {}
+        }
+        self.settle(me);
+        self.tells_the_end(me);
+    }
+
+    /// A leader whose job is over waits for its followers, and removes what the job has in the store.
+    pub fn tells_the_end(&mut self, me: usize) {
+        let now = self.now;
+        let launcher = &mut self.launchers[me];
+        let (Some(exit), Brain::Leads(lead)) = (launcher.exit, &mut launcher.brain) else { return };
+        if lead.is_deposed() {
+            return;
+        }
+        let since = *launcher.over_since.get_or_insert(now);
+        if lead.awaits_followers() && now - since < 5 * SECOND {
+            return;
+        }
+        if launcher.client.office.is_some() && launcher.client.ends.is_none() {
+            launcher.client.ends = Some(exit);
+            lead.close_all();
+            self.settle(me);
+            self.look_at_store(me);
+        } else if now - since >= 8 * SECOND {
+            self.ends(me, exit);
+        }
+    }
+
+    /// The launcher exits, and its ranks with it.
+    pub fn ends(&mut self, me: usize, exit: i32) {
+        self.trace(|world| format!("{} exits with {exit}", world.launchers[me].name));
+        self.check_exit(me, exit);
+        self.resign(me);
+        self.launchers[me].exit = Some(exit);
+        self.gone(me);
+    }
+
+    /// The launcher is killed, and its ranks die with it.
+    pub fn crash(&mut self, me: usize) {
+        self.trace(|world| format!("{} is killed", world.launchers[me].name));
+        self.launchers[me].exit = None;
+        self.gone(me);
+    }
+
+    fn gone(&mut self, me: usize) {
+        let launcher = &mut self.launchers[me];
+        launcher.brain = Brain::Gone;
+        launcher.living.clear();
+        launcher.waiting.clear();
+        launcher.timers.clear();
+        (launcher.client.campaigns, launcher.client.office) = (false, None);
+        launcher.connection = None;
+        self.end_all_of(me);
+        self.will_respawn(me);
+    }
+}
+
+fn is_end(report: &Report) -> bool {
+    matches!(report, Report::Fact { fact: Fact::AttemptEnded { .. } })
+}
+
+fn short(what: &impl std::fmt::Debug) -> String {
+    format!("{what:?}").chars().take(180).collect()
+}
+
+fn leaders_line(act: &lead::Act) -> String {
+    match act {
+        lead::Act::Send(to, Down::Entry { seq, .. }) => format!("-> {to} entry {seq}"),
+        act => short(act),
+    }
+}
+
+fn followers_line(act: &follow::Act) -> String {
+    match act {
+        follow::Act::Entry { seq, .. } => format!("has entry {seq}"),
+        act => short(act),
+    }
+}

@@ -1,0 +1,296 @@
+//! Machines, the connections between their launchers, and what goes wrong with them: messages are late, held up in one
+//! direction, repeated, and lost with their connection. In order they stay, as TCP has it.
+
+use std::collections::VecDeque;
+
+use mainstay_core::base::time::Mono;
+use mainstay_core::recovery::hosts::wire::{Down, Up};
+
+use super::{Event, MS, SECOND, Time, World};
+
+/// A connection on which nothing was received for so long is closed.
+const SILENT_FOR: Time = 10 * SECOND;
+
+/// How long a connection to a machine that does not answer is tried.
+const CONNECTED_WITHIN: Time = 3 * SECOND;
+
+/// The store, where machines are numbered.
+pub const STORE: usize = usize::MAX;
+
+pub struct Machine {
+    /// Whether it has power.
+    pub up: bool,
+    /// It does nothing until then.
+    pub stalled: Time,
+    /// What its clock showed at the begin, and how much too fast it goes, in parts per million.
+    pub offset: u64,
+    pub drift: i64,
+    /// The launcher that runs on it, or ran last.
+    pub launcher: usize,
+}
+
+impl Machine {
+    pub fn clock(&self, now: Time) -> Mono {
+        let drifted = i128::from(now) * i128::from(self.drift) / 1_000_000;
+        Mono(u64::try_from(i128::from(self.offset) + i128::from(now) + drifted).expect("small"))
+    }
+}
+
+/// One direction of a connection.
+pub struct Way<T> {
+    waiting: VecDeque<T>,
+    /// When the newest message arrives: none overtakes it.
+    last: Time,
+}
+
+impl<T> Default for Way<T> {
+    fn default() -> Way<T> {
+        Way { waiting: VecDeque::new(), last: 0 }
+    }
+}
+
+#[derive(Clone)]
+pub enum Wire<T> {
+    Message(T),
+    End,
+}
+
+pub struct Connection {
+    pub follower: usize,
+    pub leader: usize,
+    pub up: Way<Wire<Up>>,
+    pub down: Way<Wire<Down>>,
+    /// Whether each end takes it for open, and when it last received something.
+    pub follower_open: bool,
+    pub leader_open: bool,
+    pub follower_heard: Time,
+    pub leader_heard: Time,
+}
+
+impl World {
+    pub fn passes(&self, from: usize, to: usize) -> bool {
+        !self.blocked.contains(&(from, to))
+    }
+
+    fn latency(&mut self) -> Time {
+        if self.faults && self.chance.one_in(40) {
+            return MS * (20 + self.chance.below(1500) as Time);
+        }
+        MS / 10 + MS * self.chance.below(5) as Time
+    }
+
+    pub fn after_a_while(&mut self) -> Time {
+        self.now + self.latency()
+    }
+
+    /// A launcher connects to another one: the answer comes later.
+    pub fn connect(&mut self, follower: usize, leader: usize) {
+        let (from, to) = (self.launchers[follower].machine, self.launchers[leader].machine);
+        let reached = self.passes(from, to) && self.passes(to, from) && self.machines[to].up;
+        let reached = reached && self.machines[to].stalled <= self.now;
+        if !reached {
+            self.at(self.now + CONNECTED_WITHIN, Event::NotConnected { follower, leader, refused: false });
+        } else if !self.launchers[leader].listens() {
+            let at = self.after_a_while();
+            self.at(at, Event::NotConnected { follower, leader, refused: true });
+        } else {
+            let at = self.after_a_while();
+            self.at(at, Event::Connected { follower, leader });
+        }
+    }
+
+    pub fn connected(&mut self, follower: usize, leader: usize) {
+        if !self.launchers[follower].wants(leader) {
+            return;
+        }
+        if !self.launchers[leader].listens() {
+            return self.lost_leader(follower, "the leader has gone", true);
+        }
+        self.newest_connection += 1;
+        let number = self.newest_connection;
+        let now = self.now;
+        let connection = Connection {
+            follower,
+            leader,
+            up: Way::default(),
+            down: Way::default(),
+            follower_open: true,
+            leader_open: true,
+            follower_heard: now,
+            leader_heard: now,
+        };
+        self.connections.insert(number, connection);
+        self.launchers[follower].connection = Some(number);
+        let join = self.launchers[follower].join();
+        self.send_up(number, Wire::Message(Up::Join(join)));
+        self.opened(follower);
+    }
+
+    pub fn send_up(&mut self, number: u64, wire: Wire<Up>) {
+        let mut at = self.after_a_while();
+        let again = self.faults && self.chance.one_in(60) && repeats_up(&wire);
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        if again {
+            connection.up.waiting.push_back(wire.clone());
+        }
+        connection.up.waiting.push_back(wire);
+        at = at.max(connection.up.last);
+        connection.up.last = at;
+        self.at(at, Event::Up(number));
+        if again {
+            self.at(at, Event::Up(number));
+        }
+    }
+
+    pub fn send_down(&mut self, number: u64, wire: Wire<Down>) {
+        let mut at = self.after_a_while();
+        let again = self.faults && self.chance.one_in(60) && repeats_down(&wire);
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        if again {
+            connection.down.waiting.push_back(wire.clone());
+        }
+        connection.down.waiting.push_back(wire);
+        at = at.max(connection.down.last);
+        connection.down.last = at;
+        self.at(at, Event::Down(number));
+        if again {
+            self.at(at, Event::Down(number));
+        }
+    }
+
+    pub fn arrives_up(&mut self, number: u64) {
+        let Some(connection) = self.connections.get(&number) else { return };
+        let (from, to) = (connection.follower, connection.leader);
+        if !self.reaches(from, to, Event::Up(number)) {
+            return;
+        }
+        let now = self.now;
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let Some(wire) = connection.up.waiting.pop_front() else { return };
+        if !connection.leader_open || !self.launchers[to].runs() {
+            return;
+        }
+        connection.leader_heard = now;
+        match wire {
+            Wire::Message(up) => self.heard_from_follower(to, number, up),
+            Wire::End => {
+                connection.leader_open = false;
+                self.follower_gone(to, number, "the connection was closed by the other side");
+            }
+        }
+    }
+
+    pub fn arrives_down(&mut self, number: u64) {
+        let Some(connection) = self.connections.get(&number) else { return };
+        let (from, to) = (connection.leader, connection.follower);
+        if !self.reaches(from, to, Event::Down(number)) {
+            return;
+        }
+        let now = self.now;
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let Some(wire) = connection.down.waiting.pop_front() else { return };
+        let current = self.launchers[to].connection == Some(number);
+        if !connection.follower_open || !self.launchers[to].runs() || !current {
+            return;
+        }
+        connection.follower_heard = now;
+        match wire {
+            Wire::Message(down) => self.heard_from_leader(to, down),
+            Wire::End => {
+                connection.follower_open = false;
+                self.launchers[to].connection = None;
+                self.lost_leader(to, "the connection was closed by the other side", false);
+            }
+        }
+    }
+
+    /// Whether a message gets through now; held up, it waits for the end of what holds it up.
+    fn reaches(&mut self, from: usize, to: usize, event: Event) -> bool {
+        let (from, to) = (self.launchers[from].machine, self.launchers[to].machine);
+        let stalled = self.machines[to].stalled;
+        if stalled > self.now {
+            self.at(stalled, event);
+            return false;
+        }
+        if !self.passes(from, to) {
+            self.held_up.push(event);
+            return false;
+        }
+        self.machines[to].up
+    }
+
+    /// The follower ends it.
+    pub fn end_as_follower(&mut self, number: u64) {
+        if let Some(connection) = self.connections.get_mut(&number)
+            && std::mem::take(&mut connection.follower_open)
+        {
+            self.send_up(number, Wire::End);
+        }
+    }
+
+    /// The leader ends it.
+    pub fn end_as_leader(&mut self, number: u64) {
+        if let Some(connection) = self.connections.get_mut(&number)
+            && std::mem::take(&mut connection.leader_open)
+        {
+            self.send_down(number, Wire::End);
+        }
+    }
+
+    /// All connections of a launcher that has ended: the kernel of its machine says so, where it has power.
+    pub fn end_all_of(&mut self, launcher: usize) {
+        let of = |connection: &Connection| connection.follower == launcher || connection.leader == launcher;
+        let all: Vec<u64> =
+            self.connections.iter().filter(|(_, c)| of(c)).map(|(number, _)| *number).collect();
+        let says_so = self.machines[self.launchers[launcher].machine].up;
+        for number in all {
+            let connection = self.connections.get_mut(&number).expect("listed");
+            match connection.follower == launcher {
+                true if says_so => self.end_as_follower(number),
+                true => connection.follower_open = false,
+                false if says_so => self.end_as_leader(number),
+                false => connection.leader_open = false,
+            }
+        }
+    }
+
+    /// Connections on which this launcher has received nothing for too long are over.
+    pub fn look_at_connections(&mut self, launcher: usize) {
+        let now = self.now;
+        let silent = |heard: Time| now.saturating_sub(heard) >= SILENT_FOR;
+        let mut as_follower = None;
+        let mut as_leader = Vec::new();
+        for (number, connection) in &self.connections {
+            if connection.follower == launcher
+                && connection.follower_open
+                && silent(connection.follower_heard)
+            {
+                as_follower = Some(*number);
+            }
+            if connection.leader == launcher && connection.leader_open && silent(connection.leader_heard) {
+                as_leader.push(*number);
+            }
+        }
+        if let Some(number) = as_follower {
+            self.end_as_follower(number);
+            if self.launchers[launcher].connection == Some(number) {
+                self.launchers[launcher].connection = None;
+                self.lost_leader(launcher, "no answer within 10 s", false);
+            }
+        }
+        for number in as_leader {
+            self.end_as_leader(number);
+            self.follower_gone(launcher, number, "no answer within 10 s");
+        }
+        self.connections.retain(|_, connection| connection.follower_open || connection.leader_open);
+    }
+}
+
+/// What may come twice: messages with numbers, and what a newer message of its kind replaces.
+fn repeats_up(wire: &Wire<Up>) -> bool {
+    matches!(wire, Wire::Message(Up::Report { .. } | Up::Received { .. }))
+}
+
+fn repeats_down(wire: &Wire<Down>) -> bool {
+    matches!(wire, Wire::Message(Down::Command { .. } | Down::Received { .. } | Down::Entry { .. }))
+}

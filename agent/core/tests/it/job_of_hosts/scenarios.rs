@@ -1,0 +1,215 @@
+//! Single failures by name: what the simulation found, and how other launchers broke.
+
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::model::entry::{ExitStatus, JobSpec};
+use mainstay_core::recovery::hosts::clock::Mapping;
+use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads};
+use mainstay_core::recovery::hosts::lead::{self, Lead, Office, SteppedDown};
+use mainstay_core::recovery::hosts::merge::Merge;
+use mainstay_core::recovery::hosts::record::Record;
+use mainstay_core::recovery::hosts::round::{Member, Seated, first};
+use mainstay_core::recovery::hosts::wire::{Down, Seat};
+use mainstay_core::recovery::job::Job;
+
+use super::faults::Fault;
+use super::network::STORE;
+use super::{Event, LEASE_SPAN, SECOND, World, settings};
+
+/// A job of so many hosts with so many spares, at a time when its ranks run.
+fn running(hosts: u32, spares: u32) -> World {
+    let mut world = World::new(4, hosts, spares);
+    world.limits = mainstay_core::recovery::hosts::resize::Limits::fixed(hosts);
+    world.until(20 * SECOND);
+    assert!(world.launchers[0].leads().is_some_and(|lead| lead.merge().has_started()));
+    world
+}
+
+fn seated(hosts: u32) -> Vec<Seated> {
+    let member =
+        |host| Member { launcher: format!("l{host}"), ranks: 1, node_rank: Some(host), ..Member::default() };
+    first(&(0..hosts).map(member).collect::<Vec<_>>(), hosts).expect("all are there")
+}
+
+fn leader() -> Lead {
+    let round = seated(2);
+    let spec = JobSpec { world_size: 2, ..JobSpec::default() };
+    let job = Job::begin(Mono(1), spec, settings(), &mut Vec::new());
+    let office = Office {
+        seat: 0,
+        launcher: "l0".to_owned(),
+        names: (String::new(), String::new()),
+        hosts: (2, 2),
+        lease: LEASE_SPAN,
+        epoch: 1,
+        newest_record: 1,
+    };
+    Lead::new(Mono(1), job, Merge::new(round, Span::seconds(5)), office)
+}
+
+fn follower() -> Follow {
+    let leads = Leads { launcher: "l0".to_owned(), host: "h0".to_owned(), epoch: 1 };
+    let seat = Seat { group_rank: 1, group_world_size: 2, first_rank: 1, world_size: 2 };
+    Follow::new(Mono(1), "l1".to_owned(), leads, seat, LEASE_SPAN, Mapping::default(), true)
+}
+
+#[test]
+fn a_leader_that_was_only_slow_steps_down_when_the_job_has_ended_without_it() {
+    let mut lead = leader();
+    lead.forgotten(1);
+    lead.ended(70);
+    let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(Mono(2))).collect();
+    let ended = |act: &lead::Act| matches!(act, lead::Act::StepDown(SteppedDown::Ended { exit: 70 }));
+    assert!(acts.iter().any(ended), "{acts:?}");
+}
+
+#[test]
+fn a_launcher_whose_seat_another_one_has_takes_over_from_no_leader() {
+    let mut seats = seated(2);
+    let record = |seats: &[Seated]| Record {
+        at: Default::default(),
+        seats: seats.to_vec(),
+        leader: "l0".to_owned(),
+        job: String::new(),
+        launch: String::new(),
+        attempt: Default::default(),
+        running: true,
+        carried: None,
+        ended: None,
+    };
+    let follow = follower();
+    assert!(follow.is_in(&record(&seats)));
+    seats[1].member.launcher = "another".to_owned();
+    assert!(!follow.is_in(&record(&seats)));
+}
+
+#[test]
+fn a_launcher_that_waits_for_a_seat_does_not_wait_for_ever_where_no_launcher_leads() {
+    let mut follow = follower();
+    follow.said(Mono(2), Down::Waiting { told: String::new() });
+    follow.disconnected(Mono(3), "the leader has gone", true);
+    follow.look(Mono(3).after(LEASE_SPAN), None, false);
+    let acts: Vec<_> = std::iter::from_fn(|| follow.next_act()).collect();
+    assert!(
+        !acts.iter().any(|act| matches!(act, follow::Act::Campaign | follow::Act::CutOff(_))),
+        "{acts:?}"
+    );
+    follow.look(Mono(3).after(Span(LEASE_SPAN.0 * 3)), None, false);
+    assert!(matches!(
+        std::iter::from_fn(|| follow.next_act()).last(),
+        Some(follow::Act::CutOff(CutOff::NoLeader))
+    ));
+}
+
+/// NVRx#348: one host more than the job needs ends NVRx's job with "Maximum number of nodes exceeded".
+#[test]
+fn nvrx_348_more_hosts_than_seats_end_no_job() {
+    let mut world = running(4, 1);
+    let spare = world.machines[4].launcher;
+    world.fail(Fault::LauncherDies(4));
+    world.until(40 * SECOND);
+    assert_ne!(world.machines[4].launcher, spare, "another launcher is there in its place");
+    world.fail(Fault::LauncherDies(2));
+    world.until(80 * SECOND);
+    assert_eq!(world.started_by.len(), 2, "the ranks were started once more, and not for the spare");
+    world.be_quiet();
+    assert_eq!(world.until_over(), 1);
+}
+
+/// NVRx#357: a host that is gone keeps its slot in a round of NVRx, and the round never closes.
+#[test]
+fn nvrx_357_a_host_that_joins_and_dies_holds_up_no_round() {
+    let mut world = running(4, 2);
+    world.fail(Fault::PowerCut(2, 1000 * SECOND));
+    // The one that takes its place has no power either, before the others can know of that.
+    let taken = |world: &World| world.launchers[4..].iter().any(|spare| spare.seat.is_some());
+    while !taken(&world) {
+        world.step();
+    }
+    let ghost = world.launchers.iter().rposition(|launcher| launcher.seat.is_some()).expect("it has a seat");
+    world.fail(Fault::PowerCut(world.launchers[ghost].machine, 1000 * SECOND));
+    world.until(120 * SECOND);
+    assert!(world.launchers[0].leads().is_some_and(|lead| lead.merge().has_started()));
+    world.be_quiet();
+    assert_eq!(world.until_over(), 1);
+}
+
+/// NVRx#421: an exception in one launcher closes the rendezvous of all.
+#[test]
+fn nvrx_421_the_failure_of_one_launcher_is_not_that_of_the_job() {
+    let mut world = running(4, 0);
+    for machine in [1, 3] {
+        world.fail(Fault::LauncherDies(machine));
+        world.until(world.now + 30 * SECOND);
+    }
+    assert!(world.launchers[0].leads().is_some_and(|lead| lead.merge().has_started()));
+    world.be_quiet();
+    assert_eq!(world.until_over(), 1);
+    // Each of them is counted, as one restart of the job.
+}
+
+/// NVRx#383: the host that holds the store is the one that NVRx's job cannot lose.
+#[test]
+fn nvrx_383_no_rank_notices_that_the_store_is_gone() {
+    let mut world = running(4, 0);
+    world.fail(Fault::StoreAway(300 * SECOND));
+    world.until(world.now + 290 * SECOND);
+    assert_eq!(world.started_by.len(), 1, "nothing is started anew");
+    assert!(world.launchers.iter().all(|launcher| !launcher.living.is_empty()), "all ranks live");
+    world.until(world.now + 30 * SECOND);
+    // What happens after it is back is decided as ever.
+    world.rank_exits(2, world.launchers[2].ranks()[0], ExitStatus::Signal(9), false);
+    world.until(world.now + 30 * SECOND);
+    assert_eq!(world.started_by.len(), 2);
+    world.be_quiet();
+    assert!(world.until_over() > 0);
+}
+
+/// The hosts of leader and store vanish at once, with all that the store had.
+#[test]
+fn the_job_goes_on_when_leader_and_store_are_lost_at_once() {
+    let mut world = running(4, 1);
+    world.fail(Fault::StoreWiped);
+    world.fail(Fault::PowerCut(0, 1000 * SECOND));
+    world.until(world.now + 60 * SECOND);
+    assert_eq!(world.leaders, 2);
+    assert!(
+        world.launchers.iter().filter_map(|launcher| launcher.leads()).any(|lead| lead.merge().has_started())
+    );
+    world.be_quiet();
+    assert_eq!(world.until_over(), 2);
+}
+
+/// A host that comes back with what it knew a minute ago.
+#[test]
+fn a_leader_that_stalls_for_a_minute_decides_nothing_when_it_goes_on() {
+    let mut world = running(3, 1);
+    world.fail(Fault::Stalls(0, 60 * SECOND));
+    world.until(world.now + 90 * SECOND);
+    assert!(!world.launchers[0].runs(), "it has stepped down, and its ranks have ended with it");
+    assert_eq!(world.leaders, 2);
+    world.be_quiet();
+    assert_eq!(world.until_over(), 2);
+}
+
+/// Nothing that a host sends gets through, while it receives all.
+#[test]
+fn a_host_that_nothing_is_heard_of_is_replaced_and_ends_its_ranks() {
+    let mut world = running(3, 1);
+    world.fail(Fault::Blocked(1, 0, 100 * SECOND));
+    world.fail(Fault::Blocked(1, STORE, 100 * SECOND));
+    world.until(world.now + 80 * SECOND);
+    assert!(!world.launchers[1].runs(), "it is cut off, and has ended");
+    assert!(world.launchers[0].leads().is_some_and(|lead| lead.merge().has_started()));
+    world.be_quiet();
+    assert_eq!(world.until_over(), 1);
+}
+
+impl World {
+    /// Lets time pass until then.
+    fn until(&mut self, at: u64) {
+        self.at(at, Event::Nothing);
+        while self.now < at {
+            self.step();
+        }
+    }
+}
