@@ -34,7 +34,7 @@ impl Launcher {
     /// The leader wants the shards of a step to be where the ranks of this host look for them.
     pub(super) fn bring_checkpoint(&mut self, attempt: Attempt, step: StepKey) {
         match &self.replicas {
-            Some(replicas) => replicas.bring(attempt, step),
+            Some(replicas) => replicas.bring(attempt, step, self.crew.seat.world_size),
             None => {
                 let error = Some("no memory is kept for checkpoints there".to_owned());
                 self.report(clock::mono(), Report::Brought { attempt, step, error });
@@ -60,13 +60,18 @@ impl Launcher {
                 let (error, roots) = match brought {
                     Ok(Brought { roots, fetched, bytes }) => {
                         let here = roots.len().saturating_sub(fetched);
-                        self.terminal.say(format!(
-                            "checkpoint: all ranks go on from step {} of attempt {}: of this host's shards {here} were \
-                             here, {fetched} came from other hosts ({} KiB)",
-                            step.step,
-                            step.attempt,
-                            bytes.div_ceil(1024)
-                        ));
+                        let kib = bytes.div_ceil(1024);
+                        let StepKey { step: number, attempt: of, world, .. } = &step;
+                        self.terminal.say(match *world == self.crew.seat.world_size {
+                            true => format!(
+                                "checkpoint: all ranks go on from step {number} of attempt {of}: of this host's shards {here} \
+                                 were here, {fetched} came from other hosts ({kib} KiB)"
+                            ),
+                            false => format!(
+                                "checkpoint: a shard of step {number}, which {world} ranks saved, is on this host for \
+                                 load(replicated=True) ({kib} KiB came from other hosts)"
+                            ),
+                        });
                         (None, Some(roots))
                     }
                     Err(error) => (Some(error), None),

@@ -217,8 +217,11 @@ impl Replicas {
         });
     }
 
-    pub(super) fn bring(&self, attempt: Attempt, step: StepKey) {
-        let (service, place, ranks) = (Arc::clone(&self.service), self.place.clone(), self.ranks.clone());
+    /// Brings the shards of this host's ranks; of a step of another number of ranks the first one, which is all of it where ranks
+    /// have the same state.
+    pub(super) fn bring(&self, attempt: Attempt, step: StepKey, world: u32) {
+        let ranks = if step.world == world { self.ranks.clone() } else { vec![0] };
+        let (service, place) = (Arc::clone(&self.service), self.place.clone());
         let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
             let say = |told: String| {

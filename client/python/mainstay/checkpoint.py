@@ -184,8 +184,8 @@ def load(
     of it. Where nothing could be loaded after such memory was written to, RuntimeError is raised.
 
     ``replicated`` says that all ranks have saved the same state, as those of plain data parallelism do: then a step of any number
-    of ranks is loaded, from any shard of it that is good. All ranks have to see the same directory; where torch.distributed is
-    initialised they choose the step together.
+    of ranks is loaded, from any shard of it that is good. Launchers of several hosts bring each host one; where torch.distributed
+    is initialised the ranks choose the step together.
     """
     targets = None if into is None else _container.Targets(into)
     taken = _take_replicated(step, directory, targets) if replicated else _take(step, directory, targets)

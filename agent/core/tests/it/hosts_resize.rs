@@ -253,12 +253,15 @@ impl World {
                 launcher.up.push_back(Report::Holding { attempt, copies: copies.collect() });
             }
             Command::Bring { attempt, step } => {
-                let world = launcher.seat.as_ref().expect("a seat").world_size;
-                assert_eq!(step.world, world, "a step of another world is not whole in this one");
                 launcher.up.push_back(Report::Brought { attempt, step, error: None });
             }
-            Command::Start { attempt, in_process, master_port, before, .. } => {
+            Command::Start { attempt, in_process, master_port, before, resume, .. } => {
                 let world = launcher.seat.as_ref().expect("a seat").world_size;
+                let resumed = resume.map(|step| step.world);
+                assert!(
+                    resumed.is_none_or(|of| of == world),
+                    "a step of {resumed:?} ranks is not whole in {world}"
+                );
                 assert_ne!(before, Some(world), "only another number of ranks is told");
                 assert!(attempt.0 == 0 || self.counted.contains(&attempt) || self.grown > 0, "{attempt}");
                 if !in_process {

@@ -272,7 +272,7 @@ fn a_step_that_more_ranks_have_saved_is_not_offered_as_whole_and_that_is_said() 
         let rank = rank.expect("a rank of two");
         assert_eq!(cluster.read(host, &format!("loaded.1.{rank}")), "None");
     }
-    ends[0].assert_said("was saved by 3 ranks, and mainstay.checkpoint divides no shards among 2");
+    ends[0].assert_said("was saved by 3 ranks, and there are 2 now");
 }
 
 /// Ranks that can stay in their processes.
@@ -423,4 +423,56 @@ fn a_state_that_all_ranks_share_is_loaded_by_fewer_and_by_more() {
     for end in cluster.ends(jobs) {
         end.assert_status(0);
     }
+}
+
+/// All ranks have the same state, and no directory is shared.
+const REPLICATED: &str = r#"
+import mainstay
+saved = mainstay.checkpoint.load(replicated=True)
+begin = 0 if saved is None else saved["step"] + 1
+mark(f"from.{ATTEMPT}.{RANK}", begin)
+for step in range(begin, 1_000_000):
+    mainstay.step(step)
+    assert mainstay.checkpoint.save(step, {"step": step})
+    if step == begin + 3:
+        mark(f"steps.{ATTEMPT}.{RANK}")
+    if mainstay.save_requested() or os.path.exists(f"{MARKS}/enough"):
+        break
+    time.sleep(0.05)
+"#;
+
+#[test]
+fn a_host_that_joins_gets_the_state_of_the_others_without_a_shared_directory() {
+    if !has_client() {
+        return;
+    }
+    let endpoint = format!("127.0.0.1:{}", testing::free_port());
+    let meets = format!("--rdzv-backend c10d --rdzv-endpoint {endpoint}");
+    let cluster = Cluster::meeting_at(3, &meets).sharing_nothing();
+    let options = "--nnodes 1:2 --rdzv-conf shrink_after=1,grow_after=1,last_call_timeout=60";
+    let mut jobs = start(&cluster, 2, REPLICATED, options);
+    for rank in 0..2 {
+        cluster.host_with(&format!("steps.0.{rank}"));
+    }
+    jobs[0].wait_until_said("has a copy on another host");
+    kill(jobs.remove(1));
+    cluster.host_with("steps.1.0");
+    jobs.push(cluster.start_host_as(2, REPLICATED, options, &[]));
+    for rank in 0..2 {
+        cluster.host_with(&format!("steps.2.{rank}"));
+    }
+    for host in [0, 2] {
+        std::fs::write(cluster.stage(host).marks().join("enough"), "").expect("a mark");
+    }
+    let from = |host: usize, mark: &str| -> u64 { cluster.read(host, mark).parse().expect("a step") };
+    let shrunk = from(0, "from.1.0");
+    let grown = from(0, "from.2.0");
+    assert!(shrunk > 0 && grown > shrunk, "{shrunk}, {grown}");
+    assert_eq!(from(2, "from.2.1"), grown, "the host that joined goes on from the same step");
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+        assert_eq!(worlds(end).last(), Some(&(1, 2)), "{end}");
+    }
+    ends[1].assert_said("is on this host for load(replicated=True)");
 }

@@ -154,6 +154,8 @@ pub struct Merge {
     dropped: u64,
     /// Steps that could not be brought to a host in this start.
     failed_steps: BTreeSet<StepKey>,
+    /// Whether the newest step of another number of ranks was looked after in this start.
+    other_world_done: bool,
 }
 
 impl Merge {
@@ -177,6 +179,7 @@ impl Merge {
             collecting: false,
             dropped: 0,
             failed_steps: BTreeSet::new(),
+            other_world_done: false,
         }
     }
 
@@ -393,6 +396,7 @@ impl Merge {
         (self.attempt, self.in_process) = (attempt, in_process);
         (self.ending, self.collecting) = (false, false);
         self.failed_steps.clear();
+        self.other_world_done = false;
         for host in &mut self.hosts {
             (host.started, host.ended, host.evidence, host.idle) = (None, None, None, false);
             host.exited.clear();

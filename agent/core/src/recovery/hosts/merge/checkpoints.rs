@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use super::{Merge, Next, Phase, observed};
 use crate::base::time::{Mono, Span};
 use crate::checkpoint::inventory::{Copy, StepKey, StepState, steps};
+use crate::model::entry::Fact;
 use crate::model::observation::Weight;
 use crate::recovery::hosts::wire::Command;
 use crate::recovery::job::Input;
@@ -70,7 +71,13 @@ impl Merge {
         };
         let all = steps(&copies, None);
         let chosen = all.iter().find(|state| fits(state)).cloned();
-        self.tell_of_other_worlds(at, &all, chosen.as_ref().map(|state| state.key.step), world, next);
+        if !std::mem::replace(&mut self.other_world_done, true)
+            && let Some(other) = newest_of_others(&all, chosen.as_ref().map(|state| state.key.step), world)
+        {
+            let told = of_other_ranks(&other.key, chosen.as_ref().map(|state| state.key.step), world);
+            next.push_back(Next::Job(at, Input::Fact(told)));
+            return self.bring(at, port, &other.key, next);
+        }
         let Some(state) = chosen else {
             return self.start(port, None, next);
         };
@@ -78,33 +85,14 @@ impl Merge {
         let detail =
             format!("step {step} of attempt {attempt} is whole over all hosts: all ranks go on from it");
         next.push_back(Next::Job(at, Input::Fact(observed("checkpoint_chosen", Weight::Info, detail))));
-        self.hosts.iter_mut().for_each(|host| host.brought = false);
-        self.phase = Phase::Bringing { port, step: state.key.clone(), since: at };
-        self.to_all(&Command::Bring { attempt: self.attempt, step: state.key }, next);
+        self.bring(at, port, &state.key, next);
     }
 
-    /// A step of another number of ranks is whole only for as many: people are told what is loaded instead.
-    fn tell_of_other_worlds(
-        &self,
-        at: Mono,
-        all: &[StepState],
-        chosen: Option<u64>,
-        world: u32,
-        next: &mut VecDeque<Next>,
-    ) {
-        let other = all.iter().find(|state| state.is_whole() && state.key.world != world);
-        let Some(other) = other.filter(|other| Some(other.key.step) > chosen) else { return };
-        let instead = match chosen {
-            Some(step) => format!("it loads step {step}, the newest that {world} ranks have saved"),
-            None => format!("it loads nothing, for no step of {world} ranks is whole"),
-        };
-        let detail = format!(
-            "step {} was saved by {} ranks, and mainstay.checkpoint divides no shards among {world}: {instead}. \
-             mainstay.dcp loads a step on any number of ranks",
-            other.key.step, other.key.world
-        );
-        let told = observed("checkpoint_of_other_ranks", Weight::Warning, detail);
-        next.push_back(Next::Job(at, Input::Fact(told)));
+    /// A step of another number of ranks is brought as well: one of its shards, which is all of it where ranks have the same state.
+    fn bring(&mut self, at: Mono, port: u16, step: &StepKey, next: &mut VecDeque<Next>) {
+        self.hosts.iter_mut().for_each(|host| host.brought = false);
+        self.phase = Phase::Bringing { port, step: step.clone(), since: at };
+        self.to_all(&Command::Bring { attempt: self.attempt, step: step.clone() }, next);
     }
 
     pub(super) fn brought(
@@ -133,7 +121,30 @@ impl Merge {
             self.failed_steps.insert(step);
             self.bring_newest(at, port, next);
         } else if self.hosts.iter().all(|host| host.brought) {
-            self.start(port, Some(step), next);
+            match self.hosts.iter().map(|host| host.seated.member.ranks).sum::<u32>() == step.world {
+                true => self.start(port, Some(step), next),
+                false => self.bring_newest(at, port, next),
+            }
         }
     }
+}
+
+/// The newest whole step of another number of ranks, if it is newer than what all ranks go on from.
+fn newest_of_others(all: &[StepState], chosen: Option<u64>, world: u32) -> Option<&StepState> {
+    let other = all.iter().find(|state| state.is_whole() && state.key.world != world);
+    other.filter(|other| Some(other.key.step) > chosen)
+}
+
+/// A step of another number of ranks is whole only for as many: people are told what is loaded.
+fn of_other_ranks(other: &StepKey, chosen: Option<u64>, world: u32) -> Fact {
+    let instead = match chosen {
+        Some(step) => format!("step {step}, the newest that {world} ranks have saved"),
+        None => format!("nothing, for no step of {world} ranks is whole"),
+    };
+    let detail = format!(
+        "step {} was saved by {} ranks, and there are {world} now. mainstay.checkpoint.load(replicated=True) and mainstay.dcp \
+         load it; mainstay.checkpoint.load() divides no shards and loads {instead}",
+        other.step, other.world
+    );
+    observed("checkpoint_of_other_ranks", Weight::Warning, detail)
 }
