@@ -3,9 +3,11 @@
 //!
 //! It is the real program, found on PATH. We write no consensus of our own.
 
+mod command;
+mod rejoin;
+
 use std::fs::{self, File};
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,8 +17,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use self::command::Line;
 use crate::client::Client;
 use crate::endpoint::Endpoint;
 use crate::error::CoordError;
@@ -30,8 +34,6 @@ const PAUSE: (Duration, Duration, Duration) =
 const FAREWELL: Duration = Duration::from_secs(5);
 /// A log of etcd that is larger is started over with the process.
 const LARGEST_LOG: u64 = 8 << 20;
-/// Hosts of training jobs are busy: etcd's own 100 ms and 1 s would change leaders under load. Leases are then at least 3 s.
-const TIMING: [&str; 2] = ["--heartbeat-interval=200", "--election-timeout=2000"];
 
 /// What this host runs.
 #[derive(Clone, Debug)]
@@ -69,6 +71,11 @@ impl ManagedOptions {
             tls: None,
             program: PathBuf::from("etcd"),
         }
+    }
+
+    /// Where etcd keeps its data.
+    fn data(&self) -> PathBuf {
+        self.directory.join("data")
     }
 }
 
@@ -118,7 +125,8 @@ impl Managed {
     /// There are not three or five endpoints, none of them is here, a port is taken, or there is no etcd.
     pub async fn start(options: ManagedOptions) -> Result<Managed, CoordError> {
         let endpoints = options.endpoints.clone();
-        let started = tokio::task::spawn_blocking(move || Supervisor::start(options)).await;
+        let runtime = Handle::current();
+        let started = tokio::task::spawn_blocking(move || Supervisor::start(options, runtime)).await;
         let (state, stop, thread) = started.map_err(|error| CoordError::Setting {
             what: "managed etcd".to_owned(),
             why: error.to_string(),
@@ -172,9 +180,13 @@ impl Drop for Managed {
 /// The thread that starts the process and waits for its end. The kernel ends the process with the thread that
 /// started it: so it must be one that lives as long as this program.
 struct Supervisor {
-    command: Vec<String>,
-    program: PathBuf,
+    options: ManagedOptions,
+    line: Line,
     log: PathBuf,
+    /// Bytes of the log that are of earlier processes.
+    log_before: u64,
+    /// Where the other members are asked.
+    runtime: Handle,
     state: watch::Sender<ManagedState>,
     restarts: u64,
 }
@@ -182,15 +194,17 @@ struct Supervisor {
 type Started = (watch::Receiver<ManagedState>, Sender<()>, JoinHandle<()>);
 
 impl Supervisor {
-    fn start(options: ManagedOptions) -> Result<Started, CoordError> {
-        let command = arguments(&options)?;
+    fn start(options: ManagedOptions, runtime: Handle) -> Result<Started, CoordError> {
+        let line = command::line(&options)?;
         fs::create_dir_all(&options.directory)
             .map_err(|error| CoordError::file(&options.directory, error))?;
         let (state, seen) = watch::channel(ManagedState::Stopped);
         let supervisor = Supervisor {
-            command,
-            program: options.program.clone(),
+            line,
             log: options.directory.join("etcd.log"),
+            log_before: 0,
+            options: options.clone(),
+            runtime,
             state,
             restarts: 0,
         };
@@ -236,10 +250,20 @@ impl Supervisor {
                 }
                 pause = (pause * 2).min(PAUSE.1);
                 self.restarts += 1;
+                match self.find_a_place() {
+                    // The cluster does not serve: it may wait for this member.
+                    Err(error) if error.is_unreachable() => {}
+                    Err(error) => {
+                        let why = format!("this host's member has no place in the cluster yet: {error}");
+                        self.state.send_replace(ManagedState::Restarting { why });
+                        continue;
+                    }
+                    Ok(()) => {}
+                }
                 match self.spawn() {
                     Ok(child) => break child,
                     Err(error) => {
-                        let why = format!("{} cannot be started: {error}", self.program.display());
+                        let why = format!("{} cannot be started: {error}", self.options.program.display());
                         self.state.send_replace(ManagedState::Restarting { why });
                     }
                 }
@@ -248,13 +272,31 @@ impl Supervisor {
         self.state.send_replace(ManagedState::Stopped);
     }
 
-    fn spawn(&self) -> io::Result<Child> {
+    /// A member whose data is gone is not taken back as it is.
+    fn find_a_place(&mut self) -> Result<(), CoordError> {
+        if !rejoin::is_needed(&self.options, &since(&self.log, self.log_before)) {
+            return Ok(());
+        }
+        let placed = self.runtime.block_on(rejoin::place(&self.options, &self.line))?;
+        if let Some(line) = placed {
+            tracing::info!("this host's member of the coordination store has lost its data and gets a new place");
+            let data = self.options.data();
+            match fs::remove_dir_all(&data) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(CoordError::file(&data, error)),
+                _ => self.line = line,
+            }
+        }
+        Ok(())
+    }
+
+    fn spawn(&mut self) -> io::Result<Child> {
         if fs::metadata(&self.log).is_ok_and(|log| log.len() > LARGEST_LOG) {
             File::create(&self.log)?;
         }
         let log = File::options().create(true).append(true).open(&self.log)?;
-        let mut command = Command::new(&self.program);
-        command.args(&self.command).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.log_before = log.metadata().map_or(0, |log| log.len());
+        let mut command = Command::new(&self.options.program);
+        command.args(&self.line.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         // What a person's shell has set for etcd must not change this one, nor make etcd refuse to start.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("ETCD_") {
@@ -299,78 +341,6 @@ fn end(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// etcd's command line on this host.
-fn arguments(options: &ManagedOptions) -> Result<Vec<String>, CoordError> {
-    let wrong = |why: String| CoordError::Setting { what: "managed etcd".to_owned(), why };
-    let endpoints = &options.endpoints;
-    if !matches!(endpoints.len(), 3 | 5) {
-        let why = format!(
-            "{} endpoints are given, 3 or 5 are needed; one endpoint has the built-in store",
-            endpoints.len()
-        );
-        return Err(wrong(why));
-    }
-    let me = options.me.or_else(|| endpoints.iter().position(Endpoint::is_here));
-    let (index, me) = me.and_then(|index| Some((index, endpoints.get(index)?))).ok_or_else(|| {
-        let all: Vec<String> = endpoints.iter().map(Endpoint::authority).collect();
-        wrong(format!("none of {} is this host", all.join(", ")))
-    })?;
-    let address =
-        local_address(me).ok_or_else(|| wrong(format!("{} has no address on this host", me.host)))?;
-    let peer_port = |endpoint: &Endpoint| {
-        let port = endpoint.port.checked_add(options.peer_offset);
-        port.ok_or_else(|| wrong(format!("no port is left above {} for members", endpoint.port)))
-    };
-    for port in [me.port, peer_port(me)?] {
-        // etcd itself would only say so in its log, and try again and again.
-        TcpListener::bind(SocketAddr::new(address, port)).map_err(|error| {
-            CoordError::io(format!("managed etcd on {}", SocketAddr::new(address, port)), error)
-        })?;
-    }
-    let scheme = if options.tls.is_some() { "https" } else { "http" };
-    let url = |host: &str, port: u16| {
-        let host = Endpoint { tls: options.tls.is_some(), host: host.to_owned(), port };
-        format!("{scheme}://{}", host.authority())
-    };
-    let mut cluster = Vec::new();
-    for (number, endpoint) in endpoints.iter().enumerate() {
-        cluster.push(format!("mainstay-{number}={}", url(&endpoint.host, peer_port(endpoint)?)));
-    }
-    let here = address.to_string();
-    let mut arguments = vec![
-        format!("--name=mainstay-{index}"),
-        format!("--data-dir={}", options.directory.join("data").display()),
-        format!("--listen-client-urls={}", url(&here, me.port)),
-        format!("--advertise-client-urls={}", url(&me.host, me.port)),
-        format!("--listen-peer-urls={}", url(&here, peer_port(me)?)),
-        format!("--initial-advertise-peer-urls={}", url(&me.host, peer_port(me)?)),
-        format!("--initial-cluster={}", cluster.join(",")),
-        format!("--initial-cluster-token=mainstay-{}", options.cluster),
-        "--initial-cluster-state=new".to_owned(),
-        "--auto-compaction-mode=revision".to_owned(),
-        "--auto-compaction-retention=10000".to_owned(),
-        "--logger=zap".to_owned(),
-        "--log-level=warn".to_owned(),
-    ];
-    arguments.extend(TIMING.map(str::to_owned));
-    if let Some(tls) = &options.tls {
-        for (option, path) in
-            [("cert-file", &tls.certificate), ("key-file", &tls.key), ("trusted-ca-file", &tls.authorities)]
-        {
-            arguments.push(format!("--{option}={}", path.display()));
-            arguments.push(format!("--peer-{option}={}", path.display()));
-        }
-        arguments.extend(["--client-cert-auth", "--peer-client-cert-auth"].map(str::to_owned));
-    }
-    Ok(arguments)
-}
-
-/// The address of the endpoint that this host has: etcd listens on addresses, not on names.
-fn local_address(endpoint: &Endpoint) -> Option<IpAddr> {
-    let mut addresses = endpoint.addresses().into_iter();
-    addresses.find(|address| TcpListener::bind(SocketAddr::new(*address, 0)).is_ok())
-}
-
 fn not_started(options: &ManagedOptions, error: io::Error) -> CoordError {
     if error.kind() != io::ErrorKind::NotFound {
         return CoordError::io(format!("managed etcd ({})", options.program.display()), error);
@@ -384,6 +354,17 @@ fn not_started(options: &ManagedOptions, error: io::Error) -> CoordError {
             hosts.join(", ")
         ),
     }
+}
+
+/// What the log has from this byte on.
+fn since(log: &Path, begin: u64) -> String {
+    let mut text = Vec::new();
+    let read = File::open(log).and_then(|mut file| {
+        file.seek(SeekFrom::Start(begin))?;
+        file.take(LARGEST_LOG).read_to_end(&mut text)
+    });
+    // A log that cannot be read says nothing.
+    read.map_or_else(|_| String::new(), |_| String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The last line of etcd's log, shortened: what it died of.

@@ -2,6 +2,7 @@
 //! one fails, and has a deadline for every request.
 
 mod ask;
+mod cluster;
 pub(crate) mod connect;
 mod keep;
 mod kv;

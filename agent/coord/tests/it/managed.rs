@@ -96,6 +96,43 @@ async fn three_hosts_serve_through_the_loss_of_one_and_end_without_a_trace() {
     assert!(pids.into_iter().all(|pid| !is_there(pid)));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_comes_back_without_its_data_is_a_member_again() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let endpoints = [pair(), pair(), pair()];
+    let client = Client::new(Settings::new(endpoints.to_vec())).unwrap();
+    let lease = async || loop {
+        match client.lease(Duration::from_secs(10)).await {
+            Err(error) => assert!(error.is_unreachable(), "{error}"),
+            Ok(lease) => break lease,
+        }
+    };
+    let mut hosts = Vec::new();
+    for me in 0..3 {
+        hosts.push(Managed::start(options(&endpoints, me, folder.path())).await.unwrap());
+    }
+    hosts[0].serves(&client).await.unwrap();
+    write(&client, b"before", &lease().await).await;
+    // One after the other, so that the last ones hold the majority alone.
+    for me in 0..2 {
+        hosts.remove(me).stop().await;
+        std::fs::remove_dir_all(folder.path().join(me.to_string())).unwrap();
+        write(&client, b"two are left", &lease().await).await;
+        hosts.insert(me, Managed::start(options(&endpoints, me, folder.path())).await.unwrap());
+        let own = Client::new(Settings::new(vec![endpoints[me].clone()])).unwrap();
+        hosts[me].serves(&own).await.unwrap();
+        assert_eq!(own.get("/k").await.unwrap().unwrap().value, b"two are left");
+    }
+    hosts.pop().unwrap().stop().await;
+    write(&client, b"both came back", &lease().await).await;
+    for host in hosts {
+        host.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn what_cannot_be_started_is_said_at_once() {
     let folder = tempfile::tempdir().unwrap();
