@@ -180,8 +180,13 @@ impl Job {
         waiting.until(look).unwrap_or_else(|failed| panic!("waiting for {what}: {failed:?}\n{}", self.told()))
     }
 
+    /// What the launcher has printed so far.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.said.join(format!("{}.err", self.id))).unwrap_or_default()
+    }
+
     fn told(&self) -> String {
-        let said = fs::read_to_string(self.said.join(format!("{}.err", self.id))).unwrap_or_default();
+        let said = self.said();
         format!("launcher said:\n{said}\njournal:\n{}", story::told(&self.story()))
     }
 }

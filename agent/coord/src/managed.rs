@@ -279,10 +279,14 @@ impl Supervisor {
         }
         let placed = self.runtime.block_on(rejoin::place(&self.options, &self.line))?;
         if let Some(line) = placed {
-            tracing::info!("this host's member of the coordination store has lost its data and gets a new place");
+            tracing::info!(
+                "this host's member of the coordination store has lost its data and gets a new place"
+            );
             let data = self.options.data();
             match fs::remove_dir_all(&data) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(CoordError::file(&data, error)),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(CoordError::file(&data, error));
+                }
                 _ => self.line = line,
             }
         }

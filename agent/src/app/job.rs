@@ -352,6 +352,7 @@ async fn come_together(
         replicas: replicas_port.map_or_else(String::new, |port| format!(":{port}")),
         domain: hosts.fails_together(),
         moves: true,
+        listens: String::new(),
         have: (0, 0),
         have_of: String::new(),
     };

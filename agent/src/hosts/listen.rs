@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use mainstay_core::base::time::Mono;
 use mainstay_core::recovery::hosts::wire::{Down, Join, Up};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -40,6 +41,8 @@ pub enum FromHost {
     Said {
         /// Of which connection.
         connection: u64,
+        /// When it arrived.
+        at: Mono,
         /// What.
         up: Up,
     },
@@ -159,13 +162,15 @@ async fn serve(
         loop {
             let up = timeout(SILENT_FOR, receive::<Up>(&mut from)).await;
             let up = up.map_err(|_| StreamError::Silent(SILENT_FOR))??;
+            let at = clock::mono();
             if let Up::Beat { sent } = up {
                 // At once, so that the round trip is short.
-                let beat = Down::Beat { sent, at: clock::mono() };
+                let beat = Down::Beat { sent, at };
                 if answers.upgrade().is_none_or(|to| to.try_send(beat).is_err()) {
                     return Err::<(), _>(StreamError::Message("its messages are not read".to_owned()));
                 }
-            } else if events.send(FromHost::Said { connection, up }).await.is_err() {
+            }
+            if events.send(FromHost::Said { connection, at, up }).await.is_err() {
                 return Ok(());
             }
         }

@@ -7,6 +7,7 @@
 pub mod connect;
 mod encrypted;
 pub mod listen;
+pub mod look;
 
 use std::io;
 use std::time::Duration;
@@ -23,7 +24,7 @@ use tokio::sync::mpsc;
 pub const BEAT_EVERY: Duration = Duration::from_millis(500);
 
 /// A connection on which nothing was received for so long is closed.
-pub const SILENT_FOR: Duration = Duration::from_secs(10);
+pub const SILENT_FOR: Duration = Duration::from_secs(5);
 
 /// Messages that wait are written together, about so many bytes at a time.
 const AT_ONCE: usize = 64 << 10;

@@ -12,6 +12,7 @@ use mainstay_core::recovery::hosts::hands::{OnStart, on_start, on_stop};
 use mainstay_core::recovery::hosts::wire::{Command, Report};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy, Summary};
 
+use crate::hosts::{Token, look};
 use crate::launch::following::Following;
 use crate::launch::leading::Leading;
 use crate::launch::shell::Launcher;
@@ -65,6 +66,15 @@ impl Brain {
 
     pub(super) fn pace(&self, rank: Rank) -> Pace {
         self.job().map(|job| job.pace(rank)).unwrap_or_default()
+    }
+
+    /// What this launcher and the others of the job show each other.
+    pub(super) fn token(&self) -> Option<Token> {
+        match self {
+            Brain::Leading(leading) => Some(leading.meeting.token.clone()),
+            Brain::Following(following) => Some(following.meeting.token.clone()),
+            Brain::Alone(_) | Brain::Gone => None,
+        }
     }
 
     /// How the job went.
@@ -181,6 +191,7 @@ impl Launcher {
                 super::save::tell_due_after(&self.ranks, step);
             }
             Command::SaveDue { .. } => {}
+            Command::Look { launcher, address } => self.look_at_launcher(launcher, address),
             Command::Finish { exit, summary } => {
                 if let Brain::Following(following) = &mut self.brain {
                     following.summary = summary.map(|summary| *summary);
@@ -188,6 +199,17 @@ impl Launcher {
                 self.exit = Some(exit);
             }
         }
+    }
+
+    /// Looks beside the loop whether another launcher lives, and reports what was found.
+    fn look_at_launcher(&mut self, launcher: String, address: String) {
+        let Some(token) = self.brain.token() else { return };
+        let sights = self.sights.0.clone();
+        tokio::spawn(async move {
+            let sight = look::look(address, token).await;
+            // The receiver goes only when the launcher does.
+            let _ = sights.send((launcher, sight));
+        });
     }
 
     async fn stop_attempt(

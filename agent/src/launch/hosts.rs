@@ -88,6 +88,15 @@ impl HostsPlan {
         }
     }
 
+    /// Copies of each shard on other hosts: as many hosts as the store between them may lose at once, the job may.
+    pub fn copies(&self) -> usize {
+        let others = self.hosts.0.saturating_sub(1);
+        match self.store {
+            StoreKind::Managed if self.endpoints.len() >= 5 && others >= 2 => 2,
+            StoreKind::Builtin | StoreKind::Managed | StoreKind::Etcd { .. } => 1,
+        }
+    }
+
     /// The lease as a span.
     pub fn lease(&self) -> Span {
         span(self.lease)

@@ -202,7 +202,7 @@ impl Launcher {
                 leading.ways.remove(&connection);
                 leading.lead.gone(now, connection, why);
             }
-            FromHost::Said { connection, up } => leading.lead.said(now, connection, up),
+            FromHost::Said { connection, at, up } => leading.lead.said(at, connection, up),
         }
         self.lead(now);
     }

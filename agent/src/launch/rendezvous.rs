@@ -147,6 +147,7 @@ pub async fn gather(
     if join.replicas.starts_with(':') {
         join.replicas = format!("{}{}", store_access::bracketed(&join.address), join.replicas);
     }
+    join.listens = format!("{}:{port}", store_access::bracketed(&join.address));
     let mut meeting = tokio::select! {
         meeting = Meeting::open(&plan, &join, port, directory, say) => meeting?,
         Some(signal) = signals.recv() => return Ok(JoinOutcome::Stopped(signal)),

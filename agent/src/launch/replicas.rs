@@ -21,9 +21,6 @@ use crate::act::rank_processes::RankSpec;
 use crate::launch::copied::{self, CopyNews};
 use crate::launch::hosts::HostsPlan;
 
-/// Copies of each shard on other hosts.
-const COPIES: usize = 1;
-
 /// The share of training's time that copying may cost, as for agents.
 const SLOWDOWN: f64 = 0.01;
 
@@ -68,13 +65,20 @@ pub struct Known {
     pub domain: String,
     /// Hosts of the job.
     pub hosts: u32,
+    /// Copies of each shard on other hosts.
+    pub copies: usize,
 }
 
 impl Known {
     /// Of a launcher that takes part.
     pub fn of(plan: &HostsPlan, name: &str, pass: &Pass) -> Option<Known> {
-        let domain = plan.fails_together();
-        let known = Known { name: name.to_owned(), pass: pass.clone(), domain, hosts: plan.hosts.1 };
+        let known = Known {
+            name: name.to_owned(),
+            pass: pass.clone(),
+            domain: plan.fails_together(),
+            hosts: plan.hosts.1,
+            copies: plan.copies(),
+        };
         (!name.is_empty()).then_some(known)
     }
 
@@ -84,7 +88,10 @@ impl Known {
             Pass::Token(_) => "not encrypted on their way",
             Pass::Certificate(..) => "encrypted on their way",
         };
-        format!("a copy in the memory of another host of the job, {encrypted}")
+        match self.copies {
+            1 => format!("a copy in the memory of another host of the job, {encrypted}"),
+            copies => format!("copies in the memory of {copies} other hosts of the job, {encrypted}"),
+        }
     }
 }
 
@@ -132,7 +139,7 @@ impl Replicas {
             name: known.name,
             domain: known.domain,
             quota: pool::available(keeper.directory()) / 4,
-            copies: COPIES,
+            copies: known.copies,
             slowdown: SLOWDOWN,
             streams: STREAMS,
             interval: base.max(each * known.hosts),
@@ -267,7 +274,8 @@ mod tests {
     #[test]
     fn the_first_line_says_whether_copies_are_encrypted() {
         let token = mainstay_tier::peer::token::Token::of_nobody().expect("random bytes");
-        let known = Known { name: "a:1".to_owned(), pass: token.into(), domain: String::new(), hosts: 2 };
+        let known =
+            Known { name: "a:1".to_owned(), pass: token.into(), domain: String::new(), hosts: 2, copies: 1 };
         assert_eq!(
             known.told(),
             "a copy in the memory of another host of the job, not encrypted on their way"

@@ -11,6 +11,8 @@ use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::model::finding::Finding;
 use mainstay_core::model::report::SensorReport;
 use mainstay_core::progress::memory::Learned;
+use mainstay_core::recovery::hosts::lost::Sight;
+use mainstay_core::recovery::hosts::wire::Report;
 use mainstay_core::recovery::in_process::{Round, Word};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, Summary, policy_trouble};
 use mainstay_core::recovery::policy;
@@ -110,6 +112,8 @@ pub struct Launcher {
     pub(super) pages: BTreeMap<Rank, PageReader>,
     /// Where lifelines tell that a rank's process is ending.
     pub(super) endings: (mpsc::UnboundedSender<Pid>, mpsc::UnboundedReceiver<Pid>),
+    /// What was found where other launchers were looked for.
+    pub(super) sights: (mpsc::UnboundedSender<(String, Sight)>, mpsc::UnboundedReceiver<(String, Sight)>),
     /// The sockets of ranks that may speak to a rank monitor of NVRx.
     pub(super) monitors: BTreeMap<Rank, Monitor>,
     pub(super) stop: Option<Stop>,
@@ -264,6 +268,7 @@ impl Launcher {
             ranks: Vec::new(),
             pages: BTreeMap::new(),
             endings: mpsc::unbounded_channel(),
+            sights: mpsc::unbounded_channel(),
             monitors: BTreeMap::new(),
             stop: None,
             desk,
@@ -337,6 +342,9 @@ impl Launcher {
                     FromOthers::Following(ToFollower::Leader(event)) => self.hear_leader(*event),
                     FromOthers::Following(ToFollower::Store(news)) => self.hear_store_as_follower(news),
                 },
+                Some((launcher, sight)) = self.sights.1.recv() => {
+                    self.report(clock::mono(), Report::Looked { launcher, sight });
+                }
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
                 Some(ordered) = outside.orders.recv() => self.ordered(ordered),

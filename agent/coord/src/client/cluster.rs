@@ -16,7 +16,8 @@ impl Client {
 
     /// Removes a member for good.
     pub(crate) async fn remove_member(&self, id: u64) -> Result<(), CoordError> {
-        let ask = |channel, question| async move { ClusterClient::new(channel).member_remove(question).await };
+        let ask =
+            |channel, question| async move { ClusterClient::new(channel).member_remove(question).await };
         self.ask("remove member", Repeat::OnlyIfUnsent, pb::MemberRemoveRequest { id }, ask).await?;
         Ok(())
     }

@@ -9,6 +9,8 @@
 //! - `resize`: with how many hosts the job goes on when one is lost or comes back.
 //! - `hands`: which orders a launcher carries out that come late.
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
+//! - `suspicion`: how sure it is that a host which says nothing will say nothing more.
+//! - `lost`: when a host is lost, by what its leader and others see of it.
 //! - `record`: what a leader keeps in the store for the next one.
 //! - `succession`: what news of the leader mean for a launcher.
 //! - `clock`: times of a follower on the leader's clock.
@@ -20,6 +22,7 @@ pub mod follow;
 pub mod hands;
 pub mod lead;
 pub mod link;
+pub mod lost;
 pub mod merge;
 pub mod predecessor;
 pub mod recent;
@@ -28,4 +31,5 @@ pub mod resize;
 pub mod round;
 pub mod sequence;
 pub mod succession;
+pub mod suspicion;
 pub mod wire;

@@ -295,7 +295,7 @@ impl World {
                 launcher.exit(rank, ExitStatus::Signal(9), true);
                 launcher.end(attempt);
             }
-            Command::TakeEvidence { .. } | Command::SaveDue { .. } => {}
+            Command::TakeEvidence { .. } | Command::SaveDue { .. } | Command::Look { .. } => {}
             Command::Finish { exit, .. } => launcher.finished = Some(exit),
         }
     }

@@ -37,6 +37,7 @@ mod host;
 mod host_system;
 mod hostile;
 mod hosts_checkpoints;
+mod hosts_lost;
 mod hosts_resize;
 mod hosts_seats;
 mod job;

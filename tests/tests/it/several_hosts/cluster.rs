@@ -1,10 +1,11 @@
 //! Hosts for a job: a place of its own for each, and where it is asked for, a network namespace on a common bridge.
 
 use std::fs;
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mainstay_tests::{End, Job, Plan, Stage, Waiting};
+
+use super::network::Network;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -33,6 +34,20 @@ impl Cluster {
     /// Hosts with a network namespace each.
     pub fn in_namespaces(hosts: usize) -> Cluster {
         Cluster::of(hosts, Some(Network::new(hosts)))
+    }
+
+    /// Hosts with a network namespace each, of which the first so many run etcd between them.
+    pub fn with_etcd_on(first: usize, hosts: usize) -> Cluster {
+        let network = Network::new(hosts);
+        let endpoints: Vec<String> =
+            (0..first).map(|host| format!("{}:29400", network.address(host))).collect();
+        let meets = Some(format!("--rdzv-endpoint {}", endpoints.join(",")));
+        Cluster { meets, ..Cluster::of(hosts, Some(network)) }
+    }
+
+    /// The network of hosts that have namespaces.
+    pub fn network(&self) -> &Network {
+        self.network.as_ref().expect("hosts of this cluster have namespaces")
     }
 
     fn of(hosts: usize, network: Option<Network>) -> Cluster {
@@ -118,52 +133,4 @@ impl Cluster {
         assert!(ended.iter().all(|ended| *ended), "{}", ends[0]);
         ends
     }
-}
-
-/// A bridge with a veth to each namespace.
-pub struct Network {
-    name: String,
-    hosts: usize,
-}
-
-impl Network {
-    pub fn new(hosts: usize) -> Network {
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let network = Network { name: format!("m{}x{number}", std::process::id() % 100_000), hosts };
-        let bridge = &network.name;
-        ip(&format!("link add {bridge} type bridge"));
-        ip(&format!("link set {bridge} up"));
-        for host in 0..hosts {
-            let (namespace, outer) = (network.namespace(host), format!("{bridge}v{host}"));
-            ip(&format!("netns add {namespace}"));
-            ip(&format!("link add {outer} type veth peer name eth0 netns {namespace}"));
-            ip(&format!("link set {outer} master {bridge} up"));
-            ip(&format!("-n {namespace} addr add {}/24 dev eth0", network.address(host)));
-            ip(&format!("-n {namespace} link set eth0 up"));
-            ip(&format!("-n {namespace} link set lo up"));
-        }
-        network
-    }
-
-    pub fn namespace(&self, host: usize) -> String {
-        format!("{}n{host}", self.name)
-    }
-
-    pub fn address(&self, host: usize) -> String {
-        format!("10.77.0.{}", host + 1)
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        for host in 0..self.hosts {
-            let _ = Command::new("ip").args(["netns", "del", &self.namespace(host)]).status();
-        }
-        let _ = Command::new("ip").args(["link", "del", &self.name]).status();
-    }
-}
-
-fn ip(arguments: &str) {
-    let told = Command::new("ip").args(arguments.split_whitespace()).output().expect("there is `ip`");
-    assert!(told.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&told.stderr));
 }

@@ -7,6 +7,8 @@ mod cluster;
 mod etcd;
 mod frameworks;
 mod leaders;
+mod lost;
+mod network;
 mod resize;
 mod schedulers;
 mod slow;

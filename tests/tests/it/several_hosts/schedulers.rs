@@ -4,7 +4,7 @@ use std::process::{Command, Output, Stdio};
 
 use mainstay_tests::{Stage, has_torch, is_root, mainstay, python, skipped};
 
-use super::cluster::Network;
+use super::network::Network;
 use super::slurm::{Slurm, has_slurm};
 
 /// Two ranks sum a number in each step; the last is killed in the first attempt.

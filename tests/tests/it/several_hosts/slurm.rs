@@ -8,7 +8,7 @@ use mainstay_tests::{Stage, processes, skipped};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::cluster::Network;
+use super::network::Network;
 
 const PROGRAMS: [(&str, &str); 3] = [("slurmctld", "-V"), ("slurmd", "-V"), ("munged", "-V")];
 

@@ -226,7 +226,8 @@ impl Follow {
             | Report::Opened { .. }
             | Report::Seated { .. }
             | Report::Holding { .. }
-            | Report::Brought { .. } => false,
+            | Report::Brought { .. }
+            | Report::Looked { .. } => false,
             Report::Fact { fact } => !matches!(fact, Fact::AttemptEnded { .. }),
             Report::Role { .. } => true,
         };

@@ -4,10 +4,11 @@
 
 mod feed;
 mod joining;
+mod looking;
 mod office;
 mod world;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Span};
@@ -113,6 +114,8 @@ pub struct Lead {
     spares: Vec<(Member, Connection)>,
     /// The record with which other seats are stored, until it is.
     seats_due: Option<u64>,
+    /// Launchers that were taken for lost.
+    lost: BTreeSet<String>,
     /// Whether the store knows that this launcher leads.
     in_office: bool,
     /// Whether something is to be remembered that the newest record does not have.
@@ -136,14 +139,8 @@ pub struct Lead {
 impl Lead {
     /// A leader that no follower is connected to yet.
     pub fn new(at: Mono, mut job: Job, merge: Merge, office: Office) -> Lead {
-        let link = |seated: &Seated| {
-            let mut link = Link::new(seated.clone());
-            if seated.seat.group_rank != office.seat {
-                link.gone = Some((at, "it has not come back".to_owned()));
-                link.back_within = office.lease.plus(BACK_WITHIN);
-            }
-            link
-        };
+        let within = office.lease.plus(BACK_WITHIN);
+        let link = |seated: &Seated| Link::new(seated.clone(), at, within);
         job.on_hosts(merge.places());
         Lead {
             links: merge.seats().map(link).collect(),
@@ -156,6 +153,7 @@ impl Lead {
             seats: BTreeMap::new(),
             spares: Vec::new(),
             seats_due: None,
+            lost: BTreeSet::new(),
             in_office: true,
             record_due: false,
             held: VecDeque::new(),
@@ -226,8 +224,10 @@ impl Lead {
     }
 
     fn take_report(&mut self, at: Mono, seat: u32, report: Report) {
-        if matches!(report, Report::Fact { fact: Fact::StopRequested { .. } }) {
-            self.give_up_held_start(at);
+        match &report {
+            Report::Fact { fact: Fact::StopRequested { .. } } => self.give_up_held_start(at),
+            Report::Looked { launcher, sight } => return self.looked_at(seat, launcher, *sight),
+            _ => {}
         }
         self.merge.report(at, seat, report, &mut self.next);
     }
@@ -246,7 +246,7 @@ impl Lead {
         let Some(link) = self.links.get_mut(seat as usize) else { return };
         match link.outbox.push(command.clone()) {
             Ok(number) => self.send(seat as usize, Down::Command { number, epoch, command }),
-            Err(error) => link.gone = Some((Mono(0), error.to_string())),
+            Err(error) => link.given_up = Some(error.to_string()),
         }
     }
 
@@ -288,6 +288,10 @@ impl Lead {
         let Some(seat) = self.seats.get(&connection).copied() else { return };
         let Some(link) = self.links.get_mut(seat) else { return };
         match up {
+            Up::Beat { .. } => link.vital.beat(now),
+            _ => link.vital.heard(now),
+        }
+        match up {
             Up::Report { number, at, report } => match link.inbox.receive(number) {
                 Received::New => {
                     self.send(seat, Down::Received { number });
@@ -306,26 +310,6 @@ impl Lead {
             Up::Received { number } => link.outbox.acknowledged(number),
             Up::Join(_) | Up::Beat { .. } => {}
         }
-    }
-
-    /// Time has passed: followers that did not come back in time are lost. `silent`: for how long the store has not answered.
-    pub fn look(&mut self, now: Mono, silent: Option<Span>) {
-        if self.deposed {
-            return;
-        }
-        let stalled = now.since(std::mem::replace(&mut self.looked, now)) >= BACK_WITHIN;
-        self.release_held(now, 0);
-        if stalled || !self.in_office {
-            // Those that were not heard may have spoken; and without the store nothing is decided.
-            self.links.iter_mut().filter_map(|link| link.gone.as_mut()).for_each(|gone| gone.0 = now);
-            return self.look_at_store(silent);
-        }
-        for seat in 0..self.links.len() {
-            if let Some((silent, why)) = self.links.get(seat).and_then(|link| link.is_gone_too_long(now)) {
-                self.lose(now, seat, &format!("its launcher has had no connection for {silent} ({why})"));
-            }
-        }
-        self.merge.look(now, &mut self.next);
     }
 
     /// The job.

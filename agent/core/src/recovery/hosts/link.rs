@@ -2,6 +2,7 @@
 
 use crate::base::time::{Mono, Span};
 
+use super::lost::Vital;
 use super::round::Seated;
 use super::sequence::{Inbox, Outbox};
 use super::wire::Command;
@@ -12,7 +13,7 @@ pub type Connection = u64;
 /// Commands that a follower has not acknowledged; with more it counts as lost.
 const COMMANDS: usize = 1024;
 
-/// A follower whose connection has ended has this long to come back: a launcher that was killed does not.
+/// A follower that was never connected has this long to come.
 pub const BACK_WITHIN: Span = Span::seconds(2);
 
 /// A follower.
@@ -20,10 +21,10 @@ pub const BACK_WITHIN: Span = Span::seconds(2);
 pub struct Link {
     pub(super) seated: Seated,
     pub(super) connection: Option<Connection>,
-    /// Since when there is none, and why.
-    pub(super) gone: Option<(Mono, String)>,
-    /// How long it may be gone.
-    pub(super) back_within: Span,
+    /// Whether it lives.
+    pub(super) vital: Vital,
+    /// Why it is given up whatever is seen of it.
+    pub(super) given_up: Option<String>,
     pub(super) lost: bool,
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox<Command>,
@@ -32,13 +33,13 @@ pub struct Link {
 }
 
 impl Link {
-    /// One that has never been connected. It has no time to come back unless it is said to be gone.
-    pub(super) fn new(seated: Seated) -> Link {
+    /// One that has not been connected yet, and has so long to come.
+    pub(super) fn new(seated: Seated, at: Mono, within: Span) -> Link {
         Link {
             seated,
             connection: None,
-            gone: None,
-            back_within: BACK_WITHIN,
+            vital: Vital::expected(at, within),
+            given_up: None,
             lost: false,
             inbox: Inbox::default(),
             outbox: Outbox::new(COMMANDS),
@@ -47,21 +48,19 @@ impl Link {
     }
 
     /// It is connected; the connection that it had before.
-    pub(super) fn connected(&mut self, connection: Connection) -> Option<Connection> {
-        (self.gone, self.back_within) = (None, BACK_WITHIN);
+    pub(super) fn connected(&mut self, at: Mono, connection: Connection) -> Option<Connection> {
+        self.vital.connects(at);
         self.connection.replace(connection)
     }
 
     /// It has no connection any more; the one that it had.
     pub(super) fn disconnected(&mut self, at: Mono, why: String) -> Option<Connection> {
-        self.gone = Some((at, why));
+        self.vital.breaks(at, why);
         self.connection.take()
     }
 
-    /// For how long it has been gone and why, if that is too long.
-    pub(super) fn is_gone_too_long(&self, now: Mono) -> Option<(Span, String)> {
-        let (since, why) = self.gone.as_ref()?;
-        let gone = now.since(*since);
-        (gone >= self.back_within).then(|| (gone, why.clone()))
+    /// Whether it can be asked to look at others.
+    pub(super) fn can_look(&self, at: Mono) -> bool {
+        self.connection.is_some() && !self.seated.member.listens.is_empty() && self.vital.is_well(at)
     }
 }

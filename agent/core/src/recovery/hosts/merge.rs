@@ -313,7 +313,8 @@ impl Merge {
             Report::Opened { .. }
             | Report::Seated { .. }
             | Report::Holding { .. }
-            | Report::Brought { .. } => {}
+            | Report::Brought { .. }
+            | Report::Looked { .. } => {}
             Report::Fact { fact } => self.fact(at, seat, fact, next),
             report => {
                 if let Some(input) = report.input() {

@@ -24,6 +24,9 @@ pub struct Member {
     /// `HOST:PORT` at which it keeps copies of other hosts' checkpoints; empty if it keeps none.
     #[serde(default)]
     pub replicas: String,
+    /// `HOST:PORT` at which other launchers can look whether it lives; empty if they cannot.
+    #[serde(default)]
+    pub listens: String,
     /// Whether it is the launcher that leads.
     #[serde(default)]
     pub leads: bool,
@@ -45,6 +48,7 @@ impl Member {
             ranks: join.ranks,
             address: join.address.clone(),
             replicas: join.replicas.clone(),
+            listens: join.listens.clone(),
             leads: false,
             domain: join.domain.clone(),
             moves: join.moves,

@@ -10,6 +10,8 @@ use crate::hang::RankSeen;
 use crate::model::entry::{Body, Fact, StepDone};
 use crate::recovery::job::{Input, StopWhy, Summary};
 
+use super::lost::Sight;
+
 /// The number of this protocol.
 pub const PROTOCOL: u32 = 3;
 
@@ -51,6 +53,10 @@ pub struct Join {
     /// Whether it understands [`Command::Seat`].
     #[serde(default)]
     pub moves: bool,
+    /// `HOST:PORT` at which other launchers can look whether it lives; empty for one that neither is looked at nor looks at
+    /// others.
+    #[serde(default)]
+    pub listens: String,
     /// The newest command that it has received, and the newest entry: the leader continues there.
     #[serde(default)]
     pub have: (u64, u64),
@@ -226,6 +232,13 @@ pub enum Report {
         /// Why a shard is not there; none if all are.
         error: Option<String>,
     },
+    /// What was found where another launcher was looked for.
+    Looked {
+        /// Which.
+        launcher: String,
+        /// What.
+        sight: Sight,
+    },
 }
 
 impl Report {
@@ -248,7 +261,8 @@ impl Report {
             Report::Opened { .. }
             | Report::Seated { .. }
             | Report::Holding { .. }
-            | Report::Brought { .. } => None,
+            | Report::Brought { .. }
+            | Report::Looked { .. } => None,
         }
     }
 }
@@ -328,6 +342,14 @@ pub enum Command {
         attempt: Attempt,
         /// After which step.
         step: u64,
+    },
+    /// Look whether another launcher lives; answered by [`Report::Looked`]. Only for launchers that can: see
+    /// [`Join::listens`].
+    Look {
+        /// Which.
+        launcher: String,
+        /// `HOST:PORT` where it listens.
+        address: String,
     },
     /// The job is over.
     Finish {

@@ -13,11 +13,11 @@ impl Lead {
     pub fn gathered(&mut self, connections: &[(String, Connection)], spares: Vec<(Member, Connection)>) {
         for seat in 0..self.links.len() {
             let Some(link) = self.links.get_mut(seat) else { return };
-            link.back_within = BACK_WITHIN;
+            link.vital.is_expected_within(BACK_WITHIN);
             let launcher = &link.seated.member.launcher;
             let found = connections.iter().find(|(of, _)| of == launcher);
             if let Some((_, connection)) = found {
-                self.connect(seat, *connection);
+                self.connect(self.looked, seat, *connection);
                 self.welcome(seat);
             }
         }
@@ -25,8 +25,8 @@ impl Lead {
         self.tell_who_waits();
     }
 
-    pub(super) fn connect(&mut self, seat: usize, connection: Connection) {
-        let before = self.links.get_mut(seat).and_then(|link| link.connected(connection));
+    pub(super) fn connect(&mut self, at: Mono, seat: usize, connection: Connection) {
+        let before = self.links.get_mut(seat).and_then(|link| link.connected(at, connection));
         self.close(before);
         self.seats.insert(connection, seat);
     }
@@ -37,9 +37,14 @@ impl Lead {
             self.acts.push_back(Act::Say(format!("host {} cannot take part: {why}", join.host)));
             return self.refuse(connection, why);
         }
+        if self.lost.contains(&join.launcher) {
+            // Its place may have been given to another one, and its ranks may still run.
+            let why = "this launcher was taken for lost, and its ranks were counted as ended; start it again";
+            return self.refuse(connection, why.to_owned());
+        }
         let known = self.links.iter().position(|link| link.seated.member.launcher == join.launcher);
         if let Some(seat) = known {
-            return self.came_back(seat, connection, join);
+            return self.came_back(at, seat, connection, join);
         }
         let said = format!("host {} has joined and waits for a seat", join.host);
         let told = "all hosts are there; waiting as a spare".to_owned();
@@ -59,19 +64,15 @@ impl Lead {
         self.close(Some(connection));
     }
 
-    fn came_back(&mut self, seat: usize, connection: Connection, join: &Join) {
+    fn came_back(&mut self, at: Mono, seat: usize, connection: Connection, join: &Join) {
         let Some(link) = self.links.get_mut(seat) else { return };
-        if link.lost {
-            let why = "this launcher was taken for lost, and its ranks were counted as ended; start it again";
-            return self.refuse(connection, why.to_owned());
-        }
         if self.office.launcher == join.have_of {
             link.outbox.acknowledged(join.have.0);
             link.entries = join.have.1;
         } else if let Some(predecessor) = &self.predecessor {
             link.entries = link.entries.max(predecessor.position(join));
         }
-        self.connect(seat, connection);
+        self.connect(at, seat, connection);
         self.welcome(seat);
     }
 
@@ -97,10 +98,10 @@ impl Lead {
             match seat.and_then(|seat| self.links.get_mut(seat as usize)) {
                 Some(link) => {
                     let seated = Seated { member, seat: link.seated.seat.clone() };
-                    *link = Link::new(seated.clone());
+                    *link = Link::new(seated.clone(), at, BACK_WITHIN);
                     self.record_due = true;
                     let seat = seated.seat.group_rank as usize;
-                    self.connect(seat, connection);
+                    self.connect(at, seat, connection);
                     self.welcome(seat);
                     self.merge.taken(at, seated, &mut self.next);
                 }
@@ -114,7 +115,8 @@ impl Lead {
     /// The host at this seat is lost.
     pub(super) fn lose(&mut self, at: Mono, seat: usize, how: &str) {
         let Some(link) = self.links.get_mut(seat) else { return };
-        (link.lost, link.gone) = (true, None);
+        link.lost = true;
+        self.lost.insert(link.seated.member.launcher.clone());
         let (open, seat) = (link.connection.take(), link.seated.seat.group_rank);
         self.close(open);
         self.merge.lost(at, seat, how, &mut self.next);

@@ -141,7 +141,6 @@ impl Lead {
         (self.deposed, self.in_office) = (true, false);
         self.held.clear();
         self.close_all();
-        self.links.iter_mut().for_each(|link| link.gone = None);
         self.acts.push_back(Act::StepDown(why));
     }
 

@@ -1,7 +1,7 @@
 //! Hosts get other seats: links follow, the record is stored, and who had no seat before is welcomed.
 
 use super::{Act, Lead};
-use crate::base::time::Mono;
+use crate::base::time::{Mono, Span};
 use crate::recovery::hosts::link::Link;
 use crate::recovery::hosts::resize::Arranged;
 use crate::recovery::hosts::round::{Member, Seated};
@@ -18,7 +18,7 @@ impl Lead {
             links.push(match before.iter().position(same) {
                 Some(at) => Link { seated, ..before.swap_remove(at) },
                 // One that waited is welcomed once its seat is stored.
-                None => Link::new(seated),
+                None => Link::new(seated, self.looked, Span(u64::MAX)),
             });
         }
         self.links = links;
@@ -51,15 +51,15 @@ impl Lead {
         for (member, connection) in seated {
             let same = |link: &Link| link.seated.member.launcher == member.launcher;
             if let Some(seat) = self.links.iter().position(same) {
-                self.connect(seat, connection);
+                self.connect(now, seat, connection);
                 self.welcome(seat);
             }
         }
         let me = self.office.seat as usize;
         for (_, link) in self.links.iter_mut().enumerate().filter(|(seat, _)| *seat != me) {
-            if link.connection.is_none() && !link.lost && link.gone.is_none() {
+            if link.connection.is_none() && !link.lost && !link.vital.was_connected() {
                 // It left before it was welcomed.
-                link.gone = Some((Mono(0), "it left before the job went on".to_owned()));
+                link.given_up = Some("it left before the job went on".to_owned());
             }
         }
         self.merge.arranged(now, &mut self.next);

@@ -1,0 +1,85 @@
+//! Whether the hosts of the job live: followers that are not heard are looked at by others, and are lost when no one reaches
+//! them.
+
+use super::Lead;
+use crate::base::time::{Mono, Span};
+use crate::recovery::hosts::lost::{Judgement, LOOKERS, Sight};
+use crate::recovery::hosts::wire::Command;
+
+/// A leader that does not look for so long has stood still: what followers sent meanwhile may not have been read yet.
+const STALLED: Span = Span::millis(400);
+
+impl Lead {
+    /// Time has passed: followers that no one reaches are lost. `silent`: for how long the store has not answered.
+    pub fn look(&mut self, now: Mono, silent: Option<Span>) {
+        if self.deposed {
+            return;
+        }
+        let since = now.since(std::mem::replace(&mut self.looked, now));
+        self.release_held(now, 0);
+        if since >= STALLED || !self.in_office {
+            // Those that were not heard may have spoken; and without the store nothing is decided.
+            self.links.iter_mut().for_each(|link| link.vital.deaf_for(now, since));
+        }
+        if !self.in_office {
+            return self.look_at_store(silent);
+        }
+        for seat in 0..self.links.len() {
+            self.look_at(now, seat);
+        }
+        self.merge.look(now, &mut self.next);
+    }
+
+    fn look_at(&mut self, now: Mono, seat: usize) {
+        let (patience, me) = (self.office.lease, self.office.seat as usize);
+        let Some(link) = self.links.get_mut(seat).filter(|link| seat != me && !link.lost) else { return };
+        if let Some(why) = link.given_up.take() {
+            return self.lose(now, seat, &why);
+        }
+        match link.vital.judge(now, patience) {
+            Judgement::Wait => {}
+            Judgement::Look => self.have_looked_at(now, seat),
+            Judgement::Lost => {
+                let how = self.links.get(seat).map(|link| link.vital.told(now, |seat| self.host(seat)));
+                self.lose(now, seat, &how.unwrap_or_default());
+            }
+        }
+    }
+
+    fn host(&self, seat: u32) -> String {
+        let host = self.links.get(seat as usize).map(|link| link.seated.member.host.clone());
+        host.unwrap_or_default()
+    }
+
+    /// Has others look at a host: the leader, and the next ones that can.
+    fn have_looked_at(&mut self, now: Mono, seat: usize) {
+        let Some(member) = self.links.get(seat).map(|link| &link.seated.member) else { return };
+        let (launcher, address) = (member.launcher.clone(), member.listens.clone());
+        let mut asked = Vec::new();
+        if !address.is_empty() {
+            let count = self.links.len();
+            let others = (1..count).map(|after| (seat + after) % count);
+            let able = |other: &usize| {
+                *other != self.office.seat as usize
+                    && self.links.get(*other).is_some_and(|link| !link.lost && link.can_look(now))
+            };
+            let others = others.filter(able).take(LOOKERS).map(|other| other as u32);
+            asked = std::iter::once(self.office.seat).chain(others).collect();
+        }
+        for looker in &asked {
+            let (launcher, address) = (launcher.clone(), address.clone());
+            self.command(*looker, Command::Look { launcher, address });
+        }
+        if let Some(link) = self.links.get_mut(seat) {
+            link.vital.asks(now, asked);
+        }
+    }
+
+    /// What the host at this seat found when it looked at another.
+    pub(super) fn looked_at(&mut self, by: u32, launcher: &str, sight: Sight) {
+        let of = |link: &&mut super::Link| link.seated.member.launcher == launcher;
+        if let Some(link) = self.links.iter_mut().find(of) {
+            link.vital.looked(by, sight);
+        }
+    }
+}

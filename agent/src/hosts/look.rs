@@ -1,0 +1,110 @@
+//! Looks whether a launcher lives: whether it answers as one, not only whether its host takes connections, which a kernel does
+//! for a process that stands still.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use mainstay_core::recovery::hosts::lost::Sight;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::{MAGIC, Token, encrypted};
+
+/// A connection is tried so often, at these intervals: the first packet of one may be lost.
+const TRIES: u32 = 6;
+const EVERY: Duration = Duration::from_millis(100);
+
+/// How long is looked. Those who ask wait a little longer.
+const WITHIN: Duration = Duration::from_millis(900);
+
+/// A port is closed when so many tries were refused; one alone may be a firewall that is loaded again.
+const REFUSALS: usize = 2;
+
+/// What one try came to.
+enum Found {
+    Launcher,
+    Connection,
+    Refusal,
+    Nothing,
+}
+
+/// Looks at the launcher that listens at this address.
+pub async fn look(address: String, token: Token) -> Sight {
+    let (said, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let mut tries = JoinSet::new();
+    for number in 0..TRIES {
+        let (address, token, said) = (address.clone(), token.clone(), said.clone());
+        tries.spawn(async move {
+            sleep(EVERY * number).await;
+            // The receiver goes only when it is seen enough.
+            let _ = said.send(knock(&address, &token, &said).await);
+        });
+    }
+    drop(said);
+    let (mut connected, mut refusals) = (false, 0);
+    let watch = async {
+        while let Some(found) = told.recv().await {
+            match found {
+                Found::Launcher => return Some(Sight::Answers),
+                Found::Connection => connected = true,
+                Found::Refusal => refusals += 1,
+                Found::Nothing => {}
+            }
+            if refusals >= REFUSALS {
+                return Some(Sight::Refuses);
+            }
+        }
+        None
+    };
+    let seen = timeout(WITHIN, watch).await.ok().flatten();
+    seen.unwrap_or(if connected { Sight::Accepts } else { Sight::Silent })
+}
+
+/// One connection, until a launcher has begun to prove itself on it.
+async fn knock(address: &str, token: &Token, said: &tokio::sync::mpsc::UnboundedSender<Found>) -> Found {
+    let stream = match TcpStream::connect(address).await {
+        Ok(stream) => stream,
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Found::Refusal,
+        Err(_) => return Found::Nothing,
+    };
+    let _ = said.send(Found::Connection);
+    let Ok(mut stream) = encrypted::as_follower(stream, token).await else { return Found::Nothing };
+    let mut magic = [0; 8];
+    match stream.read_exact(&mut magic).await {
+        Ok(_) if &magic == MAGIC => Found::Launcher,
+        _ => Found::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hosts::listen::Bound;
+
+    fn token() -> Token {
+        Token::of("run", Some("secret"))
+    }
+
+    #[tokio::test]
+    async fn a_launcher_answers_and_one_that_is_gone_does_not() {
+        let bound = Bound::new().await.expect("a port");
+        let address = format!("127.0.0.1:{}", bound.port().expect("a port"));
+        let listener = bound.listen(token());
+        assert_eq!(look(address.clone(), token()).await, Sight::Answers);
+        drop(listener);
+        // The task with the port ends at once, not before the next turn.
+        while TcpStream::connect(&address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(look(address, token()).await, Sight::Refuses);
+    }
+
+    #[tokio::test]
+    async fn a_port_at_which_no_launcher_answers_is_told_from_one_that_is_closed() {
+        let still = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = still.local_addr().expect("an address").to_string();
+        assert_eq!(look(address, token()).await, Sight::Accepts);
+    }
+}

@@ -1,0 +1,214 @@
+//! Hosts that vanish while they train: all of their processes and their network at once. The job has no host that it cannot
+//! lose: etcd runs on some of its hosts.
+
+use mainstay_tests::{End, Job, has_torch, is_root, processes, skipped};
+
+use super::cluster::Cluster;
+use super::etcd::has_etcd;
+
+/// A model that the ranks train together, the same bit for bit however often it is started again: each sums the gradients of
+/// all ranks in their order. Every step is saved. In attempt N of those that hosts are lost in, rank 1 works for ever in step
+/// 4 + 4 N, and the others wait for it.
+const TRAINS: &str = r#"
+import hashlib, torch, torch.distributed as dist
+import mainstay
+
+torch.use_deterministic_algorithms(True)
+torch.set_num_threads(1)
+torch.manual_seed(17)
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+begin, saved = 0, mainstay.checkpoint.load()
+if saved is not None:
+    model.load_state_dict(saved["model"])
+    optimiser.load_state_dict(saved["optimiser"])
+    begin = saved["step"] + 1
+mark(f"from.{ATTEMPT}.{RANK}", begin)
+for step in range(begin, 24):
+    if ATTEMPT < int(os.environ.get("LOSSES", "0")) and step == 4 + 4 * ATTEMPT:
+        mark(f"waits.{ATTEMPT}.{RANK}")
+        if RANK == 1:
+            wait_for("never")
+    data = torch.Generator().manual_seed(1000 * step + RANK)
+    inputs = torch.randn(8, 16, generator=data)
+    loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+    optimiser.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        parts = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, parameter.grad)
+        parameter.grad = sum(parts)
+    optimiser.step()
+    mainstay.step(step, loss=loss.item())
+    state = {"step": step, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
+    assert mainstay.checkpoint.save(step, state)
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    digest.update(parameter.detach().numpy().tobytes())
+mark(f"final.{RANK}", digest.hexdigest())
+dist.destroy_process_group()
+"#;
+
+const SIMPLE: &str = r#"
+import mainstay
+saved = mainstay.checkpoint.load()
+begin, value = (0, 0) if saved is None else (saved["step"] + 1, saved["value"])
+mark(f"from.{ATTEMPT}.{RANK}", begin)
+for step in range(begin, 24):
+    if ATTEMPT < int(os.environ.get("LOSSES", "0")) and step == 4 + 4 * ATTEMPT:
+        mark(f"waits.{ATTEMPT}.{RANK}")
+        wait_for("never")
+    value = (value * 31 + step) % 1_000_003
+    mainstay.step(step, loss=1.0)
+    assert mainstay.checkpoint.save(step, {"step": step, "value": value})
+mark(f"final.{RANK}", value)
+"#;
+
+fn script() -> &'static str {
+    if std::env::var_os("SIMPLE").is_some() { SIMPLE } else { TRAINS }
+}
+
+fn can_run() -> bool {
+    if std::env::var_os("SIMPLE").is_some() {
+        return true;
+    }
+    if !has_torch() || !has_etcd() {
+        return false;
+    }
+    if !is_root() {
+        skipped("only root can make network namespaces");
+    }
+    is_root()
+}
+
+/// A job on hosts that vanish and come back.
+struct Hosts {
+    cluster: Cluster,
+    /// By host; none while it is away.
+    jobs: Vec<Option<Job>>,
+    options: String,
+    losses: String,
+}
+
+impl Hosts {
+    /// Starts the job on so many hosts, of which the first run etcd. `losses`: in how many attempts hosts are lost.
+    fn start(etcds: usize, hosts: usize, options: &str, losses: u32) -> Hosts {
+        let cluster = Cluster::with_etcd_on(etcds, hosts).sharing_nothing();
+        let mut all =
+            Hosts { cluster, jobs: Vec::new(), options: options.to_owned(), losses: losses.to_string() };
+        all.jobs.resize_with(hosts, || None);
+        (0..hosts).for_each(|host| all.launch(host));
+        all
+    }
+
+    fn launch(&mut self, host: usize) {
+        let variables = [("LOSSES", self.losses.as_str())];
+        self.jobs[host] = Some(self.cluster.start_host_as(host, script(), &self.options, &variables));
+    }
+
+    fn job(&self, host: usize) -> &Job {
+        self.jobs[host].as_ref().expect("the host is there")
+    }
+
+    /// The host whose launcher leads: of all that said so, the one with the highest epoch.
+    fn leader(&self) -> usize {
+        let epoch = |job: &Job| {
+            let said = job.said();
+            let epochs = said.lines().filter(|line| line.contains("this host leads"));
+            epochs
+                .filter_map(|line| line.rsplit("(epoch ").next()?.trim_end_matches(')').parse::<u64>().ok())
+                .max()
+        };
+        let led = self.jobs.iter().enumerate().filter_map(|(host, job)| Some((epoch(job.as_ref()?)?, host)));
+        led.max().expect("one of them leads").1
+    }
+
+    /// Waits until all ranks are in the step in which hosts are lost. By rank, the host that has it.
+    fn all_wait(&self, attempt: u32, ranks: u32) -> Vec<usize> {
+        (0..ranks).map(|rank| self.cluster.host_with(&format!("waits.{attempt}.{rank}"))).collect()
+    }
+
+    fn vanish(&mut self, host: usize) {
+        self.cluster.network().vanish(host);
+        let job = self.jobs[host].take().expect("the host is there");
+        assert!(job.has_ended());
+        // What the kernel would have forgotten with the host.
+        processes::wait_until("its processes are gone", || !processes::is_alive(job.launcher()));
+    }
+
+    /// The host is there again, and someone starts the job on it.
+    fn come_back(&mut self, host: usize) {
+        self.cluster.network().come_back(host);
+        self.launch(host);
+    }
+
+    /// The end of the launchers that are left.
+    fn ends(self) -> (Cluster, Vec<End>) {
+        let ends = self.cluster.ends(self.jobs.into_iter().flatten().collect());
+        for end in &ends {
+            end.assert_status(0);
+        }
+        (self.cluster, ends)
+    }
+}
+
+/// The parameters of all ranks at the end, which are the same, and from which step each attempt went on.
+fn finals(cluster: &Cluster, ranks: u32) -> String {
+    let read = |rank| {
+        let mark = format!("final.{rank}");
+        cluster.read(cluster.host_with(&mark), &mark)
+    };
+    let all: Vec<String> = (0..ranks).map(read).collect();
+    assert!(all.iter().all(|of| *of == all[0]), "all ranks have the same parameters: {all:?}");
+    all[0].clone()
+}
+
+/// From which step the ranks of an attempt went on: the same for all.
+fn from(cluster: &Cluster, attempt: u32, ranks: u32) -> u32 {
+    let read = |rank| {
+        let mark = format!("from.{attempt}.{rank}");
+        cluster.read(cluster.host_with(&mark), &mark)
+    };
+    let all: Vec<String> = (0..ranks).map(read).collect();
+    assert!(all.iter().all(|of| *of == all[0]), "one step for all ranks: {all:?}");
+    all[0].parse().expect("a step")
+}
+
+fn undisturbed(ranks: u32) -> String {
+    let cluster = Cluster::in_namespaces(ranks as usize).sharing_nothing();
+    let jobs = cluster.start(script(), "", &[]);
+    cluster.ends(jobs).iter().for_each(|end| {
+        end.assert_status(0);
+    });
+    finals(&cluster, ranks)
+}
+
+#[test]
+fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_parameters_are_the_same() {
+    if !can_run() {
+        return;
+    }
+    // Three train, the fourth is a spare; three run etcd.
+    let mut hosts = Hosts::start(3, 4, "--nnodes 3 --rdzv-conf lease=6", 3);
+    for attempt in 0..3 {
+        let at = hosts.all_wait(attempt, 3);
+        let leader = hosts.leader();
+        let lost = match attempt {
+            0 => leader,
+            1 => *at.iter().find(|host| **host < 3 && **host != leader).expect("a host with etcd"),
+            _ => at[0],
+        };
+        hosts.vanish(lost);
+        if attempt < 2 {
+            hosts.all_wait(attempt + 1, 3);
+            hosts.come_back(lost);
+            hosts.job(lost).wait_until_said("waiting as a spare");
+        }
+    }
+    let (cluster, ends) = hosts.ends();
+    for end in &ends {
+        assert_eq!(end.summary().attempts, 4, "{end}");
+    }
+    assert_eq!(finals(&cluster, 3), undisturbed(3), "bit for bit");
+}
