@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::{
-    PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send_waiting,
+    PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send_waiting, streams,
 };
 use crate::os::clock;
 
@@ -74,10 +74,13 @@ impl Bound {
     /// There is none.
     pub async fn new() -> io::Result<Bound> {
         // Both families where there is IPv6.
-        match TcpListener::bind("[::]:0").await {
-            Ok(listener) => Ok(Bound(listener)),
-            Err(_) => TcpListener::bind("0.0.0.0:0").await.map(Bound),
-        }
+        let bind = async {
+            match TcpListener::bind("[::]:0").await {
+                Ok(listener) => Ok(Bound(listener)),
+                Err(_) => TcpListener::bind("0.0.0.0:0").await.map(Bound),
+            }
+        };
+        streams().spawn(bind).await.map_err(io::Error::other)?
     }
 
     /// The port.
@@ -91,7 +94,7 @@ impl Bound {
     /// Answers those who know the token.
     pub fn listen(self, token: Token) -> Listener {
         let (sender, events) = mpsc::channel(1024);
-        Listener { events, task: tokio::spawn(accept(self.0, token, sender)) }
+        Listener { events, task: streams().spawn(accept(self.0, token, sender)) }
     }
 }
 

@@ -10,6 +10,7 @@ pub mod listen;
 pub mod look;
 
 use std::io;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use encrypted::Ends;
@@ -18,6 +19,7 @@ use mainstay_core::recovery::hosts::wire::LONGEST_MESSAGE;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc;
 
 /// A follower sends a message at least this often.
@@ -25,6 +27,21 @@ pub const BEAT_EVERY: Duration = Duration::from_millis(500);
 
 /// A connection on which nothing was received for so long is closed.
 pub const SILENT_FOR: Duration = Duration::from_secs(5);
+
+/// Where streams run: a thread of their own, so that beats come regularly while the launcher's loop starts ranks, or waits for
+/// a disk.
+pub(crate) fn streams() -> Handle {
+    static STREAMS: OnceLock<Handle> = OnceLock::new();
+    let start = || {
+        let runtime = Builder::new_current_thread().enable_all().build().ok()?;
+        let handle = runtime.handle().clone();
+        let run = move || runtime.block_on(std::future::pending::<()>());
+        std::thread::Builder::new().name("mainstay-hosts".to_owned()).spawn(run).ok()?;
+        Some(handle)
+    };
+    // Without a thread they run where the launcher does.
+    STREAMS.get_or_init(|| start().unwrap_or_else(Handle::current)).clone()
+}
 
 /// Messages that wait are written together, about so many bytes at a time.
 const AT_ONCE: usize = 64 << 10;

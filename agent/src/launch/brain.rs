@@ -12,7 +12,7 @@ use mainstay_core::recovery::hosts::hands::{OnStart, on_start, on_stop};
 use mainstay_core::recovery::hosts::wire::{Command, Report};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy, Summary};
 
-use crate::hosts::{Token, look};
+use crate::hosts::{Token, look, streams};
 use crate::launch::following::Following;
 use crate::launch::leading::Leading;
 use crate::launch::shell::Launcher;
@@ -205,7 +205,7 @@ impl Launcher {
     fn look_at_launcher(&mut self, launcher: String, address: String) {
         let Some(token) = self.brain.token() else { return };
         let sights = self.sights.0.clone();
-        tokio::spawn(async move {
+        streams().spawn(async move {
             let sight = look::look(address, token).await;
             // The receiver goes only when the launcher does.
             let _ = sights.send((launcher, sight));

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::hosts::connect::{self, FromLeader};
 use crate::hosts::listen::Listener;
+use crate::hosts::streams;
 use crate::launch::brain::{Brain, Task};
 use crate::launch::hosts::{Aborting, HostsPlan, span};
 use crate::launch::meeting::{FromStore, Meeting, exit_of};
@@ -136,7 +137,7 @@ impl Following {
         self.events = events;
         let token = self.meeting.token.clone();
         self.task =
-            Aborting(tokio::spawn(connect::keep(leader.addresses, token, self.join.subscribe(), sender)));
+            Aborting(streams().spawn(connect::keep(leader.addresses, token, self.join.subscribe(), sender)));
     }
 
     /// A way that takes no more is given up; another connection is made.

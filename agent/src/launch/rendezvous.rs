@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::hosts::connect::{self, FromLeader};
 use crate::hosts::listen::{Bound, FromHost, Listener};
+use crate::hosts::streams;
 use crate::launch::following::Followed;
 use crate::launch::hosts::{Aborting, HostsPlan};
 use crate::launch::meeting::{Elected, FromStore, Meeting, Office, exit_of};
@@ -381,7 +382,7 @@ impl Gathering<'_> {
         let (join_sender, join_receiver) = watch::channel(self.join.clone());
         let (sender, mut events) = mpsc::channel(1024);
         let keep = connect::keep(leader.addresses.clone(), meeting.token.clone(), join_receiver, sender);
-        let task = Aborting(tokio::spawn(keep));
+        let task = Aborting(streams().spawn(keep));
         let at = format!("{} at {}", leader.host, leader.addresses.join(", "));
         say(format!("joining the job; its leader is {at}"));
         let mut to = None;

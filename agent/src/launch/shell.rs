@@ -85,6 +85,9 @@ pub(super) struct Ended {
     pub(super) at: Mono,
 }
 
+/// A launcher, and what was found where it was looked for.
+type Sighting = (String, Sight);
+
 /// The launcher of one job.
 #[derive(Debug)]
 pub struct Launcher {
@@ -113,7 +116,7 @@ pub struct Launcher {
     /// Where lifelines tell that a rank's process is ending.
     pub(super) endings: (mpsc::UnboundedSender<Pid>, mpsc::UnboundedReceiver<Pid>),
     /// What was found where other launchers were looked for.
-    pub(super) sights: (mpsc::UnboundedSender<(String, Sight)>, mpsc::UnboundedReceiver<(String, Sight)>),
+    pub(super) sights: (mpsc::UnboundedSender<Sighting>, mpsc::UnboundedReceiver<Sighting>),
     /// The sockets of ranks that may speak to a rank monitor of NVRx.
     pub(super) monitors: BTreeMap<Rank, Monitor>,
     pub(super) stop: Option<Stop>,

@@ -1,10 +1,15 @@
 //! Hosts that vanish while they train: all of their processes and their network at once. The job has no host that it cannot
 //! lose: etcd runs on some of its hosts.
 
-use mainstay_tests::{End, Job, has_torch, is_root, processes, skipped};
+use std::process::Command;
+
+use mainstay_tests::{End, Job, has_client, has_torch, is_root, processes, skipped};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::cluster::Cluster;
 use super::etcd::has_etcd;
+use super::network::Network;
 
 /// A model that the ranks train together, the same bit for bit however often it is started again: each sums the gradients of
 /// all ranks in their order. Every step is saved. In attempt N of those that hosts are lost in, rank 1 works for ever in step
@@ -50,25 +55,6 @@ mark(f"final.{RANK}", digest.hexdigest())
 dist.destroy_process_group()
 "#;
 
-const SIMPLE: &str = r#"
-import mainstay
-saved = mainstay.checkpoint.load()
-begin, value = (0, 0) if saved is None else (saved["step"] + 1, saved["value"])
-mark(f"from.{ATTEMPT}.{RANK}", begin)
-for step in range(begin, 24):
-    if ATTEMPT < int(os.environ.get("LOSSES", "0")) and step == 4 + 4 * ATTEMPT:
-        mark(f"waits.{ATTEMPT}.{RANK}")
-        wait_for("never")
-    value = (value * 31 + step) % 1_000_003
-    mainstay.step(step, loss=1.0)
-    assert mainstay.checkpoint.save(step, {"step": step, "value": value})
-mark(f"final.{RANK}", value)
-"#;
-
-fn script() -> &'static str {
-    if std::env::var_os("SIMPLE").is_some() { SIMPLE } else { TRAINS }
-}
-
 fn can_run() -> bool {
     if std::env::var_os("SIMPLE").is_some() {
         return true;
@@ -104,7 +90,7 @@ impl Hosts {
 
     fn launch(&mut self, host: usize) {
         let variables = [("LOSSES", self.losses.as_str())];
-        self.jobs[host] = Some(self.cluster.start_host_as(host, script(), &self.options, &variables));
+        self.jobs[host] = Some(self.cluster.start_host_as(host, TRAINS, &self.options, &variables));
     }
 
     fn job(&self, host: usize) -> &Job {
@@ -177,7 +163,7 @@ fn from(cluster: &Cluster, attempt: u32, ranks: u32) -> u32 {
 
 fn undisturbed(ranks: u32) -> String {
     let cluster = Cluster::in_namespaces(ranks as usize).sharing_nothing();
-    let jobs = cluster.start(script(), "", &[]);
+    let jobs = cluster.start(TRAINS, "", &[]);
     cluster.ends(jobs).iter().for_each(|end| {
         end.assert_status(0);
     });
@@ -206,9 +192,164 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
             hosts.job(lost).wait_until_said("waiting as a spare");
         }
     }
-    let (cluster, ends) = hosts.ends();
-    for end in &ends {
-        assert_eq!(end.summary().attempts, 4, "{end}");
+    let (cluster, _) = hosts.ends();
+    for attempt in 1..4 {
+        let begin = from(&cluster, attempt, 3);
+        assert!(begin > 4 * (attempt - 1), "attempt {attempt} goes on from a step of the one before: {begin}");
     }
     assert_eq!(finals(&cluster, 3), undisturbed(3), "bit for bit");
+}
+
+#[test]
+fn two_of_five_hosts_vanish_at_once_with_the_leader_and_no_replicated_step_is_lost() {
+    if !can_run() {
+        return;
+    }
+    let mut hosts = Hosts::start(5, 5, "--nnodes 3 --rdzv-conf lease=6", 1);
+    let at = hosts.all_wait(0, 3);
+    at.iter().for_each(|host| hosts.job(*host).wait_until_said("has a copy on another host"));
+    hosts.vanish(at[0]);
+    hosts.vanish(at[1]);
+    let (cluster, ends) = hosts.ends();
+    for end in &ends {
+        assert_eq!(end.summary().attempts, 2, "{end}");
+    }
+    assert!(from(&cluster, 1, 3) > 0, "from a copy in the memory of the host that is left");
+    assert_eq!(finals(&cluster, 3), undisturbed(3), "bit for bit");
+}
+
+/// Ranks that take a short step for as long as the test wants.
+const STEPS: &str = r#"
+import mainstay
+for step in range(1_000_000):
+    mainstay.step(step)
+    if step == 100:
+        mark(f"runs.{ATTEMPT}.{RANK}")
+    time.sleep(0.02)
+    if os.path.exists(MARKS + "/end"):
+        break
+"#;
+
+#[test]
+fn ranks_do_not_notice_that_all_stores_are_gone_for_longer_than_the_lease() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::with_etcd_on(3, 3);
+    let jobs: Vec<Job> = (0..3)
+        .map(|host| cluster.start_host_as(host, STEPS, "--nnodes 3 --rdzv-conf lease=6", &[]))
+        .collect();
+    for rank in 0..3 {
+        cluster.host_with(&format!("runs.0.{rank}"));
+    }
+    jobs.iter().for_each(|job| signal_etcd(job, Signal::SIGSTOP));
+    // The leader has lost its office.
+    let leads = jobs.iter().position(|job| job.said().contains("this host leads the job")).expect("a leader");
+    jobs[leads].wait_until_said("nothing is decided until it does");
+    (0..3).for_each(|host| cluster.stage(host).mark("end"));
+    jobs.iter().for_each(|job| signal_etcd(job, Signal::SIGCONT));
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 1, "{end}");
+    }
+}
+
+/// Sends a signal to the member of etcd that a launcher runs.
+fn signal_etcd(job: &Job, signal: Signal) {
+    let is_etcd = |pid: &i32| processes::told(*pid).contains("etcd --name");
+    let etcd = processes::children(job.launcher()).into_iter().find(is_etcd);
+    kill(Pid::from_raw(etcd.expect("etcd runs on this host")), signal).expect("our own process");
+}
+
+/// What happens to one of four hosts that train, and what the leader says of it then. A fifth one takes its place.
+fn assert_lost(happens: impl Fn(&Network, usize, &Job), said: &str) {
+    let cluster = Cluster::elastic_in_namespaces(5);
+    let start = |host| cluster.start_host_as(host, STEPS, "--nnodes 4", &[]);
+    let jobs: Vec<Job> = (0..5).map(start).collect();
+    let at: Vec<usize> = (0..4).map(|rank| cluster.host_with(&format!("runs.0.{rank}"))).collect();
+    let (leader, lost) = (at[0], at[2]);
+    happens(cluster.network(), lost, &jobs[lost]);
+    jobs[leader].wait_until_said(said);
+    let now: Vec<usize> = (0..4).map(|rank| cluster.host_with(&format!("runs.1.{rank}"))).collect();
+    assert!(!now.contains(&lost), "the spare has taken its place");
+    let (left, others): (Vec<_>, Vec<_>) = jobs.into_iter().enumerate().partition(|(host, _)| *host == lost);
+    cluster.network().vanish(lost);
+    assert!(left.iter().all(|(_, job)| job.has_ended()));
+    others.iter().for_each(|(host, _)| cluster.stage(*host).mark("end"));
+    for (_, job) in others {
+        assert!(job.has_ended());
+        job.end().assert_status(0);
+    }
+}
+
+#[test]
+fn a_host_without_power_is_lost_when_others_cannot_reach_it_either() {
+    if has_namespaces() {
+        assert_lost(|network, host, _| network.vanish(host), "cannot reach it either");
+    }
+}
+
+#[test]
+fn a_host_that_stands_still_is_lost_though_its_kernel_takes_connections() {
+    if has_namespaces() {
+        assert_lost(|network, host, _| network.freeze(host), "can connect to it and get no answer");
+    }
+}
+
+#[test]
+fn a_host_whose_launcher_was_killed_is_lost_when_others_find_none_there() {
+    if has_namespaces() {
+        assert_lost(|_, _, job| job.signal(Signal::SIGKILL), "find no launcher there any more");
+    }
+}
+
+#[test]
+fn a_host_that_nothing_reaches_is_lost() {
+    if has_namespaces() && has_iptables() {
+        assert_lost(|network, host, _| network.deafen(host), "cannot reach it either");
+    }
+}
+
+#[test]
+fn a_host_of_which_nothing_arrives_is_lost() {
+    if has_namespaces() && has_iptables() {
+        assert_lost(|network, host, _| network.mute(host), "cannot reach it either");
+    }
+}
+
+#[test]
+fn a_host_whose_link_loses_packets_is_not_lost() {
+    if !has_namespaces() || !has_iptables() {
+        return;
+    }
+    let cluster = Cluster::elastic_in_namespaces(3);
+    let script = STEPS.replace("step == 100", "step in (100, 1000)").replace("runs.", "runs.{step}.");
+    let start = |host| cluster.start_host_as(host, &script, "--nnodes 3", &[]);
+    let jobs: Vec<Job> = (0..3).map(start).collect();
+    let at: Vec<usize> = (0..3).map(|rank| cluster.host_with(&format!("runs.100.0.{rank}"))).collect();
+    cluster.network().degrade(at[1]);
+    (0..3).for_each(|rank| drop(cluster.host_with(&format!("runs.1000.0.{rank}"))));
+    (0..3).for_each(|host| cluster.stage(host).mark("end"));
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 1, "{end}");
+    }
+}
+
+fn has_namespaces() -> bool {
+    if !has_client() {
+        return false;
+    }
+    if !is_root() {
+        skipped("only root can make network namespaces");
+    }
+    is_root()
+}
+
+fn has_iptables() -> bool {
+    let found = Command::new("iptables").arg("--version").output().is_ok();
+    if !found {
+        skipped("there is no iptables (Debian: iptables)");
+    }
+    found
 }

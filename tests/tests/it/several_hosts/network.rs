@@ -77,6 +77,15 @@ impl Network {
         }
     }
 
+    /// One packet of twenty is lost, in each direction.
+    pub fn degrade(&self, host: usize) {
+        let namespace = self.namespace(host);
+        for chain in ["INPUT -i", "OUTPUT -o"] {
+            let some = "-m statistic --mode random --probability 0.05";
+            ip(&format!("netns exec {namespace} iptables -A {chain} eth0 {some} -j DROP"));
+        }
+    }
+
     fn drop_at(&self, host: usize, what: &str) {
         ip(&format!("netns exec {} iptables -A INPUT -i eth0 {what} -j DROP", self.namespace(host)));
     }

@@ -5,7 +5,7 @@
 //!  StartRanks, StartRound          all seats are taken          port reserved            all hosts have started
 //!  ─────────────────────► Waiting ────────────────────► Opening ─────────────► Starting ───────────────────────► Started
 //!                            ▲        a host is lost       │                      │
-//!                            └─────────────────────────────┘                      │ one cannot start, or is lost
+//!                            └─────────────────────────────┘                      │ one cannot start
 //!                                            all hosts have ended their part      ▼
 //!                         StartFailed ◄──────────────────────────────────── Abandoning
 //! ```
@@ -199,10 +199,7 @@ impl Merge {
         };
         merge.ran = running.then(|| merge.world());
         for host in merge.hosts.iter_mut().filter(|_| running) {
-            let first = host.seated.seat.first_rank;
-            let started =
-                |rank| StartedRank { rank: Rank(rank), local_rank: rank - first, pid: Pid(0), page: None };
-            host.started = Some((first..first + host.seated.member.ranks).map(started).collect());
+            host.started = Some(host.unseen());
         }
         merge
     }
@@ -327,8 +324,14 @@ impl Merge {
     /// The host at this seat is lost, with all that ran on it.
     pub fn lost(&mut self, at: Mono, seat: u32, how: &str, next: &mut VecDeque<Next>) {
         let attempt = self.attempt;
+        if self.host(seat).is_none_or(|host| !host.here) {
+            return;
+        }
+        if matches!(self.phase, Phase::Starting { .. }) {
+            self.count_as_started(at, next);
+        }
         let phase = self.phase.clone();
-        let Some(host) = self.host(seat).filter(|host| host.here) else { return };
+        let Some(host) = self.host(seat) else { return };
         host.here = false;
         let (named, started) = (host.named(), phase == Phase::Started);
         let lost = Fact::HostLost {
@@ -336,7 +339,7 @@ impl Merge {
             host: host.seated.member.host.clone(),
             node_rank: host.seated.seat.group_rank,
             ranks: if started { host.running().map(|(rank, _)| rank).collect() } else { Vec::new() },
-            named: named.clone(),
+            named,
             how: how.to_owned(),
         };
         next.push_back(Next::Job(at, Input::Fact(lost)));
@@ -350,10 +353,7 @@ impl Merge {
             | Phase::Bringing { .. } => {
                 self.phase = Phase::Waiting { since: at };
             }
-            Phase::Starting { .. } => {
-                self.abandon(format!("{named} is lost: {how}, before its ranks were started"), next)
-            }
-            Phase::Abandoning { .. } => {}
+            Phase::Starting { .. } | Phase::Abandoning { .. } => {}
             Phase::Started => {
                 let after_stop = self.ending;
                 for exit in self.exits_of(seat, attempt, after_stop) {
@@ -538,6 +538,15 @@ impl Merge {
         attempt == Some(self.attempt)
     }
 
+    /// A host is lost while ranks start. That is no failed start, which would fail again: it is the loss of a host on which they
+    /// run, wherever they have got to.
+    fn count_as_started(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        for host in self.hosts.iter_mut().filter(|host| host.started.is_none()) {
+            host.started = Some(host.unseen());
+        }
+        self.started_if_all_have(at, next);
+    }
+
     fn started_if_all_have(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         let Phase::Starting { port } = self.phase else { return };
         if self.hosts.iter().any(|host| host.started.is_none()) {
@@ -704,6 +713,14 @@ impl Host {
         let pids: BTreeMap<Rank, Pid> =
             self.started.iter().flatten().map(|started| (started.rank, started.pid)).collect();
         pids.into_iter().filter(|(rank, _)| !self.exited.contains(rank))
+    }
+
+    /// Its ranks, of whose processes nothing is known.
+    fn unseen(&self) -> Vec<StartedRank> {
+        let first = self.seated.seat.first_rank;
+        let started =
+            |rank| StartedRank { rank: Rank(rank), local_rank: rank - first, pid: Pid(0), page: None };
+        (first..first + self.seated.member.ranks).map(started).collect()
     }
 
     /// For people: "host b (node rank 1, ranks 2 to 3)".
