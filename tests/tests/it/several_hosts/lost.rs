@@ -195,7 +195,10 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
     let (cluster, _) = hosts.ends();
     for attempt in 1..4 {
         let begin = from(&cluster, attempt, 3);
-        assert!(begin > 4 * (attempt - 1), "attempt {attempt} goes on from a step of the one before: {begin}");
+        assert!(
+            begin > 4 * (attempt - 1),
+            "attempt {attempt} goes on from a step of the one before: {begin}"
+        );
     }
     assert_eq!(finals(&cluster, 3), undisturbed(3), "bit for bit");
 }

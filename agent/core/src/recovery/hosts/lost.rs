@@ -31,7 +31,7 @@ const UNANSWERED: Span = Span::millis(2400);
 /// A host that has time to come is not looked at before.
 const UNASKED: Span = Span::seconds(2);
 
-/// The same where no one could look.
+/// A host without a connection is lost after so long where no one could look.
 const UNSEEN: Span = Span::seconds(2);
 
 /// Other hosts that are asked to look, apart from the leader's.
@@ -180,6 +180,7 @@ impl Vital {
         }
         let found = |sight| inquiry.found.values().any(|found| *found == sight);
         let lost = match () {
+            () if inquiry.found.is_empty() && self.broken.is_none() => silence >= patience,
             () if inquiry.found.is_empty() => silence >= UNSEEN.max(within),
             () if found(Sight::Answers) => silence >= patience.max(within),
             () if found(Sight::Accepts) => silence >= UNANSWERED,
@@ -359,7 +360,10 @@ mod tests {
     }
 
     #[test]
-    fn where_no_one_can_look_a_broken_connection_has_two_seconds() {
+    fn where_no_one_can_look_silence_has_the_lease_and_a_broken_connection_two_seconds() {
+        let mut watched = Watched::new();
+        let lost = watched.lost_within(Span::seconds(30), &[]).expect("it is lost");
+        assert!(lost >= LEASE, "{lost}");
         let mut watched = Watched::new();
         watched.vital.breaks(watched.now, "closed".to_owned());
         let lost = watched.lost_within(LEASE, &[]).expect("it is lost");
