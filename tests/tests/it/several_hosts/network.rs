@@ -60,11 +60,6 @@ impl Network {
         self.signal(host, Signal::SIGSTOP);
     }
 
-    /// Its processes go on.
-    pub fn thaw(&self, host: usize) {
-        self.signal(host, Signal::SIGCONT);
-    }
-
     /// What others send does not arrive at the host; what it sends arrives.
     pub fn deafen(&self, host: usize) {
         self.drop_at(host, "");
