@@ -190,6 +190,10 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
             hosts.all_wait(attempt + 1, 3);
             hosts.come_back(lost);
             hosts.job(lost).wait_until_said("waiting as a spare");
+            if lost < 3 {
+                // Until its member of etcd is back, the loss of another one takes the store.
+                processes::wait_until("its etcd serves", || hosts.cluster.network().serves(lost, 29400));
+            }
         }
     }
     let (cluster, _) = hosts.ends();

@@ -55,6 +55,15 @@ impl Network {
         ip(&format!("link set {} up", self.outer(host)));
     }
 
+    /// Whether etcd on this host serves, with most of the others.
+    pub fn serves(&self, host: usize, port: u16) -> bool {
+        let endpoint = format!("http://{}:{port}", self.address(host));
+        let mut asked = Command::new("ip");
+        asked.args(["netns", "exec", &self.namespace(host), "etcdctl", "--endpoints", &endpoint]);
+        let answer = asked.args(["endpoint", "health"]).env("ETCDCTL_API", "3").output();
+        answer.expect("there is `etcdctl` (Debian: etcd-client)").status.success()
+    }
+
     /// Its processes stand still: connections stay open, the kernel accepts new ones, and nothing is answered.
     pub fn freeze(&self, host: usize) {
         self.signal(host, Signal::SIGSTOP);
