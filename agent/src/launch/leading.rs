@@ -18,7 +18,7 @@ use crate::launch::hosts::{HostsPlan, span};
 use crate::launch::meeting::{FromStore, Meeting, Office};
 use crate::launch::rendezvous::{FIRST_RECORD, Gathered};
 use crate::launch::save;
-use crate::launch::shell::Launcher;
+use crate::launch::shell::{LOOK_EVERY, Launcher};
 use crate::os::clock;
 
 /// How long the end of the job waits for followers to know of it.
@@ -82,6 +82,7 @@ impl Leading {
             names,
             hosts: plan.hosts,
             lease: plan.lease(),
+            looks_every: span(LOOK_EVERY),
             epoch: office.epoch,
             newest_record: FIRST_RECORD,
         };

@@ -53,7 +53,7 @@ use crate::state::StateWriter;
 use crate::store::learned::Memory;
 
 /// Pages are looked at this often even if nothing rings.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How long an agent may take to answer with its evidence before the launcher decides alone.
 pub(super) const RULING_WITHIN: Duration = Duration::from_millis(250);

@@ -125,6 +125,7 @@ impl Waiting {
             names: Default::default(),
             hosts: (1, 3),
             lease: Span::seconds(10),
+            looks_every: Span::millis(500),
             epoch: 1,
             newest_record: 1,
         };

@@ -91,6 +91,8 @@ pub struct Office {
     pub hosts: (u32, u32),
     /// How long a launcher that the store does not answer may go on alone.
     pub lease: Span,
+    /// How often time passes for the leader: see [`Lead::look`].
+    pub looks_every: Span,
     /// The epoch of its orders.
     pub epoch: u64,
     /// The newest record that was asked to be stored.

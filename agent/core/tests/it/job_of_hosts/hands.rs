@@ -54,9 +54,14 @@ impl World {
     pub fn will_do(&mut self, me: usize, command: Command, by: Option<(u64, usize)>) {
         let long = match command {
             Command::Start { .. } | Command::Stop { .. } => 400,
+            Command::Look { .. } => 900,
             _ => 20,
         };
         let took = MS * (1 + self.chance.below(long) as u64);
+        if matches!(command, Command::Look { .. }) {
+            // Nothing waits for it.
+            return self.at(self.now + took, Event::Does { launcher: me, command: Box::new(command), by });
+        }
         let at = self.now.max(self.launchers[me].busy_until) + took;
         self.launchers[me].busy_until = at;
         self.at(at, Event::Does { launcher: me, command: Box::new(command), by });
@@ -117,6 +122,10 @@ impl World {
                 self.attempt_ends(me, attempt);
             }
             Command::TakeEvidence { .. } | Command::SaveDue { .. } => {}
+            Command::Look { launcher, .. } => {
+                let sight = self.sight(me, self.launcher_named(&launcher));
+                self.saw(me, Report::Looked { launcher, sight });
+            }
             Command::Finish { exit, .. } => {
                 let launcher = &mut self.launchers[me];
                 assert!(launcher.living.is_empty(), "ranks outlive the job: {:?}", launcher.living);

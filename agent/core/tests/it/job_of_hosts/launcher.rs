@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
-use mainstay_core::base::time::{Mono, Stamp, Wall};
+use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
 use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads, concerns_all};
@@ -19,7 +19,7 @@ use mainstay_core::recovery::job::{Input, Order, StopWhy};
 
 use super::network::Wire;
 use super::store::{Ask, Client, LeaderKey};
-use super::{Event, HOSTS, LEASE_SPAN, MS, PATIENCE, SECOND, World, settings};
+use super::{Event, HOSTS, LEASE_SPAN, LOOKS_EVERY, MS, PATIENCE, SECOND, World, settings};
 use crate::support::cluster::restart_of;
 
 /// The status of a launcher that hands its host back.
@@ -123,6 +123,7 @@ impl Launcher {
             ranks: self.member.ranks,
             replicas: self.member.replicas.clone(),
             domain: self.member.domain.clone(),
+            listens: self.member.listens.clone(),
             moves: self.member.moves,
             hosts: HOSTS,
             have,
@@ -549,6 +550,7 @@ impl World {
             names: (record.job.clone(), record.launch.clone()),
             hosts: HOSTS,
             lease: LEASE_SPAN,
+            looks_every: Span(LOOKS_EVERY),
             epoch,
             newest_record: 1,
         };

@@ -263,6 +263,7 @@ impl World {
             names: ("job".to_owned(), "launch".to_owned()),
             hosts: HOSTS,
             lease: LEASE_SPAN,
+            looks_every: Span(LOOKS_EVERY),
             epoch: 1,
             newest_record: 1,
         };

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use mainstay_core::base::time::Mono;
+use mainstay_core::recovery::hosts::lost::Sight;
 use mainstay_core::recovery::hosts::wire::{Down, Up};
 
 use super::{Event, MS, SECOND, Time, World};
@@ -96,6 +97,18 @@ impl World {
         } else {
             let at = self.after_a_while();
             self.at(at, Event::Connected { follower, leader });
+        }
+    }
+
+    /// What a launcher finds that looks at another.
+    pub fn sight(&self, from: usize, of: usize) -> Sight {
+        let (near, far) = (self.launchers[from].machine, self.launchers[of].machine);
+        let there = self.passes(near, far) && self.passes(far, near) && self.machines[far].up;
+        match () {
+            () if !there => Sight::Silent,
+            () if self.machines[far].stalled > self.now => Sight::Accepts,
+            () if self.launchers[of].listens() => Sight::Answers,
+            () => Sight::Refuses,
         }
     }
 

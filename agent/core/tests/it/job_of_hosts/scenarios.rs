@@ -40,6 +40,7 @@ fn leader() -> Lead {
         names: (String::new(), String::new()),
         hosts: (2, 2),
         lease: LEASE_SPAN,
+        looks_every: Span::millis(500),
         epoch: 1,
         newest_record: 1,
     };

@@ -40,7 +40,7 @@ pub fn members(chance: &mut Chance, hosts: u32, most: usize, copies: bool) -> Ve
         ranks: 1 + chance.below(most) as u32,
         address: format!("h{host}"),
         replicas: if copies { format!("h{host}:1") } else { String::new() },
-        listens: String::new(),
+        listens: format!("h{host}:2"),
         leads: host == 0,
         ..Member::default()
     };

@@ -6,8 +6,8 @@ use crate::base::time::{Mono, Span};
 use crate::recovery::hosts::lost::{Judgement, LOOKERS, Sight};
 use crate::recovery::hosts::wire::Command;
 
-/// A leader that does not look for so long has stood still: what followers sent meanwhile may not have been read yet.
-const STALLED: Span = Span::millis(400);
+/// A leader that misses so many of its looks has stood still: what followers sent meanwhile may not have been read yet.
+const MISSED_LOOKS: u64 = 4;
 
 impl Lead {
     /// Time has passed: followers that no one reaches are lost. `silent`: for how long the store has not answered.
@@ -17,7 +17,7 @@ impl Lead {
         }
         let since = now.since(std::mem::replace(&mut self.looked, now));
         self.release_held(now, 0);
-        if since >= STALLED || !self.in_office {
+        if since >= Span(MISSED_LOOKS * self.office.looks_every.0) || !self.in_office {
             // Those that were not heard may have spoken; and without the store nothing is decided.
             self.links.iter_mut().for_each(|link| link.vital.deaf_for(now, since));
         }
