@@ -45,11 +45,16 @@ impl Cluster {
         Cluster { meets, ..Cluster::of(hosts, Some(network)) }
     }
 
-    /// Hosts with a network namespace each that meet at the first of them; more than the job needs may come.
-    pub fn elastic_in_namespaces(hosts: usize) -> Cluster {
-        let network = Network::new(hosts);
+    /// Hosts as of [`Cluster::with_links`]; more than the job needs may come.
+    pub fn elastic_with_links(hosts: usize) -> Cluster {
+        let network = Network::with_links(hosts);
         let meets = Some(format!("--rdzv-backend c10d --rdzv-endpoint {}:29400", network.address(0)));
         Cluster { meets, ..Cluster::of(hosts, Some(network)) }
+    }
+
+    /// Hosts with a network namespace each and links that can be made slow and lossy; they meet at the first of them.
+    pub fn with_links(hosts: usize) -> Cluster {
+        Cluster::of(hosts, Some(Network::with_links(hosts)))
     }
 
     /// The network of hosts that have namespaces.

@@ -2,11 +2,13 @@
 //! the loopback address.
 
 mod agents;
+mod bad_links;
 mod checkpoints;
 mod cluster;
 mod etcd;
 mod frameworks;
 mod leaders;
+mod links;
 mod lost;
 mod network;
 mod resize;

@@ -6,31 +6,60 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::links::{Links, Quality};
+
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// A bridge with a veth to each namespace.
+/// A namespace for each host, and between them a bridge with veths, or links that can be made bad.
 pub struct Network {
     name: String,
     hosts: usize,
+    links: Option<Links>,
 }
 
 impl Network {
     pub fn new(hosts: usize) -> Network {
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let network = Network { name: format!("m{}x{number}", std::process::id() % 100_000), hosts };
+        let network = Network::of(hosts);
         let bridge = &network.name;
         ip(&format!("link add {bridge} type bridge"));
         ip(&format!("link set {bridge} up"));
         for host in 0..hosts {
             let (namespace, outer) = (network.namespace(host), network.outer(host));
-            ip(&format!("netns add {namespace}"));
             ip(&format!("link add {outer} type veth peer name eth0 netns {namespace}"));
             ip(&format!("link set {outer} master {bridge} up"));
-            ip(&format!("-n {namespace} addr add {}/24 dev eth0", network.address(host)));
-            ip(&format!("-n {namespace} link set eth0 up"));
-            ip(&format!("-n {namespace} link set lo up"));
+            network.open(host);
         }
         network
+    }
+
+    /// The same with links that can be made slow and lossy: see [`Network::set_link`].
+    pub fn with_links(hosts: usize) -> Network {
+        let mut network = Network::of(hosts);
+        let devices: Vec<String> = (0..hosts).map(|host| network.outer(host)).collect();
+        let links = Links::new(&devices);
+        for (host, device) in devices.iter().enumerate() {
+            links.set(host, Quality::GOOD, Quality::GOOD);
+            ip(&format!("link set {device} netns {} name eth0", network.namespace(host)));
+            network.open(host);
+        }
+        network.links = Some(links);
+        network
+    }
+
+    fn of(hosts: usize) -> Network {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let network =
+            Network { name: format!("m{}x{number}", std::process::id() % 100_000), hosts, links: None };
+        (0..hosts).for_each(|host| ip(&format!("netns add {}", network.namespace(host))));
+        network
+    }
+
+    /// The host has its address.
+    fn open(&self, host: usize) {
+        let namespace = self.namespace(host);
+        ip(&format!("-n {namespace} addr add {}/24 dev eth0", self.address(host)));
+        ip(&format!("-n {namespace} link set eth0 up"));
+        ip(&format!("-n {namespace} link set lo up"));
     }
 
     pub fn namespace(&self, host: usize) -> String {
@@ -46,7 +75,10 @@ impl Network {
 impl Network {
     /// Power is off: nothing leaves the host any more, not even a farewell of its kernel, and all its processes are gone.
     pub fn vanish(&self, host: usize) {
-        ip(&format!("link set {} down", self.outer(host)));
+        match &self.links {
+            Some(links) => links.set(host, Quality::DEAD, Quality::DEAD),
+            None => ip(&format!("link set {} down", self.outer(host))),
+        }
         while !self.signal(host, Signal::SIGKILL) {}
     }
 
@@ -69,29 +101,9 @@ impl Network {
         self.signal(host, Signal::SIGSTOP);
     }
 
-    /// What others send does not arrive at the host; what it sends arrives.
-    pub fn deafen(&self, host: usize) {
-        self.drop_at(host, "");
-    }
-
-    /// What the host sends arrives nowhere; what others send does.
-    pub fn mute(&self, host: usize) {
-        for other in (0..self.hosts).filter(|other| *other != host) {
-            self.drop_at(other, &format!("-s {}", self.address(host)));
-        }
-    }
-
-    /// One packet of twenty is lost, in each direction.
-    pub fn degrade(&self, host: usize) {
-        let namespace = self.namespace(host);
-        for chain in ["INPUT -i", "OUTPUT -o"] {
-            let some = "-m statistic --mode random --probability 0.05";
-            ip(&format!("netns exec {namespace} iptables -A {chain} eth0 {some} -j DROP"));
-        }
-    }
-
-    fn drop_at(&self, host: usize, what: &str) {
-        ip(&format!("netns exec {} iptables -A INPUT -i eth0 {what} -j DROP", self.namespace(host)));
+    /// What the host sends, and what others send to it, goes like that from now on. Only of networks with links.
+    pub fn set_link(&self, host: usize, out: Quality, back: Quality) {
+        self.links.as_ref().expect("a network with links").set(host, out, back);
     }
 
     /// Sends a signal to every process of a host; whether there is none.
@@ -119,7 +131,9 @@ impl Drop for Network {
         for host in 0..self.hosts {
             let _ = Command::new("ip").args(["netns", "del", &self.namespace(host)]).status();
         }
-        let _ = Command::new("ip").args(["link", "del", &self.name]).status();
+        if self.links.is_none() {
+            let _ = Command::new("ip").args(["link", "del", &self.name]).status();
+        }
     }
 }
 

@@ -1,0 +1,70 @@
+//! Links that get slow or lose packets while ranks train: no host is lost, and the job ends as without.
+
+use mainstay_tests::{Job, has_torch};
+
+use super::DDP;
+use super::cluster::Cluster;
+use super::links::Quality;
+use super::lost::{STEPS, has_namespaces};
+
+/// A link over half the world, with a twentieth of its packets lost.
+const VERY_BAD: Quality = Quality { delay: 150.0, jitter: 50.0, loss: 5.0, rate: 5e3 };
+
+/// A thousand steps of three hosts, of which the link of one gets bad after a hundred.
+fn assert_not_lost(quality: Quality) {
+    if !has_namespaces() {
+        return;
+    }
+    let cluster = Cluster::elastic_with_links(3);
+    let script = STEPS.replace("step == 100", "step in (100, 1000)").replace("runs.", "runs.{step}.");
+    let start = |host| cluster.start_host_as(host, &script, "--nnodes 3", &[]);
+    let jobs: Vec<Job> = (0..3).map(start).collect();
+    let at: Vec<usize> = (0..3).map(|rank| cluster.host_with(&format!("runs.100.0.{rank}"))).collect();
+    cluster.network().set_link(at[1], quality, quality);
+    for rank in 0..3 {
+        cluster.host_with(&format!("runs.1000.0.{rank}"));
+    }
+    (0..3).for_each(|host| cluster.stage(host).mark("end"));
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 1, "{end}");
+    }
+}
+
+#[test]
+fn a_host_whose_link_loses_packets_is_not_lost() {
+    assert_not_lost(Quality { loss: 5.0, ..Quality::GOOD });
+}
+
+#[test]
+fn a_host_whose_link_is_ten_times_slower_is_not_lost() {
+    assert_not_lost(Quality::GOOD.slower(10.0));
+}
+
+#[test]
+fn a_host_at_the_end_of_a_very_bad_link_is_not_lost() {
+    assert_not_lost(VERY_BAD);
+}
+
+#[test]
+fn ddp_over_a_slow_link_that_loses_packets_and_a_rank_ends_with_the_parameters_of_an_undisturbed_run() {
+    if !has_torch() || !has_namespaces() {
+        return;
+    }
+    let finals = |waits: &str, quality: Quality| {
+        let cluster = Cluster::with_links(2);
+        cluster.network().set_link(1, quality, quality);
+        let jobs = cluster.start(DDP, "--nproc-per-node 1", &[("WAITS", waits)]);
+        if !waits.is_empty() {
+            jobs.iter().enumerate().for_each(|(rank, job)| drop(job.mark(&format!("waits.0.{rank}"))));
+            jobs[1].kill_rank(0, 1);
+        }
+        for end in cluster.ends(jobs) {
+            end.assert_status(0);
+            assert_eq!(end.summary().attempts, if waits.is_empty() { 1 } else { 2 }, "{end}");
+        }
+        (0..2).map(|rank| cluster.read(rank, &format!("final.{rank}"))).collect::<Vec<String>>()
+    };
+    let slow = Quality { loss: 5.0, ..Quality::GOOD.slower(10.0) };
+    assert_eq!(finals("", Quality::GOOD), finals("0", slow), "bit for bit");
+}
