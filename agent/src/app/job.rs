@@ -534,11 +534,10 @@ fn last_words(job: &str, summary: &Summary) -> String {
         1 => "1 restart".to_owned(),
         many => format!("{many} restarts"),
     };
-    format!(
-        "job {job} ended with status {}: {}; {restarts}{steps}, {goodput}{} ({}){saving}",
-        summary.exit,
-        summary.reason,
-        books.wall,
-        parts.join(", ")
-    )
+    let ended = format!("job {job} ended with status {}: {}", summary.exit, summary.reason);
+    if summary.attempts == 0 {
+        // Of a job that others decided for, or that never began, no more is known here.
+        return ended;
+    }
+    format!("{ended}; {restarts}{steps}, {goodput}{} ({}){saving}", books.wall, parts.join(", "))
 }

@@ -87,13 +87,14 @@ impl Brain {
             Brain::Following(following) => following.summary.clone(),
             Brain::Alone(_) | Brain::Leading(_) | Brain::Gone => self.job().map(|job| job.summary(at)),
         };
-        told.unwrap_or_else(|| Summary {
-            exit,
-            reason: "the leader of the job was lost".to_owned(),
-            attempts: 0,
-            books: Ledger::open(at).books(at),
-            incidents: Vec::new(),
-            saving: None,
+        told.unwrap_or_else(|| {
+            let cut_off = match self {
+                Brain::Following(following) => following.cut_off.clone(),
+                _ => None,
+            };
+            let reason = cut_off.unwrap_or_else(|| "the leader of the job was lost".to_owned());
+            let books = Ledger::open(at).books(at);
+            Summary { exit, reason, attempts: 0, books, incidents: Vec::new(), saving: None }
         })
     }
 }

@@ -71,6 +71,8 @@ pub(super) struct Following {
     /// What this host's journal says of the job.
     pub(super) spec: JobSpec,
     pub(super) summary: Option<Summary>,
+    /// Why this host takes no part any more.
+    pub(super) cut_off: Option<String>,
 }
 
 /// What comes from outside to a follower.
@@ -87,8 +89,19 @@ impl Following {
         let leads = Leads { epoch, ..leads(&leader) };
         let me = meeting.launcher().to_owned();
         let follow = Follow::new(clock::mono(), me, leads, seat, plan.lease(), clock, to.is_some());
-        let following =
-            Following { follow, events, to, join, plan, task, meeting, listener, spec, summary: None };
+        let following = Following {
+            follow,
+            events,
+            to,
+            join,
+            plan,
+            task,
+            meeting,
+            listener,
+            spec,
+            summary: None,
+            cut_off: None,
+        };
         following.remember();
         following
     }
@@ -292,17 +305,18 @@ impl Launcher {
     }
 
     fn cut_off(&mut self, why: CutOff) {
-        let Brain::Following(following) = &self.brain else { return };
+        let Brain::Following(following) = &mut self.brain else { return };
         let (endpoint, lease) = (following.plan.endpoint(), following.plan.lease());
-        self.terminal.say(match why {
-            CutOff::NoLeader => format!(
-                "no leader at {endpoint} for {lease}: the ranks of this host are stopped. Start the job again on all \
-                 hosts"
-            ),
-            CutOff::Replaced => "this host's place in the job was given to another one".to_owned(),
-            CutOff::Refused(why) => format!("the leader refuses this host: {why}"),
-            CutOff::NoRecord => "the leader is lost and has left no record".to_owned(),
-        });
+        let (why, do_now) = match why {
+            CutOff::NoLeader => {
+                (format!("no leader at {endpoint} for {lease}"), ". Start the job again on all hosts")
+            }
+            CutOff::Replaced => ("this host's place in the job was given to another one".to_owned(), ""),
+            CutOff::Refused(why) => (format!("the leader refuses this host: {why}"), ""),
+            CutOff::NoRecord => ("the leader is lost and has left no record".to_owned(), ""),
+        };
+        following.cut_off = Some(why.clone());
+        self.terminal.say(format!("the ranks of this host are stopped: {why}{do_now}"));
         self.stop_and_hand_back();
     }
 

@@ -246,7 +246,7 @@ impl Launcher {
             }
         };
         self.terminal.say(why);
-        self.terminal.say("this launcher leads no more: the ranks of this host are stopped".to_owned());
+        self.terminal.say("the ranks of this host are stopped: this launcher leads no more".to_owned());
         self.stop_and_hand_back();
     }
 

@@ -263,6 +263,10 @@ pub(super) fn told(peer: &str, error: io::Error) -> PeerError {
         Some(error @ (rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)) => {
             PeerError::BadCertificate { peer: peer(), why: error.to_string() }
         }
+        // It did not wait any longer, which says nothing against either side.
+        Some(rustls::Error::AlertReceived(AlertDescription::CloseNotify)) => {
+            PeerError::lost(&peer(), io::Error::from(io::ErrorKind::ConnectionAborted))
+        }
         Some(error) => PeerError::Tls { peer: peer(), why: error.to_string() },
         None => PeerError::lost(&peer(), error),
     }

@@ -303,6 +303,34 @@ fn a_host_that_stands_still_is_lost_though_its_kernel_takes_connections() {
 }
 
 #[test]
+fn a_host_that_goes_on_after_another_took_its_place_stops_its_ranks_and_disturbs_no_one() {
+    if !has_namespaces() {
+        return;
+    }
+    let cluster = Cluster::elastic_with_links(4);
+    let start = |host| cluster.start_host_as(host, STEPS, "--nnodes 3", &[]);
+    let jobs: Vec<Job> = (0..4).map(start).collect();
+    let at: Vec<usize> = (0..3).map(|rank| cluster.host_with(&format!("runs.0.{rank}"))).collect();
+    cluster.network().freeze(at[2]);
+    jobs[at[0]].wait_until_said("can connect to it and get no answer");
+    for rank in 0..3 {
+        cluster.host_with(&format!("runs.1.{rank}"));
+    }
+    cluster.network().thaw(at[2]);
+    assert!(jobs[at[2]].has_ended());
+    (0..4).filter(|host| *host != at[2]).for_each(|host| cluster.stage(host).mark("end"));
+    for (host, end) in cluster.ends(jobs).iter().enumerate() {
+        if host == at[2] {
+            let said = "the ranks of this host are stopped: the leader refuses this host: it was lost";
+            end.assert_status(75).assert_said(said);
+        } else {
+            end.assert_status(0);
+            assert_eq!(end.summary().attempts, 2, "it is lost once\n{end}");
+        }
+    }
+}
+
+#[test]
 fn a_host_whose_launcher_was_killed_is_lost_when_others_find_none_there() {
     if has_namespaces() {
         assert_lost(|_, _, job| job.signal(Signal::SIGKILL), "find no launcher there any more");

@@ -101,6 +101,11 @@ impl Network {
         self.signal(host, Signal::SIGSTOP);
     }
 
+    /// They go on where they were.
+    pub fn thaw(&self, host: usize) {
+        self.signal(host, Signal::SIGCONT);
+    }
+
     /// What the host sends, and what others send to it, goes like that from now on. Only of networks with links.
     pub fn set_link(&self, host: usize, out: Quality, back: Quality) {
         self.links.as_ref().expect("a network with links").set(host, out, back);

@@ -39,7 +39,7 @@ impl Lead {
         }
         if self.lost.contains(&join.launcher) {
             // Its place may have been given to another one, and its ranks may still run.
-            let why = "this launcher was taken for lost, and its ranks were counted as ended; start it again";
+            let why = "it was lost, and the job continued without it; start it again to take part";
             return self.refuse(connection, why.to_owned());
         }
         let known = self.links.iter().position(|link| link.seated.member.launcher == join.launcher);
