@@ -10,6 +10,7 @@ use mainstay_core::recovery::hosts::link::Connection;
 use mainstay_core::recovery::hosts::merge::Merge;
 use mainstay_core::recovery::hosts::wire::{Command, Down};
 use mainstay_core::recovery::job::Job;
+use mainstay_tier::pool::world;
 use tokio::sync::mpsc;
 
 use crate::hosts::listen::{FromHost, Listener};
@@ -213,6 +214,10 @@ impl Launcher {
         let now = clock::mono();
         let Brain::Leading(leading) = &mut self.brain else { return };
         let silent = leading.meeting.silent_for().map(span);
+        if leading.plan.limits().vary() {
+            let pool = self.crew.checkpoint_pool.as_deref();
+            leading.lead.keep_world(pool.is_some_and(world::is_kept));
+        }
         leading.lead.look(now, silent);
         self.lead(now);
     }

@@ -43,6 +43,20 @@ class Memory:
         self._mapped: Dict[int, tuple] = {}
         self._mapping = threading.Lock()
         self._refused: Optional[int] = None
+        self._noted: Optional[bool] = None
+
+    def note_world(self, any_number: bool) -> None:
+        """Says in the pool whether another number of ranks can load what this job saves. Launchers of several hosts keep the
+        number of ranks of a job that cannot."""
+        if self._noted or self._noted is any_number:
+            return
+        self._noted = any_number
+        try:
+            # What a rank knows of loading stays when another one saves.
+            with open(os.path.join(self._pool, "world"), "w" if any_number else "x", encoding="ascii") as file:
+                file.write("any" if any_number else "same")
+        except OSError:
+            pass
 
     def ring(self) -> None:
         """Asks the keeper to look. A keeper that misses this looks by itself a little later."""

@@ -129,11 +129,12 @@ def reserve(state: Any, *, directory: Optional[str] = None) -> bool:
         return False
 
 
-def _into_memory(place: _Place, identity, facts: dict, state: Any) -> bool:
+def _into_memory(place: _Place, identity, facts: dict, state: Any, any_world: bool = False) -> bool:
     """Whether the launcher's memory holds the state now. Raises what pickling raises, and where this rank is late."""
     memory = _pool.of(place.directory, place.rank)
     if memory is None:
         return False
+    memory.note_world(any_world)
     try:
         return bool(memory.save(state, identity, facts, _attempt))
     except _pool.NoSlot as slow:
@@ -246,6 +247,9 @@ def _take_replicated(step: Optional[int], directory: Optional[str], into=None):
     """The state of the newest step that any number of ranks has saved, or of `step`: what one rank has, all have."""
     try:
         place = _place(directory)
+        memory = _pool.of(place.directory, place.rank)
+        if memory is not None:
+            memory.note_world(True)
         chosen = _chosen(place)
         wanted = _doubt_policy()
         numbers = _seal.steps(place.directory) if step is None else [_step_number(step)]

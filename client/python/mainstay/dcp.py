@@ -298,7 +298,7 @@ def _save(place, step: int, shard: dict) -> None:
         identity = _seal.Identity(checkpoint._job(), checkpoint._attempt(), step, place.rank, place.world_size)
         facts, suffix, serialise = checkpoint._serialisation(shard)
         # Any rank may read any shard again: on several hosts all of them lie where all hosts see them.
-        if _has_one_host() and checkpoint._into_memory(place, identity, facts, shard):
+        if _has_one_host() and checkpoint._into_memory(place, identity, facts, shard, any_world=True):
             return
         checkpoint._quietly(_seal.clear_aside, place.directory, place.rank)
         _seal.write(place.directory, identity, facts, suffix, serialise, checkpoint._attempt)

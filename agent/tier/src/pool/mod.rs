@@ -3,7 +3,7 @@
 //! checksums, writes to the disk behind, and gives slots free again, never the newest step that is whole.
 //!
 //! ```text
-//! <root>/<hash of the checkpoint directory>/pool.json, lock, bell
+//! <root>/<hash of the checkpoint directory>/pool.json, lock, bell, world
 //!                                           rank-00003/control          one page: who may touch which slot
 //!                                                      slot-0.2         a slot's file; begins with the shard
 //!                                                      slot-0.json      the manifest of what is sealed in it
@@ -18,6 +18,7 @@ mod memory;
 mod owner;
 mod recover;
 mod room;
+pub mod world;
 mod writer;
 
 pub use owner::{PoolOwner, Status, View, Whole};

@@ -147,6 +147,9 @@ pub struct Merge {
     /// When the ranks last started, and when they were last stopped for more hosts to take part.
     started_at: Option<Mono>,
     grow_asked: Option<Mono>,
+    keeps_world: bool,
+    /// Of so many hosts that wait it was said why they do.
+    told_waiting: usize,
     /// Whether an end of the attempt is awaited.
     ending: bool,
     /// Whether evidence is awaited.
@@ -175,6 +178,8 @@ impl Merge {
             unstored: false,
             started_at: None,
             grow_asked: None,
+            keeps_world: false,
+            told_waiting: 0,
             ending: false,
             collecting: false,
             dropped: 0,

@@ -65,6 +65,11 @@ impl Lead {
         self.merge.arranged(now, &mut self.next);
     }
 
+    /// Whether what the job has saved can be loaded by as many ranks only: then their number stays.
+    pub fn keep_world(&mut self, keep: bool) {
+        self.merge.keep_world(keep);
+    }
+
     /// Tells the merge which launchers wait for a seat.
     pub(super) fn tell_who_waits(&mut self) {
         let waiting = self.spares.iter().map(|(member, _)| member.clone());

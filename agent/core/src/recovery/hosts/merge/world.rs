@@ -35,6 +35,12 @@ impl Merge {
         self
     }
 
+    /// Whether what the job has saved can be loaded by as many ranks only. Then the number of ranks stays: with another one
+    /// the job would begin again.
+    pub fn keep_world(&mut self, keep: bool) {
+        self.keeps_world = keep;
+    }
+
     /// Launchers that wait for a seat, in the order in which they came.
     pub fn set_waiting(&mut self, waiting: Vec<Member>) {
         self.waiting = waiting;
@@ -57,8 +63,23 @@ impl Merge {
                 self.limits.shrink_after,
                 size_of(&seats)
             ),
+            None if self.keeps_world && self.limits.vary() => {
+                format!(
+                    "waiting up to {} for {missing} to come back: {}",
+                    self.patience,
+                    self.why_world_stays()
+                )
+            }
             _ => format!("waiting up to {} for {missing} to come back", self.patience),
         }
+    }
+
+    fn why_world_stays(&self) -> String {
+        format!(
+            "the job keeps its {} ranks, for another number cannot load what they saved with mainstay.checkpoint. \
+             load(replicated=True) and mainstay.dcp can",
+            self.world()
+        )
     }
 
     /// Goes on without hosts that were waited for long enough, and stops ranks for hosts that wait.
@@ -88,6 +109,9 @@ impl Merge {
         if !ran || asked || self.hosts.iter().any(|host| !host.here) {
             return;
         }
+        if self.keeps_world {
+            return self.say_who_waits(at, next);
+        }
         let Some(Arranged { seats, .. }) = self.larger() else { return };
         self.grow_asked = Some(at);
         let detail = format!(
@@ -96,6 +120,17 @@ impl Merge {
             size_of(&seats)
         );
         next.push_back(Next::Job(at, Input::Fact(observed(WORLD_GROWS, Weight::Info, detail))));
+    }
+
+    /// Says once of hosts that could take part why they do not.
+    fn say_who_waits(&mut self, at: Mono, next: &mut VecDeque<Next>) {
+        let waiting: Vec<&str> = self.waiting.iter().map(|member| member.host.as_str()).collect();
+        if !self.limits.vary() || waiting.is_empty() || self.told_waiting == waiting.len() {
+            return;
+        }
+        let detail = format!("host {} waits: {}", waiting.join(" and host "), self.why_world_stays());
+        self.told_waiting = waiting.len();
+        next.push_back(Next::Job(at, Input::Fact(observed("world_stays", Weight::Warning, detail))));
     }
 
     /// Takes in hosts that wait, before a start that is due anyway. Whether there are any.
@@ -140,13 +175,15 @@ impl Merge {
     /// What is possible without the hosts that are lost.
     fn smaller(&self) -> Option<Arranged> {
         let all_move = self.hosts.iter().filter(|host| host.here).all(|host| host.seated.member.moves);
-        (self.limits.vary() && all_move).then(|| self.arrangement()).flatten()
+        let arranged = (self.limits.vary() && all_move).then(|| self.arrangement()).flatten()?;
+        (!self.keeps_world || world(&arranged.seats) == self.world()).then_some(arranged)
     }
 
     /// What is possible with the hosts that wait, where it is more than now.
     fn larger(&self) -> Option<Arranged> {
         let all_move = self.hosts.iter().all(|host| host.seated.member.moves);
         let room = self.hosts.len() < self.limits.hosts.1 as usize && !self.waiting.is_empty();
+        let room = room && !self.keeps_world;
         let arranged = (self.limits.vary() && all_move && room).then(|| self.arrangement()).flatten()?;
         (world(&arranged.seats) > self.world()).then_some(arranged)
     }
