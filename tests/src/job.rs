@@ -148,6 +148,14 @@ impl Job {
         self.id.clone()
     }
 
+    /// Kills the launcher of one of several hosts and waits until nothing that it started is left; the job goes on.
+    pub fn lose_launcher(mut self) {
+        let started = processes::descendants(self.launcher());
+        self.signal(Signal::SIGKILL);
+        self.launcher.wait().expect("our own child");
+        started.into_iter().for_each(processes::wait_until_gone);
+    }
+
     /// Waits until the launcher has ended; whether it has.
     pub fn has_ended(&self) -> bool {
         waiting::ended(&self.handle)

@@ -83,6 +83,17 @@ pub fn children(parent: i32) -> Vec<i32> {
     all().into_iter().filter(is_child).collect()
 }
 
+/// All processes below a process, zombies included.
+pub fn descendants(parent: i32) -> Vec<i32> {
+    let mut all = children(parent);
+    let mut next = 0;
+    while let Some(pid) = all.get(next).copied() {
+        all.extend(children(pid));
+        next += 1;
+    }
+    all
+}
+
 /// How many file descriptors a process has open.
 pub fn open_files(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)

@@ -231,16 +231,21 @@ impl Supervisor {
         let _ = told.send(Ok(()));
         let mut pause = PAUSE.0;
         loop {
-            let since = Instant::now();
+            let begun = Instant::now();
             match watch_over(&mut child, stopped) {
                 Some(status) => {
                     let why = format!("etcd ended ({status}): {}", last_line(&self.log));
-                    tracing::warn!(why, "this host's member of the coordination store is started again");
+                    if rejoin::is_needed(&self.options, &since(&self.log, self.log_before)) {
+                        // Of a host that comes back: it gets a new place, which is said then.
+                        tracing::debug!(why, "this host's member of the coordination store is not taken back");
+                    } else {
+                        tracing::warn!(why, "this host's member of the coordination store is started again");
+                    }
                     self.state.send_replace(ManagedState::Restarting { why });
                 }
                 None => break end(&mut child),
             }
-            if since.elapsed() > PAUSE.2 {
+            if begun.elapsed() > PAUSE.2 {
                 pause = PAUSE.0;
             }
             child = loop {
@@ -376,5 +381,16 @@ fn last_line(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let tail = String::from_utf8_lossy(&text[text.len().saturating_sub(4096)..]).into_owned();
     let line = tail.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("its log is empty");
-    line.chars().take(400).collect()
+    words_of(line).chars().take(400).collect()
+}
+
+/// What a line of etcd's log says, which is an object of JSON with a stack trace and more.
+fn words_of(line: &str) -> String {
+    let object: Option<serde_json::Value> = serde_json::from_str(line).ok();
+    let field = |name| object.as_ref().and_then(|object| object.get(name)).and_then(serde_json::Value::as_str);
+    match (field("msg"), field("error")) {
+        (Some(message), Some(error)) => format!("{message}: {error}"),
+        (Some(message), None) => message.to_owned(),
+        (None, _) => line.to_owned(),
+    }
 }

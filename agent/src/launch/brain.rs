@@ -203,7 +203,7 @@ impl Launcher {
     }
 
     /// Looks beside the loop whether another launcher lives, and reports what was found.
-    fn look_at_launcher(&mut self, launcher: String, address: String) {
+    pub(super) fn look_at_launcher(&mut self, launcher: String, address: String) {
         let Some(token) = self.brain.token() else { return };
         let sights = self.sights.0.clone();
         streams().spawn(async move {

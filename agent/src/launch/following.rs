@@ -207,6 +207,8 @@ impl Launcher {
                     tracing::info!(leader = %leader.host, "the launcher that leads is dead");
                     following.meeting.remove_leader(&leader.launcher);
                 }
+                Act::LookAtLeader => self.look_at_leader(),
+                Act::MissLeader(misses) => following.meeting.miss_leader(misses),
                 Act::Connect => following.connect(),
                 Act::TookSeat => following.meeting.take_seat(),
                 Act::LeftSeat => {
@@ -279,6 +281,7 @@ impl Launcher {
         match news {
             FromStore::Leader(Some(leader)) => following.follow.led_by(clock::mono(), leads(&leader), newest),
             FromStore::Elected(elected) => self.take_over(*elected),
+            FromStore::LeaderMissed => following.follow.leader_is_missed(),
             // The leader itself says so, where there is a connection to it.
             FromStore::Ended(ended)
                 if (following.follow.waits_for_a_seat() || !following.follow.is_connected())
@@ -302,6 +305,19 @@ impl Launcher {
         let led = meeting.leader().is_some_and(|leader| !meeting.is_me(leader));
         following.follow.look(clock::mono(), silent, led);
         self.follow();
+    }
+
+    /// Looks whether the leader lives, if this launcher has a say on it.
+    fn look_at_leader(&mut self) {
+        let Brain::Following(following) = &self.brain else { return };
+        let (meeting, follows) = (&following.meeting, &following.follow.leader().launcher);
+        let Some(leader) = meeting.leader().filter(|leader| meeting.has_say() && leader.launch == *follows)
+        else {
+            return;
+        };
+        if let Some(address) = leader.addresses.first().cloned() {
+            self.look_at_launcher(leader.launch.clone(), address);
+        }
     }
 
     fn cut_off(&mut self, why: CutOff) {

@@ -2,7 +2,7 @@
 //! is elected; what a leader writes for its successor goes through its [`Office`].
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -11,11 +11,13 @@ use mainstay_coord::{
     ManagedState, Member, MemberState, Membership, Server,
 };
 use mainstay_core::base::id::Pid;
+use mainstay_core::recovery::hosts::electors::{Electors, Missed};
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::wire::Join;
 use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::tls::Tls;
 use mainstay_tier::peer::token::{Token as PeerToken, TokenError};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -24,8 +26,9 @@ use crate::hosts::{Ends, Token};
 use crate::launch::hosts::{Aborting, HostsPlan, StoreKind};
 use crate::launch::store_access;
 
-/// In a member's body: whether it has a seat.
+/// In a member's body: whether it has a seat, and the leader that it misses.
 const SEATED: &str = "seated";
+const MISSES: &str = "misses";
 
 /// The pause before the store is asked again.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -43,6 +46,8 @@ pub enum FromStore {
     Leader(Option<Leader>),
     /// This launcher has been elected.
     Elected(Box<Elected>),
+    /// Most followers that have a say miss the launcher that leads.
+    LeaderMissed,
     /// The leadership of this epoch is over, or the store lost it.
     Deposed(u64),
     /// This write of the record is stored.
@@ -105,6 +110,12 @@ pub struct Meeting {
     removal: Option<Aborting>,
     _watch: Aborting,
     leader: Option<Leader>,
+    /// What this launcher says of itself.
+    says: Says,
+    told: watch::Sender<Says>,
+    _teller: Aborting,
+    /// Whether it has a say on the leader.
+    has_say: watch::Receiver<bool>,
     record: watch::Receiver<Option<Record>>,
     silent_since: Option<Instant>,
     /// Whether this launcher may be elected before there is a round.
@@ -151,7 +162,18 @@ impl Meeting {
         let pass = pass(&join.run_id, &secret, encryption).context("the secret of the job")?;
         let (sender, events) = mpsc::unbounded_channel();
         let (record_sender, record) = watch::channel(None);
-        let watch = Aborting(tokio::spawn(watch_group(group.watch(), sender.clone(), record_sender)));
+        let (say_sender, has_say) = watch::channel(false);
+        let listener = StoreListener {
+            me: join.launcher.clone(),
+            news: sender.clone(),
+            record: record_sender,
+            has_say: say_sender,
+            electors: Electors::default(),
+            leader: None,
+        };
+        let watch = Aborting(tokio::spawn(watch_group(group.watch(), listener)));
+        let (told, to_tell) = watch::channel(Says::default());
+        let teller = Aborting(tokio::spawn(tell(Arc::downgrade(&membership), to_tell)));
         let may_begin = match plan.store {
             StoreKind::Builtin => server.is_some(),
             StoreKind::Managed | StoreKind::Etcd { .. } => true,
@@ -166,6 +188,10 @@ impl Meeting {
             removal: None,
             _watch: watch,
             leader: None,
+            says: Says::default(),
+            told,
+            _teller: teller,
+            has_say,
             record,
             silent_since: None,
             may_begin,
@@ -254,23 +280,26 @@ impl Meeting {
     }
 
     /// Lets the others know that this launcher has a seat: it goes on with the job if the leader is lost.
-    pub fn take_seat(&self) {
-        self.tell_seat(true);
+    pub fn take_seat(&mut self) {
+        self.says.seated = true;
+        self.told.send_replace(self.says.clone());
     }
 
     /// Lets the others know that it has none any more.
-    pub fn leave_seat(&self) {
-        self.tell_seat(false);
+    pub fn leave_seat(&mut self) {
+        self.says.seated = false;
+        self.told.send_replace(self.says.clone());
     }
 
-    fn tell_seat(&self, seated: bool) {
-        let membership = Arc::clone(&self.membership);
-        tokio::spawn(async move {
-            let me = Member { body: json!({ SEATED: seated }), ..membership.member() };
-            if let Err(error) = membership.update(me).await {
-                tracing::debug!(%error, "the seat is written when the store answers");
-            }
-        });
+    /// Whether this launcher has a say on whether the leader lives.
+    pub fn has_say(&self) -> bool {
+        *self.has_say.borrow()
+    }
+
+    /// Lets the others know whether this launcher misses the leader.
+    pub fn miss_leader(&mut self, misses: bool) {
+        self.says.misses = self.leader.as_ref().filter(|_| misses).map(missed);
+        self.told.send_replace(self.says.clone());
     }
 
     /// Whether there is a launcher that can go on with the job. This one, which has no seat, must not begin it anew then.
@@ -386,36 +415,106 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
     }
 }
 
-/// Passes on what concerns launchers.
-async fn watch_group(
-    mut watch: GroupWatch,
+/// What a launcher says of itself in the body of its member.
+#[derive(Clone, Debug, Default)]
+struct Says {
+    seated: bool,
+    misses: Option<Missed>,
+}
+
+impl Says {
+    fn body(&self) -> Value {
+        json!({ SEATED: self.seated, MISSES: self.misses })
+    }
+
+    fn of(member: &Member) -> Says {
+        let misses = member.body.get(MISSES).and_then(|misses| Missed::deserialize(misses).ok());
+        Says { seated: member.body.get(SEATED) == Some(&Value::Bool(true)), misses }
+    }
+}
+
+fn missed(leader: &Leader) -> Missed {
+    Missed { launcher: leader.launch.clone(), epoch: leader.epoch }
+}
+
+/// Writes what a launcher says of itself, the newest of it.
+async fn tell(membership: Weak<Membership>, mut says: watch::Receiver<Says>) {
+    while says.changed().await.is_ok() {
+        let body = says.borrow_and_update().body();
+        let Some(membership) = membership.upgrade() else { return };
+        let me = Member { body, ..membership.member() };
+        if let Err(error) = membership.update(me).await {
+            tracing::debug!(%error, "what this launcher says is written when the store answers");
+        }
+    }
+}
+
+/// What a launcher makes of the news of the store.
+struct StoreListener {
+    me: String,
     news: mpsc::UnboundedSender<FromStore>,
     record: watch::Sender<Option<Record>>,
-) {
-    let keep = |body: &Value| {
+    has_say: watch::Sender<bool>,
+    electors: Electors,
+    leader: Option<Leader>,
+}
+
+impl StoreListener {
+    fn keep_record(&self, body: &Value) {
         if let Some(found) = read(body) {
-            record.send_replace(Some(found));
+            self.record.send_replace(Some(found));
         }
-    };
+    }
+
+    /// Members, and who leads, as they are by this event.
+    fn take(&mut self, event: &GroupEvent) {
+        match event {
+            GroupEvent::Snapshot(state) => {
+                (self.electors, self.leader) = (Electors::default(), state.leader.clone());
+                state.members.values().for_each(|member| self.set(member));
+            }
+            GroupEvent::Joined(member) | GroupEvent::Changed { now: member, .. } => self.set(member),
+            GroupEvent::Left { member, .. } => self.electors.remove(&member.launch),
+            GroupEvent::Elected(leader) => self.leader = Some(leader.clone()),
+            GroupEvent::LeaderGone(_) => self.leader = None,
+            _ => return,
+        }
+        let Some(leader) = &self.leader else { return };
+        let say = self.electors.has_say(&self.me, &leader.launch);
+        self.has_say.send_if_modified(|before| std::mem::replace(before, say) != say);
+        if say && self.electors.miss(&missed(leader)) {
+            let _ = self.news.send(FromStore::LeaderMissed);
+        }
+    }
+
+    fn set(&mut self, member: &Member) {
+        let Says { seated, misses } = Says::of(member);
+        self.electors.set(&member.launch, seated, misses);
+    }
+}
+
+/// Passes on what concerns launchers.
+async fn watch_group(mut watch: GroupWatch, mut listener: StoreListener) {
     loop {
         let event = match watch.next().await {
             Ok(event) => event,
             Err(error) => {
-                let _ = news.send(FromStore::Trouble(format!("the coordination store: {error}")));
+                let _ = listener.news.send(FromStore::Trouble(format!("the coordination store: {error}")));
                 tokio::time::sleep(TOLD_EVERY).await;
                 continue;
             }
         };
+        listener.take(&event);
         let told = match event {
             GroupEvent::Snapshot(state) => {
-                state.record.iter().for_each(|found| keep(&found.body));
+                state.record.iter().for_each(|found| listener.keep_record(&found.body));
                 let ended = state.ended.map(FromStore::Ended);
                 [Some(FromStore::Leader(state.leader)), ended].into_iter().flatten().collect()
             }
             GroupEvent::Elected(leader) => vec![FromStore::Leader(Some(leader))],
             GroupEvent::LeaderGone(_) => vec![FromStore::Leader(None)],
             GroupEvent::RecordChanged(found) => {
-                keep(&found.body);
+                listener.keep_record(&found.body);
                 continue;
             }
             GroupEvent::Ended(ended) => vec![FromStore::Ended(ended)],
@@ -426,7 +525,7 @@ async fn watch_group(
             | GroupEvent::RoundPublished(_) => continue,
         };
         for news_of_it in told {
-            if news.send(news_of_it).is_err() {
+            if listener.news.send(news_of_it).is_err() {
                 return;
             }
         }

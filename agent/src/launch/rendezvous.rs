@@ -263,7 +263,10 @@ impl Gathering<'_> {
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
                     FromStore::Trouble(why) => bail!("{why}"),
-                    FromStore::Leader(_) | FromStore::Deposed(_) | FromStore::Written(_) => {}
+                    FromStore::Leader(_)
+                    | FromStore::LeaderMissed
+                    | FromStore::Deposed(_)
+                    | FromStore::Written(_) => {}
                 },
                 // A job that others can go on with is not begun again.
                 _ = looks.tick() => {
@@ -341,7 +344,10 @@ impl Gathering<'_> {
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
                     FromStore::Trouble(why) => bail!("{why}"),
-                    FromStore::Leader(_) | FromStore::Elected(_) | FromStore::Written(_) => {}
+                    FromStore::Leader(_)
+                    | FromStore::LeaderMissed
+                    | FromStore::Elected(_)
+                    | FromStore::Written(_) => {}
                 },
                 Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
                 () = tokio::time::sleep_until(wake) => {
@@ -422,6 +428,7 @@ impl Gathering<'_> {
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
                     FromStore::Trouble(why) => say(why),
                     FromStore::Leader(_)
+                    | FromStore::LeaderMissed
                     | FromStore::Elected(_)
                     | FromStore::Deposed(_)
                     | FromStore::Written(_) => {}

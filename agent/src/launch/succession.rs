@@ -46,6 +46,8 @@ impl Launcher {
                 leading.lead.elected(epoch, last);
             }
             FromStore::Leader(_) => leading.look_who_leads(),
+            // Its key goes next, and then it is told.
+            FromStore::LeaderMissed => {}
             FromStore::Trouble(why) => self.terminal.say(why),
             FromStore::Ended(ended) => leading.lead.ended(exit_of(&ended)),
         }

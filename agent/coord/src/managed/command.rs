@@ -6,8 +6,9 @@ use super::ManagedOptions;
 use crate::endpoint::Endpoint;
 use crate::error::CoordError;
 
-/// Hosts of training jobs are busy: etcd's own 100 ms and 1 s would change leaders under load. Leases are then at least 3 s.
-const TIMING: [&str; 2] = ["--heartbeat-interval=200", "--election-timeout=2000"];
+/// Hosts of training jobs are busy, so a little more than etcd's own 100 ms and 1 s. Not much more: a host that is lost may have
+/// had the leaders of the job and of etcd, and followers miss theirs after 2.5 s. Leases are then at least 2 s.
+const TIMING: [&str; 2] = ["--heartbeat-interval=120", "--election-timeout=1200"];
 
 /// The options by which a member finds its cluster.
 const CLUSTER: &str = "--initial-cluster=";

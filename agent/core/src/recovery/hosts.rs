@@ -10,6 +10,7 @@
 //! - `hands`: which orders a launcher carries out that come late.
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
 //! - `suspicion`: how sure it is that a host which says nothing will say nothing more.
+//! - `electors`: whether the followers miss their leader.
 //! - `lost`: when a host is lost, by what its leader and others see of it.
 //! - `record`: what a leader keeps in the store for the next one.
 //! - `succession`: what news of the leader mean for a launcher.
@@ -18,6 +19,7 @@
 
 pub mod clock;
 pub mod cluster_environment;
+pub mod electors;
 pub mod follow;
 pub mod hands;
 pub mod lead;

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use mainstay_core::checkpoint::copied::CopiedStep;
 use mainstay_core::model::entry::Fact;
 use mainstay_tests::{End, Job, has_client, has_torch, is_root, skipped};
-use nix::sys::signal::Signal;
 
 use super::DDP;
 use super::cluster::Cluster;
@@ -42,9 +41,7 @@ fn all_wait(jobs: &[Job]) {
 /// Kills the launcher of the second host with all its ranks; a host with nothing in its memory and on its disk takes its place.
 fn replace_second(cluster: &Cluster, jobs: &mut Vec<Job>, script: &str, options: &str) {
     let lost = jobs.remove(1);
-    lost.signal(Signal::SIGKILL);
-    assert!(lost.has_ended());
-    drop(lost);
+    lost.lose_launcher();
     jobs[0].wait_until_said("waiting up to");
     jobs.push(cluster.start_host_as(2, script, &format!("--nnodes 2 --node-rank 1 {options}"), &[]));
 }
@@ -189,9 +186,7 @@ fn a_replica_that_was_damaged_is_not_used() {
     all_wait(&jobs);
     jobs[0].wait_until_said("has a copy on another host");
     let lost = jobs.remove(1);
-    lost.signal(Signal::SIGKILL);
-    assert!(lost.has_ended());
-    drop(lost);
+    lost.lose_launcher();
     jobs[0].wait_until_said("waiting up to");
     let pools = fs::read_dir(cluster.stage(0).tmpfs().join("pools")).expect("the pools").flatten();
     let kept: Vec<PathBuf> = pools.flat_map(|pool| replicas(&pool.path().join("replicas"))).collect();

@@ -33,11 +33,6 @@ fn ends(jobs: Vec<Job>) -> Vec<End> {
     ends
 }
 
-fn kill(job: Job) {
-    job.signal(Signal::SIGKILL);
-    assert!(job.has_ended());
-}
-
 #[test]
 fn hosts_that_meet_in_etcd_are_one_job_and_leave_nothing_there() {
     if !has_client() || !has_etcd() {
@@ -80,7 +75,7 @@ fn a_lost_leader_is_replaced_and_the_budget_goes_on() {
     jobs[1].kill_rank(0, 1);
     jobs[0].mark("waits.1.0");
     jobs[1].mark("waits.1.1");
-    kill(jobs.remove(0));
+    jobs.remove(0).lose_launcher();
     jobs[0].wait_until_said("this host leads now (epoch 2)");
     let ends = ends(jobs);
     for end in &ends {
@@ -164,7 +159,7 @@ fn three_hosts_of_the_job_run_etcd_and_lose_one_with_its_leader() {
     }
     let of_rank_0 = cluster.host_with("waits.0.0");
     let leader = jobs.remove(of_rank_0);
-    kill(leader);
+    leader.lose_launcher();
     let ends = ends(jobs);
     for end in &ends {
         end.assert_status(0);

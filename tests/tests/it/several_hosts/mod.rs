@@ -112,9 +112,7 @@ fn a_lost_launcher_is_named_and_its_host_may_come_back() {
         jobs[rank / 2].mark(&format!("waits.0.{rank}"));
     }
     let follower = jobs.remove(1);
-    follower.signal(Signal::SIGKILL);
-    assert!(follower.has_ended());
-    drop(follower);
+    follower.lose_launcher();
     jobs[0].wait_until_said("node rank 1, ranks 2 to 3) is lost");
     jobs[0].wait_until_said("waiting up to");
     jobs.push(cluster.start_host(1, TRAINER, options, &[("WAITS", "0")]));
@@ -135,9 +133,7 @@ fn a_follower_that_loses_its_leader_stops_its_ranks_and_hands_the_job_back() {
     jobs[0].mark("runs.0");
     jobs[1].mark("runs.1");
     let leader = jobs.remove(0);
-    leader.signal(Signal::SIGKILL);
-    assert!(leader.has_ended());
-    drop(leader);
+    leader.lose_launcher();
     let ends = cluster.ends(jobs);
     ends[0].assert_status(75).assert_said("the ranks of this host are stopped");
 }

@@ -2,7 +2,6 @@
 
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_tests::{End, Job, has_client, has_torch};
-use nix::sys::signal::Signal;
 
 use super::cluster::Cluster;
 use super::etcd::{Etcd, has_etcd};
@@ -47,11 +46,6 @@ fn start(cluster: &Cluster, hosts: usize, script: &str, options: &str) -> Vec<Jo
     jobs
 }
 
-fn kill(job: Job) {
-    job.signal(Signal::SIGKILL);
-    assert!(job.has_ended());
-}
-
 /// How the number of ranks changed, by a host's journal.
 fn worlds(end: &End) -> Vec<(u32, u32)> {
     let changed = end.story.iter().filter_map(|entry| match &entry.body {
@@ -76,7 +70,7 @@ fn a_job_goes_on_without_a_lost_host_and_takes_it_back() {
     // The host of rank 1: the host of rank 2 moves into its place.
     let lost = cluster.host_with("steps.0.1");
     let moves = cluster.host_with("steps.0.2");
-    kill(jobs.remove(lost));
+    jobs.remove(lost).lose_launcher();
     assert_eq!(cluster.host_with("steps.1.1"), moves);
     cluster.host_with("steps.1.0");
     assert_eq!(cluster.read(0, "world.1.0"), "2 on 0 of 2");
@@ -209,7 +203,7 @@ fn data_parallel_training_shrinks_and_grows_and_ends_with_the_parameters_of_one_
         cluster.host_with(&format!("waits.{rank}"));
     }
     let (lost, moves) = (cluster.host_with("waits.1"), cluster.host_with("waits.2"));
-    kill(jobs.remove(lost));
+    jobs.remove(lost).lose_launcher();
     assert_eq!(cluster.host_with("from.1.1"), moves);
     assert_eq!(cluster.read(moves, "from.1.1"), "8", "from the newest step");
     assert_eq!(cluster.read(moves, "batch.1.1"), "6 on 2 instead of 3");
@@ -265,9 +259,9 @@ fn a_job_that_only_as_many_ranks_can_load_waits_for_a_host_and_does_not_begin_ag
     jobs.push(cluster.start_host_as(2, OWN_STATES, options, &[]));
     let keeps = "the job keeps its 2 ranks, for another number cannot load what they saved";
     jobs[0].wait_until_said(&format!("waits: {keeps}"));
-    kill(jobs.remove(2));
+    jobs.remove(2).lose_launcher();
     // Neither is one too few a reason to begin again.
-    kill(jobs.remove(1));
+    jobs.remove(1).lose_launcher();
     jobs[0].wait_until_said(&format!("to come back: {keeps}"));
     jobs.push(cluster.start_host_as(3, OWN_STATES, options, &[]));
     for rank in 0..2 {
@@ -306,7 +300,7 @@ fn ranks_that_wait_in_their_processes_get_new_ones_when_their_number_changes() {
     for rank in 0..6 {
         cluster.host_with(&format!("round.0.{rank}"));
     }
-    kill(jobs.remove(1));
+    jobs.remove(1).lose_launcher();
     let ends = cluster.ends(jobs);
     for end in &ends {
         end.assert_status(0).assert_said("ranks that wait in their processes get new ones");
@@ -333,7 +327,7 @@ fn a_host_beyond_the_multiple_waits_and_gets_ranks_again() {
         cluster.host_with(&format!("steps.0.{rank}"));
     }
     let (lost, waits) = (cluster.host_with("steps.0.1"), cluster.host_with("steps.0.3"));
-    kill(jobs.remove(lost));
+    jobs.remove(lost).lose_launcher();
     // Three are left, of which the one with the highest ranks waits.
     let at = if waits > lost { waits - 1 } else { waits };
     jobs[at].wait_until_said("the job goes on without this host; waiting for a seat");
@@ -371,12 +365,12 @@ fn the_next_leader_goes_on_with_the_number_of_ranks_that_there_is() {
     }
     // The host of rank 1, then the leader, which has rank 0.
     let lost = cluster.host_with("steps.0.1");
-    kill(jobs.remove(lost));
+    jobs.remove(lost).lose_launcher();
     for rank in 0..3 {
         cluster.host_with(&format!("steps.1.{rank}"));
     }
     let (second, third) = (cluster.host_with("steps.1.1"), cluster.host_with("steps.1.2"));
-    kill(jobs.remove(0));
+    jobs.remove(0).lose_launcher();
     assert_eq!(cluster.host_with("steps.2.0"), third, "the highest host moves into the first place");
     assert_eq!(cluster.host_with("steps.2.1"), second);
     assert_eq!(cluster.read(third, "changed.2.0"), "3 to 2");
@@ -413,7 +407,7 @@ fn a_state_that_all_ranks_share_is_loaded_by_fewer_and_by_more() {
     for rank in 0..3 {
         cluster.host_with(&format!("waits.0.{rank}"));
     }
-    kill(jobs.remove(2));
+    jobs.remove(2).lose_launcher();
     for rank in 0..2 {
         let host = cluster.host_with(&format!("waits.1.{rank}"));
         assert_eq!(cluster.read(host, &format!("loaded.1.{rank}")), "8", "the newest step of three");
@@ -461,7 +455,7 @@ fn a_host_that_joins_gets_the_state_of_the_others_without_a_shared_directory() {
         cluster.host_with(&format!("steps.0.{rank}"));
     }
     jobs[0].wait_until_said("has a copy on another host");
-    kill(jobs.remove(1));
+    jobs.remove(1).lose_launcher();
     cluster.host_with("steps.1.0");
     jobs.push(cluster.start_host_as(2, REPLICATED, options, &[]));
     for rank in 0..2 {

@@ -1,6 +1,8 @@
 //! A launcher that follows another one: what it sees goes to the leader, and what that one orders is done, each once. Pure:
 //! what comes from the leader, from the store and from the clock goes in, and [`Act`]s come out.
 
+mod missing;
+
 use std::collections::VecDeque;
 
 use crate::base::id::Attempt;
@@ -10,6 +12,7 @@ use crate::model::entry::{Body, Fact};
 use crate::recovery::job::ORDERS;
 
 use super::clock::{Mapping, times};
+use super::lost::Vital;
 use super::record::Record;
 use super::sequence::{Inbox, Outbox, Received};
 use super::succession::{OnElection, OnLeader, Standing};
@@ -54,6 +57,10 @@ pub enum Act {
     StandDown,
     /// The leader is dead: the store is to forget it.
     RemoveLeader,
+    /// Look whether the leader lives; [`Report::Looked`] says what was found. Only those do that have a say.
+    LookAtLeader,
+    /// The others are to know whether this host misses the leader.
+    MissLeader(bool),
     /// Connect to the leader that the store names now.
     Connect,
     /// It has no seat any more and waits for one.
@@ -114,6 +121,10 @@ pub struct Follow {
     /// How often the leader's host has answered since the last connection that no process listens there; none before the
     /// first connection.
     refusals: Option<u32>,
+    /// Whether the leader lives, as far as can be seen from here.
+    vital: Vital,
+    /// Whether the others were told that it does not.
+    misses: bool,
     /// Whether ranks of an attempt may run here.
     runs: bool,
     /// Whether it has no seat for the moment.
@@ -133,6 +144,10 @@ impl Follow {
         clock: Mapping,
         open: bool,
     ) -> Follow {
+        let mut vital = Vital::expected(at, lease);
+        if open {
+            vital.connects(at);
+        }
         Follow {
             me,
             leader,
@@ -149,6 +164,8 @@ impl Follow {
             entries: 0,
             since: 0,
             refusals: open.then_some(0),
+            vital,
+            misses: false,
             runs: false,
             waits: false,
             cut_off: false,
@@ -196,6 +213,11 @@ impl Follow {
 
     /// Something that concerns the whole job happened here.
     pub fn report(&mut self, at: Mono, report: Report) {
+        if let Report::Looked { launcher, sight } = &report
+            && *launcher == self.leader.launcher
+        {
+            return self.saw_leader(*sight);
+        }
         self.runs &= !is_end(&report);
         self.keep(at, &report);
         if self.catches_up {
@@ -276,6 +298,7 @@ impl Follow {
     /// There is no connection. `refused`: the host answered that no process listens there.
     pub fn disconnected(&mut self, now: Mono, why: &str, refused: bool) {
         self.open = false;
+        self.vital.breaks(now, why.to_owned());
         if self.gone.is_none() {
             self.gone = Some(now);
             let host = &self.leader.host;
@@ -305,6 +328,7 @@ impl Follow {
 
     /// A message of the leader, which came at this time.
     pub fn said(&mut self, received: Mono, down: Down) {
+        self.hears_leader(received, &down);
         match down {
             Down::Welcome { epoch, .. } | Down::Command { epoch, .. } if !self.standing().obeys(epoch) => {
                 // A leader that was replaced and does not know it.
@@ -407,7 +431,11 @@ impl Follow {
     /// The store says that this launcher leads. `newest`: the newest entry of the journal here.
     pub fn led_by(&mut self, now: Mono, leader: Leads, newest: u64) {
         match self.standing().on_leader(&self.me, &leader.launcher, leader.epoch) {
-            OnLeader::NewEpoch => self.leader.epoch = leader.epoch,
+            OnLeader::NewEpoch => {
+                self.leader.epoch = leader.epoch;
+                // What the others were told was of the epoch before.
+                self.miss_leader(false);
+            }
             OnLeader::Follow => {
                 let said = format!("host {} leads the job now (epoch {})", leader.host, leader.epoch);
                 self.acts.push_back(Act::Say(said));
@@ -415,6 +443,8 @@ impl Follow {
                 (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
                 (self.clock, self.catches_up) = (Mapping::default(), true);
                 (self.refusals, self.leader) = (None, leader);
+                self.vital = Vital::expected(now, self.lease);
+                self.miss_leader(false);
                 self.acts.push_back(Act::Connect);
             }
             OnLeader::Nothing | OnLeader::StepDown => {}
@@ -438,6 +468,9 @@ impl Follow {
     /// store answers, the leader may be lost, and its lease not over yet: a store that elects a leader of its own makes leases
     /// longer. `silent`: for how long the store has not answered; `led`: whether it says that another launcher leads.
     pub fn look(&mut self, now: Mono, silent: Option<Span>, led: bool) {
+        if !self.cut_off && !self.waits && silent.is_none() {
+            self.look_at_leader(now);
+        }
         let Some(gone) = self.gone.filter(|_| !self.cut_off).map(|since| now.since(since)) else { return };
         if gone < self.lease {
             return;

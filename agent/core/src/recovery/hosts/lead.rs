@@ -122,6 +122,8 @@ pub struct Lead {
     in_office: bool,
     /// Whether something is to be remembered that the newest record does not have.
     record_due: bool,
+    /// When that was the case last because of the time.
+    remembered: Mono,
     /// Orders that wait until their record is stored, or until that time.
     held: VecDeque<(u64, Mono, Order)>,
     /// The status of the job, once it is over.
@@ -158,6 +160,7 @@ impl Lead {
             lost: BTreeSet::new(),
             in_office: true,
             record_due: false,
+            remembered: at,
             held: VecDeque::new(),
             over: None,
             deposed: false,

@@ -157,8 +157,14 @@ impl Vital {
         }
     }
 
+    /// Whether someone looked, and no one got an answer.
+    pub fn is_unreached(&self) -> bool {
+        let found = self.inquiry.as_ref().map(|inquiry| &inquiry.found);
+        found.is_some_and(|found| !found.is_empty() && found.values().all(|sight| *sight != Sight::Answers))
+    }
+
     /// For how long it has not been heard, or connected.
-    fn silence(&self, at: Mono) -> Span {
+    pub fn silence(&self, at: Mono) -> Span {
         match &self.broken {
             Some(broken) => at.since(broken.since),
             None => self.suspicion.silence(at),

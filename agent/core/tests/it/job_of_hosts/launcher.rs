@@ -7,6 +7,7 @@ use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
 use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
 use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::Mapping;
+use mainstay_core::recovery::hosts::electors::Missed;
 use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads, concerns_all};
 use mainstay_core::recovery::hosts::lead::{self, Lead};
 use mainstay_core::recovery::hosts::merge::WORLD_GROWS;
@@ -278,6 +279,21 @@ impl World {
                     self.ask(me, Ask::Remove { leader });
                 }
             }
+            follow::Act::LookAtLeader => {
+                let leads = self.launchers[me].leader_now().expect("it follows");
+                if self.launchers[me].client.has_say {
+                    let look = Command::Look { launcher: leads.launcher, address: String::new() };
+                    self.will_do(me, look, None);
+                }
+            }
+            follow::Act::MissLeader(misses) => {
+                let key = self.launchers[me].client.leader.clone().filter(|_| misses);
+                let misses = key.map(|key| Missed {
+                    launcher: self.launchers[key.launcher].name.clone(),
+                    epoch: key.epoch,
+                });
+                self.ask(me, Ask::Say { seated: true, misses });
+            }
             follow::Act::Connect => {
                 self.close_to_leader(me);
                 self.reconnect(me);
@@ -288,13 +304,15 @@ impl World {
             }
             follow::Act::LeftSeat => {
                 self.launchers[me].seat = None;
+                self.ask(me, Ask::Say { seated: false, misses: None });
                 if !self.launchers[me].living.is_empty() {
                     let attempt = self.launchers[me].attempt;
                     let why = StopWhy::Dismissed;
                     self.will_do(me, Command::Stop { attempt, why, save_after: None }, None);
                 }
             }
-            follow::Act::Say(_) | follow::Act::TookSeat => {}
+            follow::Act::TookSeat => self.ask(me, Ask::Say { seated: true, misses: None }),
+            follow::Act::Say(_) => {}
         }
     }
 
@@ -406,6 +424,7 @@ impl World {
                     launcher.seat = Some(seat.clone());
                     let follow = Follow::new(received, name, leads, seat, LEASE_SPAN, clock, true);
                     launcher.brain = Brain::Follows(Box::new(follow));
+                    self.ask(me, Ask::Say { seated: true, misses: None });
                 }
                 Down::Refused { .. } => self.ends(me, HANDS_BACK),
                 _ => {}
@@ -568,6 +587,14 @@ impl World {
         if self.launchers[me].exit.is_some() {
             self.tells_the_end(me);
         }
+    }
+
+    /// Most of those who have a say miss the leader.
+    pub fn leader_is_missed(&mut self, me: usize) {
+        if let Brain::Follows(follow) = &mut self.launchers[me].brain {
+            follow.leader_is_missed();
+        }
+        self.settle(me);
     }
 
     /// Time passes for a launcher.

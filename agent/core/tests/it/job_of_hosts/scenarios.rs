@@ -13,7 +13,7 @@ use mainstay_core::recovery::job::Job;
 
 use super::faults::Fault;
 use super::network::STORE;
-use super::{Event, LEASE_SPAN, SECOND, World, settings};
+use super::{Event, LEASE, LEASE_SPAN, SECOND, World, settings};
 
 /// A job of so many hosts with so many spares, at a time when its ranks run.
 fn running(hosts: u32, spares: u32) -> World {
@@ -178,6 +178,27 @@ fn the_job_goes_on_when_leader_and_store_are_lost_at_once() {
     );
     world.be_quiet();
     assert_eq!(world.until_over(), 2);
+}
+
+#[test]
+fn a_leader_without_power_is_replaced_before_its_lease_ends() {
+    let mut world = running(4, 1);
+    world.fail(Fault::PowerCut(0, 1000 * SECOND));
+    world.until(world.now + LEASE - SECOND);
+    assert_eq!(world.leaders, 2, "its followers miss it");
+    world.be_quiet();
+    assert_eq!(world.until_over(), 2);
+}
+
+#[test]
+fn a_leader_that_one_follower_alone_does_not_reach_goes_on_leading() {
+    let mut world = running(4, 1);
+    world.fail(Fault::Blocked(0, 2, 100 * SECOND));
+    world.fail(Fault::Blocked(2, 0, 100 * SECOND));
+    world.until(world.now + 60 * SECOND);
+    assert_eq!(world.leaders, 1);
+    world.be_quiet();
+    assert_eq!(world.until_over(), 1);
 }
 
 /// A host that comes back with what it knew a minute ago.

@@ -1,9 +1,11 @@
 //! The coordination store and its clients, as `mainstay-coord` has them: a leader's key under a lease, the record with the epoch
 //! of who was elected last, and the note of the end. What is asked may be lost on its way there or back, and is asked again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mainstay_core::base::time::Span;
+use mainstay_core::recovery::hosts::electors::{Electors, Missed};
 use mainstay_core::recovery::hosts::record::Record;
 
 use super::network::STORE;
@@ -28,6 +30,9 @@ pub struct Store {
     /// The epoch of whom was elected last, and what leaders wrote.
     pub record: Option<(u64, Option<Arc<Record>>)>,
     pub ended: Option<i32>,
+    /// What members say, and when each last kept its lease.
+    pub electors: Electors,
+    kept: BTreeMap<String, Time>,
     /// Counts what was changed.
     pub revision: u64,
 }
@@ -35,6 +40,8 @@ pub struct Store {
 /// What a launcher knows of the store.
 #[derive(Default)]
 pub struct Client {
+    /// Whether it has a say on the leader.
+    pub has_say: bool,
     /// The highest epoch that was ever seen here.
     pub highest_epoch: u64,
     pub leader: Option<LeaderKey>,
@@ -59,19 +66,50 @@ pub struct Client {
 #[derive(Clone)]
 pub enum Ask {
     Look,
-    Elect { epoch: u64, seen: Option<u64> },
-    Write { number: u64, epoch: u64, record: Arc<Record> },
-    Resign { epoch: u64 },
-    Remove { leader: LeaderKey },
-    End { epoch: u64, exit: i32 },
+    Elect {
+        epoch: u64,
+        seen: Option<u64>,
+    },
+    Write {
+        number: u64,
+        epoch: u64,
+        record: Arc<Record>,
+    },
+    Resign {
+        epoch: u64,
+    },
+    Remove {
+        leader: LeaderKey,
+    },
+    /// What a member says: whether it has a seat, and the leader that it misses.
+    Say {
+        seated: bool,
+        misses: Option<Missed>,
+    },
+    End {
+        epoch: u64,
+        exit: i32,
+    },
 }
 
 #[derive(Clone)]
 pub enum Answer {
-    Seen { leader: Option<LeaderKey>, record: Option<(u64, Option<Arc<Record>>)>, ended: Option<i32> },
-    Elected { epoch: u64, last: Option<(u64, Option<Arc<Record>>)> },
-    Written { number: u64 },
-    Superseded { epoch: u64 },
+    Seen {
+        leader: Option<LeaderKey>,
+        record: Option<(u64, Option<Arc<Record>>)>,
+        ended: Option<i32>,
+        electors: Electors,
+    },
+    Elected {
+        epoch: u64,
+        last: Option<(u64, Option<Arc<Record>>)>,
+    },
+    Written {
+        number: u64,
+    },
+    Superseded {
+        epoch: u64,
+    },
     Done,
 }
 
@@ -91,14 +129,23 @@ impl World {
             return;
         }
         self.store.expire(self.now);
+        let seated = self.launchers[launcher].seat.is_some();
+        if self.store.kept.insert(self.launchers[launcher].name.clone(), self.now).is_none() {
+            self.store.electors.set(&self.launchers[launcher].name, seated, None);
+        }
         let mut keeps_lease = false;
         self.store.revision += 1;
         let revision = self.store.revision;
         let answer = match ask {
             Ask::Look => {
                 keeps_lease = true;
-                let Store { leader, record, ended, .. } = &self.store;
-                Answer::Seen { leader: leader.clone(), record: record.clone(), ended: *ended }
+                let Store { leader, record, ended, electors, .. } = &self.store;
+                Answer::Seen {
+                    leader: leader.clone(),
+                    record: record.clone(),
+                    ended: *ended,
+                    electors: electors.clone(),
+                }
             }
             Ask::Elect { epoch, seen } => {
                 let last = self.store.record.clone();
@@ -135,6 +182,10 @@ impl World {
                 }
                 Answer::Done
             }
+            Ask::Say { seated, misses } => {
+                self.store.electors.set(&self.launchers[launcher].name, seated, misses);
+                Answer::Done
+            }
             Ask::End { epoch, exit } => {
                 if self.store.leader == Some(LeaderKey { launcher, epoch }) {
                     (self.store.leader, self.store.ended) = (None, Some(exit));
@@ -161,7 +212,7 @@ impl World {
         client.revision = client.revision.max(revision);
         match answer {
             Answer::Seen { .. } if older => {}
-            Answer::Seen { leader, record, ended } => {
+            Answer::Seen { leader, record, ended, electors } => {
                 let epochs = record.iter().map(|record| record.0);
                 let highest = epochs.chain(leader.iter().map(|leader| leader.epoch)).max();
                 client.highest_epoch = client.highest_epoch.max(highest.unwrap_or_default());
@@ -183,6 +234,14 @@ impl World {
                     && leader != Some(LeaderKey { launcher, epoch })
                 {
                     self.forgotten(launcher, epoch);
+                }
+                if let Some(key) = &leader {
+                    let leads = self.launchers[key.launcher].name.clone();
+                    let client = &mut self.launchers[launcher];
+                    client.client.has_say = electors.has_say(&client.name, &leads);
+                    if client.client.has_say && electors.miss(&Missed { launcher: leads, epoch: key.epoch }) {
+                        self.leader_is_missed(launcher);
+                    }
                 }
                 self.told_of_leader(launcher, leader);
                 if let Some(exit) = ended {
@@ -282,10 +341,19 @@ impl Store {
         if now >= self.lease_ends {
             self.leader = None;
         }
+        let Store { kept, electors, .. } = self;
+        kept.retain(|name, at| {
+            let keeps = now < *at + LEASE;
+            if !keeps {
+                electors.remove(name);
+            }
+            keeps
+        });
     }
 
     /// All that it had is gone, and it goes on.
     pub fn wipe(&mut self) {
         (self.leader, self.record, self.ended) = (None, None, None);
+        (self.electors, self.kept) = (Electors::default(), BTreeMap::new());
     }
 }

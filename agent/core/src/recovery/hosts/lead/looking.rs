@@ -9,6 +9,9 @@ use crate::recovery::hosts::wire::Command;
 /// A leader that misses so many of its looks has stood still: what followers sent meanwhile may not have been read yet.
 const MISSED_LOOKS: u64 = 4;
 
+/// How often the store gets to know how the job goes. Whoever takes over counts time and steps from there.
+const REMEMBERED_EVERY: Span = Span::seconds(30);
+
 impl Lead {
     /// Time has passed: followers that no one reaches are lost. `silent`: for how long the store has not answered.
     pub fn look(&mut self, now: Mono, silent: Option<Span>) {
@@ -28,6 +31,10 @@ impl Lead {
             self.look_at(now, seat);
         }
         self.merge.look(now, &mut self.next);
+        if now.since(self.remembered) >= REMEMBERED_EVERY {
+            self.remembered = now;
+            self.record_due = true;
+        }
     }
 
     fn look_at(&mut self, now: Mono, seat: usize) {
