@@ -237,7 +237,10 @@ impl Supervisor {
                     let why = format!("etcd ended ({status}): {}", last_line(&self.log));
                     if rejoin::is_needed(&self.options, &since(&self.log, self.log_before)) {
                         // Of a host that comes back: it gets a new place, which is said then.
-                        tracing::debug!(why, "this host's member of the coordination store is not taken back");
+                        tracing::debug!(
+                            why,
+                            "this host's member of the coordination store is not taken back"
+                        );
                     } else {
                         tracing::warn!(why, "this host's member of the coordination store is started again");
                     }
@@ -387,7 +390,8 @@ fn last_line(log: &Path) -> String {
 /// What a line of etcd's log says, which is an object of JSON with a stack trace and more.
 fn words_of(line: &str) -> String {
     let object: Option<serde_json::Value> = serde_json::from_str(line).ok();
-    let field = |name| object.as_ref().and_then(|object| object.get(name)).and_then(serde_json::Value::as_str);
+    let field =
+        |name| object.as_ref().and_then(|object| object.get(name)).and_then(serde_json::Value::as_str);
     match (field("msg"), field("error")) {
         (Some(message), Some(error)) => format!("{message}: {error}"),
         (Some(message), None) => message.to_owned(),

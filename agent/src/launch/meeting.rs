@@ -1,23 +1,24 @@
 //! Where the launchers of a job meet: the coordination store, with this launcher as a member. Here it learns who leads, and
 //! is elected; what a leader writes for its successor goes through its [`Office`].
 
+mod news;
+
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use mainstay_coord::{
-    Client, CoordError, Ended, Group, GroupEvent, GroupOptions, GroupWatch, Leader, Leadership, Managed,
-    ManagedState, Member, MemberState, Membership, Server,
+    Client, CoordError, Ended, Group, GroupOptions, Leader, Leadership, Managed, ManagedState, Member,
+    MemberState, Membership, Server,
 };
 use mainstay_core::base::id::Pid;
-use mainstay_core::recovery::hosts::electors::{Electors, Missed};
+use mainstay_core::recovery::hosts::electors::Electors;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::wire::Join;
 use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::tls::Tls;
 use mainstay_tier::peer::token::{Token as PeerToken, TokenError};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -25,10 +26,7 @@ use tokio::time::Instant;
 use crate::hosts::{Ends, Token};
 use crate::launch::hosts::{Aborting, HostsPlan, StoreKind};
 use crate::launch::store_access;
-
-/// In a member's body: whether it has a seat, and the leader that it misses.
-const SEATED: &str = "seated";
-const MISSES: &str = "misses";
+use news::{Says, StoreListener, missed, tell, watch_group};
 
 /// The pause before the store is asked again.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -305,9 +303,7 @@ impl Meeting {
     /// Whether there is a launcher that can go on with the job. This one, which has no seat, must not begin it anew then.
     pub async fn goes_on_elsewhere(&self) -> bool {
         match self.group.state().await {
-            Ok(state) => {
-                state.members.values().any(|member| member.body.get(SEATED) == Some(&Value::Bool(true)))
-            }
+            Ok(state) => state.members.values().any(|member| Says::of(member).seated),
             Err(_) => true,
         }
     }
@@ -412,123 +408,6 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
             tracing::debug!(%error, "the coordination store does not answer");
         }
         tokio::time::sleep(PAUSE).await;
-    }
-}
-
-/// What a launcher says of itself in the body of its member.
-#[derive(Clone, Debug, Default)]
-struct Says {
-    seated: bool,
-    misses: Option<Missed>,
-}
-
-impl Says {
-    fn body(&self) -> Value {
-        json!({ SEATED: self.seated, MISSES: self.misses })
-    }
-
-    fn of(member: &Member) -> Says {
-        let misses = member.body.get(MISSES).and_then(|misses| Missed::deserialize(misses).ok());
-        Says { seated: member.body.get(SEATED) == Some(&Value::Bool(true)), misses }
-    }
-}
-
-fn missed(leader: &Leader) -> Missed {
-    Missed { launcher: leader.launch.clone(), epoch: leader.epoch }
-}
-
-/// Writes what a launcher says of itself, the newest of it.
-async fn tell(membership: Weak<Membership>, mut says: watch::Receiver<Says>) {
-    while says.changed().await.is_ok() {
-        let body = says.borrow_and_update().body();
-        let Some(membership) = membership.upgrade() else { return };
-        let me = Member { body, ..membership.member() };
-        if let Err(error) = membership.update(me).await {
-            tracing::debug!(%error, "what this launcher says is written when the store answers");
-        }
-    }
-}
-
-/// What a launcher makes of the news of the store.
-struct StoreListener {
-    me: String,
-    news: mpsc::UnboundedSender<FromStore>,
-    record: watch::Sender<Option<Record>>,
-    has_say: watch::Sender<bool>,
-    electors: Electors,
-    leader: Option<Leader>,
-}
-
-impl StoreListener {
-    fn keep_record(&self, body: &Value) {
-        if let Some(found) = read(body) {
-            self.record.send_replace(Some(found));
-        }
-    }
-
-    /// Members, and who leads, as they are by this event.
-    fn take(&mut self, event: &GroupEvent) {
-        match event {
-            GroupEvent::Snapshot(state) => {
-                (self.electors, self.leader) = (Electors::default(), state.leader.clone());
-                state.members.values().for_each(|member| self.set(member));
-            }
-            GroupEvent::Joined(member) | GroupEvent::Changed { now: member, .. } => self.set(member),
-            GroupEvent::Left { member, .. } => self.electors.remove(&member.launch),
-            GroupEvent::Elected(leader) => self.leader = Some(leader.clone()),
-            GroupEvent::LeaderGone(_) => self.leader = None,
-            _ => return,
-        }
-        let Some(leader) = &self.leader else { return };
-        let say = self.electors.has_say(&self.me, &leader.launch);
-        self.has_say.send_if_modified(|before| std::mem::replace(before, say) != say);
-        if say && self.electors.miss(&missed(leader)) {
-            let _ = self.news.send(FromStore::LeaderMissed);
-        }
-    }
-
-    fn set(&mut self, member: &Member) {
-        let Says { seated, misses } = Says::of(member);
-        self.electors.set(&member.launch, seated, misses);
-    }
-}
-
-/// Passes on what concerns launchers.
-async fn watch_group(mut watch: GroupWatch, mut listener: StoreListener) {
-    loop {
-        let event = match watch.next().await {
-            Ok(event) => event,
-            Err(error) => {
-                let _ = listener.news.send(FromStore::Trouble(format!("the coordination store: {error}")));
-                tokio::time::sleep(TOLD_EVERY).await;
-                continue;
-            }
-        };
-        listener.take(&event);
-        let told = match event {
-            GroupEvent::Snapshot(state) => {
-                state.record.iter().for_each(|found| listener.keep_record(&found.body));
-                let ended = state.ended.map(FromStore::Ended);
-                [Some(FromStore::Leader(state.leader)), ended].into_iter().flatten().collect()
-            }
-            GroupEvent::Elected(leader) => vec![FromStore::Leader(Some(leader))],
-            GroupEvent::LeaderGone(_) => vec![FromStore::Leader(None)],
-            GroupEvent::RecordChanged(found) => {
-                listener.keep_record(&found.body);
-                continue;
-            }
-            GroupEvent::Ended(ended) => vec![FromStore::Ended(ended)],
-            GroupEvent::Unreadable { key, why } => vec![FromStore::Trouble(format!("{key}: {why}"))],
-            GroupEvent::Joined(_)
-            | GroupEvent::Changed { .. }
-            | GroupEvent::Left { .. }
-            | GroupEvent::RoundPublished(_) => continue,
-        };
-        for news_of_it in told {
-            if listener.news.send(news_of_it).is_err() {
-                return;
-            }
-        }
     }
 }
 
