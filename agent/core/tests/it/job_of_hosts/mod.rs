@@ -363,6 +363,8 @@ impl World {
                     false => self.reconnect(follower),
                 }
             }
+            // News of a connection that another one has replaced are not heard any more.
+            Event::Closed(me) if self.launchers[me].connection.is_some() => {}
             Event::Closed(me) => self.lost_leader(me, "it was ended here", false),
             Event::Asked { launcher, asked, ask } => self.asked(launcher, asked, ask),
             Event::Answered { launcher, asked, revision, answer } => {
