@@ -163,9 +163,10 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         keeper = starting => keeper,
     };
     let known = together.as_ref().and_then(JoinOutcome::known);
+    let waits = together.as_ref().is_some_and(JoinOutcome::waits);
     let kept_by_hosts = known.as_ref().map(Known::told);
     let replicas = match (listening, known, &keeper) {
-        (Some(listening), Some(known), Some(keeper)) => Replicas::start(listening, known, keeper, &crew)
+        (Some(listening), Some(known), Some(keeper)) => Replicas::start(listening, known, keeper, &crew, waits)
             .map_err(|error| terminal.say(format!("no copies of checkpoints on other hosts: {error}")))
             .ok(),
         _ => None,
@@ -174,10 +175,15 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let checkpoint_pool = keeper.as_ref().map(|keeper| keeper.directory().to_owned());
     let crew = RankSpec { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
     let guardian = start_guardian(&crew.mark(), cgroup.as_ref(), crew.checkpoint_pool.as_deref());
+    let ranks = plan.settings.local_world_size;
     terminal.say(format!(
-        "job {}: {} rank(s); run id {}; logs in {}",
+        "job {}: {}; run id {}; logs in {}",
         places.job,
-        plan.settings.local_world_size,
+        if waits {
+            format!("no rank(s) yet, {ranks} when it replaces a host")
+        } else {
+            format!("{ranks} rank(s)")
+        },
         crew.checkpoint_run(),
         places.run_dir.display()
     ));
@@ -193,11 +199,18 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let pool = crew.checkpoint_pool.as_deref();
     let sealing = Sealing::of(&outputs, &sockets, (&log_dir, &places.run_dir));
     let kept = kept_by_hosts.as_deref();
-    let restoring = resume::restore(&sockets, &outputs, (pool, kept), bound.is_named, sealing.as_ref(), &say);
+    // While a spare waits, other hosts train: it goes back to a step when it has ranks.
+    let restoring = async {
+        if waits {
+            return Ok(String::new());
+        }
+        resume::restore(&sockets, &outputs, (pool, kept), bound.is_named, sealing.as_ref(), &say).await
+    };
     tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
         restored = restoring => match restored {
+            Ok(protected) if waits => drop(protected),
             Ok(protected) => terminal.say(protected),
             Err(NotToStart::Refused(words)) => anyhow::bail!(words),
             Err(NotToStart::Lost(words)) => {
@@ -352,6 +365,8 @@ async fn come_together(
         replicas: replicas_port.map_or_else(String::new, |port| format!(":{port}")),
         domain: hosts.fails_together(),
         moves: true,
+        // Without memory it is of no use to be there early.
+        prepares: replicas_port.is_some(),
         listens: String::new(),
         have: (0, 0),
         have_of: String::new(),
@@ -369,6 +384,8 @@ async fn come_together(
     let together = rendezvous::gather(hosts, join, names, &crew.run_dir, signals, &say).await?;
     if let Some(seat) = together.seat() {
         crew.seat = seat.clone();
+    }
+    if let Some(seat) = together.seat().filter(|_| !together.waits()) {
         let last = seat.first_rank + settings.local_world_size.saturating_sub(1);
         terminal.say(format!(
             "all hosts are there: this is node rank {} of {}, with ranks {} to {last} of {}",

@@ -101,6 +101,7 @@ pub(super) fn job(job: &Job) -> Value {
             "time": of.time.as_ref().map(time),
         }))),
         "copies_behind": (!job.copies_behind.is_empty()).then_some(&job.copies_behind),
+        "waits_as_spare": (!job.waits_as_spare.is_empty()).then_some(&job.waits_as_spare),
     }))
 }
 

@@ -182,6 +182,9 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     if let Some(advised) = job.saving.as_ref().filter(|_| !is_over(job)) {
         line(screen, &format!("  saving:       {}", saving(advised)));
     }
+    if !job.waits_as_spare.is_empty() && !is_over(job) {
+        line(screen, &format!("  {}", clean(&job.waits_as_spare)));
+    }
     if !is_over(job) {
         copies(job, now, paint, screen);
     }

@@ -46,6 +46,8 @@ impl Launcher {
         let now = clock::mono();
         match news {
             FromReplicas::Said(line) => self.terminal.say(line),
+            // A spare says itself what it has.
+            FromReplicas::Copies(_) if self.waiting().is_some() => {}
             FromReplicas::Copies(CopyNews::First(step)) => {
                 let told = format!("checkpoint: each shard of step {step} has a copy on another host");
                 self.terminal.say(told);

@@ -29,10 +29,10 @@ pub(super) enum CopyNews {
     Behind(String),
 }
 
-/// Tells the pool which step has its copies, for as long as there is a service.
+/// Tells the pool which step has its copies, for as long as there is a service; without one, only what is kept for others follows.
 pub(super) fn keep_what_is_copied(
     service: &Weak<Service>,
-    view: &View,
+    view: Option<&View>,
     (launch, every): (&str, Duration),
     stop: &AtomicBool,
     tell: &dyn Fn(CopyNews),
@@ -42,7 +42,9 @@ pub(super) fn keep_what_is_copied(
         let now = Instant::now();
         let copied = service.copied(launch);
         let newer = copied.iter().take_while(|at| Some(**at) > copies.newest);
-        if let Some(at) = newer.copied().find(|(attempt, step)| view.copied(*attempt, *step)) {
+        if let Some(at) = newer.copied().find(|(attempt, step)| {
+            view.is_none_or(|view| view.copied(*attempt, *step))
+        }) {
             service.keep_from(launch, at);
             copies.advanced(at, now, tell);
         } else if copies.is_to_be_checked(now) {

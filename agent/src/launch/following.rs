@@ -20,6 +20,7 @@ use crate::hosts::streams;
 use crate::launch::brain::{Brain, Task};
 use crate::launch::hosts::{Aborting, HostsPlan, span};
 use crate::launch::meeting::{FromStore, Meeting, exit_of};
+use crate::launch::ready::Ready;
 use crate::launch::shell::Launcher;
 use crate::os::clock;
 
@@ -29,7 +30,9 @@ const HEARD_WITHIN: Duration = Duration::from_secs(1);
 /// What a follower starts with.
 #[derive(Debug)]
 pub struct Followed {
-    /// Its seat.
+    /// Whether it waits as a spare.
+    pub waits: bool,
+    /// Its seat; of one that waits, one like that which it may get.
     pub seat: Seat,
     /// The job's name for ranks of all hosts.
     pub job: String,
@@ -73,6 +76,8 @@ pub(super) struct Following {
     pub(super) summary: Option<Summary>,
     /// Why this host takes no part any more.
     pub(super) cut_off: Option<String>,
+    /// What it has ready, of one that began as a spare.
+    pub(super) ready: Option<Ready>,
 }
 
 /// What comes from outside to a follower.
@@ -84,11 +89,13 @@ pub(super) enum ToFollower {
 
 impl Following {
     pub(super) fn new(followed: Followed, spec: JobSpec) -> Following {
-        let Followed { seat, epoch, leader, events, to, clock, join, plan, task, meeting, listener, .. } =
-            followed;
+        let Followed {
+            waits, seat, epoch, leader, events, to, clock, join, plan, task, meeting, listener, ..
+        } = followed;
         let leads = Leads { epoch, ..leads(&leader) };
         let me = meeting.launcher().to_owned();
         let follow = Follow::new(clock::mono(), me, leads, seat, plan.lease(), clock, to.is_some());
+        let (follow, ready) = if waits { (follow.waiting(), Some(Ready::default())) } else { (follow, None) };
         let following = Following {
             follow,
             events,
@@ -101,6 +108,7 @@ impl Following {
             spec,
             summary: None,
             cut_off: None,
+            ready,
         };
         following.remember();
         following
@@ -210,7 +218,11 @@ impl Launcher {
                 Act::LookAtLeader => self.look_at_leader(),
                 Act::MissLeader(misses) => following.meeting.miss_leader(misses),
                 Act::Connect => following.connect(),
-                Act::TookSeat => following.meeting.take_seat(),
+                Act::TookSeat => {
+                    following.meeting.take_seat();
+                    self.has_a_seat();
+                }
+                Act::Meet { hosts, spares } => self.meet(&hosts, spares),
                 Act::LeftSeat => {
                     following.meeting.leave_seat();
                     if self.ranks.iter().any(|rank| rank.exit.is_none()) {
@@ -232,7 +244,7 @@ impl Launcher {
                 self.exit = Some(self.settings.policy.hand_back_exit);
                 return;
             }
-            if !concerns_all(fact) {
+            if !concerns_all(fact) || following.follow.waits_for_a_seat() {
                 return self.publish_body(at, Body::Fact(fact.clone()));
             }
         }
@@ -288,6 +300,9 @@ impl Launcher {
                     && !following.follow.is_cut_off() =>
             {
                 self.terminal.say(format!("the job has ended: {}", ended.why));
+                if following.follow.waits_for_a_seat() {
+                    following.cut_off = Some(ended.why.clone());
+                }
                 self.exit = Some(exit_of(&ended));
             }
             FromStore::Trouble(why) => self.terminal.say(why),

@@ -159,6 +159,7 @@ impl Launcher {
             }
             Act::Seen(attempt, ranks) if attempt == self.attempt => self.hangs.seen_elsewhere(&ranks, now),
             Act::Finished(..) | Act::Seen(..) => {}
+            Act::Meet { hosts, spares } => self.meet(&hosts, spares),
         }
     }
 

@@ -52,6 +52,7 @@ impl Launcher {
             let said = self.keeper.as_ref().map(PoolOwner::said).unwrap_or_default();
             said.into_iter().for_each(|line| self.terminal.say(line));
             self.compare_what_was_saved();
+            self.look_what_is_ready();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
             let store = self.brain.store_process();
             let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).chain(store).collect();
@@ -60,8 +61,9 @@ impl Launcher {
             if self.stop.is_none() && self.ranks.iter().any(|rank| rank.exit.is_none()) {
                 signatures::let_go();
             }
+            let waits = self.waiting().is_some();
             if self.stop.is_none()
-                && let Some(fact) = self.warm.look_after(&self.crew)
+                && let Some(fact) = self.warm.look_after(&self.crew, waits)
             {
                 self.fact(fact);
             }

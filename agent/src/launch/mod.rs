@@ -18,6 +18,7 @@ mod notice;
 pub mod order;
 pub mod paths;
 mod prefix;
+mod ready;
 pub mod rendezvous;
 pub mod replicas;
 mod reseat;

@@ -12,7 +12,7 @@ use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::lead::refusal;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::round::{self, Lacking, Member, Seated};
-use mainstay_core::recovery::hosts::wire::{Down, Join, Seat, Up};
+use mainstay_core::recovery::hosts::wire::{Down, Join, Seat, Spare, Up};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -88,6 +88,11 @@ impl JoinOutcome {
 }
 
 impl JoinOutcome {
+    /// Whether this host has no ranks yet and waits as a spare.
+    pub fn waits(&self) -> bool {
+        matches!(self, JoinOutcome::Following(followed) if followed.waits)
+    }
+
     /// How this launcher is known to others that keep copies of checkpoints for it; none where it keeps none itself.
     pub fn known(&self) -> Option<Known> {
         match self {
@@ -116,6 +121,8 @@ enum Outcome {
 }
 
 struct Welcomed {
+    /// Whether it waits, and the seat is only like the one that it may get.
+    waits: bool,
     seat: Seat,
     job: String,
     launch: String,
@@ -179,9 +186,13 @@ pub async fn gather(
                 return Ok(JoinOutcome::Leading(Box::new(gathered)));
             }
             Outcome::Seated(welcomed) => {
-                meeting.take_seat();
-                let Welcomed { seat, job, launch, epoch, leader, events, to, clock, join, task } = *welcomed;
+                if !welcomed.waits {
+                    meeting.take_seat();
+                }
+                let Welcomed { waits, seat, job, launch, epoch, leader, events, to, clock, join, task } =
+                    *welcomed;
                 return Ok(JoinOutcome::Following(Box::new(Followed {
+                    waits,
                     seat,
                     job,
                     launch,
@@ -321,7 +332,7 @@ impl Gathering<'_> {
                 told = lacking.to_string();
                 say(told.clone());
                 for of in &waiting {
-                    let _ = of.to.try_send(Down::Waiting { told: told.clone() });
+                    let _ = of.to.try_send(Down::Waiting { told: told.clone(), spare: None });
                 }
             }
             enough_since = if joined >= least { enough_since.or_else(|| Some(Instant::now())) } else { None };
@@ -410,15 +421,23 @@ impl Gathering<'_> {
                         }
                     }
                     Some(FromLeader::Said { at: received, down }) => match down {
-                        Down::Waiting { told } => say(told),
+                        Down::Waiting { told, spare: None } => say(told),
+                        Down::Waiting { told, spare: Some(spare) } => {
+                            say(told);
+                            let Spare { seat, job, launch } = *spare;
+                            let (waits, epoch) = (true, leader.epoch);
+                            return Ok(Outcome::Seated(Box::new(Welcomed {
+                                waits, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
+                            })));
+                        }
                         Down::Refused { why } => bail!("the leader {at} refuses this host: {why}"),
                         Down::Beat { sent, at: leader } => clock.round_trip(sent, leader, received),
                         Down::Welcome { seat, job, launch, epoch, .. } => {
                             return Ok(Outcome::Seated(Box::new(Welcomed {
-                                seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
+                                waits: false, seat, job, launch, epoch, leader, events, to, clock, join: join_sender, task,
                             })));
                         }
-                        Down::Command { .. } | Down::Entry { .. } | Down::Received { .. } => {}
+                        Down::Command { .. } | Down::Entry { .. } | Down::Received { .. } | Down::Meet { .. } => {}
                     },
                 },
                 news = meeting.next() => match news {
@@ -477,7 +496,7 @@ fn arrived(
             say(format!("host {} ({peer}) has joined{}", join.host, numbered(&join)));
             for difference in differences(mine, &join) {
                 let told = format!("host {} ({peer}): {difference}", join.host);
-                let _ = to.try_send(Down::Waiting { told: told.clone() });
+                let _ = to.try_send(Down::Waiting { told: told.clone(), spare: None });
                 say(told);
             }
             waiting.push(Waiting { join, member, connection, to });
@@ -507,12 +526,7 @@ fn gathered(
     let seated = |launcher: &str| round.iter().any(|seated| seated.member.launcher == launcher);
     let (taking_part, beyond): (Vec<Waiting>, Vec<Waiting>) =
         waiting.into_iter().partition(|of| seated(&of.member.launcher));
-    let spares = beyond.into_iter().map(|of| {
-        let told = "all hosts are there; waiting as a spare".to_owned();
-        let _ = of.to.try_send(Down::Waiting { told });
-        (of.member, of.connection, of.to)
-    });
-    let spares = spares.collect();
+    let spares = beyond.into_iter().map(|of| (of.member, of.connection, of.to)).collect();
     let connections = taking_part.into_iter().map(|of| (of.member.launcher, of.connection, of.to)).collect();
     let me = round.iter().find(|seated| seated.member.launcher == mine.launcher);
     let me = me.map_or(0, |seated| seated.seat.group_rank);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mainstay_core::base::id::Attempt;
-use mainstay_core::checkpoint::inventory::{Copy, StepKey};
+use mainstay_core::checkpoint::inventory::{Copy, StepKey, steps};
 use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::recovery::hosts::merge::SUMMED_WITHIN;
 use mainstay_tier::peer::pass::Pass;
@@ -122,7 +122,8 @@ pub(super) enum FromReplicas {
 }
 
 impl Replicas {
-    /// Starts to keep copies for others and to have them keep some. The others are named later, before ranks start.
+    /// Starts to keep copies for others and to have them keep some. The others are named later, before ranks start. `waits`: this
+    /// host has no ranks yet.
     ///
     /// # Errors
     /// There is no memory or no thread for it, in words.
@@ -131,6 +132,7 @@ impl Replicas {
         known: Known,
         keeper: &PoolOwner,
         crew: &RankSpec,
+        waits: bool,
     ) -> Result<Replicas, String> {
         let listen = at.0.local_addr().map_err(|error| error.to_string())?;
         let (base, each) = ASK_EVERY;
@@ -161,7 +163,7 @@ impl Replicas {
             service,
             place,
             ranks: ranks_of(crew),
-            view: Some(keeper.view()),
+            view: (!waits).then(|| keeper.view()),
             sender,
             news,
             launch: crew.launch.clone(),
@@ -179,6 +181,25 @@ impl Replicas {
         (self.view, self.brought) = (None, None);
     }
 
+    /// Whether this host has no ranks yet.
+    pub(super) fn waits(&self) -> bool {
+        self.view.is_none()
+    }
+
+    /// Where launchers of the job keep copies from now on.
+    pub(super) fn meet(&self, hosts: &[String], spares: Vec<String>) {
+        self.service.meet_with_spares(hosts, spares);
+    }
+
+    /// The newest step of which a copy is kept here for other hosts, and of how many of its ranks: all, where there is such a step.
+    pub(super) fn kept(&self) -> Option<(StepKey, usize)> {
+        let held = self.service.holding(&self.place.run);
+        let steps = steps(&held, None).into_iter().filter(|step| step.key.run == self.launch);
+        let counted: Vec<(StepKey, usize)> = steps.map(|step| (step.key, step.ranks.len())).collect();
+        let all = counted.iter().find(|(key, ranks)| *ranks == key.world as usize);
+        all.or(counted.first()).cloned()
+    }
+
     /// This host has other ranks, whose memory is that of `keeper`.
     pub(super) fn take_over(&mut self, keeper: &PoolOwner, crew: &RankSpec) {
         self.ranks = ranks_of(crew);
@@ -193,7 +214,8 @@ impl Replicas {
 
     /// Begins to tell the pool which steps have their copies.
     fn keep_what_is_copied(&mut self) -> std::io::Result<()> {
-        let Some(view) = self.view.clone() else { return Ok(()) };
+        let view = self.view.clone();
+        self.stop.store(true, Ordering::SeqCst);
         self.stop = Arc::default();
         let (weak, sender, stop) =
             (Arc::downgrade(&self.service), self.sender.clone(), Arc::clone(&self.stop));
@@ -201,7 +223,7 @@ impl Replicas {
         let keep = move || {
             // The receiver goes only when the launcher does.
             let tell = |news| drop(sender.send(FromReplicas::Copies(news)));
-            copied::keep_what_is_copied(&weak, &view, (&launch, every), &stop, &tell);
+            copied::keep_what_is_copied(&weak, view.as_ref(), (&launch, every), &stop, &tell);
         };
         std::thread::Builder::new().name("ckpt-copied".to_owned()).spawn(keep).map(drop)
     }

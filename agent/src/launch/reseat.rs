@@ -21,6 +21,11 @@ impl Launcher {
         self.finish_moving().await;
         self.end_those_that_wait().await;
         if seat == self.crew.seat {
+            if let (Some(replicas), Some(keeper)) = (&mut self.replicas, &self.keeper)
+                && replicas.waits()
+            {
+                replicas.take_over(keeper, &self.crew);
+            }
             return self.report(clock::mono(), Report::Seated { attempt, seat });
         }
         self.pages.clear();

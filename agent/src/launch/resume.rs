@@ -15,7 +15,9 @@ impl Launcher {
         in_process: bool,
         ended: &mpsc::UnboundedSender<Ended>,
     ) {
-        let Some(sealing) = self.sealing.clone().filter(|_| attempt.0 > 0 && port.is_ok()) else {
+        // A spare has not looked yet to what it goes back.
+        let again = attempt.0 > 0 || self.was_spare();
+        let Some(sealing) = self.sealing.clone().filter(|_| again && port.is_ok()) else {
             return self.start_at_once(attempt, port, in_process, ended).await;
         };
         let (told, lines) = mpsc::unbounded_channel();

@@ -300,6 +300,7 @@ impl Launcher {
             moving: None,
         };
         launcher.begin_with(began, out);
+        launcher.begin_to_wait();
         launcher
     }
 
@@ -419,7 +420,10 @@ impl Launcher {
                 (Some(office), Some(_)) => leading.meeting.end(office, exit, why).await,
                 _ => leading.meeting.leave_early(why).await,
             },
-            Brain::Following(following) if following.follow.is_cut_off() => {
+            Brain::Following(following)
+                if following.follow.is_cut_off()
+                    || (following.follow.waits_for_a_seat() && self.asked_by.is_some()) =>
+            {
                 following.meeting.leave_early(why).await;
             }
             // The leader removes what the job has in the store.

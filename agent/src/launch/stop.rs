@@ -230,6 +230,9 @@ impl Launcher {
             return self.force();
         }
         self.asked_by = Some(signal);
+        if self.leaves_as_spare(signal) {
+            return;
+        }
         if let Some(stop) = &mut self.stop {
             // Ranks that are being stopped for a fault get no more time than this request would give them.
             stop.within(clock::mono(), self.settings.grace.requested);

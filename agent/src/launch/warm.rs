@@ -88,6 +88,11 @@ impl Warm {
         self.program.as_ref().map(|_| self.directory.join("modules.json"))
     }
 
+    /// Whether what the next ranks import is imported; none where ranks are started plainly.
+    pub fn are_imports_done(&self) -> Option<bool> {
+        self.program.as_ref().map(|_| self.template.as_ref().is_some_and(Template::is_warm))
+    }
+
     /// The next thing that a template tells, and whether it is the one to come; waits for ever without one.
     pub async fn news(&mut self) -> (bool, News) {
         tokio::select! {
@@ -106,8 +111,8 @@ impl Warm {
         self.template.iter().chain(&self.next).map(Template::pid)
     }
 
-    /// Starts a template when it is time, and has it fork standbys.
-    pub fn look_after(&mut self, crew: &RankSpec) -> Option<Fact> {
+    /// Starts a template when it is time, and has it fork standbys. `waits`: no rank of this host needs its processors.
+    pub fn look_after(&mut self, crew: &RankSpec, waits: bool) -> Option<Fact> {
         if let Some(why) = self.plainly.take() {
             return Some(observed("plain", Weight::Info, format!("ranks are started plainly: {why}")));
         }
@@ -146,12 +151,12 @@ impl Warm {
         let program = self.program.clone()?;
         // Only its text is known of a program of which nobody told; that is enough where it costs the ranks no processor.
         let of_text = learned.is_none() && self.settings.imports.is_empty();
-        let spare = affinity::allowed().len() > 2 * crew.local_world_size as usize;
+        let spare = waits || affinity::allowed().len() > 2 * crew.local_world_size as usize;
         if of_text && !self.can_be_idle && !spare && self.began.elapsed() < TOLD_WITHIN {
             return None;
         }
         self.learned = learned.is_some();
-        let idle = of_text && self.can_be_idle;
+        let idle = of_text && self.can_be_idle && !waits;
         match self.begin(program, learned.as_deref(), idle, crew) {
             Ok(template) => {
                 self.template = Some(template);

@@ -26,4 +26,5 @@ pub mod prepared_memory;
 pub mod replication_cost;
 pub mod replicator;
 pub mod retention;
+pub mod spares;
 pub mod tiers;

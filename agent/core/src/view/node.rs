@@ -17,6 +17,7 @@ use crate::model::observation::Observation;
 use crate::model::operator::OperatorState;
 use crate::model::verdict::{Decision, Verdict};
 use crate::progress::monitor::Pace;
+use crate::recovery::hosts::ready::SpareReady;
 use crate::recovery::job::POLICY;
 use crate::recovery::policy::{CauseKind, Rung};
 
@@ -135,6 +136,8 @@ pub struct JobView {
     pub copied: Option<(CopiedStep, Stamp)>,
     /// Why copies do not keep up, until a newer step has its copies.
     pub copies_behind: Option<String>,
+    /// Of a host that waits as a spare: what it has ready, in words.
+    pub waits: Option<String>,
 }
 
 /// The node: its components and its jobs.
@@ -226,6 +229,7 @@ impl JobView {
             saving: None,
             copied: None,
             copies_behind: None,
+            waits: None,
         }
     }
 
@@ -234,6 +238,8 @@ impl JobView {
             (self.copied, self.copies_behind) = (Some((step, at)), None);
         } else if let Some(why) = copied::read_behind(seen) {
             self.copies_behind = Some(why.to_owned());
+        } else if let Some(ready) = SpareReady::read(seen) {
+            self.waits = Some(ready.to_owned());
         }
     }
 
@@ -293,6 +299,7 @@ impl JobView {
             Fact::AttemptStarted { attempt, ranks, .. } => {
                 self.attempt = *attempt;
                 self.phase = JobPhase::Starting;
+                self.waits = None;
                 // Each attempt is judged anew.
                 self.findings.clear();
                 self.hang = None;

@@ -62,7 +62,7 @@ fn a_follower_without_ranks_takes_the_seat_that_a_leader_knows_it_by() {
 
 #[test]
 fn a_follower_whose_ranks_run_takes_no_other_seat() {
-    for down in [welcome(seat(1, 2)), Down::Waiting { told: "wait".to_owned() }] {
+    for down in [welcome(seat(1, 2)), Down::Waiting { told: "wait".to_owned(), spare: None }] {
         let mut follow = follower();
         starts(&mut follow);
         follow.said(Mono(3), down.clone());
@@ -79,7 +79,7 @@ fn a_follower_whose_ranks_run_takes_no_other_seat() {
 #[test]
 fn a_follower_without_a_seat_does_not_stand_for_election_until_it_has_one_again() {
     let mut follow = follower();
-    follow.said(Mono(2), Down::Waiting { told: "wait".to_owned() });
+    follow.said(Mono(2), Down::Waiting { told: "wait".to_owned(), spare: None });
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::LeftSeat)));
     follow.disconnected(Mono(3), "the cable", false);
     let told = acts(&mut follow);
@@ -231,4 +231,60 @@ fn a_launcher_that_joins_gets_its_welcome_once_its_seat_is_stored() {
     let told = waiting.stored(7 * SECOND);
     assert!(welcomed(&told), "{told:?}");
     assert_eq!(told_seats(&told), [seat(0, 3), seat(1, 3), seat(2, 3)]);
+}
+
+/// What a launcher at this connection is told of those that keep copies: hosts and spares.
+fn keepers(acts: &[Act], of: u64) -> Vec<(Vec<String>, Vec<String>)> {
+    let told = acts.iter().filter_map(|act| match act {
+        Act::Send(to, Down::Meet { hosts, spares }) if *to == of => Some((hosts.clone(), spares.clone())),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn a_launcher_that_waits_is_told_what_it_needs_to_get_ready_and_all_learn_that_it_keeps_copies() {
+    let at = Mono(4 * SECOND);
+    let prepares = |name: &str| Join {
+        prepares: true,
+        replicas: format!("{name}:1"),
+        // As many ranks as no host has: it gets no seat.
+        ranks: 2,
+        ..join(name)
+    };
+    let mut waiting = Waiting::new();
+    // A follower that understands it comes back.
+    waiting.lead.joined(at, 7, &Join { prepares: true, ..join("l1") });
+    waiting.lead.joined(at, 8, &prepares("l8"));
+    let acts = waiting.acts(at);
+    let told = acts.iter().find_map(|act| match act {
+        Act::Send(8, Down::Waiting { spare: Some(spare), .. }) => Some(spare.seat.clone()),
+        _ => None,
+    });
+    assert_eq!(told, Some(seat(0, 3)), "{acts:?}");
+    let spare = |name: &str| vec![format!("{name}:1")];
+    assert_eq!(keepers(&acts, 8), [(Vec::new(), spare("l8"))]);
+    assert!(acts.iter().any(|act| matches!(act, Act::Meet { spares, .. } if *spares == spare("l8"))));
+    // One that does not understand it is told what it was told before.
+    waiting.lead.joined(at, 9, &join("l9"));
+    let acts = waiting.acts(at);
+    assert!(acts.iter().any(|act| matches!(act, Act::Send(9, Down::Waiting { .. } | Down::Welcome { .. }))));
+    assert_eq!(keepers(&acts, 9), []);
+    waiting.lead.gone(at, 8, "the cable".to_owned());
+    let acts = waiting.acts(at);
+    assert!(acts.iter().any(|act| matches!(act, Act::Meet { spares, .. } if spares.is_empty())), "{acts:?}");
+}
+
+#[test]
+fn a_spare_that_prepares_follows_without_a_seat_until_it_is_welcomed() {
+    let mut follow = follower().waiting();
+    assert!(follow.waits_for_a_seat() && !follow.takes_over());
+    follow.said(Mono(2), Down::Meet { hosts: vec!["a:1".to_owned()], spares: Vec::new() });
+    assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Meet { .. })));
+    follow.disconnected(Mono(3), "the cable", false);
+    assert!(acts(&mut follow).iter().all(|act| !matches!(act, follow::Act::Campaign)));
+    follow.connected();
+    follow.said(Mono(4), welcome(seat(1, 3)));
+    assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::TookSeat)));
+    assert_eq!(follow.seat(), &seat(1, 3));
 }

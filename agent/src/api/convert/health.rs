@@ -166,6 +166,7 @@ pub(in crate::api) fn job(
             time: Some(timestamp(at.wall)),
         }),
         copies_behind: job.copies_behind.clone().unwrap_or_default(),
+        waits_as_spare: job.waits.clone().unwrap_or_default(),
     }
 }
 

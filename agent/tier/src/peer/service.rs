@@ -161,6 +161,8 @@ pub(crate) struct Shared {
     too_few: AtomicBool,
     /// Whether its peers are the hosts of one job.
     meets: AtomicBool,
+    /// Peers that keep copies in addition, and whose copies count for nothing: they wait to replace a host.
+    spares: Mutex<BTreeSet<String>>,
     /// Of a launch of that job the attempt and step whose shards its owners here keep.
     keeps_from: Mutex<Option<(String, (u64, u64))>>,
     limit: Limit,
@@ -247,6 +249,7 @@ impl Service {
             failures: Mutex::default(),
             too_few: AtomicBool::new(false),
             meets: AtomicBool::new(false),
+            spares: Mutex::default(),
             keeps_from: Mutex::default(),
             counters: Counters::default(),
             seats: seats::Seats::default(),
@@ -334,14 +337,22 @@ impl Service {
         to_peer.into_iter().chain(to_durable).collect()
     }
 
-    /// These are the peers from now on, this one perhaps among them. What is known of those that stay is kept.
+    /// These are the peers from now on, this one perhaps among them; spares stay. What is known of those that stay is kept.
     pub fn meet(&self, peers: &[String]) {
+        let spares = self.shared.spares().clone();
+        self.meet_with_spares(peers, spares.into_iter().collect());
+    }
+
+    /// The same with those that wait to replace one of them. A peer that is one of both is no spare any more.
+    pub fn meet_with_spares(&self, peers: &[String], mut spares: Vec<String>) {
+        spares.retain(|name| !peers.contains(name));
         let mut known = self.shared.peers();
-        known.retain(|name, _| peers.contains(name));
-        for peer in peers.iter().filter(|peer| *peer != self.name()) {
+        known.retain(|name, _| peers.contains(name) || spares.contains(name));
+        for peer in peers.iter().chain(&spares).filter(|peer| *peer != self.name()) {
             known.entry(peer.clone()).or_default();
         }
         drop(known);
+        *self.shared.spares() = spares.into_iter().collect();
         self.shared.meets.store(true, Ordering::Relaxed);
         self.nudge();
     }
@@ -466,6 +477,10 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StartEr
 impl Shared {
     pub(crate) fn peers(&self) -> MutexGuard<'_, BTreeMap<String, Peer>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn spares(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn keeps_from(&self) -> MutexGuard<'_, Option<(String, (u64, u64))>> {

@@ -15,6 +15,7 @@ mod resize;
 mod schedulers;
 mod slow;
 mod slurm;
+mod spares;
 
 use cluster::Cluster;
 use mainstay_core::base::id::Rank;

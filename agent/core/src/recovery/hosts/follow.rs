@@ -67,6 +67,13 @@ pub enum Act {
     LeftSeat,
     /// It has got a seat again.
     TookSeat,
+    /// Where launchers of the job keep copies of checkpoints for each other from now on.
+    Meet {
+        /// Those of hosts with ranks.
+        hosts: Vec<String>,
+        /// Those of spares.
+        spares: Vec<String>,
+    },
     /// It follows no more: the ranks of its host are stopped.
     CutOff(CutOff),
 }
@@ -170,6 +177,12 @@ impl Follow {
             waits: false,
             cut_off: false,
         }
+    }
+
+    /// The same for one that waits for a seat: what it is given is one like the one that it may get.
+    #[must_use]
+    pub fn waiting(self) -> Follow {
+        Follow { waits: true, ..self }
     }
 
     /// The next thing to do; none once all that came up is done. Called until then after each of the other calls.
@@ -352,10 +365,11 @@ impl Follow {
                 }
             }
             Down::Refused { why } => self.cut_off(CutOff::Refused(why)),
-            Down::Waiting { told } => {
+            Down::Waiting { told, .. } => {
                 self.acts.push_back(Act::Say(told));
                 self.wait_for_a_seat();
             }
+            Down::Meet { hosts, spares } => self.acts.push_back(Act::Meet { hosts, spares }),
             Down::Command { number, command, .. } => match self.inbox.receive(number) {
                 Received::New => {
                     self.send(Up::Received { number });
@@ -401,6 +415,11 @@ impl Follow {
     /// The host has other ranks.
     pub fn sit(&mut self, seat: &Seat) {
         self.seat = seat.clone();
+    }
+
+    /// The seat that the leader knows it by.
+    pub fn seat(&self) -> &Seat {
+        &self.seat
     }
 
     /// Whether it has no seat for the moment.

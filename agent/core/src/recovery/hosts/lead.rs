@@ -6,6 +6,7 @@ mod feed;
 mod joining;
 mod looking;
 mod office;
+mod spares;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -55,6 +56,13 @@ pub enum Act {
     Finished(Attempt, Rank),
     /// What ranks of another host are at.
     Seen(Attempt, Vec<RankSeen>),
+    /// Where launchers of the job keep copies of checkpoints for each other from now on.
+    Meet {
+        /// Those of hosts with ranks.
+        hosts: Vec<String>,
+        /// Those of spares.
+        spares: Vec<String>,
+    },
 }
 
 /// Why a leader leads no more.
@@ -114,6 +122,8 @@ pub struct Lead {
     seats: BTreeMap<Connection, usize>,
     /// Launchers that wait for a seat.
     spares: Vec<(Member, Connection)>,
+    /// Where copies of checkpoints are kept, as all were told; none before there was a spare.
+    keepers: Option<spares::Keepers>,
     /// The record with which other seats are stored, until it is.
     seats_due: Option<u64>,
     /// Launchers that were taken for lost.
@@ -156,6 +166,7 @@ impl Lead {
             acts: VecDeque::new(),
             seats: BTreeMap::new(),
             spares: Vec::new(),
+            keepers: None,
             seats_due: None,
             lost: BTreeSet::new(),
             in_office: true,

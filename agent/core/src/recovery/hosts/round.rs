@@ -36,6 +36,9 @@ pub struct Member {
     /// Whether it understands that it gets other ranks while the job runs.
     #[serde(default)]
     pub moves: bool,
+    /// Whether it gets ready while it waits as a spare: see [`Join::prepares`].
+    #[serde(default)]
+    pub prepares: bool,
 }
 
 impl Member {
@@ -52,6 +55,7 @@ impl Member {
             leads: false,
             domain: join.domain.clone(),
             moves: join.moves,
+            prepares: join.prepares,
         }
     }
 }

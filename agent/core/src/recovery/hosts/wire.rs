@@ -57,6 +57,10 @@ pub struct Join {
     /// others.
     #[serde(default)]
     pub listens: String,
+    /// Whether it gets ready while it waits as a spare, and keeps copies for hosts with ranks then; and whether it understands
+    /// [`Down::Meet`].
+    #[serde(default)]
+    pub prepares: bool,
     /// The newest command that it has received, and the newest entry: the leader continues there.
     #[serde(default)]
     pub have: (u64, u64),
@@ -76,6 +80,17 @@ pub struct Seat {
     pub first_rank: u32,
     /// `WORLD_SIZE`.
     pub world_size: u32,
+}
+
+/// What a launcher needs to get ready while it waits as a spare.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spare {
+    /// A seat like the one that it may get: of a host with as many ranks, where there is one.
+    pub seat: Seat,
+    /// The job's name on the leader's host; ranks of all hosts get it.
+    pub job: String,
+    /// The job's launch, as ranks of all hosts get it.
+    pub launch: String,
 }
 
 /// What a follower sends.
@@ -139,6 +154,17 @@ pub enum Down {
     Waiting {
         /// For whom, in words.
         told: String,
+        /// The job runs, and this launcher may replace one of its hosts.
+        #[serde(default)]
+        spare: Option<Box<Spare>>,
+    },
+    /// Where launchers of the job keep copies of checkpoints for each other from now on. Only for launchers that understand it:
+    /// see [`Join::prepares`].
+    Meet {
+        /// Those of hosts with ranks.
+        hosts: Vec<String>,
+        /// Those of spares.
+        spares: Vec<String>,
     },
     /// An order.
     Command {

@@ -126,6 +126,7 @@ impl Launcher {
             domain: self.member.domain.clone(),
             listens: self.member.listens.clone(),
             moves: self.member.moves,
+            prepares: self.member.prepares,
             hosts: HOSTS,
             have,
             have_of,
@@ -244,7 +245,7 @@ impl World {
                 self.launchers[me].client.campaigns = false;
                 self.stop_and_hand_back(me);
             }
-            lead::Act::Say(_) | lead::Act::Finished(..) | lead::Act::Seen(..) => {}
+            lead::Act::Say(_) | lead::Act::Finished(..) | lead::Act::Seen(..) | lead::Act::Meet { .. } => {}
         }
     }
 
@@ -312,7 +313,7 @@ impl World {
                 }
             }
             follow::Act::TookSeat => self.ask(me, Ask::Say { seated: true, misses: None }),
-            follow::Act::Say(_) => {}
+            follow::Act::Say(_) | follow::Act::Meet { .. } => {}
         }
     }
 
@@ -425,6 +426,15 @@ impl World {
                     let follow = Follow::new(received, name, leads, seat, LEASE_SPAN, clock, true);
                     launcher.brain = Brain::Follows(Box::new(follow));
                     self.ask(me, Ask::Say { seated: true, misses: None });
+                }
+                // It goes on as one that has lost its seat, and is ready when it gets one.
+                Down::Waiting { spare: Some(spare), .. } => {
+                    let key = key.clone();
+                    let leads = self.named(&key);
+                    let launcher = &mut self.launchers[me];
+                    let (name, clock) = (launcher.name.clone(), Mapping::default());
+                    let follow = Follow::new(received, name, leads, spare.seat, LEASE_SPAN, clock, true);
+                    launcher.brain = Brain::Follows(Box::new(follow.waiting()));
                 }
                 Down::Refused { .. } => self.ends(me, HANDS_BACK),
                 _ => {}

@@ -234,6 +234,7 @@ impl World {
         for spare in hosts..hosts + spares {
             let ranks = members[world.chance.below(members.len())].ranks;
             let host = format!("h{spare}");
+            let prepares = world.chance.one_in(2);
             world.launch(
                 format!("l{spare}"),
                 spare as usize,
@@ -243,6 +244,9 @@ impl World {
                     host,
                     ranks,
                     moves: true,
+                    // Its code is carried out while it waits.
+                    prepares,
+                    replicas: format!("{spare}:1"),
                     ..Member::default()
                 },
             );

@@ -86,7 +86,7 @@ fn a_launcher_whose_seat_another_one_has_takes_over_from_no_leader() {
 #[test]
 fn a_launcher_that_waits_for_a_seat_does_not_wait_for_ever_where_no_launcher_leads() {
     let mut follow = follower();
-    follow.said(Mono(2), Down::Waiting { told: String::new() });
+    follow.said(Mono(2), Down::Waiting { told: String::new(), spare: None });
     follow.disconnected(Mono(3), "the leader has gone", true);
     follow.look(Mono(3).after(LEASE_SPAN), None, false);
     let acts: Vec<_> = std::iter::from_fn(|| follow.next_act()).collect();

@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use mainstay_core::checkpoint::eligibility::PlacementEligibility;
 use mainstay_core::checkpoint::placement::{Host, Rules};
+use mainstay_core::checkpoint::spares::SpareHost;
 
-use super::{Service, Settings, Shared};
+use super::{Peer, Service, Settings, Shared};
 
 impl Service {
     /// How this host stands from now on; peers hear of it when they ask what it has.
@@ -35,22 +36,37 @@ impl Shared {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// All agents, as far as replicas go.
+    /// All agents, as far as replicas go. Copies on spares are made in addition.
     pub(super) fn hosts(&self) -> Vec<Host> {
         let now = Instant::now();
+        let spares = self.spares().clone();
         let mut hosts = vec![Host {
             name: self.name().to_owned(),
             domain: self.settings.domain.clone(),
             usable: true,
             excluded: self.standing().excluded.is_some(),
         }];
-        hosts.extend(self.peers().iter().map(|(name, peer)| Host {
+        let peers = self.peers();
+        let others = peers.iter().filter(|(name, _)| !spares.contains(*name));
+        hosts.extend(others.map(|(name, peer)| Host {
             name: name.clone(),
             domain: peer.inventory.domain.clone(),
             usable: peer.alive && peer.not_before.is_none_or(|until| until <= now),
             excluded: peer.inventory.excluded().is_some(),
         }));
         hosts
+    }
+
+    /// The spares that answer, with the room that they had when they last told.
+    pub(super) fn spare_hosts(&self) -> Vec<SpareHost> {
+        let now = Instant::now();
+        let spares = self.spares().clone();
+        let peers = self.peers();
+        let usable = peers.iter().filter(|(name, peer)| {
+            spares.contains(*name) && peer.alive && peer.not_before.is_none_or(|until| until <= now)
+        });
+        let room = |peer: &Peer| peer.inventory.quota.saturating_sub(peer.inventory.used);
+        usable.map(|(name, peer)| SpareHost { name: name.clone(), room: room(peer) }).collect()
     }
 
     /// What is asked of a placement: those whom the configuration names are avoided, and those whose ranks are next to this host's.

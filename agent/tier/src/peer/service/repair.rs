@@ -8,6 +8,7 @@ use mainstay_core::checkpoint::inventory::{StepKey, steps};
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::placement::cut_for;
 use mainstay_core::checkpoint::retention::{Repair, Retention, counting, deletable, repairs};
+use mainstay_core::checkpoint::spares::to_spare;
 
 use super::{BACK_OFF, Settings, Shared};
 use crate::bytes::Bytes;
@@ -24,7 +25,25 @@ fn is_ours(error: &PeerError) -> bool {
 }
 
 impl Shared {
+    /// What is to be sent next: what has too few copies, then what spares lack.
     pub(super) fn next_repair(&self) -> Option<Repair> {
+        if self.spares().contains(self.name()) {
+            // Hosts with ranks see to what they have.
+            return None;
+        }
+        self.next_of_hosts().or_else(|| self.next_for_spares())
+    }
+
+    fn next_for_spares(&self) -> Option<Repair> {
+        let spares = self.spare_hosts();
+        let launch = self.keeps_from().as_ref().map(|(launch, _)| launch.clone());
+        launch.filter(|_| !spares.is_empty()).and_then(|launch| {
+            let next = to_spare(self.name(), &launch, &self.copies(), &spares)?;
+            self.all_were_asked_about(&next.shard.root).then_some(next)
+        })
+    }
+
+    fn next_of_hosts(&self) -> Option<Repair> {
         let Settings { copies: count, parity, .. } = &self.settings;
         let rules = self.rules();
         let mut copies = self.copies();

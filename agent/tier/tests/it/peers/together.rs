@@ -66,6 +66,42 @@ fn hosts_that_meet_keep_copies_for_each_other_and_a_new_one_gets_the_shards_of_i
 }
 
 #[test]
+fn a_spare_gets_a_copy_of_all_shards_in_addition_and_needs_no_network_when_it_takes_over() {
+    let (mut hosts, names) = three([SECRET; 3]);
+    for host in &hosts {
+        host.service().keep_from(RUN, (0, 0));
+        host.service().meet_with_spares(&names[..2], names[2..].to_vec());
+    }
+    hosts[0].save(0, 7, &[0, 1], 4);
+    hosts[1].save(0, 7, &[2, 3], 4);
+    // The owner, the other host, and the spare.
+    hosts[0].wait_for_copies(7, 3);
+    assert_eq!(hosts[2].replicas().len(), 4);
+    assert_eq!((hosts[0].replicas().len(), hosts[1].replicas().len()), (2, 2), "as without a spare");
+    hosts[0].lose();
+    hosts[1].lose();
+    hosts[2].service().meet(&names[1..]);
+    let key = newest(&[&hosts[2]]).expect("whole on the spare alone");
+    assert_eq!(bring(&hosts[2], &key, &[0, 1]).map(|brought| brought.roots.len()), Ok(2));
+    hosts[2].has(7, &[0, 1]);
+}
+
+#[test]
+fn a_spare_that_is_lost_is_nothing_that_copies_wait_for() {
+    let (mut hosts, names) = three([SECRET; 3]);
+    hosts[2].lose();
+    for host in &hosts[..2] {
+        host.service().keep_from(RUN, (0, 0));
+        host.service().meet_with_spares(&names[..2], names[2..].to_vec());
+    }
+    hosts[0].save(0, 7, &[0], 2);
+    hosts[1].save(0, 7, &[1], 2);
+    hosts[0].wait_for_copies(7, 2);
+    let (sent, failed) = (hosts[0].service().counts().shards_sent, hosts[0].service().counts().failures);
+    assert_eq!((sent, failed), (1, 0), "its own to the other host");
+}
+
+#[test]
 fn a_damaged_copy_is_not_brought() {
     let (hosts, names) = three([SECRET; 3]);
     hosts[0].save(0, 7, &[0], 2);

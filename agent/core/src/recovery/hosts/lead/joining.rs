@@ -21,7 +21,11 @@ impl Lead {
                 self.welcome(seat);
             }
         }
-        self.spares = spares;
+        for (member, connection) in spares {
+            let waits = self.waits_as_spare(&member);
+            self.acts.push_back(Act::Send(connection, waits));
+            self.spares.push((member, connection));
+        }
         self.tell_who_waits();
     }
 
@@ -47,14 +51,18 @@ impl Lead {
             return self.came_back(at, seat, connection, join);
         }
         let said = format!("host {} has joined and waits for a seat", join.host);
-        let told = "all hosts are there; waiting as a spare".to_owned();
-        self.acts.push_back(Act::Send(connection, Down::Waiting { told }));
+        let member = Member::of(join);
+        let waits = self.waits_as_spare(&member);
+        self.acts.push_back(Act::Send(connection, waits));
         let (before, others) = std::mem::take(&mut self.spares)
             .into_iter()
             .partition(|(other, _)| other.launcher == join.launcher);
         self.spares = others;
         before.into_iter().for_each(|(_, connection)| self.close(Some(connection)));
-        self.spares.push((Member::of(join), connection));
+        if member.prepares {
+            self.tell_keepers(connection);
+        }
+        self.spares.push((member, connection));
         self.seat_spares(at);
         self.acts.push_back(Act::Say(said));
     }
@@ -74,6 +82,9 @@ impl Lead {
         }
         self.connect(at, seat, connection);
         self.welcome(seat);
+        if join.prepares {
+            self.tell_keepers(connection);
+        }
     }
 
     pub(super) fn welcome(&mut self, seat: usize) {

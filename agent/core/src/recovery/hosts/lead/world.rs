@@ -32,7 +32,7 @@ impl Lead {
             let link = before.iter().find(|link| link.seated.member.launcher == member.launcher);
             if let Some(connection) = link.and_then(|link| link.connection) {
                 let told = "the job goes on without this host; waiting for a seat".to_owned();
-                self.acts.push_back(Act::Send(connection, Down::Waiting { told }));
+                self.acts.push_back(Act::Send(connection, Down::Waiting { told, spare: None }));
                 self.spares.push((member, connection));
             }
         }
@@ -75,6 +75,7 @@ impl Lead {
         let waiting = self.spares.iter().map(|(member, _)| member.clone());
         let waiting: Vec<Member> = waiting.filter(|member| !self.has_seat(member)).collect();
         self.merge.set_waiting(waiting);
+        self.tell_who_keeps();
     }
 
     /// Whether a launcher has a seat of the present arrangement.

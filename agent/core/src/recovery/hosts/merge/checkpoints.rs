@@ -46,7 +46,7 @@ impl Merge {
     }
 
     /// Where the hosts keep copies of checkpoints for each other.
-    pub(super) fn peers(&self) -> Vec<String> {
+    pub fn peers(&self) -> Vec<String> {
         let peers = self.hosts.iter().map(|host| host.seated.member.replicas.clone());
         peers.filter(|peer| !peer.is_empty()).collect()
     }

@@ -1,0 +1,84 @@
+//! Copies for hosts that wait to replace another one, in addition to the copies that each shard has: whoever takes the place of
+//! a lost host has its shards then, and need not wait for the network.
+
+use std::collections::BTreeSet;
+
+use crate::checkpoint::inventory::{Copy, Medium, Shard};
+use crate::checkpoint::placement::score;
+use crate::checkpoint::retention::Repair;
+
+/// A host that waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpareHost {
+    /// Its name.
+    pub name: String,
+    /// Bytes that it has room for.
+    pub room: u64,
+}
+
+/// What `me` is to send to a spare, once all shards have their copies on other hosts: of the newest step that its ranks have
+/// saved in this launch the shards that the spare lacks. Each host sends to one spare, whichever that is; `spares` are those that answer.
+pub fn to_spare(me: &str, launch: &str, copies: &[Copy], spares: &[SpareHost]) -> Option<Repair> {
+    let spare = spares.iter().max_by_key(|spare| (score(me, &spare.name), &spare.name))?;
+    let is_mine = |copy: &&Copy| copy.own && copy.verified && copy.holder == me;
+    let own = |copy: &&Copy| is_mine(copy) && copy.medium != Medium::Durable && copy.shard.of.run == launch;
+    let newest = copies.iter().filter(own).map(|copy| &copy.shard.of).max_by_key(|of| (of.attempt, of.step))?;
+    let there: BTreeSet<&str> =
+        copies.iter().filter(|copy| copy.holder == spare.name).map(|copy| &*copy.shard.root).collect();
+    let mine = copies.iter().filter(own).map(|copy| &copy.shard).filter(|shard| shard.of == *newest);
+    let absent: Vec<&Shard> = mine.filter(|shard| !there.contains(&*shard.root)).collect();
+    let next = absent.iter().min_by_key(|shard| shard.rank)?;
+    let fits = next.bytes <= spare.room;
+    fits.then(|| Repair { shard: (*next).clone(), to: spare.name.clone(), piece: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::inventory::StepKey;
+
+    fn copy(holder: &str, step: u64, rank: u32) -> Copy {
+        let (job, run) = ("job".to_owned(), "run@1".to_owned());
+        let of = StepKey { step, job, run, attempt: 0, world: 4 };
+        let root = format!("{step}/{rank}");
+        let shard = Shard { of, rank, root, bytes: 10, created: 1, piece: None };
+        Copy { holder: holder.to_owned(), medium: Medium::Memory, own: holder == "a", verified: true, shard }
+    }
+
+    fn spare(name: &str, room: u64) -> SpareHost {
+        SpareHost { name: name.to_owned(), room }
+    }
+
+    fn next(copies: &[Copy], spares: &[SpareHost]) -> Option<(u64, u32, String)> {
+        to_spare("a", "run@1", copies, spares).map(|next| (next.shard.of.step, next.shard.rank, next.to))
+    }
+
+    #[test]
+    fn the_newest_step_of_this_host_goes_to_a_spare_shard_by_shard() {
+        let mut copies = vec![copy("a", 4, 0), copy("a", 5, 1), copy("a", 5, 0), copy("b", 6, 0)];
+        let spares = [spare("s", 100)];
+        assert_eq!(next(&copies, &spares), Some((5, 0, "s".to_owned())));
+        copies.push(copy("s", 5, 0));
+        assert_eq!(next(&copies, &spares), Some((5, 1, "s".to_owned())));
+        copies.push(copy("s", 5, 1));
+        assert_eq!(next(&copies, &spares), None, "older steps are of no use there");
+    }
+
+    #[test]
+    fn nothing_goes_where_there_is_no_spare_or_no_room() {
+        let copies = [copy("a", 5, 0)];
+        assert_eq!(next(&copies, &[]), None);
+        assert_eq!(next(&copies, &[spare("s", 9)]), None);
+    }
+
+    #[test]
+    fn hosts_are_divided_among_the_spares() {
+        let spares = [spare("s", 100), spare("t", 100)];
+        let of = |me: &str| {
+            let copies = [Copy { own: true, ..copy(me, 5, 0) }];
+            to_spare(me, "run@1", &copies, &spares).map(|next| next.to)
+        };
+        let chosen: BTreeSet<_> = (0..20).filter_map(|host| of(&format!("h{host}"))).collect();
+        assert_eq!(chosen.len(), 2);
+    }
+}

@@ -1,0 +1,60 @@
+//! What launchers that wait are told so that they are ready when they get a seat, and who keeps copies of checkpoints then.
+
+use super::{Act, Lead};
+use crate::recovery::hosts::link::Connection;
+use crate::recovery::hosts::round::{Member, Seated, vacant};
+use crate::recovery::hosts::wire::{Down, Spare};
+
+/// Where launchers keep copies of checkpoints for each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Keepers {
+    hosts: Vec<String>,
+    spares: Vec<String>,
+}
+
+impl Lead {
+    /// The message for a launcher that waits.
+    pub(super) fn waits_as_spare(&self, member: &Member) -> Down {
+        let told = "all hosts are there; waiting as a spare".to_owned();
+        let spare = member.prepares.then(|| Box::new(self.spare(member)));
+        Down::Waiting { told, spare }
+    }
+
+    fn spare(&self, member: &Member) -> Spare {
+        let seats: Vec<Seated> = self.seats().cloned().collect();
+        let like = vacant(&seats, member).and_then(|seat| seats.get(seat as usize));
+        let seat = like.or(seats.first()).map(|seated| seated.seat.clone()).unwrap_or_default();
+        let (job, launch) = self.office.names.clone();
+        Spare { seat, job, launch }
+    }
+
+    /// Tells all launchers where copies are kept, if that has changed. Before there was a spare, hosts know it by themselves.
+    pub(super) fn tell_who_keeps(&mut self) {
+        let spares = self.spares.iter().map(|(member, _)| member);
+        let spares = spares.filter(|member| member.prepares && !member.replicas.is_empty());
+        let spares: Vec<String> = spares.map(|member| member.replicas.clone()).collect();
+        let known = self.keepers.as_ref();
+        if known.is_none_or(|known| known.spares.is_empty()) && spares.is_empty() {
+            return;
+        }
+        let keepers = Keepers { hosts: self.merge.peers(), spares };
+        if known == Some(&keepers) {
+            return;
+        }
+        let Keepers { hosts, spares } = keepers.clone();
+        self.acts.push_back(Act::Meet { hosts, spares });
+        self.keepers = Some(keepers);
+        let seated = self.links.iter().filter(|link| link.seated.member.prepares);
+        let waiting = self.spares.iter().filter(|(member, _)| member.prepares);
+        let to = seated.filter_map(|link| link.connection).chain(waiting.map(|(_, connection)| *connection));
+        let to: Vec<Connection> = to.collect();
+        to.into_iter().for_each(|connection| self.tell_keepers(connection));
+    }
+
+    /// Tells a launcher that has connected where copies are kept.
+    pub(super) fn tell_keepers(&mut self, connection: Connection) {
+        if let Some(Keepers { hosts, spares }) = self.keepers.clone() {
+            self.acts.push_back(Act::Send(connection, Down::Meet { hosts, spares }));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Spares: they are ready before a host is lost, and take its place from the newest step.
+
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_tests::{End, Job, has_client, processes};
+use nix::sys::signal::Signal;
+
+use super::cluster::Cluster;
+
+/// Steps in common that are saved, one after the other when a file allows it; ranks wait in step 8 of the attempts in WAITS.
+const SAVES: &str = r#"
+import mainstay
+saved = mainstay.checkpoint.load()
+begin = 0 if saved is None else saved["step"] + 1
+mark(f"from.{ATTEMPT}.{RANK}", begin)
+for step in range(begin, 12):
+    if step == 8 and str(ATTEMPT) in os.environ.get("WAITS", "").split(","):
+        mark(f"waits.{ATTEMPT}.{RANK}")
+        wait_for(f"go.{ATTEMPT}")
+    mainstay.step(step, loss=1.0)
+    assert mainstay.checkpoint.save(step, {"step": step, "rank": RANK})
+assert saved is None or saved["rank"] == RANK
+mark(f"done.{RANK}", os.environ["GROUP_RANK"] + os.environ["WORLD_SIZE"])
+"#;
+
+/// Two hosts that train and one that waits, each saving into its own memory and directory alone.
+struct Waiting {
+    cluster: Cluster,
+    jobs: Vec<Job>,
+}
+
+impl Waiting {
+    fn start(waits: &str) -> Waiting {
+        let endpoint = format!("127.0.0.1:{}", testing::free_port());
+        let meets = format!("--rdzv-backend c10d --rdzv-endpoint {endpoint}");
+        let cluster = Cluster::meeting_at(3, &meets).sharing_nothing();
+        let mut all = Waiting { cluster, jobs: Vec::new() };
+        for host in 0..3 {
+            let job = all.cluster.start_host_as(host, SAVES, "--nnodes 2", &[("WAITS", waits)]);
+            all.jobs.push(job);
+            match host {
+                0 => all.jobs[0].wait_until_said("this host leads the job"),
+                1 => all.jobs[1].wait_until_said("all hosts are there"),
+                _ => all.jobs[2].wait_until_said("waiting as a spare"),
+            }
+        }
+        all
+    }
+
+    /// Waits until the spare has its imports done and a copy of all that was saved.
+    fn is_ready(&self) {
+        self.jobs[2].wait_until_said("imports are done");
+        self.jobs[2].wait_until_said("has a copy of step");
+        processes::wait_until("the spare has step 7", || self.status().contains("has a copy of step 7"));
+    }
+
+    fn status(&self) -> String {
+        self.jobs[2].asked(self.cluster.stage(2), &["status"])
+    }
+}
+
+fn kill(job: Job) {
+    job.signal(Signal::SIGKILL);
+    assert!(job.has_ended());
+}
+
+/// Shards that a launcher had to bring from other hosts, as its terminal says.
+fn brought(end: &End) -> Vec<String> {
+    let line = |line: &str| line.split("of this host's shards ").nth(1).map(str::to_owned);
+    end.stderr.lines().filter_map(line).collect()
+}
+
+fn losses(end: &End) -> usize {
+    let is_loss = |body: &Body| matches!(body, Body::Fact(Fact::HostLost { .. }));
+    end.story.iter().filter(|entry| is_loss(&entry.body)).count()
+}
+
+#[test]
+fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_newest_step() {
+    if !has_client() {
+        return;
+    }
+    let mut all = Waiting::start("0");
+    all.jobs[0].mark("waits.0.0");
+    all.jobs[1].mark("waits.0.1");
+    all.is_ready();
+    let status = all.status();
+    assert!(status.contains("waiting as a spare: imports are done; has a copy of step 7"), "{status}");
+    assert!(!status.contains("RANK"), "it has no ranks: {status}");
+    kill(all.jobs.remove(1));
+    all.cluster.stage(0).mark("go.0");
+    let spare = all.jobs.last().expect("it is there");
+    assert_eq!(spare.mark("from.1.1"), "8", "no step is lost");
+    let ends = all.cluster.ends(all.jobs);
+    for end in &ends {
+        end.assert_status(0);
+        assert_eq!((end.summary().attempts, losses(end)), (2, 1), "{end}");
+    }
+    assert_eq!(all.cluster.read(2, "done.1"), "12", "rank 1 of two");
+    ends[1].assert_said("this host takes part from now on: it is node rank 1 of 2");
+    let from = brought(&ends[1]);
+    assert!(from[0].starts_with("1 were here, 0 came") || from[0].starts_with("0 were here, 0 came"), "{from:?}");
+}
+
+#[test]
+fn a_spare_that_is_lost_while_it_waits_disturbs_nothing() {
+    if !has_client() {
+        return;
+    }
+    let mut all = Waiting::start("0");
+    all.jobs[0].mark("waits.0.0");
+    all.jobs[1].mark("waits.0.1");
+    all.is_ready();
+    kill(all.jobs.remove(2));
+    all.cluster.stage(0).mark("go.0");
+    all.cluster.stage(1).mark("go.0");
+    let ends = all.cluster.ends(all.jobs);
+    for end in &ends {
+        end.assert_status(0);
+        assert_eq!((end.summary().attempts, losses(end)), (1, 0), "{end}");
+    }
+}
+
+#[test]
+fn a_spare_that_is_asked_to_stop_leaves_and_the_job_goes_on() {
+    if !has_client() {
+        return;
+    }
+    let mut all = Waiting::start("0");
+    let spare = all.jobs.remove(2);
+    spare.signal(Signal::SIGTERM);
+    assert!(spare.has_ended());
+    all.cluster.stage(0).mark("go.0");
+    all.cluster.stage(1).mark("go.0");
+    for end in all.cluster.ends(all.jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 1, "{end}");
+    }
+    spare.end().assert_status(128 + 15).assert_said("it leaves the job");
+}
+
+#[test]
+fn a_spare_of_a_job_that_ends_without_it_ends_with_the_status_of_the_job() {
+    if !has_client() {
+        return;
+    }
+    let all = Waiting::start("");
+    let ends = all.cluster.ends(all.jobs);
+    for end in &ends {
+        end.assert_status(0);
+    }
+    ends[2].assert_said("the job has ended");
+}
