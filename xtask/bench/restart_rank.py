@@ -1,7 +1,8 @@
 """A rank of the restart benchmark: DDP over gloo, 50 ms steps, resumes from a checkpoint, and notes when it was where.
 
 Each event is one line in the file BENCH_EVENTS, with CLOCK_MONOTONIC, which all processes of a host share. A rank
-raises when the file BENCH_EVENTS.raise.RANK exists.
+raises when the file BENCH_EVENTS.raise.RANK exists. With BENCH_REPLICATED all ranks save into memory, which has copies on
+other hosts; else the first one saves into a file that all share.
 """
 
 import time
@@ -15,6 +16,7 @@ RANK = int(os.environ["RANK"])
 EVENTS = os.environ["BENCH_EVENTS"]
 CHECKPOINT = EVENTS + ".checkpoint"
 TRIGGER = f"{EVENTS}.raise.{RANK}"
+REPLICATED = "BENCH_REPLICATED" in os.environ
 STEP_S = 0.050
 events = os.open(EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -44,8 +46,12 @@ model = torch.nn.Linear(1000, 1000)
 trained = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 step = 0
-if os.path.exists(CHECKPOINT):
+saved = None
+if REPLICATED:
+    saved = mainstay.checkpoint.load()
+elif os.path.exists(CHECKPOINT):
     saved = torch.load(CHECKPOINT, weights_only=True)
+if saved is not None:
     model.load_state_dict(saved["model"])
     step = saved["step"]
 note("resumed", step=step)
@@ -60,7 +66,9 @@ while True:
     time.sleep(max(0.0, until - time.monotonic()))
     if mainstay:
         mainstay.step(step)
-    if RANK == 0 and step % 10 == 0:
+    if REPLICATED and step % 10 == 0:
+        mainstay.checkpoint.save(step, {"model": model.state_dict(), "step": step})
+    elif RANK == 0 and step % 10 == 0:
         torch.save({"model": model.state_dict(), "step": step}, CHECKPOINT + ".new")
         os.replace(CHECKPOINT + ".new", CHECKPOINT)
     note("step", step=step)

@@ -166,9 +166,11 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let waits = together.as_ref().is_some_and(JoinOutcome::waits);
     let kept_by_hosts = known.as_ref().map(Known::told);
     let replicas = match (listening, known, &keeper) {
-        (Some(listening), Some(known), Some(keeper)) => Replicas::start(listening, known, keeper, &crew, waits)
-            .map_err(|error| terminal.say(format!("no copies of checkpoints on other hosts: {error}")))
-            .ok(),
+        (Some(listening), Some(known), Some(keeper)) => {
+            Replicas::start(listening, known, keeper, &crew, waits)
+                .map_err(|error| terminal.say(format!("no copies of checkpoints on other hosts: {error}")))
+                .ok()
+        }
         _ => None,
     };
     let kept_by_hosts = kept_by_hosts.filter(|_| replicas.is_some());

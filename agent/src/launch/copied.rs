@@ -42,9 +42,9 @@ pub(super) fn keep_what_is_copied(
         let now = Instant::now();
         let copied = service.copied(launch);
         let newer = copied.iter().take_while(|at| Some(**at) > copies.newest);
-        if let Some(at) = newer.copied().find(|(attempt, step)| {
-            view.is_none_or(|view| view.copied(*attempt, *step))
-        }) {
+        if let Some(at) =
+            newer.copied().find(|(attempt, step)| view.is_none_or(|view| view.copied(*attempt, *step)))
+        {
             service.keep_from(launch, at);
             copies.advanced(at, now, tell);
         } else if copies.is_to_be_checked(now) {

@@ -90,7 +90,19 @@ pub(super) enum ToFollower {
 impl Following {
     pub(super) fn new(followed: Followed, spec: JobSpec) -> Following {
         let Followed {
-            waits, seat, epoch, leader, events, to, clock, join, plan, task, meeting, listener, ..
+            waits,
+            seat,
+            epoch,
+            leader,
+            events,
+            to,
+            clock,
+            join,
+            plan,
+            task,
+            meeting,
+            listener,
+            ..
         } = followed;
         let leads = Leads { epoch, ..leads(&leader) };
         let me = meeting.launcher().to_owned();

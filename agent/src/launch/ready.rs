@@ -86,7 +86,8 @@ impl Launcher {
     pub(super) fn leaves_as_spare(&mut self, signal: i32) -> bool {
         let waits = self.waiting().is_some();
         if waits {
-            self.terminal.say(format!("signal {signal} while this host waited as a spare: it leaves the job"));
+            self.terminal
+                .say(format!("signal {signal} while this host waited as a spare: it leaves the job"));
             if let Brain::Following(following) = &mut self.brain {
                 following.cut_off = Some(format!("signal {signal} while it waited as a spare"));
             }

@@ -1,9 +1,10 @@
-//! Jobs of several hosts on this machine: a rank that is killed, a leader that is lost, a host that is lost
-//! and comes back, and a round of many launchers.
+//! Jobs of several hosts on this machine: a rank that is killed, a leader that is lost, a host that loses power and that a spare
+//! replaces, a host that is lost and comes back, and a round of many launchers.
 
 mod kill;
 mod leader;
-mod network;
+mod lost;
+pub mod network;
 mod resize;
 mod round;
 
@@ -18,10 +19,11 @@ use super::launchers::Bed;
 use crate::paths;
 use crate::progress::Progress;
 
-/// Measures all four.
+/// Measures all five.
 pub fn measure(story: &Progress, bed: &Bed, args: &Args, report: &mut Report) {
     kill::measure(story, bed, args.samples(5, 2), args.quick, report);
     leader::measure(story, bed, args.at_most(5, 2), report);
+    lost::measure(story, bed, args.at_most(5, 2), report);
     resize::measure(story, bed, args.at_most(5, 2), report);
     round::measure(story, args.samples(9, 3), report);
 }

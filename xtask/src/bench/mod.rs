@@ -11,7 +11,7 @@ mod goodput;
 mod gpus;
 mod hang;
 mod heartbeat;
-mod hosts;
+pub mod hosts;
 mod in_process;
 mod judge;
 mod kernel_log;

@@ -1,8 +1,8 @@
-//! `cargo xtask demo --hosts 3`: one job over several launchers, each of which plays a host. A rank is killed, later a whole
-//! launcher with its ranks, and the job ends with the same bits as one that nothing happened to.
+//! `cargo xtask demo --hosts 3`: one job over several launchers, each of which plays a host; where namespaces are allowed, with a
+//! network of its own. A rank is killed, a whole host vanishes and a spare replaces it, a launcher is killed and comes back; the
+//! job ends with the same bits as one that nothing happened to.
 
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Args, Trained, activate};
+use crate::bench::hosts::network::Network;
 use crate::command;
 use crate::journal::{self, Entry, Follower, Incident};
 use crate::paths;
@@ -26,29 +27,45 @@ const LOOK: Duration = Duration::from_millis(40);
 const ASK: Duration = Duration::from_millis(150);
 /// A run of this demo takes seconds; one that takes this long will not end.
 const LIMIT: Duration = Duration::from_secs(300);
-/// The host that is lost: not the one that leads, which a job with one endpoint cannot lose.
+/// A launcher that needs longer than this to say something has hung.
+const SAID_WITHIN: Duration = Duration::from_secs(60);
+/// The host that vanishes: not the one that leads, which a job with one endpoint cannot lose.
 const LOST: usize = 1;
+/// The host whose launcher is killed and started again. With two hosts it is the one that was the spare.
+const RESTARTED: usize = 2;
 
 /// Trains undisturbed, trains disturbed, compares. Whether all of it held.
 pub fn run(story: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Result<bool> {
     let hosts = args.hosts;
     println!();
     story.note(&format!("Training undisturbed, for the comparison: {} steps on {hosts} hosts", args.steps));
-    let mut plain = Cluster::new(&folder.join("undisturbed"), hosts, args.steps)?;
-    plain.follow(venv, &mut Vec::new())?;
-    let undisturbed = plain.trained()?;
+    let undisturbed = {
+        let mut plain = Cluster::new(&folder.join("undisturbed"), hosts, args.steps)?;
+        plain.follow(venv, &mut Vec::new())?;
+        plain.trained()?
+    };
     story.note(&format!("  final loss {:.6}", undisturbed.loss));
 
     println!();
-    let (first, second) = (args.steps / 3 + 5, 2 * args.steps / 3 + 5);
+    let [first, second, third] = [1, 2, 3].map(|quarter| quarter * args.steps / 4 + 5);
     let last = hosts as u64 - 1;
-    story.note(&format!(
-        "The same again. SIGKILL to rank {last} about step {first}, and to the launcher of host {LOST} about step {second}"
-    ));
     let mut hurt = Cluster::new(&folder.join("disturbed"), hosts, args.steps)?;
-    let mut faults = vec![(second, Fault::Launcher(LOST)), (first, Fault::Rank(last))];
+    let vanishes = match hurt.network.has_namespaces() {
+        true => "its link is cut, and all of its processes are killed at once",
+        false => "all of its processes are killed at once",
+    };
+    story.note("The same again, with one more host that waits as a spare. On the way:");
+    story.note(&format!("  about step {first}: SIGKILL to rank {last}"));
+    story
+        .note(&format!("  about step {second}: host {LOST} vanishes: {vanishes}. The spare takes its place"));
+    story.note(&format!(
+        "  about step {third}: SIGKILL to the launcher of host {RESTARTED}, which is started again"
+    ));
+    let mut faults =
+        vec![(third, Fault::Launcher(RESTARTED)), (second, Fault::Host(LOST)), (first, Fault::Rank(last))];
     let entries = hurt.follow(venv, &mut faults)?;
     let disturbed = hurt.trained()?;
+    let spare = hurt.said_by(hosts);
 
     let incidents = journal::incidents(&entries);
     print_timeline(&incidents);
@@ -57,7 +74,7 @@ pub fn run(story: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Result<
     println!("              disturbed: {:<22} {}", disturbed.loss_hex, disturbed.loss);
     println!();
     let mut held = true;
-    for (what, ok) in checks(&incidents, &undisturbed, &disturbed, last) {
+    for (what, ok) in checks(&incidents, &undisturbed, &disturbed, last, &spare) {
         println!("  {} {what}", if ok { "[ok]  " } else { "[FAIL]" });
         held &= ok;
     }
@@ -94,6 +111,7 @@ fn checks(
     undisturbed: &Trained,
     disturbed: &Trained,
     killed: u64,
+    spare: &str,
 ) -> Vec<(String, bool)> {
     let named = |incident: Option<&Incident>| incident.is_some_and(|of| of.culprit == Some(killed));
     let says_lost = |incident: Option<&Incident>| {
@@ -101,9 +119,11 @@ fn checks(
         verdict.is_some_and(|(_, headline)| headline.contains("lost"))
     };
     vec![
-        ("two failures, each with one restart on all hosts".to_owned(), incidents.len() == 2),
+        ("three failures, each with one restart on all hosts".to_owned(), incidents.len() == 3),
         (format!("the first names rank {killed} as its cause"), named(incidents.first())),
-        (format!("the second says that host {LOST} was lost"), says_lost(incidents.get(1))),
+        ("the second says that a host was lost".to_owned(), says_lost(incidents.get(1))),
+        ("the spare took its place".to_owned(), spare.contains("this host takes part from now on")),
+        ("the third says that a host was lost".to_owned(), says_lost(incidents.get(2))),
         (
             format!("resumed from the checkpoint of step {}", disturbed.resumed_from),
             disturbed.resumed_from > 0,
@@ -122,6 +142,8 @@ fn checks(
 enum Fault {
     /// SIGKILL to a rank.
     Rank(u64),
+    /// A host loses power. Its place is free for the spare.
+    Host(usize),
     /// SIGKILL to the launcher of a host, which is then started again: the host comes back.
     Launcher(usize),
 }
@@ -131,23 +153,42 @@ struct Cluster {
     folder: PathBuf,
     /// Sockets have short paths.
     runtime: PathBuf,
+    /// One for each host, and one more for a spare.
     launchers: Vec<Option<Child>>,
-    port: u16,
+    network: Network,
+    hosts: usize,
     steps: u64,
 }
 
 impl Cluster {
     fn new(folder: &Path, hosts: usize, steps: u64) -> Result<Cluster> {
-        // Free at this moment; the first launcher takes it at once.
-        let free = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free port")?;
-        let port = free.local_addr().context("looking for a free port")?.port();
         let runtime = std::env::temp_dir().join(format!("mainstay-demo-{}", std::process::id()));
-        let launchers = (0..hosts).map(|_| None).collect();
-        Ok(Cluster { folder: folder.to_path_buf(), runtime, launchers, port, steps })
+        let launchers = (0..=hosts).map(|_| None).collect();
+        let network = Network::new(hosts + 1)?;
+        Ok(Cluster { folder: folder.to_path_buf(), runtime, launchers, network, hosts, steps })
     }
 
     fn logs(&self, host: usize) -> PathBuf {
         self.folder.join(format!("host-{host}/logs"))
+    }
+
+    /// What a launcher has said.
+    fn said_by(&self, host: usize) -> String {
+        fs::read_to_string(self.logs(host).join("launcher.log")).unwrap_or_default()
+    }
+
+    fn wait_until_said(&self, host: usize, what: &str) -> Result<()> {
+        let began = Instant::now();
+        while !self.said_by(host).contains(what) {
+            let log = self.logs(host).join("launcher.log");
+            ensure!(
+                began.elapsed() < SAID_WITHIN,
+                "host {host} does not say {what:?}; see {}",
+                log.display()
+            );
+            thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// The launcher of a host with the training script, as a person would start it there.
@@ -158,11 +199,12 @@ impl Cluster {
         let file = File::options().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("creating {}", log.display()))?;
         let second = file.try_clone().with_context(|| format!("opening {} twice", log.display()))?;
+        let first = self.network.host(0);
+        let endpoint = format!("{}:{}", first.first, first.port);
         let mut command = Command::new(paths::release_mainstay());
         command
-            .args(["run", "--no-agent", "--nnodes", &self.launchers.len().to_string()])
-            .args(["--node-rank", &host.to_string(), "--rdzv-id", "demo"])
-            .args(["--master-addr", "127.0.0.1", "--master-port", &self.port.to_string()])
+            .args(["run", "--no-agent", "--nnodes", &self.hosts.to_string()])
+            .args(["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint, "--rdzv-id", "demo"])
             .args(["--nproc-per-node", "1", "--max-restarts", "3", "--checkpoint-dir"])
             .arg(self.folder.join("checkpoints"))
             .arg("--log-dir")
@@ -172,11 +214,10 @@ impl Cluster {
             .arg(paths::root().join("xtask/demo/train.py"))
             .args(["--steps", &self.steps.to_string()])
             .arg("--result")
-            .arg(self.folder.join("result.json"))
-            .stdin(Stdio::null())
-            .stdout(file)
-            .stderr(second);
+            .arg(self.folder.join("result.json"));
         activate(&mut command, venv);
+        let mut command = self.network.on(host, command);
+        command.stdin(Stdio::null()).stdout(file).stderr(second);
         let child = command.spawn().with_context(|| format!("starting the launcher of host {host}"))?;
         self.launchers[host] = Some(child);
         Ok(())
@@ -185,8 +226,16 @@ impl Cluster {
     /// Runs the job to its end, and does to it what is due on the way; the last of `faults` comes first. The journal of the
     /// first host, which has the whole job.
     fn follow(&mut self, venv: &Venv, faults: &mut Vec<(u64, Fault)>) -> Result<Vec<Entry>> {
-        for host in (0..self.launchers.len()).rev() {
+        for host in 0..self.hosts {
             self.start(venv, host)?;
+            if host == 0 {
+                // The others come to it.
+                self.wait_until_said(host, "this host leads the job")?;
+            }
+        }
+        if !faults.is_empty() {
+            self.wait_until_said(0, "all hosts are there")?;
+            self.start(venv, self.hosts)?;
         }
         let mut journal = Follower::new(&self.logs(0));
         let mut line = LiveLine::new(Duration::from_secs(2));
@@ -211,7 +260,8 @@ impl Cluster {
             // One after the other: the ranks step again after the first.
             let stepping =
                 attempt.as_ref().is_none_or(|of: &journal::Attempt| of.number == struck) && fresh_step;
-            if let Some((_, fault)) = faults.pop_if(|(at, _)| stepping && step >= *at) {
+            let due = |(at, fault): &mut (u64, Fault)| stepping && step >= *at && self.is_ready(*fault, step);
+            if let Some((_, fault)) = faults.pop_if(due) {
                 struck += 1;
                 line.keep(&format!("  {} at step {step}", self.strike(fault, attempt.as_ref(), venv)?));
             }
@@ -228,6 +278,14 @@ impl Cluster {
         Ok(journal.entries)
     }
 
+    /// Whether a fault may happen now: the spare is to be ready for that of a host, unless the run is nearly over.
+    fn is_ready(&self, fault: Fault, step: u64) -> bool {
+        let nearly_over = step * 10 >= self.steps * 7;
+        !matches!(fault, Fault::Host(_))
+            || nearly_over
+            || self.said_by(self.hosts).contains("imports are done")
+    }
+
     /// The step that all ranks have done, by the API of the first host; none while not all of them say.
     fn step(&self) -> Option<u64> {
         let run = fs::read_dir(self.runtime.join("0")).ok()?.flatten().next()?;
@@ -235,7 +293,7 @@ impl Cluster {
         ask.args(["status", "--json"]).env("MAINSTAY_SOCKET", run.path().join("api.sock"));
         let answer = command::output(&mut ask).ok()?;
         let ranks = status::ranks(&answer, &self.logs(0).canonicalize().ok()?);
-        let all_say = ranks.len() == self.launchers.len();
+        let all_say = ranks.len() == self.hosts;
         ranks.iter().map(|rank| rank.step).min().flatten().filter(|_| all_say)
     }
 
@@ -270,6 +328,18 @@ impl Cluster {
                 let pid = *pid.with_context(|| format!("the journal names no process of rank {rank}"))?;
                 kill(Pid::from_raw(pid), Signal::SIGKILL).with_context(|| format!("killing rank {rank}"))?;
                 Ok(format!("SIGKILL to rank {rank}"))
+            }
+            Fault::Host(host) => {
+                let launcher = self.launchers[host].take();
+                let mut launcher = launcher.with_context(|| format!("host {host} has no launcher"))?;
+                let pid = i32::try_from(launcher.id()).context("a process id")?;
+                let ready = self.said_by(self.hosts);
+                let ready =
+                    ready.lines().filter_map(|line| line.split_once("waiting as a spare: ")).next_back();
+                let ready = ready.map_or(String::new(), |(_, ready)| format!(" (the spare: {ready})"));
+                self.network.vanish(host, pid)?;
+                launcher.wait().context("waiting for a launcher")?;
+                Ok(format!("host {host} vanishes{ready}"))
             }
             Fault::Launcher(host) => {
                 let launcher = self.launchers[host].take();

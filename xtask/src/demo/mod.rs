@@ -29,7 +29,8 @@ pub struct Args {
     /// The rank that is killed in the middle.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..2))]
     kill_rank: u64,
-    /// Hosts of the job: several launchers on this machine, each with one rank. A rank is killed, and later a whole launcher.
+    /// Hosts of the job: several launchers on this machine, each with one rank. A rank is killed, a host vanishes and a spare
+    /// takes its place, and a launcher is killed and started again.
     #[arg(long, default_value_t = 1, value_parser = hosts_of)]
     hosts: usize,
     /// Show what the ranks and the launcher print instead of keeping it in files only.
@@ -56,7 +57,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Progress::begin();
     if args.hosts > 1 {
         println!(
-            "Mainstay's demo: a PyTorch run on {} hosts loses a rank, then a host, and ends as if it had not.",
+            "Mainstay's demo: a PyTorch run on {} hosts loses a rank, a host and a launcher, and ends as if it had not.",
             args.hosts
         );
     } else {

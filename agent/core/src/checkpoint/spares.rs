@@ -22,7 +22,8 @@ pub fn to_spare(me: &str, launch: &str, copies: &[Copy], spares: &[SpareHost]) -
     let spare = spares.iter().max_by_key(|spare| (score(me, &spare.name), &spare.name))?;
     let is_mine = |copy: &&Copy| copy.own && copy.verified && copy.holder == me;
     let own = |copy: &&Copy| is_mine(copy) && copy.medium != Medium::Durable && copy.shard.of.run == launch;
-    let newest = copies.iter().filter(own).map(|copy| &copy.shard.of).max_by_key(|of| (of.attempt, of.step))?;
+    let newest =
+        copies.iter().filter(own).map(|copy| &copy.shard.of).max_by_key(|of| (of.attempt, of.step))?;
     let there: BTreeSet<&str> =
         copies.iter().filter(|copy| copy.holder == spare.name).map(|copy| &*copy.shard.root).collect();
     let mine = copies.iter().filter(own).map(|copy| &copy.shard).filter(|shard| shard.of == *newest);

@@ -98,7 +98,10 @@ fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_
     assert_eq!(all.cluster.read(2, "done.1"), "12", "rank 1 of two");
     ends[1].assert_said("this host takes part from now on: it is node rank 1 of 2");
     let from = brought(&ends[1]);
-    assert!(from[0].starts_with("1 were here, 0 came") || from[0].starts_with("0 were here, 0 came"), "{from:?}");
+    assert!(
+        from[0].starts_with("1 were here, 0 came") || from[0].starts_with("0 were here, 0 came"),
+        "{from:?}"
+    );
 }
 
 #[test]
@@ -127,6 +130,7 @@ fn a_spare_that_is_asked_to_stop_leaves_and_the_job_goes_on() {
     }
     let mut all = Waiting::start("0");
     let spare = all.jobs.remove(2);
+    spare.wait_until_said("imports are done");
     spare.signal(Signal::SIGTERM);
     assert!(spare.has_ended());
     all.cluster.stage(0).mark("go.0");

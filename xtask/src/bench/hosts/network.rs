@@ -1,13 +1,19 @@
 //! Where the hosts of a job are: a network namespace for each, joined by a bridge, or else all on the loopback address.
 
+use std::fs;
 use std::net::TcpListener;
 use std::process::Command;
 
-use anyhow::{Context, Result};
-use nix::unistd::geteuid;
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
 
 use crate::bench::launchers::OneOf;
+use crate::bench::process::family;
 use crate::command;
+
+/// How often the processes of a host that loses power are looked for at most: those that are killed may just have forked.
+const VANISHES_WITHIN: u32 = 1000;
 
 /// The network of one job's hosts. The namespaces go when it is dropped.
 pub struct Network {
@@ -81,6 +87,41 @@ impl Network {
         Ok((0..count).map(endpoint).collect::<Result<Vec<String>>>()?.join(","))
     }
 
+    /// Whether each host has a namespace of its own.
+    pub fn has_namespaces(&self) -> bool {
+        self.bridge.is_some()
+    }
+
+    /// A host loses power: its link is down, and all of its processes are killed at once. Without namespaces these are its launcher
+    /// and all below it.
+    pub fn vanish(&self, host: usize, launcher: i32) -> Result<()> {
+        if let Some(bridge) = &self.bridge {
+            ip(&format!("link set {bridge}v{host} down"))?;
+        }
+        for round in 0.. {
+            let processes = self.processes_of(host, launcher)?;
+            if processes.is_empty() {
+                break;
+            }
+            ensure!(round < VANISHES_WITHIN, "processes of host {host} do not end: {processes:?}");
+            for pid in processes {
+                // It may have ended this very moment.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            if self.bridge.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn processes_of(&self, host: usize, launcher: i32) -> Result<Vec<i32>> {
+        let Some(bridge) = &self.bridge else { return Ok(family(launcher).into_iter().collect()) };
+        let mut asked = Command::new("ip");
+        let told = command::output(asked.args(["netns", "pids", &format!("{bridge}n{host}")]))?;
+        Ok(told.lines().filter_map(|line| line.trim().parse().ok()).filter(|pid| !is_over(*pid)).collect())
+    }
+
     /// The command as one that runs on a host.
     pub fn on(&self, host: usize, command: Command) -> Command {
         let Some(bridge) = &self.bridge else { return command };
@@ -98,6 +139,12 @@ impl Network {
         command.get_current_dir().map(|folder| entered.current_dir(folder));
         entered
     }
+}
+
+/// Whether a process has ended and only its parent has not asked yet.
+fn is_over(pid: i32) -> bool {
+    let told = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    told.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 impl Drop for Network {
