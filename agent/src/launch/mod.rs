@@ -34,6 +34,7 @@ mod start;
 mod stop;
 mod store_access;
 mod succession;
+mod waiting;
 mod warm;
 mod words;
 

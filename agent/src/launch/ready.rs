@@ -1,15 +1,8 @@
-//! A launcher that waits as a spare gets ready: its template imports what ranks import, and it keeps copies of checkpoints for the
-//! hosts with ranks. The terminal, the journal and `mainstay status` show what it has.
+//! What was reported of what a spare has ready.
 
 use std::time::{Duration, Instant};
 
-use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::recovery::hosts::ready::{SpareCopy, SpareReady};
-
-use crate::launch::brain::Brain;
-use crate::launch::following::Following;
-use crate::launch::shell::Launcher;
-use crate::os::clock;
+use mainstay_core::recovery::hosts::ready::SpareReady;
 
 /// That there is a copy of a newer step is written into the journal this often.
 const RECORDED_EVERY: Duration = Duration::from_secs(10);
@@ -31,112 +24,37 @@ impl Ready {
         let is_newer = before != now && at.elapsed() >= RECORDED_EVERY;
         (is_news || is_newer, is_news)
     }
-}
 
-impl Launcher {
-    /// A spare begins to wait. Its journal says of which job; once it has a seat, the leader's says the rest.
-    pub(super) fn begin_to_wait(&mut self) {
-        let Some(spec) = self.waiting().map(|following| following.spec.clone()) else { return };
-        self.publish_body(clock::mono(), Body::Fact(Fact::JobStarted(spec)));
-        self.look_what_is_ready();
+    /// Takes in what a spare has now, where it is to be written down; whether people see it.
+    pub(super) fn take(&mut self, now: &SpareReady) -> Option<bool> {
+        let (is_due, is_news) = self.is_due(now);
+        is_due.then(|| {
+            self.recorded = Some((now.clone(), Instant::now()));
+            is_news
+        })
     }
 
-    /// Reports what a spare has ready, if that is news.
-    pub(super) fn look_what_is_ready(&mut self) {
-        if self.waiting().is_none() {
-            return;
-        }
-        let kept = self.replicas.as_ref().and_then(|replicas| replicas.kept());
-        let copy = kept.map(|(of, shards)| SpareCopy {
-            attempt: of.attempt,
-            step: of.step,
-            shards,
-            ranks: of.world,
-        });
-        let now = SpareReady { imports: self.warm.are_imports_done(), copy };
-        let Brain::Following(following) = &mut self.brain else { return };
-        let ready = following.ready.get_or_insert_default();
-        let (is_due, is_news) = ready.is_due(&now);
-        if !is_due {
-            return;
-        }
-        let fact = now.fact();
-        if is_news {
-            self.terminal.say(now.told());
-        }
-        ready.recorded = Some((now, Instant::now()));
-        self.publish_body(clock::mono(), Body::Fact(fact));
-    }
-
-    /// This host has ranks from now on, or again.
-    pub(super) fn has_a_seat(&mut self) {
-        let Brain::Following(following) = &mut self.brain else { return };
-        let seat = following.follow.seat();
-        let last = seat.first_rank + self.settings.local_world_size.saturating_sub(1);
-        self.terminal.say(format!(
-            "this host takes part from now on: it is node rank {} of {}, with ranks {} to {last} of {}",
-            seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
-        ));
-        if let Some(ready) = &mut following.ready {
-            ready.recorded = None;
-        }
-    }
-
-    /// A spare that is asked to stop has nothing to stop; whether it is one.
-    pub(super) fn leaves_as_spare(&mut self, signal: i32) -> bool {
-        let waits = self.waiting().is_some();
-        if waits {
-            self.terminal
-                .say(format!("signal {signal} while this host waited as a spare: it leaves the job"));
-            if let Brain::Following(following) = &mut self.brain {
-                following.cut_off = Some(format!("signal {signal} while it waited as a spare"));
-            }
-            self.exit = Some(128 + signal);
-        }
-        waits
-    }
-
-    /// Whether this host began as a spare.
-    pub(super) fn was_spare(&self) -> bool {
-        matches!(&self.brain, Brain::Following(following) if following.ready.is_some())
-    }
-
-    /// Where copies of checkpoints are kept from now on.
-    pub(super) fn meet(&mut self, hosts: &[String], spares: Vec<String>) {
-        if let Some(replicas) = &self.replicas {
-            replicas.meet(hosts, spares);
-        }
-    }
-
-    /// This launcher as a follower, while it waits for a seat.
-    pub(super) fn waiting(&self) -> Option<&Following> {
-        match &self.brain {
-            Brain::Following(following) if following.follow.waits_for_a_seat() => Some(following),
-            _ => None,
-        }
+    /// It is no spare any more.
+    pub(super) fn forget(&mut self) {
+        self.recorded = None;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use mainstay_core::recovery::hosts::ready::SpareCopy;
+
     use super::*;
 
     #[test]
     fn people_see_what_becomes_ready_and_not_each_newer_step() {
         let copy = |step| Some(SpareCopy { attempt: 0, step, shards: 2, ranks: 2 });
         let mut ready = Ready::default();
-        let mut see = |imports, copy| {
-            let now = SpareReady { imports: Some(imports), copy };
-            let due = ready.is_due(&now);
-            if due.0 {
-                ready.recorded = Some((now, Instant::now()));
-            }
-            due
-        };
-        assert_eq!(see(false, None), (true, false), "the leader has said that it waits");
-        assert_eq!(see(false, None), (false, false));
-        assert_eq!(see(true, None), (true, true));
-        assert_eq!(see(true, copy(5)), (true, true));
-        assert_eq!(see(true, copy(6)), (false, false), "it was written down a moment ago");
+        let mut see = |imports, copy| ready.take(&SpareReady { imports: Some(imports), copy });
+        assert_eq!(see(false, None), Some(false), "the leader has said that it waits");
+        assert_eq!(see(false, None), None);
+        assert_eq!(see(true, None), Some(true));
+        assert_eq!(see(true, copy(5)), Some(true));
+        assert_eq!(see(true, copy(6)), None, "it was written down a moment ago");
     }
 }
