@@ -66,9 +66,10 @@ while True:
     time.sleep(max(0.0, until - time.monotonic()))
     if mainstay:
         mainstay.step(step)
-    if REPLICATED and step % 10 == 0:
+    if REPLICATED and step % 100 == 0:
+        # Copies may cost training 1 %: more of them would not keep up.
         mainstay.checkpoint.save(step, {"model": model.state_dict(), "step": step})
-    elif RANK == 0 and step % 10 == 0:
+    elif not REPLICATED and RANK == 0 and step % 10 == 0:
         torch.save({"model": model.state_dict(), "step": step}, CHECKPOINT + ".new")
         os.replace(CHECKPOINT + ".new", CHECKPOINT)
     note("step", step=step)

@@ -152,6 +152,8 @@ impl Drop for Network {
         let Some(bridge) = &self.bridge else { return };
         // What is not there any more, or never came about, needs no end.
         for host in 0..self.hosts {
+            // A namespace goes when its last process has, and its end of the link with it: the next network has the same names.
+            let _ = ip(&format!("link del {bridge}v{host}"));
             let _ = ip(&format!("netns del {bridge}n{host}"));
         }
         let _ = ip(&format!("link del {bridge}"));
