@@ -47,7 +47,7 @@ pub fn run(story: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Result<
     story.note(&format!("  final loss {:.6}", undisturbed.loss));
 
     println!();
-    let [first, second, third] = [1, 2, 3].map(|quarter| quarter * args.steps / 4 + 5);
+    let (first, second) = (args.steps / 4 + 5, args.steps / 2 + 5);
     let last = hosts as u64 - 1;
     let mut hurt = Cluster::new(&folder.join("disturbed"), hosts, args.steps)?;
     let vanishes = match hurt.network.has_namespaces() {
@@ -59,10 +59,10 @@ pub fn run(story: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Result<
     story
         .note(&format!("  about step {second}: host {LOST} vanishes: {vanishes}. The spare takes its place"));
     story.note(&format!(
-        "  about step {third}: SIGKILL to the launcher of host {RESTARTED}, which is started again"
+        "  when all ranks step again: SIGKILL to the launcher of host {RESTARTED}, which is started again"
     ));
     let mut faults =
-        vec![(third, Fault::Launcher(RESTARTED)), (second, Fault::Host(LOST)), (first, Fault::Rank(last))];
+        vec![(first, Fault::Launcher(RESTARTED)), (second, Fault::Host(LOST)), (first, Fault::Rank(last))];
     let entries = hurt.follow(venv, &mut faults)?;
     let disturbed = hurt.trained()?;
     let spare = hurt.said_by(hosts);
