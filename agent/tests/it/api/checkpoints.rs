@@ -31,7 +31,7 @@ pub fn knowing_one_step(dir: &Path) -> Arc<Service> {
         domain: String::new(),
         store: dir.join("replicas"),
         quota: 1 << 20,
-        copies: 0,
+        copies: 1,
         parity: None,
         keep: 1,
         avoid: Default::default(),
