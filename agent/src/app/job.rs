@@ -40,7 +40,7 @@ use crate::launch::sealing::{NotToStart, Sealing};
 use crate::launch::{JobResources, Launcher, Outside, Settings, Warm};
 use crate::launcher_link;
 use crate::os::cgroup::Cgroup;
-use crate::os::{clock, spawn};
+use crate::os::{clock, limits, spawn};
 use crate::source::host::{HostSource, Roots, standard_paths};
 use crate::state::StateWriter;
 use crate::store::journal::{Journal, Limits};
@@ -56,6 +56,9 @@ const NOT_STARTED: i32 = 70;
 
 /// The closing line is waited for so long where nobody reads.
 const CLOSING_WITHIN: Duration = Duration::from_millis(500);
+
+/// Files that a launcher has open apart from connections to other launchers: output, pages, pools, looks at others.
+const FILES_APART_FROM_HOSTS: u64 = 512;
 
 /// What the command line asks for.
 #[derive(Debug)]
@@ -134,6 +137,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let (crew, together) = match plan.hosts {
         None => (crew, None),
         Some(hosts) => {
+            say_if_files_are_few(limits::open_more_files(), hosts.hosts.1, &say);
             match come_together(hosts, crew, &plan.settings, replicas_port, &mut signals, &terminal).await? {
                 (_, JoinOutcome::Over { exit, why }) => {
                     terminal.say(format!("the job ended before this host had a place in it: {why}"));
@@ -297,6 +301,17 @@ fn launch(run: &str) -> String {
 }
 
 /// What no other launcher is called, with letters that keys of the coordination store may have.
+/// Each of the other hosts has a connection to the launcher that leads, and any may come to lead.
+fn say_if_files_are_few(limit: Option<u64>, hosts: u32, say: &impl Fn(String)) {
+    let needed = u64::from(hosts) + FILES_APART_FROM_HOSTS;
+    if let Some(limit) = limit.filter(|limit| *limit < needed) {
+        say(format!(
+            "{limit} files can be open here, and a launcher that leads {hosts} hosts needs {needed}: raise the hard \
+             limit (ulimit -Hn, LimitNOFILE=)"
+        ));
+    }
+}
+
 fn launcher_name(host: &str) -> String {
     let fits = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
     let host: String = host.chars().take(64).map(fits).collect();

@@ -13,12 +13,13 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::{
-    PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send_waiting, streams,
+    PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive_up, send_waiting,
+    streams,
 };
 use crate::os::clock;
 
-/// Connections at a time.
-const CONNECTIONS: usize = 4096;
+/// Connections at a time: those of the largest job, and of launchers that look at this one.
+const CONNECTIONS: usize = 32_768;
 
 /// Messages that wait to be sent on one connection; a follower that does not read loses its connection.
 pub const WAITING_MESSAGES: usize = 8192;
@@ -142,7 +143,7 @@ async fn serve(
     let join = timeout(PROVEN_WITHIN, async {
         let mut stream = encrypted::as_leader(stream, token).await?;
         prove_as_leader(&mut stream, token).await?;
-        let first = receive::<Up>(&mut stream).await?;
+        let first = receive_up(&mut stream).await?;
         Ok::<_, StreamError>((stream, first))
     });
     let (stream, Up::Join(join)) = join.await.map_err(|_| StreamError::Silent(PROVEN_WITHIN))?? else {
@@ -163,7 +164,7 @@ async fn serve(
     };
     let read = async {
         loop {
-            let up = timeout(SILENT_FOR, receive::<Up>(&mut from)).await;
+            let up = timeout(SILENT_FOR, receive_up(&mut from)).await;
             let up = up.map_err(|_| StreamError::Silent(SILENT_FOR))??;
             let at = clock::mono();
             if let Up::Beat { sent } = up {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub use encrypted::Ends;
 
-use mainstay_core::recovery::hosts::wire::LONGEST_MESSAGE;
+use mainstay_core::recovery::hosts::wire::{LONGEST_MESSAGE, Up};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -132,6 +132,17 @@ impl From<io::Error> for StreamError {
 
 /// Reads a message.
 async fn receive<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> Result<T, StreamError> {
+    let bytes = receive_bytes(from).await?;
+    serde_json::from_slice(&bytes).map_err(|error| StreamError::Message(error.to_string()))
+}
+
+/// Reads a message of a follower.
+async fn receive_up(from: &mut (impl AsyncRead + Unpin)) -> Result<Up, StreamError> {
+    let bytes = receive_bytes(from).await?;
+    Up::read(&bytes).map_err(|error| StreamError::Message(error.to_string()))
+}
+
+async fn receive_bytes(from: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, StreamError> {
     let length = from.read_u32().await? as usize;
     if length > LONGEST_MESSAGE {
         return Err(StreamError::Message(format!("it has {length} bytes")));
@@ -142,7 +153,7 @@ async fn receive<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> Re
     if bytes.len() < length {
         return Err(StreamError::Closed);
     }
-    serde_json::from_slice(&bytes).map_err(|error| StreamError::Message(error.to_string()))
+    Ok(bytes)
 }
 
 /// Writes a message.

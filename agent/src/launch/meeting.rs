@@ -77,7 +77,8 @@ pub struct Office {
 
 #[derive(Debug)]
 enum Wanted {
-    Record(u64, Value),
+    /// Its number, and the protocol that is needed to read it.
+    Record(u64, u32, Value),
     /// What could not be written before.
     Again,
     End {
@@ -91,7 +92,7 @@ impl Office {
     /// Has the record stored; [`FromStore::Written`] says when it is. A newer one replaces one that is not stored yet.
     pub fn write(&self, number: u64, record: &Record) {
         // The receiver goes with the leadership, which is told by itself.
-        let _ = self.wanted.send(Wanted::Record(number, json!(record)));
+        let _ = self.wanted.send(Wanted::Record(number, record.needs(), json!(record)));
     }
 }
 
@@ -418,7 +419,7 @@ async fn hold(
     news: mpsc::UnboundedSender<FromStore>,
 ) {
     let deposed = FromStore::Deposed(leadership.epoch());
-    let mut unwritten: Option<(u64, Value)> = None;
+    let mut unwritten: Option<(u64, u32, Value)> = None;
     loop {
         let order = tokio::select! {
             () = leadership.lost() => {
@@ -441,10 +442,10 @@ async fn hold(
                 return;
             }
             Some(Wanted::Again) => {}
-            Some(Wanted::Record(number, record)) => unwritten = Some((number, record)),
+            Some(Wanted::Record(number, needs, record)) => unwritten = Some((number, needs, record)),
         }
-        let Some((number, record)) = unwritten.clone() else { continue };
-        match leadership.write_record(record).await {
+        let Some((number, needs, record)) = unwritten.clone() else { continue };
+        match leadership.write_record_for(needs, record).await {
             Ok(_) => {
                 unwritten = None;
                 if news.send(FromStore::Written(number)).is_err() {

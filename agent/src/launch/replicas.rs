@@ -11,7 +11,7 @@ use std::time::Duration;
 use mainstay_core::base::id::Attempt;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey, steps};
 use mainstay_core::checkpoint::replication_cost::StepTime;
-use mainstay_core::recovery::hosts::merge::SUMMED_WITHIN;
+use mainstay_core::recovery::hosts::merge::{COPIES_AMONG, SUMMED_WITHIN};
 use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
 use mainstay_tier::pool::{self, PoolOwner, View};
@@ -82,6 +82,11 @@ impl Known {
         (!name.is_empty()).then_some(known)
     }
 
+    /// Hosts with which it keeps copies at most.
+    fn others(&self) -> u32 {
+        self.hosts.min(u32::try_from(COPIES_AMONG).unwrap_or(u32::MAX))
+    }
+
     /// How copies are kept, for people.
     pub fn told(&self) -> String {
         let encrypted = match self.pass {
@@ -136,6 +141,7 @@ impl Replicas {
     ) -> Result<Replicas, String> {
         let listen = at.0.local_addr().map_err(|error| error.to_string())?;
         let (base, each) = ASK_EVERY;
+        let others = known.others();
         let settings = Settings {
             listen,
             name: known.name,
@@ -144,7 +150,7 @@ impl Replicas {
             copies: known.copies,
             slowdown: SLOWDOWN,
             streams: STREAMS,
-            interval: base.max(each * known.hosts),
+            interval: base.max(each * others),
             ..Settings::alone(store(keeper.directory()), String::new())
         };
         let service = Service::start_at(at.0, settings, known.pass).map_err(|error| error.to_string())?;
@@ -167,7 +173,7 @@ impl Replicas {
             sender,
             news,
             launch: crew.launch.clone(),
-            every: LOOK_EVERY * known.hosts,
+            every: LOOK_EVERY * others,
             stop: Arc::default(),
             brought: None,
         };

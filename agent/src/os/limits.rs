@@ -1,9 +1,10 @@
-//! Limits of other processes.
+//! Limits of this process and of others.
 
 use std::io;
+use std::sync::OnceLock;
 
 use mainstay_core::base::id::Pid;
-use rustix::process::{Resource, Rlimit, prlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit, setrlimit};
 
 /// From now on no file grows by what this process writes: it is told so (`EFBIG`), and SIGXFSZ is sent to it.
 ///
@@ -14,4 +15,61 @@ pub fn no_file_may_grow(pid: Pid) -> io::Result<()> {
     let nothing = Rlimit { current: Some(0), maximum: Some(0) };
     prlimit(Some(pid), Resource::Fsize, nothing)?;
     Ok(())
+}
+
+/// How many files could be open before [`open_more_files`].
+static BEFORE: OnceLock<Rlimit> = OnceLock::new();
+
+/// Lets this process have as many files and connections open as its administrator permits, and returns how many that are; none
+/// for no limit. Usual is 1024 at first, so that programs with `select` go on to work: ranks and what they start keep that, see
+/// [`as_before`].
+pub fn open_more_files() -> Option<u64> {
+    let before = getrlimit(Resource::Nofile);
+    if before.current == before.maximum {
+        return before.current;
+    }
+    let _ = BEFORE.set(before);
+    let more = Rlimit { current: before.maximum, maximum: before.maximum };
+    setrlimit(Resource::Nofile, more).map_or(before.current, |()| before.maximum)
+}
+
+/// Gives the calling process the limit of open files back that there was before. For a child between fork and exec: makes one
+/// system call and allocates nothing. A refusal is not fatal.
+pub(crate) fn as_before() {
+    if let Some(before) = BEFORE.get() {
+        let _ = setrlimit(Resource::Nofile, *before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::os::spawn::spawn_bound;
+
+    #[test]
+    fn a_launcher_may_open_more_files_and_its_ranks_as_many_as_before() {
+        // It changes the limits of its process: another one, of which nothing else depends.
+        let own = std::env::current_exe().expect("this test");
+        let name = "os::limits::tests::in_a_process_of_its_own";
+        let mut command = Command::new(own);
+        let status = command.args(["--exact", name, "--ignored", "--nocapture"]).status().expect("started");
+        assert!(status.success(), "{status}");
+    }
+
+    #[test]
+    #[ignore = "changes the limits of its process; the test above starts it in one of its own"]
+    fn in_a_process_of_its_own() {
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(200), maximum })
+            .expect("fewer are always permitted");
+        assert_eq!(open_more_files(), maximum);
+        assert_eq!(getrlimit(Resource::Nofile).current, maximum);
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -n"]).stdout(Stdio::piped());
+        let output = spawn_bound(&mut command, None).expect("sh").wait_with_output().expect("its output");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "200");
+        assert_eq!(open_more_files(), maximum, "asked again, nothing changes");
+    }
 }

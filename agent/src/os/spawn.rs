@@ -11,6 +11,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::getppid;
 
 use crate::os::affinity::CpuSet;
+use crate::os::limits;
 
 /// Makes orphans of our descendants our own children, so that none is lost from sight.
 ///
@@ -40,6 +41,7 @@ pub fn spawn_bound(command: &mut Command, cgroup: Option<&File>) -> io::Result<C
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
             sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+            limits::as_before();
             if let Some(procs) = cgroup {
                 enter_cgroup(procs);
             }

@@ -139,8 +139,8 @@ async fn elect(
         epoch,
         mod_revision: 0,
     };
-    let record =
-        Record { version: VERSION, needs: 1, epoch, body: before.map_or(Value::Null, |r| r.body.clone()) };
+    let (needs, body) = before.map_or((1, Value::Null), |record| (record.needs, record.body.clone()));
+    let record = Record { version: VERSION, needs, epoch, body };
     let retention = group.client.lease(group.options.retention).await?;
     let (leader_key, record_key) = (group.key("leader"), group.key("record"));
     let seen = group.client.get(&record_key).await?;
@@ -249,7 +249,15 @@ impl Leadership {
     /// # Errors
     /// [`CoordError::Superseded`] if this launcher no longer leads: step down. Else as for every request.
     pub async fn write_record(&self, body: Value) -> Result<Record, CoordError> {
-        let record = Record { version: VERSION, needs: 1, epoch: self.me.epoch, body };
+        self.write_record_for(1, body).await
+    }
+
+    /// Writes a record that only programs of this protocol or a newer one may read.
+    ///
+    /// # Errors
+    /// As [`Leadership::write_record`].
+    pub async fn write_record_for(&self, needs: u32, body: Value) -> Result<Record, CoordError> {
+        let record = Record { version: VERSION, needs, epoch: self.me.epoch, body };
         let value = self.group.encoded("record", &record, LARGEST_VALUE)?;
         let key = self.group.key("record");
         let lease = Some(self.retention.id());

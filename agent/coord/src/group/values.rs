@@ -9,12 +9,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The protocol that this program speaks.
-pub const VERSION: u32 = 1;
+/// The protocol that this program speaks. With 2, records of large jobs have their seats packed.
+pub const VERSION: u32 = 2;
 /// The largest member, in bytes; a few hundred are usual.
 pub const LARGEST_MEMBER: usize = 64 * 1024;
-/// The largest record, round or end, in bytes: below etcd's own limit together with what is written in the same step.
-pub const LARGEST_VALUE: usize = 512 * 1024;
+/// The largest record, round or end, in bytes: below etcd's own limit of 1.5 MiB together with what is written in the same step.
+pub const LARGEST_VALUE: usize = 1280 * 1024;
 
 /// A launcher that takes part, under its lease.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -249,8 +249,8 @@ mod tests {
 
     #[test]
     fn a_value_for_newer_protocols_only_is_refused_by_name() {
-        let error = read::<Round>(br#"{"version": 3, "needs": 2, "epoch": 1, "round": 1}"#).unwrap_err();
-        assert_eq!(error, "protocol 2 is needed to read it, and this is protocol 1");
+        let error = read::<Round>(br#"{"version": 3, "needs": 3, "epoch": 1, "round": 1}"#).unwrap_err();
+        assert_eq!(error, "protocol 3 is needed to read it, and this is protocol 2");
         assert!(
             read::<Round>(b"[]").is_err()
                 && read::<Round>(b"{}").is_err()

@@ -80,10 +80,20 @@ struct Present {
     exchange: Exchange,
     numbers: numerics::Judge,
     sick: BTreeMap<(crate::model::finding::FindingKind, u32), Finding>,
-    steps: BTreeMap<u64, Vec<Reported>>,
+    steps: BTreeMap<u64, Reports>,
     judged: Option<u64>,
     /// By rank: its newest step.
     newest: Vec<Option<u64>>,
+    /// The newest step of any rank.
+    furthest: u64,
+}
+
+/// What was reported of a step.
+#[derive(Clone, Debug)]
+struct Reports {
+    by_rank: Vec<Reported>,
+    /// Ranks that have completed it.
+    done: usize,
 }
 
 impl Watch {
@@ -162,6 +172,7 @@ impl Watch {
             steps: BTreeMap::new(),
             judged: None,
             newest: vec![None; ranks.len()],
+            furthest: 0,
             ranks,
         };
         now.name_devices(&self.surroundings);
@@ -235,12 +246,15 @@ impl Watch {
 impl Present {
     fn take(&mut self, index: usize, done: &StepDone) {
         self.newest[index] = Some(done.step);
+        self.furthest = self.furthest.max(done.step);
         if self.judged.is_some_and(|judged| done.step <= judged) {
             return;
         }
         let ranks = self.ranks.len();
-        let row = self.steps.entry(done.step).or_insert_with(|| vec![Reported::default(); ranks]);
-        row[index] = Reported::of(done);
+        let unreported = || Reports { by_rank: vec![Reported::default(); ranks], done: 0 };
+        let row = self.steps.entry(done.step).or_insert_with(unreported);
+        row.done += usize::from(!row.by_rank[index].done);
+        row.by_rank[index] = Reported::of(done);
         if self.steps.len() > WAITING {
             self.steps.pop_last();
         }
@@ -250,15 +264,16 @@ impl Present {
     fn next_row(&mut self) -> Option<(u64, Vec<Reported>)> {
         let oldest = self.steps.first_entry()?;
         let step = *oldest.key();
-        let whole = oldest.get().iter().all(|told| told.done);
+        let whole = oldest.get().done == oldest.get().by_rank.len();
         // Most ranks: a single one that counts from elsewhere must not hurry the others.
         let ahead = |newest: &&Option<u64>| newest.is_some_and(|newest| newest >= step + PASSED_BY);
-        let passed_by = self.newest.iter().filter(ahead).count() * 2 > self.newest.len();
-        if !whole && !passed_by {
+        let passed_by = || self.newest.iter().filter(ahead).count() * 2 > self.newest.len();
+        // Reports are many: ranks are only counted if one of them is that far.
+        if !whole && (self.furthest < step + PASSED_BY || !passed_by()) {
             return None;
         }
         self.judged = Some(step);
-        self.steps.pop_first()
+        self.steps.pop_first().map(|(step, row)| (step, row.by_rank))
     }
 
     /// Compares ranks by what they said they are, once all have.

@@ -19,6 +19,7 @@
 //! Total: an input that does not fit the state is recorded and changes nothing else.
 
 mod asking;
+mod awaited;
 mod carried;
 mod deciding;
 mod evidence;
@@ -49,6 +50,7 @@ use crate::progress::memory::Learned;
 use crate::progress::monitor::{Pace, Watch};
 use crate::recovery::policy::{self, Advisor, Experience, PastFailure, Rung, Settings};
 
+use awaited::Asked;
 pub use carried::Carried;
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, told as policy_trouble};
@@ -103,6 +105,7 @@ pub struct Job {
     phase: Phase,
     attempt: Attempt,
     ranks: BTreeMap<Rank, RankState>,
+    asked: Asked,
     /// Ranks that sent heartbeats in this or an earlier attempt: after a restart all of them are waited for.
     beating: BTreeSet<Rank>,
     /// The rank of this attempt whose steps are booked: the first that completed one.
@@ -168,6 +171,7 @@ impl Job {
             phase: Phase::Starting,
             attempt: Attempt(0),
             ranks: BTreeMap::new(),
+            asked: Asked::default(),
             beating: BTreeSet::new(),
             lead: None,
             stop_requested: None,
@@ -356,7 +360,7 @@ impl Job {
                 if !status.is_success() {
                     self.raised(at, rank, at, out);
                 } else if self.phase == Phase::Running
-                    && self.ranks.values().all(|rank| rank.end.exit.is_some())
+                    && !self.asked.ended.any(&self.ranks, |_, state| state.end.exit.is_none())
                 {
                     self.ledger.enter(at, TimeCategory::Finishing);
                     self.stop(StopWhy::Done, out);

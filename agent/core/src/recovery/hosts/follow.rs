@@ -4,6 +4,7 @@
 mod missing;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::base::id::Attempt;
 use crate::base::time::{Mono, Span, Stamp};
@@ -381,7 +382,7 @@ impl Follow {
             },
             Down::Entry { seq, at, body } if seq > self.entries => {
                 self.entries = seq;
-                let body = match *body {
+                let body = match Arc::unwrap_or_clone(body) {
                     Body::Fact(fact) => Body::Fact(times(fact, &|at| self.clock.from_leader(at))),
                     body => body,
                 };

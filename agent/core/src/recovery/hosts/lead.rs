@@ -6,6 +6,7 @@ mod feed;
 mod joining;
 mod looking;
 mod office;
+mod parts;
 mod spares;
 mod world;
 
@@ -118,6 +119,8 @@ pub struct Lead {
     outputs: VecDeque<(Mono, Output)>,
     acts: VecDeque<Act>,
     links: Vec<Link>,
+    /// The seat of each launcher, also of one that is lost.
+    of_launcher: BTreeMap<String, usize>,
     /// The seat of each connection.
     seats: BTreeMap<Connection, usize>,
     /// Launchers that wait for a seat.
@@ -156,8 +159,10 @@ impl Lead {
         let within = office.lease.plus(BACK_WITHIN);
         let link = |seated: &Seated| Link::new(seated.clone(), at, within);
         job.on_hosts(merge.places());
+        let links: Vec<Link> = merge.seats().map(link).collect();
         Lead {
-            links: merge.seats().map(link).collect(),
+            of_launcher: by_launcher(&links),
+            links,
             job,
             merge,
             office,
@@ -383,6 +388,11 @@ impl Lead {
             self.close(Some(connection));
         }
     }
+}
+
+/// The seat of each launcher.
+fn by_launcher(links: &[Link]) -> BTreeMap<String, usize> {
+    links.iter().enumerate().map(|(seat, link)| (link.seated.member.launcher.clone(), seat)).collect()
 }
 
 /// What the next leader should know, though nothing waits for it.

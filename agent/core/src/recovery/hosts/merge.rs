@@ -25,7 +25,7 @@
 mod checkpoints;
 mod world;
 
-pub use checkpoints::SUMMED_WITHIN;
+pub use checkpoints::{COPIES_AMONG, SUMMED_WITHIN};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -154,7 +154,11 @@ pub struct Merge {
     ending: bool,
     /// Whether evidence is awaited.
     collecting: bool,
+    /// The host that was found to be waited for last.
+    awaited: usize,
     dropped: u64,
+    /// What hosts hold of checkpoints in this start.
+    copies: Vec<Copy>,
     /// Steps that could not be brought to a host in this start.
     failed_steps: BTreeSet<StepKey>,
     /// Whether the newest step of another number of ranks was looked after in this start.
@@ -182,7 +186,9 @@ impl Merge {
             told_waiting: 0,
             ending: false,
             collecting: false,
+            awaited: 0,
             dropped: 0,
+            copies: Vec::new(),
             failed_steps: BTreeSet::new(),
             other_world_done: false,
         }
@@ -412,7 +418,7 @@ impl Merge {
     }
 
     fn open_if_all_here(&mut self, at: Mono, next: &mut VecDeque<Next>) {
-        if !matches!(self.phase, Phase::Waiting { .. }) || self.hosts.iter().any(|host| !host.here) {
+        if !matches!(self.phase, Phase::Waiting { .. }) || self.awaits(|host| !host.here) {
             return;
         }
         if self.grow(at, next) || self.seat_hosts(at, next) {
@@ -439,6 +445,7 @@ impl Merge {
 
     fn start(&mut self, port: u16, resume: Option<StepKey>, next: &mut VecDeque<Next>) {
         self.phase = Phase::Starting { port };
+        self.copies = Vec::new();
         let first = self.host(0).map(|host| host.seated.member.address.clone());
         let start = Command::Start {
             attempt: self.attempt,
@@ -549,7 +556,7 @@ impl Merge {
 
     fn started_if_all_have(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         let Phase::Starting { port } = self.phase else { return };
-        if self.hosts.iter().any(|host| host.started.is_none()) {
+        if self.awaits(|host| host.started.is_none()) {
             return;
         }
         let mut ranks: Vec<StartedRank> =
@@ -586,7 +593,7 @@ impl Merge {
     }
 
     fn end_if_over(&mut self, at: Mono, next: &mut VecDeque<Next>) {
-        if !self.ending || self.hosts.iter().any(|host| host.ended.is_none()) {
+        if !self.ending || self.awaits(|host| host.ended.is_none()) {
             return;
         }
         self.ending = false;
@@ -616,8 +623,7 @@ impl Merge {
     }
 
     fn evidence_if_complete(&mut self, at: Mono, next: &mut VecDeque<Next>) {
-        let complete = |host: &Host| !host.here || host.evidence.is_some();
-        if !self.collecting || !self.hosts.iter().all(complete) {
+        if !self.collecting || self.awaits(|host| host.here && host.evidence.is_none()) {
             return;
         }
         self.collecting = false;
@@ -676,6 +682,16 @@ impl Merge {
     fn missing(&self) -> String {
         let missing = self.hosts.iter().filter(|host| !host.here).map(Host::named);
         missing.collect::<Vec<_>>().join(" and ")
+    }
+
+    /// Whether there is such a host, looked for where one was found last: all answers to a command together look at each host
+    /// a few times, and not each answer at all hosts.
+    fn awaits(&mut self, is_awaited: impl Fn(&Host) -> bool) -> bool {
+        let hosts = self.hosts.iter().enumerate();
+        let found = hosts.clone().skip(self.awaited).find(|(_, host)| is_awaited(host));
+        let found = found.or_else(|| hosts.take(self.awaited).find(|(_, host)| is_awaited(host)));
+        self.awaited = found.map_or(0, |(seat, _)| seat);
+        found.is_some()
     }
 
     fn host(&mut self, seat: u32) -> Option<&mut Host> {

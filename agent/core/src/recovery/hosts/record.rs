@@ -1,6 +1,8 @@
 //! What a leader keeps in the coordination store, so that another launcher can go on in its place. It is written before the
 //! ranks of an attempt are started, so that no restart is forgotten, and again when they have started.
 
+mod packed;
+
 use serde::{Deserialize, Serialize};
 
 use crate::base::id::Attempt;
@@ -8,9 +10,11 @@ use crate::base::time::{Mono, Stamp};
 use crate::recovery::job::Carried;
 
 use super::round::Seated;
+use packed::Packed;
 
-/// The job as its leader last wrote it down. Fields are added, never renamed.
+/// The job as its leader last wrote it down.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Written", try_from = "Written")]
 pub struct Record {
     /// When it was written, on the leader's clocks.
     pub at: Stamp,
@@ -25,17 +29,59 @@ pub struct Record {
     /// The newest attempt that may have started anywhere.
     pub attempt: Attempt,
     /// Whether all of its ranks have started.
-    #[serde(default)]
     pub running: bool,
     /// What is kept of the job; none before its first start.
-    #[serde(default)]
     pub carried: Option<Carried>,
     /// The status with which all launchers exit, once that is decided.
-    #[serde(default)]
     pub ended: Option<i32>,
 }
 
+/// A record as it is stored. Fields are added, never renamed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Written {
+    at: Stamp,
+    /// Empty if they are packed.
+    seats: Vec<Seated>,
+    /// The seats of a large job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    packed: Option<Packed>,
+    leader: String,
+    job: String,
+    launch: String,
+    attempt: Attempt,
+    #[serde(default)]
+    running: bool,
+    #[serde(default)]
+    carried: Option<Carried>,
+    #[serde(default)]
+    ended: Option<i32>,
+}
+
+impl From<Record> for Written {
+    fn from(record: Record) -> Written {
+        let Record { at, seats, leader, job, launch, attempt, running, carried, ended } = record;
+        let packed = Packed::of(&seats);
+        let seats = if packed.is_some() { Vec::new() } else { seats };
+        Written { at, seats, packed, leader, job, launch, attempt, running, carried, ended }
+    }
+}
+
+impl TryFrom<Written> for Record {
+    type Error = String;
+
+    fn try_from(written: Written) -> Result<Record, String> {
+        let Written { at, seats, packed, leader, job, launch, attempt, running, carried, ended } = written;
+        let seats = packed.map_or(Ok(seats), |packed| packed.seats())?;
+        Ok(Record { at, seats, leader, job, launch, attempt, running, carried, ended })
+    }
+}
+
 impl Record {
+    /// The oldest protocol of the store with which a launcher understands it: 2 where seats are packed.
+    pub fn needs(&self) -> u32 {
+        if Packed::of(&self.seats).is_some() { 2 } else { 1 }
+    }
+
     /// What is kept of the job, with its times on the clock of this host. Wall clocks tell how the clocks of two hosts
     /// differ: a host that takes over may never have spoken to the one that wrote it.
     pub fn carried_here(&self, now: Stamp) -> Option<Carried> {

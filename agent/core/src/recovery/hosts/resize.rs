@@ -3,6 +3,8 @@
 //! Hosts that stay keep their ranks as far as ranks without gaps allow: the highest seated host moves into the place of a lost
 //! one. Where hosts say to which domain they belong, that happens within a domain, so that its hosts stay next to each other.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::base::time::Span;
@@ -74,7 +76,8 @@ pub fn arrange(
     if hosts < least.max(1) {
         return None;
     }
-    let stays = |member: &Member| staying.iter().any(|other| other.launcher == member.launcher);
+    let launchers: BTreeSet<&str> = staying.iter().map(|member| member.launcher.as_str()).collect();
+    let stays = |member: &Member| launchers.contains(member.launcher.as_str());
     let mut places: Vec<Place> = before
         .iter()
         .map(|(seated, here)| Place {

@@ -1,6 +1,8 @@
 //! What launchers of one job send each other, as JSON. Fields and variants are added, never renamed; a launcher of another
 //! [`PROTOCOL`] is refused by name.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::base::id::{Attempt, Rank};
@@ -11,6 +13,8 @@ use crate::model::entry::{Body, Fact, StepDone};
 use crate::recovery::job::{Input, StopWhy, Summary};
 
 use super::lost::Sight;
+
+mod quick;
 
 /// The number of this protocol.
 pub const PROTOCOL: u32 = 3;
@@ -127,6 +131,16 @@ pub enum Up {
     },
 }
 
+impl Up {
+    /// Reads a message. Those that are many are read without a detour.
+    ///
+    /// # Errors
+    /// It is no message of a follower.
+    pub fn read(bytes: &[u8]) -> Result<Up, serde_json::Error> {
+        quick::read(bytes).map_or_else(|| serde_json::from_slice(bytes), Ok)
+    }
+}
+
 /// What the leader sends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "down", rename_all = "snake_case")]
@@ -182,8 +196,9 @@ pub enum Down {
         seq: u64,
         /// When, on the leader's clock.
         at: Stamp,
-        /// What.
-        body: Box<Body>,
+        /// What. Many followers get the same.
+        #[serde(with = "shared")]
+        body: Arc<Body>,
     },
     /// All reports up to this one were received.
     Received {
@@ -384,4 +399,21 @@ pub enum Command {
         /// How the job went.
         summary: Option<Box<Summary>>,
     },
+}
+
+/// What many messages have in common, as if each had its own.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(what: &Arc<T>, to: S) -> Result<S::Ok, S::Error> {
+        what.as_ref().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(from).map(Arc::new)
+    }
 }

@@ -6,7 +6,7 @@
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
 
-use super::{Job, Order, Output, Phase};
+use super::{Job, Order, Output, Phase, RankState};
 
 /// How long a peer's own end is waited for. A killed one is seen before; an interpreter that holds PyTorch ends within 0.1 to
 /// 1 s, later on a host that is busy.
@@ -24,13 +24,11 @@ pub(super) struct LostPeer {
 impl Job {
     /// A rank raised or ended badly: the others are stopped, but for a peer that may be ending by itself.
     pub(super) fn raised(&mut self, at: Mono, rank: Rank, fault_at: Mono, out: &mut Vec<Output>) {
-        let lost = |rank: &Rank| self.ranks.get(rank).is_some_and(|state| state.end.speaks_of_a_lost_peer());
-        let may_end = |other: &Rank| {
-            let state = self.ranks.get(other);
-            !lost(other) && state.is_some_and(|state| state.end.exit.is_none() && state.ending_at.is_none())
+        let lost = self.ranks.get(&rank).is_some_and(|state| state.end.speaks_of_a_lost_peer());
+        let may_end = |_: Rank, state: &RankState| {
+            state.end.exit.is_none() && state.ending_at.is_none() && !state.end.speaks_of_a_lost_peer()
         };
-        let others_may_end = self.ranks.keys().any(may_end);
-        if self.phase != Phase::Running || !lost(&rank) || !others_may_end {
+        if self.phase != Phase::Running || !lost || !self.asked.may_end.any(&self.ranks, may_end) {
             return self.failure(at, fault_at, out);
         }
         if self.lost_peer.is_none() {

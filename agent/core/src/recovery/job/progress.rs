@@ -7,7 +7,7 @@ use crate::model::entry::{Body, Fact, StepDone};
 use crate::model::verdict::Outcome;
 use crate::progress::goodput::TimeCategory;
 
-use super::{Job, Output};
+use super::{Job, Output, RankState};
 
 /// Progress goes into the journal this often.
 const PROGRESS_EVERY: Span = Span::seconds(10);
@@ -21,7 +21,7 @@ impl Job {
         if self.ledger.state() == TimeCategory::Starting {
             self.ledger.enter(at, TimeCategory::Initialising);
         }
-        if self.ranks.values().all(|state| state.connected) {
+        if !self.asked.connected.any(&self.ranks, |_, state| !state.connected) {
             self.with_incident(|incident| {
                 incident.connected_at.get_or_insert(at);
             });
@@ -54,6 +54,13 @@ impl Job {
 
     /// Tells, once per attempt, that all ranks are stepping; and from then on, now and then, how far they are.
     pub(super) fn announce_progress(&mut self, at: Mono, out: &mut Vec<Output>) {
+        if self.stepping && at.since(self.last_progress) < PROGRESS_EVERY {
+            return;
+        }
+        let silent = |rank, state: &RankState| state.newest.is_none() && self.beating.contains(&rank);
+        if self.asked.stepped.any(&self.ranks, silent) {
+            return;
+        }
         let beating = self.ranks.iter().filter(|(rank, _)| self.beating.contains(rank));
         let stepped: Option<Vec<(StepDone, StepDone)>> =
             beating.map(|(_, state)| Some((state.first?, state.newest?))).collect();
@@ -70,7 +77,7 @@ impl Job {
             out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step })));
             let counted = stepped.iter().any(|(first, _)| first.counted);
             self.tell_outcome(last, step, counted, out);
-        } else if at.since(self.last_progress) >= PROGRESS_EVERY {
+        } else {
             self.last_progress = at;
             let step = stepped.iter().map(|(_, newest)| newest.step).min().unwrap_or(0);
             let loss = stepped.iter().find_map(|(_, newest)| newest.loss);

@@ -11,12 +11,9 @@ use crate::recovery::hosts::wire::{Down, Join, PROTOCOL};
 impl Lead {
     /// The hosts of a round that has come together: followers by launcher with their connections, and launchers beyond the round.
     pub fn gathered(&mut self, connections: &[(String, Connection)], spares: Vec<(Member, Connection)>) {
-        for seat in 0..self.links.len() {
-            let Some(link) = self.links.get_mut(seat) else { return };
-            link.vital.is_expected_within(BACK_WITHIN);
-            let launcher = &link.seated.member.launcher;
-            let found = connections.iter().find(|(of, _)| of == launcher);
-            if let Some((_, connection)) = found {
+        self.links.iter_mut().for_each(|link| link.vital.is_expected_within(BACK_WITHIN));
+        for (launcher, connection) in connections {
+            if let Some(seat) = self.of_launcher.get(launcher).copied() {
                 self.connect(self.looked, seat, *connection);
                 self.welcome(seat);
             }
@@ -46,8 +43,7 @@ impl Lead {
             let why = "it was lost, and the job continued without it; start it again to take part";
             return self.refuse(connection, why.to_owned());
         }
-        let known = self.links.iter().position(|link| link.seated.member.launcher == join.launcher);
-        if let Some(seat) = known {
+        if let Some(seat) = self.of_launcher.get(&join.launcher).copied() {
             return self.came_back(at, seat, connection, join);
         }
         let said = format!("host {} has joined and waits for a seat", join.host);
@@ -109,6 +105,8 @@ impl Lead {
             match seat.and_then(|seat| self.links.get_mut(seat as usize)) {
                 Some(link) => {
                     let seated = Seated { member, seat: link.seated.seat.clone() };
+                    self.of_launcher.remove(&link.seated.member.launcher);
+                    self.of_launcher.insert(seated.member.launcher.clone(), seated.seat.group_rank as usize);
                     *link = Link::new(seated.clone(), at, BACK_WITHIN);
                     self.record_due = true;
                     let seat = seated.seat.group_rank as usize;

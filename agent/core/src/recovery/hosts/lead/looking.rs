@@ -84,8 +84,8 @@ impl Lead {
 
     /// What the host at this seat found when it looked at another.
     pub(super) fn looked_at(&mut self, by: u32, launcher: &str, sight: Sight) {
-        let of = |link: &&mut super::Link| link.seated.member.launcher == launcher;
-        if let Some(link) = self.links.iter_mut().find(of) {
+        let seat = self.of_launcher.get(launcher).copied();
+        if let Some(link) = seat.and_then(|seat| self.links.get_mut(seat)) {
             link.vital.looked(by, sight);
         }
     }

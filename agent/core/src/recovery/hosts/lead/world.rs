@@ -1,27 +1,29 @@
 //! Hosts get other seats: links follow, the record is stored, and who had no seat before is welcomed.
 
-use super::{Act, Lead};
+use std::collections::BTreeMap;
+
+use super::{Act, Lead, by_launcher};
 use crate::base::time::{Mono, Span};
 use crate::recovery::hosts::link::Link;
 use crate::recovery::hosts::resize::Arranged;
-use crate::recovery::hosts::round::{Member, Seated};
+use crate::recovery::hosts::round::Member;
 use crate::recovery::hosts::wire::Down;
 
 impl Lead {
     /// The merge has given out other seats.
     pub(super) fn arranged(&mut self, arranged: Arranged) {
         let Arranged { seats, benched } = arranged;
-        let mut before = std::mem::take(&mut self.links);
-        let mut links: Vec<Link> = Vec::new();
+        let before = std::mem::take(&mut self.links).into_iter().filter(|link| !link.lost);
+        let mut before: BTreeMap<String, Link> =
+            before.map(|link| (link.seated.member.launcher.clone(), link)).collect();
         for seated in seats {
-            let same = |link: &Link| !link.lost && link.seated.member.launcher == seated.member.launcher;
-            links.push(match before.iter().position(same) {
-                Some(at) => Link { seated, ..before.swap_remove(at) },
+            self.links.push(match before.remove(&seated.member.launcher) {
+                Some(link) => Link { seated, ..link },
                 // One that waited is welcomed once its seat is stored.
                 None => Link::new(seated, self.looked, Span(u64::MAX)),
             });
         }
-        self.links = links;
+        self.of_launcher = by_launcher(&self.links);
         let me = |link: &Link| link.seated.member.launcher == self.office.launcher;
         if let Some(seat) = self.links.iter().position(me) {
             self.office.seat = u32::try_from(seat).unwrap_or(self.office.seat);
@@ -29,8 +31,7 @@ impl Lead {
         let connected = self.links.iter().enumerate();
         self.seats = connected.filter_map(|(seat, link)| Some((link.connection?, seat))).collect();
         for member in benched {
-            let link = before.iter().find(|link| link.seated.member.launcher == member.launcher);
-            if let Some(connection) = link.and_then(|link| link.connection) {
+            if let Some(connection) = before.get(&member.launcher).and_then(|link| link.connection) {
                 let told = "the job goes on without this host; waiting for a seat".to_owned();
                 self.acts.push_back(Act::Send(connection, Down::Waiting { told, spare: None }));
                 self.spares.push((member, connection));
@@ -49,8 +50,7 @@ impl Lead {
             std::mem::take(&mut self.spares).into_iter().partition(|(member, _)| self.has_seat(member));
         self.spares = waiting;
         for (member, connection) in seated {
-            let same = |link: &Link| link.seated.member.launcher == member.launcher;
-            if let Some(seat) = self.links.iter().position(same) {
+            if let Some(seat) = self.of_launcher.get(&member.launcher).copied() {
                 self.connect(now, seat, connection);
                 self.welcome(seat);
             }
@@ -80,10 +80,7 @@ impl Lead {
 
     /// Whether a launcher has a seat of the present arrangement.
     pub(super) fn has_seat(&self, member: &Member) -> bool {
-        let same = |link: &Link| {
-            let Seated { member: other, .. } = &link.seated;
-            !link.lost && other.launcher == member.launcher
-        };
-        self.links.iter().any(same)
+        let seat = self.of_launcher.get(&member.launcher).copied();
+        seat.and_then(|seat| self.links.get(seat)).is_some_and(|link| !link.lost)
     }
 }

@@ -1,13 +1,14 @@
 //! The step from which the ranks of all hosts go on: what each host holds is gathered, one step that is whole over all of them
 //! is chosen, and each host brings its shards before ranks start. Neither waits for a host without an end.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::{Merge, Next, Phase, observed};
 use crate::base::time::{Mono, Span};
 use crate::checkpoint::inventory::{Copy, StepKey, StepState, steps};
 use crate::model::entry::Fact;
 use crate::model::observation::Weight;
+use crate::recovery::hosts::round::Seated;
 use crate::recovery::hosts::wire::Command;
 use crate::recovery::job::Input;
 
@@ -20,12 +21,28 @@ const GATHERED_WITHIN: Span = Span::seconds(90);
 /// A host that has not brought its shards by then cannot have the step: 100 GB take so long at 1.3 Gbit/s.
 const BROUGHT_WITHIN: Span = Span::seconds(600);
 
+/// Up to so many hosts each keeps copies with all others; in a larger job with fewer than that.
+pub const COPIES_AMONG: usize = 256;
+
+/// In a larger job with so many on each side, next to it.
+const NEXT: usize = 16;
+
 impl Merge {
     /// Asks all hosts what they hold, and says who the others are.
     pub(super) fn gather(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
         self.phase = Phase::Gathering { port, since: at };
         self.hosts.iter_mut().for_each(|host| host.holding = None);
-        self.to_all(&Command::Gather { attempt: self.attempt, peers: self.peers() }, next);
+        self.copies.clear();
+        let (attempt, peers) = (self.attempt, self.peers());
+        let mut place = 0;
+        for host in &self.hosts {
+            let Seated { member, seat } = &host.seated;
+            if host.here {
+                let peers = around(&peers, place);
+                next.push_back(Next::Command(seat.group_rank, Command::Gather { attempt, peers }));
+            }
+            place += usize::from(!member.replicas.is_empty());
+        }
     }
 
     /// What takes too long is not waited for.
@@ -56,20 +73,21 @@ impl Merge {
         if let Some(host) = self.host(seat) {
             host.holding = Some(copies);
         }
-        if self.hosts.iter().all(|host| host.holding.is_some()) {
+        if !self.awaits(|host| host.holding.is_none()) {
             self.bring_newest(at, port, next);
         }
     }
 
     /// Has the shards of the newest step that is whole over all hosts brought to where its ranks will be.
     fn bring_newest(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
-        let copies: Vec<Copy> =
-            self.hosts.iter().flat_map(|host| host.holding.iter().flatten().cloned()).collect();
-        let world: u32 = self.hosts.iter().map(|host| host.seated.member.ranks).sum();
+        // Each host's list is taken once: those of a large job are 100 MB.
+        let reported = self.hosts.iter_mut().flat_map(|host| host.holding.take().into_iter().flatten());
+        self.copies.extend(reported);
+        let world = self.world();
         let fits = |state: &StepState| {
             state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
         };
-        let all = steps(&copies, None);
+        let all = steps(&self.copies, None);
         let chosen = all.iter().find(|state| fits(state)).cloned();
         if !std::mem::replace(&mut self.other_world_done, true)
             && let Some(other) = newest_of_others(&all, chosen.as_ref().map(|state| state.key.step), world)
@@ -120,13 +138,27 @@ impl Merge {
             next.push_back(Next::Job(at, Input::Fact(told)));
             self.failed_steps.insert(step);
             self.bring_newest(at, port, next);
-        } else if self.hosts.iter().all(|host| host.brought) {
-            match self.hosts.iter().map(|host| host.seated.member.ranks).sum::<u32>() == step.world {
+        } else if !self.awaits(|host| !host.brought) {
+            match self.world() == step.world {
                 true => self.start(port, Some(step), next),
                 false => self.bring_newest(at, port, next),
             }
         }
     }
+}
+
+/// With which others a host in this place keeps copies of checkpoints. In a large job not with all, of which each would ask every
+/// other one what it has: with those next to it, and with some further and further away, which are of other domains.
+fn around(peers: &[String], place: usize) -> Vec<String> {
+    let count = peers.len();
+    if count <= COPIES_AMONG {
+        return peers.to_vec();
+    }
+    let far = std::iter::successors(Some(2 * NEXT), |distance| Some(distance * 2));
+    let distances = (1..=NEXT).chain(far.take_while(|distance| *distance <= count / 2));
+    let places = distances.flat_map(|distance| [place + distance, place + count - distance]);
+    let places: BTreeSet<usize> = places.chain([place]).map(|place| place % count).collect();
+    places.into_iter().filter_map(|place| peers.get(place).cloned()).collect()
 }
 
 /// The newest whole step of another number of ranks, if it is newer than what all ranks go on from.
@@ -147,4 +179,28 @@ fn of_other_ranks(other: &StepKey, chosen: Option<u64>, world: u32) -> Fact {
         other.step, other.world
     );
     observed("checkpoint_of_other_ranks", Weight::Warning, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_a_large_job_a_host_keeps_copies_with_some_others_and_they_with_it() {
+        let names = |count: usize| (0..count).map(|host| format!("h{host}:1")).collect::<Vec<_>>();
+        let few = names(256);
+        assert_eq!(around(&few, 7), few);
+        let many = names(12_500);
+        for place in [0, 7, 6000, 12_499] {
+            let known = around(&many, place);
+            assert!(known.len() < 64, "{}", known.len());
+            let own = many[place].clone();
+            assert!(known.contains(&own) && known.contains(&many[(place + 1) % 12_500]));
+            let other = |peer: &&String| **peer != own;
+            for peer in known.iter().filter(other) {
+                let place = many.iter().position(|name| name == peer).expect("one of them");
+                assert!(around(&many, place).contains(&own), "{peer} does not know {own}");
+            }
+        }
+    }
 }

@@ -6,7 +6,7 @@
 //! For hosts that join, ranks that run are stopped in order: that is asked of the job like a restart that a person orders, and is
 //! no failure.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::{Host, Merge, Next, Phase, observed};
 use crate::base::time::{Mono, Span};
@@ -167,7 +167,7 @@ impl Merge {
             // It may have been about seats that have changed again.
             host.knows |= host.seated.seat == *has;
         }
-        if self.hosts.iter().all(|host| host.knows) {
+        if !self.awaits(|host| !host.knows) {
             self.open(next);
         }
     }
@@ -227,7 +227,8 @@ impl Merge {
         next.push_back(Next::Job(at, Input::Fact(changed)));
         let no_rank_runs = |at: &Seated| Host { knows: false, ..Host::new(at.clone()) };
         self.hosts = seats.iter().map(no_rank_runs).collect();
-        self.waiting.retain(|member| seats.iter().all(|at| at.member.launcher != member.launcher));
+        let seated: BTreeSet<&str> = seats.iter().map(|at| at.member.launcher.as_str()).collect();
+        self.waiting.retain(|member| !seated.contains(member.launcher.as_str()));
         self.waiting.extend(benched.iter().cloned());
         (self.phase, self.unstored) = (Phase::Arranged, true);
         next.push_back(Next::Arranged(Box::new(arranged)));
@@ -250,7 +251,8 @@ fn size_of(seats: &[Seated]) -> String {
 
 /// Hosts with a seat that have none now, for people.
 fn joining(now: &[Host], seats: &[Seated]) -> String {
-    let is_new = |at: &&Seated| now.iter().all(|host| host.seated.member.launcher != at.member.launcher);
+    let now: BTreeSet<&str> = now.iter().map(|host| host.seated.member.launcher.as_str()).collect();
+    let is_new = |at: &&Seated| !now.contains(at.member.launcher.as_str());
     let names: Vec<String> =
         seats.iter().filter(is_new).map(|at| format!("host {}", at.member.host)).collect();
     names.join(" and ")

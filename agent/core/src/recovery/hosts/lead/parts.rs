@@ -1,0 +1,98 @@
+//! What of an entry a host gets that does not keep the journal of a large job: all that concerns the job, and of single ranks
+//! what concerns its own.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::base::id::Rank;
+use crate::model::entry::{Body, Fact};
+use crate::model::verdict::Verdict;
+
+/// Lists of ranks up to this length are sent whole.
+const SHORT: usize = 64;
+
+/// The part of an entry for a host with these ranks; none if it is all about ranks of others.
+pub(super) fn part_for(body: &Arc<Body>, own: Range<u32>) -> Option<Arc<Body>> {
+    let ours = |rank: &Rank| own.contains(&rank.0);
+    let of_own = |ranks: &[Rank]| -> Vec<Rank> {
+        match ranks.len() > SHORT && ranks.is_sorted() {
+            true => within(ranks, |rank| *rank, &own).to_vec(),
+            false => ranks.to_vec(),
+        }
+    };
+    let part = match body.as_ref() {
+        Body::Fact(
+            Fact::RankConnected { rank, .. }
+            | Fact::RankRefused { rank, .. }
+            | Fact::RankRaised { rank, .. }
+            | Fact::RankEnding { rank, .. }
+            | Fact::RankExited { rank, .. },
+        ) => return ours(rank).then(|| Arc::clone(body)),
+        // Of each host a file, of each rank a place.
+        Body::Fact(Fact::EvidenceTaken { .. }) => return None,
+        Body::Fact(Fact::AttemptStarted { attempt, master_port, ranks }) => {
+            let ranks = within(ranks, |started| started.rank, &own).to_vec();
+            Body::Fact(Fact::AttemptStarted { attempt: *attempt, master_port: *master_port, ranks })
+        }
+        Body::Fact(Fact::AttemptEnded { attempt, orphans_killed, waiting }) if waiting.len() > SHORT => {
+            let (attempt, orphans_killed) = (*attempt, *orphans_killed);
+            Body::Fact(Fact::AttemptEnded { attempt, orphans_killed, waiting: of_own(waiting) })
+        }
+        Body::Fact(Fact::RanksHung { attempt, hang, acts }) if hang.victims.len() > SHORT => {
+            let mut hang = hang.clone();
+            hang.victims = of_own(&hang.victims);
+            Body::Fact(Fact::RanksHung { attempt: *attempt, hang, acts: *acts })
+        }
+        Body::Verdict(verdict) if verdict.victims.len() > SHORT => {
+            let victims = of_own(&verdict.victims);
+            Body::Verdict(Verdict { victims, ..verdict.clone() })
+        }
+        _ => return Some(Arc::clone(body)),
+    };
+    Some(Arc::new(part))
+}
+
+/// The part of a list in the order of ranks that is of these.
+fn within<'a, T>(all: &'a [T], rank: impl Fn(&T) -> Rank, own: &Range<u32>) -> &'a [T] {
+    let [from, to] = [own.start, own.end].map(|limit| all.partition_point(|one| rank(one).0 < limit));
+    all.get(from..to).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::id::{Attempt, Pid};
+    use crate::model::entry::StartedRank;
+
+    fn connected(rank: u32) -> Arc<Body> {
+        let (attempt, rank) = (Attempt(0), Rank(rank));
+        Arc::new(Body::Fact(Fact::RankConnected { attempt, rank, client: String::new() }))
+    }
+
+    #[test]
+    fn what_is_said_of_a_rank_goes_to_its_host() {
+        assert!(part_for(&connected(8), 8..16).is_some());
+        assert!(part_for(&connected(15), 8..16).is_some());
+        assert!(part_for(&connected(16), 8..16).is_none());
+    }
+
+    #[test]
+    fn of_the_ranks_that_started_a_host_gets_its_own_and_what_concerns_the_job_whole() {
+        let started = |rank| StartedRank { rank: Rank(rank), local_rank: 0, pid: Pid(1), page: None };
+        let (attempt, ranks) = (Attempt(0), (0..100).map(started).collect());
+        let body = Arc::new(Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks }));
+        let part = part_for(&body, 8..16).expect("all hosts are told of a start");
+        let Body::Fact(Fact::AttemptStarted { ranks, .. }) = part.as_ref() else { panic!("{part:?}") };
+        assert_eq!(
+            ranks.iter().map(|started| started.rank.0).collect::<Vec<_>>(),
+            (8..16).collect::<Vec<_>>()
+        );
+        let waiting: Vec<Rank> = (0..100).map(Rank).collect();
+        let body = Arc::new(Body::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting }));
+        let part = part_for(&body, 96..104).expect("all hosts are told of an end");
+        let Body::Fact(Fact::AttemptEnded { waiting, .. }) = part.as_ref() else { panic!("{part:?}") };
+        assert_eq!(*waiting, [96, 97, 98, 99].map(Rank));
+        let ended = Arc::new(Body::Fact(Fact::JobEnded { exit: 0, reason: String::new() }));
+        assert!(part_for(&ended, 0..8).is_some_and(|part| Arc::ptr_eq(&part, &ended)));
+    }
+}

@@ -1,0 +1,174 @@
+//! Messages of which a large job has tens of thousands a second, read in one go. The kind of a message is one of its fields, so
+//! serde first keeps all of it to look for that field, three times for a fact in a report. Here the kind is guessed from
+//! where launchers write it, and compared when the message is read. What does not fit is left to serde.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+
+use crate::base::id::{Attempt, Rank};
+use crate::base::time::Mono;
+use crate::checkpoint::inventory::Copy;
+use crate::hang::RankSeen;
+use crate::model::entry::{Fact, StepDone};
+
+use super::{Report, Up};
+
+#[derive(Deserialize)]
+struct Beat<'a> {
+    #[serde(borrow)]
+    up: Cow<'a, str>,
+    sent: Mono,
+}
+
+#[derive(Deserialize)]
+struct Acknowledged<'a> {
+    #[serde(borrow)]
+    up: Cow<'a, str>,
+    number: u64,
+}
+
+#[derive(Deserialize)]
+struct Seen<'a> {
+    #[serde(borrow)]
+    up: Cow<'a, str>,
+    attempt: Attempt,
+    ranks: Vec<RankSeen>,
+}
+
+#[derive(Deserialize)]
+struct Reported<'a, T> {
+    #[serde(borrow)]
+    up: Cow<'a, str>,
+    number: u64,
+    at: Mono,
+    report: T,
+}
+
+#[derive(Deserialize)]
+struct Steps {
+    #[serde(rename = "report")]
+    kind: String,
+    attempt: Attempt,
+    rank: Rank,
+    done: Vec<StepDone>,
+}
+
+#[derive(Deserialize)]
+struct Observed {
+    #[serde(rename = "report")]
+    kind: String,
+    fact: Fact,
+}
+
+#[derive(Deserialize)]
+struct Holding {
+    #[serde(rename = "report")]
+    kind: String,
+    attempt: Attempt,
+    copies: Vec<Copy>,
+}
+
+/// A message of the usual kinds, as launchers write it.
+pub(super) fn read(bytes: &[u8]) -> Option<Up> {
+    match kind_after(bytes, br#"{"up":""#)? {
+        b"beat" => {
+            let Beat { up, sent } = serde_json::from_slice(bytes).ok()?;
+            (up == "beat").then_some(Up::Beat { sent })
+        }
+        b"received" => {
+            let Acknowledged { up, number } = serde_json::from_slice(bytes).ok()?;
+            (up == "received").then_some(Up::Received { number })
+        }
+        b"seen" => {
+            let Seen { up, attempt, ranks } = serde_json::from_slice(bytes).ok()?;
+            (up == "seen").then_some(Up::Seen { attempt, ranks })
+        }
+        b"report" => report(bytes),
+        _ => None,
+    }
+}
+
+fn report(bytes: &[u8]) -> Option<Up> {
+    // Behind two numbers of at most 20 digits.
+    let head = bytes.get(..bytes.len().min(128))?;
+    let marker = br#""report":{"report":""#;
+    let begin = head.windows(marker.len()).position(|found| found == marker)?;
+    match kind_after(bytes.get(begin..)?, marker)? {
+        b"steps" => numbered(bytes, |Steps { kind, attempt, rank, done }| {
+            (kind == "steps").then_some(Report::Steps { attempt, rank, done })
+        }),
+        b"fact" => {
+            numbered(bytes, |Observed { kind, fact }| (kind == "fact").then_some(Report::Fact { fact }))
+        }
+        b"holding" => numbered(bytes, |Holding { kind, attempt, copies }| {
+            (kind == "holding").then_some(Report::Holding { attempt, copies })
+        }),
+        _ => None,
+    }
+}
+
+fn numbered<'a, T: Deserialize<'a>>(bytes: &'a [u8], report: impl Fn(T) -> Option<Report>) -> Option<Up> {
+    let Reported { up, number, at, report: found } = serde_json::from_slice::<Reported<'a, T>>(bytes).ok()?;
+    let report = report(found).filter(|_| up == "report")?;
+    Some(Up::Report { number, at, report })
+}
+
+/// The word between this and the next quotation mark.
+fn kind_after<'a>(bytes: &'a [u8], marker: &[u8]) -> Option<&'a [u8]> {
+    let rest = bytes.strip_prefix(marker)?;
+    rest.get(..rest.iter().take(16).position(|byte| *byte == b'"')?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recovery::hosts::wire::Join;
+
+    fn messages() -> Vec<Up> {
+        let (attempt, rank, at) = (Attempt(3), Rank(7), Mono(11));
+        let facts = [
+            Fact::RankConnected { attempt, rank, client: "a \"report\":{\"report\":\"steps\"".to_owned() },
+            Fact::AttemptEnded { attempt, orphans_killed: 1, waiting: vec![rank] },
+        ];
+        let reports = facts.map(|fact| Report::Fact { fact }).into_iter().chain([
+            Report::Steps { attempt, rank, done: vec![StepDone { loss: Some(0.1), ..StepDone::default() }] },
+            Report::Role { attempt, rank, role: "actor".to_owned(), stage: None },
+            Report::Holding { attempt, copies: Vec::new() },
+            Report::Opened { attempt, port: Ok(1) },
+        ]);
+        let reports = reports.map(|report| Up::Report { number: u64::MAX, at, report });
+        let others = [
+            Up::Join(Join::default()),
+            Up::Received { number: 5 },
+            Up::Beat { sent: at },
+            Up::Seen { attempt, ranks: Vec::new() },
+        ];
+        reports.chain(others).collect()
+    }
+
+    #[test]
+    fn each_message_is_what_serde_reads_and_those_that_are_many_are_read_in_one_go() {
+        for up in messages() {
+            let bytes = serde_json::to_vec(&up).expect("it is written");
+            assert_eq!(Up::read(&bytes).expect("it is read"), up);
+            let many = match &up {
+                Up::Join(_) => false,
+                Up::Report { report, .. } => !matches!(report, Report::Role { .. } | Report::Opened { .. }),
+                _ => true,
+            };
+            assert_eq!(read(&bytes).is_some(), many, "{up:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_written_another_way_is_left_to_serde() {
+        let beat = br#"{ "sent": 5, "up": "beat" }"#;
+        assert_eq!(read(beat), None);
+        assert_eq!(Up::read(beat).expect("it is read"), Up::Beat { sent: Mono(5) });
+        // The first word is no proof of the kind.
+        let role = br#"{"up":"report","number":1,"at":1,"x":{"report":{"report":"steps"}},"report":{"report":"role","attempt":1,"rank":2,"role":"a","stage":null,"done":[]}}"#;
+        assert!(matches!(Up::read(role), Ok(Up::Report { report: Report::Role { .. }, .. })));
+        assert!(Up::read(br#"{"up":"beat","sent":"soon"}"#).is_err());
+    }
+}

@@ -1,0 +1,84 @@
+//! Whether a rank is still waited for, asked after each of many reports: looked for where one was found last, so that all
+//! reports of an attempt together look at each rank a few times, and not each report at all ranks.
+
+use std::collections::BTreeMap;
+
+use crate::base::id::Rank;
+
+use super::RankState;
+
+/// Where a rank that is waited for was found last. What is asked of ranks must not become true again for one for which it
+/// was not, or only seldom: then all are looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Awaited(Option<Rank>);
+
+impl Awaited {
+    /// Whether there is such a rank.
+    pub(super) fn any(
+        &mut self,
+        ranks: &BTreeMap<Rank, RankState>,
+        is_awaited: impl Fn(Rank, &RankState) -> bool,
+    ) -> bool {
+        let from = self.0.unwrap_or(Rank(0));
+        let is_awaited = |(rank, state): &(&Rank, &RankState)| is_awaited(**rank, state);
+        let found = ranks.range(from..).find(is_awaited).or_else(|| ranks.range(..from).find(is_awaited));
+        self.0 = found.map(|(rank, _)| *rank);
+        found.is_some()
+    }
+}
+
+/// What is asked of the ranks of an attempt.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Asked {
+    /// One that has not connected.
+    pub(super) connected: Awaited,
+    /// One that sends heartbeats and has not completed a step.
+    pub(super) stepped: Awaited,
+    /// One that has not ended.
+    pub(super) ended: Awaited,
+    /// One that may yet show why its peers lost it.
+    pub(super) may_end: Awaited,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ranks(many: u32) -> BTreeMap<Rank, RankState> {
+        (0..many).map(|rank| (Rank(rank), RankState::default())).collect()
+    }
+
+    proptest! {
+        /// Reports in any order: the answer is that of a look at all ranks.
+        #[test]
+        fn it_is_what_a_look_at_all_ranks_finds(order in Just((0..40).collect::<Vec<u32>>()).prop_shuffle()) {
+            let (mut ranks, mut awaited) = (ranks(40), Awaited::default());
+            let is_awaited = |_: Rank, state: &RankState| !state.connected;
+            for rank in order {
+                prop_assert_eq!(awaited.any(&ranks, is_awaited), ranks.values().any(|state| !state.connected));
+                ranks.entry(Rank(rank)).or_default().connected = true;
+            }
+            prop_assert!(!awaited.any(&ranks, is_awaited));
+            // One for which it is true again is found, wherever it is.
+            ranks.entry(Rank(3)).or_default().connected = false;
+            prop_assert!(awaited.any(&ranks, is_awaited));
+        }
+    }
+
+    #[test]
+    fn reports_in_order_look_at_each_rank_a_few_times() {
+        let (mut ranks, mut awaited, looks) = (ranks(1000), Awaited::default(), Cell::new(0));
+        for rank in 0..1000 {
+            ranks.entry(Rank(rank)).or_default().connected = true;
+            awaited.any(&ranks, |_, state| {
+                looks.set(looks.get() + 1);
+                !state.connected
+            });
+        }
+        assert!(looks.get() < 4000, "{}", looks.get());
+    }
+}
