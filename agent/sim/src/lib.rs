@@ -3,7 +3,10 @@
 #![forbid(unsafe_code)]
 
 pub mod course;
+pub mod crowd;
 pub mod hang;
 pub mod mesh;
+pub mod productive;
 pub mod random;
+pub mod silence;
 pub mod slow;

@@ -22,6 +22,7 @@ mod process;
 mod replicate;
 mod replicate_nvrx;
 mod restart;
+mod simulate;
 mod soak;
 mod stop;
 mod training;
@@ -111,6 +112,8 @@ enum Name {
     Training,
     /// The judges on simulated jobs of up to 131,072 ranks.
     Judge,
+    /// Jobs of 100,000 ranks, simulated: their leader, their rounds, hosts taken for lost, time in training.
+    Simulate,
     /// How fast logs are read, how soon there is a verdict, and how right it is on labelled cases.
     Attribute,
     /// Real programs with faults of known cause: what the verdict and the decision were.
@@ -122,6 +125,14 @@ enum Name {
 }
 
 impl Name {
+    /// Whether it needs neither the program nor ranks, or has them made by itself.
+    fn needs_no_program(self) -> bool {
+        matches!(
+            self,
+            Name::Build | Name::Judge | Name::Simulate | Name::Attribute | Name::Replicate | Name::Verdicts
+        )
+    }
+
     /// Whether it needs the program and no ranks.
     fn is_of_the_agent_alone(self) -> bool {
         matches!(self, Name::KernelLog | Name::Gpus | Name::Counters)
@@ -150,10 +161,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     }
     let mut report = Report::begin(args.only.clone(), file, args.quick);
-    let needs_ranks = args.names.iter().any(|name| {
-        !matches!(name, Name::Build | Name::Judge | Name::Attribute | Name::Replicate | Name::Verdicts)
-            && !name.is_of_the_agent_alone()
-    });
+    let needs_ranks = args.names.iter().any(|name| !name.needs_no_program() && !name.is_of_the_agent_alone());
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     if bed.is_none() && args.names.iter().any(|name| name.is_of_the_agent_alone()) {
         building::release(&story)?;
@@ -170,6 +178,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
             (Name::Verdicts, _) => verdicts::measure(&story, &args.cells, args.part, args.quick, &mut report),
             (Name::Attribute, _) => attribute::measure(&story, !args.no_peers && !args.quick, &mut report),
+            (Name::Simulate, _) => simulate::measure(&story, args.quick, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples(300, 30), &mut report),
             (Name::Heartbeat, Some(bed)) => {
                 heartbeat::measure(&story, bed, args.at_most(5, 2), args.quick, &mut report);

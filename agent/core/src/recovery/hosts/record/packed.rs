@@ -158,7 +158,7 @@ mod tests {
             leads: host == 0,
             domain: format!("rack-{}", host / 16),
             moves: true,
-            prepares: host % 2 == 0,
+            prepares: host.is_multiple_of(2),
             host: name,
             address,
         }
@@ -202,11 +202,11 @@ mod tests {
                     replicas: format!("{}{}", name(2), name(3)),
                     listens: name(4),
                     domain: name(5),
-                    node_rank: (at % 3 == 0).then_some(at as u32),
+                    node_rank: at.is_multiple_of(3).then_some(at as u32),
                     ranks: at as u32 % 9,
-                    leads: at % 5 == 0,
-                    moves: at % 2 == 0,
-                    prepares: at % 7 == 0,
+                    leads: at.is_multiple_of(5),
+                    moves: at.is_multiple_of(2),
+                    prepares: at.is_multiple_of(7),
                 }
             });
             let seats = seated(members.collect());

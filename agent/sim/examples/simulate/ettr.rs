@@ -1,0 +1,80 @@
+//! The share of time in which a job trains (effective training time ratio), beside a scheduler that restarts the whole job.
+//!
+//! Rates: 419 unexpected and 47 planned interruptions of 16,384 GPUs in 54 days (Llama 3, arXiv:2407.21783, table 5); 6.5e-3
+//! failures per host and day (Meta RSC, arXiv:2410.21680). Kinds: table 5. Hangs: 9.9 % (ByteRobust, arXiv:2509.16293).
+//! Communicators: below 30 s on more than 10,000 GPUs (MegaScale, NSDI'24), 200 s on 98,000 (FT-HSDP, arXiv:2602.00277). The
+//! scheduler: 10 minutes to start again (RSC: 5 to 20), 129 s to load and 0.59 s and 51 s to save (ByteCheckpoint, 405B on
+//! 8,960 GPUs), hangs known after NCCL's 10 minutes. Ours is from `docs/benchmarks.md`.
+
+use mainstay_sim::productive::{Failure, Job};
+
+use crate::figure;
+
+/// Interruptions of a host in a day.
+const LLAMA: f64 = 466.0 / 54.0 / 2048.0;
+const RSC: f64 = 6.5e-3;
+
+/// Of 466: what a new process on the same host is enough for (software, NCCL's watchdog, dependencies, SDC), and maintenance.
+const SOFTWARE: f64 = (54.0 + 7.0 + 2.0 + 6.0) / 466.0;
+const HANGS: f64 = 0.099;
+
+const STEP: f64 = 6.0;
+
+/// State of a rank: 405 billion parameters of 16 bytes over 16,384 GPUs.
+const BYTES: f64 = 405e9 * 16.0 / 16_384.0;
+
+/// The leader's part of a round of 12,500 hosts, the goal of `simulate.round_12500`; less for fewer hosts.
+const ROUND: f64 = 2.0;
+
+/// `hosts.lost_to_verdict` and `hosts.swap_added`, their goals; `restart.kill_to_step`; `detect.hang` over 1.5 steps.
+const LOST: f64 = 3.0;
+const SWAP: f64 = 2.0;
+const RESTART: f64 = 0.15;
+const HANG: f64 = 1.5 * STEP + 1.9;
+
+/// Copies to a peer and back with TLS (`checkpoint.replicate_tls`, `checkpoint.restore_peer_fresh`), bytes a second of a host, and
+/// memcpy, of which a save takes 0.55 and a load from memory 1.05.
+const REPLICATE: f64 = 2.8e9;
+const RESTORE_PEER: f64 = 1.8e9;
+const MEMCPY: f64 = 16e9;
+const RANKS: f64 = 8.0;
+
+pub fn measure(quick: bool) {
+    let days = if quick { 200.0 } else { 2_000.0 };
+    let load = BYTES / MEMCPY * 1.05;
+    let from_peer = RANKS * BYTES / RESTORE_PEER;
+    let hardware = 1.0 - SOFTWARE - HANGS;
+    let ours = [
+        Failure { share: SOFTWARE, detect: 0.001, restart: ROUND + RESTART + load },
+        Failure { share: HANGS, detect: HANG, restart: ROUND + RESTART + load },
+        Failure { share: hardware, detect: LOST, restart: ROUND + SWAP + RESTART + from_peer },
+    ];
+    let theirs = [
+        Failure { share: 1.0 - HANGS, detect: 10.0, restart: 600.0 + 129.0 },
+        Failure { share: HANGS, detect: 600.0, restart: 600.0 + 129.0 },
+    ];
+    let job = |hosts: f64, rate: f64, communicators: f64| Job {
+        hosts,
+        rate,
+        failures: &ours,
+        communicators,
+        stall: 0.55 * BYTES / MEMCPY,
+        saved_after: RANKS * BYTES / REPLICATE,
+        step: STEP,
+    };
+    for (id, job) in [
+        ("ettr_16k", job(2_048.0, LLAMA, 30.0)),
+        ("ettr_16k_rsc", job(2_048.0, RSC, 30.0)),
+        ("ettr_100k", job(12_500.0, LLAMA, 30.0)),
+        ("ettr_100k_rsc", job(12_500.0, RSC, 30.0)),
+        ("ettr_100k_communicators_200s", job(12_500.0, LLAMA, 200.0)),
+    ] {
+        let scheduler = Job { failures: &theirs, stall: 0.59, saved_after: 51.0, ..job };
+        let runs =
+            |job: &Job<'_>| -> Vec<f64> { (0..9).map(|seed| job.productive(days, seed) * 100.0).collect() };
+        let mut peer = runs(&scheduler);
+        peer.sort_unstable_by(f64::total_cmp);
+        figure(id, "%", &runs(&job), peer.get(4).copied());
+        eprintln!("{id}: a failure each {:.0} s, a save each {:.0} s", job.apart(), job.saves_every());
+    }
+}

@@ -1,0 +1,518 @@
+//! The launcher that leads a large job, and the messages of all its followers: the core's own code of the leader, with followers
+//! that answer as followers do. Time is simulated, but what the leader's processor needs is measured and takes part in it: a
+//! message is handled when the one before is.
+//!
+//! Each message is decoded from the bytes that come over a connection, and encoded into those that go out. Not part of it:
+//! system calls and the encryption of connections.
+
+mod follower;
+mod messages;
+
+use std::collections::BTreeMap;
+
+use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
+use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::hang::{HangJudge, Limits};
+use mainstay_core::model::entry::{Body, Entry, JobSpec};
+use mainstay_core::recovery::hosts::lead::{Act, Lead, Office};
+use mainstay_core::recovery::hosts::merge::Merge;
+use mainstay_core::recovery::hosts::round::{Member, first};
+use mainstay_core::recovery::hosts::wire::{Command, Down, Report, Up};
+use mainstay_core::recovery::job::{Input, Job, Order};
+use mainstay_core::recovery::policy::{Budget, Settings};
+
+use crate::random::Random;
+use follower::{Answer, Follower};
+
+/// Nanoseconds.
+pub const MS: u64 = 1_000_000;
+/// Nanoseconds.
+pub const SECOND: u64 = 1000 * MS;
+
+/// How often the launcher looks after its hosts, as the real one.
+const LOOKS_EVERY: u64 = 100 * MS;
+
+/// How often followers beat.
+const BEATS_EVERY: u64 = 500 * MS;
+
+/// A step of the largest published runs takes about so long: 16 million tokens at 400 TFLOP/s per GPU (Llama 3, 405B).
+const STEPS_EVERY: u64 = 6 * SECOND;
+
+/// Sections that a rank enters or leaves in a step: data, forward, backward, optimizer and the step itself.
+const CHANGES: u64 = 5;
+
+/// A state that did not change is reported again after this.
+const AGAIN_EVERY: u64 = SECOND;
+
+/// What the job is like, and what it runs on.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Hosts.
+    pub hosts: u32,
+    /// Ranks on each.
+    pub ranks: u32,
+    /// Whether launchers keep copies of checkpoints for each other.
+    pub copies: bool,
+    /// Bytes that the leader's network card sends or receives in a second.
+    pub bytes_per_second: f64,
+    /// The way of a message between two hosts, in nanoseconds, without what it queues for.
+    pub latency: u64,
+    /// How long the store takes for a write, in nanoseconds.
+    pub store: u64,
+    /// How long the agent takes to answer what a failure means, in nanoseconds.
+    pub agent: u64,
+    /// How long a host takes for a command apart from what its ranks take, in nanoseconds.
+    pub host: u64,
+    /// Nanoseconds of processor time that were used so far.
+    pub processor: fn() -> u64,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Processor time of the leader, nanoseconds.
+    pub processor: u64,
+    /// Messages that it received, and their bytes.
+    pub received: (u64, u64),
+    /// Messages that it sent, and their bytes.
+    pub sent: (u64, u64),
+    /// Entries of its journal, and their bytes.
+    pub entries: (u64, u64),
+    /// Records that it had stored, and their bytes.
+    pub records: (u64, u64),
+    /// The longest message, in bytes.
+    pub longest: u64,
+}
+
+enum Event {
+    Beat(usize),
+    Step(usize),
+    Change(usize),
+    Again(usize),
+    Look,
+    Up(usize, Vec<u8>),
+    Tell(usize, Answer),
+    Mine(Answer),
+    Answered(usize, Answer),
+    Stored(u64),
+    Ruled,
+    LookAgain,
+}
+
+/// The leader with its followers.
+pub struct Crowd {
+    plan: Plan,
+    lead: Lead,
+    hangs: HangJudge,
+    followers: Vec<Follower>,
+    random: Random,
+    events: BTreeMap<(u64, u64), Event>,
+    numbers: u64,
+    now: u64,
+    /// Until when the leader is at work, and its network card in each direction.
+    busy: u64,
+    sends: u64,
+    receives: u64,
+    /// Whether ranks train.
+    trains: bool,
+    seq: u64,
+    buffer: Vec<u8>,
+    counts: Counts,
+    /// Seats that were told to start this attempt, and when the last of them was.
+    told: (Attempt, u32, u64),
+    /// When all hosts had their start command, by attempt.
+    begun: BTreeMap<Attempt, u64>,
+    phases: Vec<(&'static str, u64)>,
+    stored: Vec<u64>,
+}
+
+impl Crowd {
+    /// A job that begins now. All followers are connected.
+    pub fn new(plan: Plan, seed: u64) -> Crowd {
+        let members: Vec<Member> = (0..plan.hosts).map(|host| member(&plan, host)).collect();
+        let round = first(&members, plan.hosts).unwrap_or_default();
+        let merge = Merge::new(round, Span::seconds(600));
+        let at = Mono(SECOND);
+        let world_size = plan.hosts * plan.ranks;
+        let spec = JobSpec { world_size, local_world_size: plan.ranks, ..JobSpec::default() };
+        let mut out = Vec::new();
+        let policy = Settings::from(Budget { max_restarts: 100_000, window: None });
+        let job = Job::begin(at, spec, policy, &mut out);
+        let office = Office {
+            seat: 0,
+            launcher: launcher(0),
+            names: ("job".to_owned(), "launch".to_owned()),
+            hosts: (plan.hosts, plan.hosts),
+            lease: Span::seconds(10),
+            looks_every: Span(LOOKS_EVERY),
+            epoch: 1,
+            newest_record: 1,
+        };
+        let mut hangs = HangJudge::new(Limits::default(), true, Rank(0), plan.ranks as usize, at);
+        let of_each = |host| std::iter::repeat_n(host, plan.ranks as usize);
+        hangs.judge_all((0..plan.hosts).flat_map(of_each).collect(), at);
+        let mut crowd = Crowd {
+            followers: (0..plan.hosts).map(|host| Follower::new(host, plan.ranks)).collect(),
+            lead: Lead::new(at, job, merge, office),
+            hangs,
+            random: Random::new(seed),
+            events: BTreeMap::new(),
+            numbers: 0,
+            now: at.0,
+            busy: at.0,
+            sends: at.0,
+            receives: at.0,
+            trains: false,
+            seq: 0,
+            buffer: Vec::new(),
+            counts: Counts::default(),
+            told: (Attempt(0), 0, 0),
+            begun: BTreeMap::new(),
+            phases: Vec::new(),
+            stored: Vec::new(),
+            plan,
+        };
+        let connections: Vec<(String, u64)> =
+            (1..plan.hosts).map(|host| (launcher(host), u64::from(host))).collect();
+        crowd.work(|crowd| {
+            crowd.lead.gathered(&connections, Vec::new());
+            crowd.lead.begin_with(at, out);
+        });
+        for host in 0..plan.hosts as usize {
+            let first = |crowd: &mut Crowd, every: u64| crowd.now + crowd.below(every);
+            let (beat, again) = (first(&mut crowd, BEATS_EVERY), first(&mut crowd, AGAIN_EVERY));
+            if host > 0 {
+                crowd.at(beat, Event::Beat(host));
+            }
+            crowd.at(again, Event::Again(host));
+            // Ranks are in step with each other within some milliseconds.
+            for change in 1..=CHANGES {
+                let at = crowd.now + change * STEPS_EVERY / CHANGES + crowd.below(50 * MS);
+                crowd.at(at, if change == CHANGES { Event::Step(host) } else { Event::Change(host) });
+            }
+        }
+        let at = crowd.now;
+        crowd.at(at + LOOKS_EVERY, Event::Look);
+        crowd
+    }
+
+    /// What was counted until now.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// When all hosts had the command to start this attempt, nanoseconds.
+    pub fn begun(&self, attempt: Attempt) -> Option<u64> {
+        self.begun.get(&attempt).copied()
+    }
+
+    /// What the leader did when, since the last time it was asked.
+    pub fn phases(&mut self) -> Vec<(&'static str, u64)> {
+        std::mem::take(&mut self.phases)
+    }
+
+    /// When it had records stored, nanoseconds.
+    pub fn stored(&self) -> &[u64] {
+        &self.stored
+    }
+
+    /// Now, nanoseconds.
+    pub fn now(&self) -> u64 {
+        self.now.max(self.busy)
+    }
+
+    /// Whether all ranks run.
+    pub fn runs(&self) -> bool {
+        self.lead.merge().has_started()
+    }
+
+    /// Lets time pass until then, or until that is so.
+    pub fn run_until(&mut self, until: u64, done: impl Fn(&Crowd) -> bool) {
+        while !done(self) {
+            let Some(((at, number), event)) = self.events.pop_first() else { return };
+            if at > until {
+                self.events.insert((at, number), event);
+                self.now = until;
+                return;
+            }
+            self.now = at;
+            self.happens(event);
+        }
+    }
+
+    /// A rank on this host dies.
+    pub fn kill(&mut self, host: usize) {
+        self.trains = false;
+        let now = self.now;
+        self.phases.clear();
+        self.at(now, Event::Tell(host, Answer::Died));
+    }
+
+    fn below(&mut self, below: u64) -> u64 {
+        self.random.below(usize::try_from(below).unwrap_or(usize::MAX)) as u64
+    }
+
+    fn at(&mut self, at: u64, event: Event) {
+        self.numbers += 1;
+        self.events.insert((at, self.numbers), event);
+    }
+
+    fn happens(&mut self, event: Event) {
+        let now = self.now;
+        match event {
+            Event::Beat(host) => {
+                self.up(host, &Up::Beat { sent: Mono(now) });
+                let jitter = self.below(20 * MS);
+                self.at(now + BEATS_EVERY - 10 * MS + jitter, Event::Beat(host));
+            }
+            Event::Step(host) => {
+                self.stepped(host);
+                self.seen(host);
+                let jitter = self.below(4 * MS);
+                self.at(now + STEPS_EVERY - 2 * MS + jitter, Event::Step(host));
+            }
+            Event::Change(host) => {
+                self.seen(host);
+                let jitter = self.below(4 * MS);
+                self.at(now + STEPS_EVERY - 2 * MS + jitter, Event::Change(host));
+            }
+            Event::Again(host) => {
+                self.seen(host);
+                self.at(now + AGAIN_EVERY, Event::Again(host));
+            }
+            Event::Look => {
+                // The launcher's timer waits for the launcher.
+                let next = now.max(self.busy) + LOOKS_EVERY;
+                self.work(|crowd| {
+                    let at = Mono(crowd.busy);
+                    crowd.lead.look(at, None);
+                    if crowd.trains {
+                        let found = crowd.hangs.judge(at, None, &[]);
+                        assert!(found.is_none(), "no rank hangs: {found:?}");
+                    }
+                });
+                self.at(next, Event::Look);
+            }
+            Event::Up(host, bytes) => self.work(|crowd| crowd.hear(host, &bytes)),
+            Event::Tell(0, answer) | Event::Mine(answer) => self.mine(answer),
+            Event::Tell(host, answer) | Event::Answered(host, answer) => self.answer(host, answer),
+            Event::Stored(number) => self.work(|crowd| crowd.lead.stored(Mono(crowd.busy), number)),
+            Event::Ruled => self.tell(Input::Ruling(None)),
+            Event::LookAgain => self.tell(Input::LookAgain),
+        }
+    }
+
+    fn tell(&mut self, input: Input) {
+        self.work(|crowd| crowd.lead.tell_job(Mono(crowd.busy), input));
+    }
+
+    /// The leader does something, and then what comes of it; how long that takes is measured.
+    fn work(&mut self, what: impl FnOnce(&mut Crowd)) {
+        self.busy = self.busy.max(self.now);
+        let (from, began) = (self.busy, (self.plan.processor)());
+        what(self);
+        self.settle(from, began);
+        if self.lead.is_feed_due(Mono(self.busy)) {
+            self.lead.feed(|_| None);
+            self.settle(from, began);
+        }
+        let took = (self.plan.processor)().saturating_sub(began);
+        self.counts.processor += took;
+        self.busy = from + took;
+    }
+
+    fn settle(&mut self, from: u64, began: u64) {
+        let now = Mono(from);
+        while let Some(act) = self.lead.next_act(now) {
+            match act {
+                Act::Send(connection, down) => {
+                    let at = from + (self.plan.processor)().saturating_sub(began);
+                    self.down(at, connection as usize, down);
+                }
+                Act::Record(at, body) => self.record(at, body),
+                Act::Command(seat, command) => self.lead.command(seat, command),
+                Act::Obey(command) => {
+                    self.starts(from, &command);
+                    let at = from + self.plan.host;
+                    for answer in self.followers[0].obey(&command) {
+                        self.at(at, Event::Mine(answer));
+                    }
+                }
+                Act::Local(Order::Consult(_)) => self.at(from + self.plan.agent, Event::Ruled),
+                Act::Local(Order::LookAgain { at }) => self.at(at.0.max(from), Event::LookAgain),
+                Act::Store(number, record) => {
+                    let bytes = serde_json::to_vec(&record).map_or(0, |bytes| bytes.len() as u64);
+                    self.counts.records = (self.counts.records.0 + 1, self.counts.records.1 + bytes);
+                    self.stored.push(from);
+                    let at = from + (self.plan.processor)().saturating_sub(began) + self.plan.store;
+                    self.at(at, Event::Stored(number));
+                }
+                Act::Seen(_, ranks) => ranks.iter().for_each(|seen| self.hangs.seen_elsewhere(now, seen)),
+                Act::Finished(..) | Act::Local(_) | Act::Close(_) | Act::Say(_) | Act::Meet { .. } => {}
+                Act::Campaign | Act::StepDown(_) => unreachable!("the store does not fail here"),
+            }
+        }
+    }
+
+    fn record(&mut self, at: Mono, body: Body) {
+        self.seq += 1;
+        let entry = Entry {
+            seq: self.seq,
+            at: Stamp { mono: at, wall: Wall(0) },
+            boot: BootId("b".to_owned()),
+            job: Some(JobId("job".to_owned())),
+            origin_seq: None,
+            body,
+        };
+        self.buffer.clear();
+        // As it is written into the journal.
+        let _ = serde_json::to_writer(&mut self.buffer, &entry);
+        self.counts.entries = (self.counts.entries.0 + 1, self.counts.entries.1 + self.buffer.len() as u64);
+        self.lead.keep_recent(&entry);
+    }
+
+    /// A message goes to a follower.
+    fn down(&mut self, at: u64, host: usize, down: Down) {
+        self.buffer.clear();
+        let _ = serde_json::to_writer(&mut self.buffer, &down);
+        let bytes = self.buffer.len() as u64 + 4;
+        self.counts.sent = (self.counts.sent.0 + 1, self.counts.sent.1 + bytes);
+        self.counts.longest = self.counts.longest.max(bytes);
+        self.sends = self.sends.max(at) + (bytes as f64 / self.plan.bytes_per_second * 1e9) as u64;
+        if let Down::Command { number, command, .. } = down {
+            let arrives = self.sends + self.plan.latency;
+            self.starts(arrives, &command);
+            let ack = serde_json::to_vec(&Up::Received { number }).unwrap_or_default();
+            self.arrives(arrives, host, ack);
+            for answer in self.followers[host].obey(&command) {
+                self.at(arrives + self.plan.host, Event::Answered(host, answer));
+            }
+        }
+    }
+
+    /// A host has the command to start its ranks.
+    fn starts(&mut self, at: u64, command: &Command) {
+        let phase = match command {
+            Command::Stop { .. } => "stop",
+            Command::Seat { .. } => "seat",
+            Command::Open { .. } => "open",
+            Command::Gather { .. } => "gather",
+            Command::Bring { .. } => "bring",
+            Command::Start { .. } => "start",
+            _ => return,
+        };
+        match self.phases.last_mut() {
+            Some((last, when)) if *last == phase => *when = (*when).max(at),
+            _ => self.phases.push((phase, at)),
+        }
+        let Command::Start { attempt, .. } = command else { return };
+        if self.told.0 != *attempt {
+            self.told = (*attempt, 0, 0);
+        }
+        self.told = (*attempt, self.told.1 + 1, self.told.2.max(at));
+        if self.told.1 == self.plan.hosts {
+            self.begun.insert(*attempt, self.told.2);
+            self.trains = true;
+            self.hangs.begin_attempt(*attempt, Mono(at));
+        }
+    }
+
+    /// A message of a follower.
+    fn hear(&mut self, host: usize, bytes: &[u8]) {
+        let Ok(up) = Up::read(bytes) else { return };
+        let (at, connection) = (self.busy, host as u64);
+        if let Up::Beat { sent } = up {
+            self.down(at, host, Down::Beat { sent, at: Mono(at) });
+        }
+        self.lead.said(Mono(at), connection, up);
+    }
+
+    /// A follower sends a message.
+    fn up(&mut self, host: usize, up: &Up) {
+        let bytes = serde_json::to_vec(up).unwrap_or_default();
+        self.arrives(self.now, host, bytes);
+    }
+
+    fn arrives(&mut self, sent: u64, host: usize, bytes: Vec<u8>) {
+        let length = bytes.len() as u64 + 4;
+        self.counts.received = (self.counts.received.0 + 1, self.counts.received.1 + length);
+        let jitter = self.below(self.plan.latency / 4 + 1);
+        let came = self.receives.max(sent + self.plan.latency + jitter);
+        self.receives = came + (length as f64 / self.plan.bytes_per_second * 1e9) as u64;
+        // Messages of one connection stay in order.
+        let at = self.receives.max(self.followers[host].last + 1);
+        self.followers[host].last = at;
+        self.at(at, Event::Up(host, bytes));
+    }
+
+    fn answer(&mut self, host: usize, answer: Answer) {
+        let at = Mono(self.now);
+        for report in self.reports(host, answer) {
+            let number = self.followers[host].next_number();
+            self.up(host, &Up::Report { number, at, report });
+        }
+    }
+
+    fn mine(&mut self, answer: Answer) {
+        for report in self.reports(0, answer) {
+            self.work(|crowd| crowd.lead.report_of_mine(Mono(crowd.busy), report));
+        }
+    }
+
+    fn reports(&self, host: usize, answer: Answer) -> Vec<Report> {
+        messages::reports(&self.plan, &self.followers[host], answer)
+    }
+
+    fn stepped(&mut self, host: usize) {
+        if !self.trains || !self.runs() {
+            return;
+        }
+        let (step, attempt) = (self.now / STEPS_EVERY, self.lead.merge().attempt());
+        for rank in self.followers[host].ranks() {
+            let done = messages::step(self.now, step);
+            if host == 0 {
+                self.work(|crowd| {
+                    crowd.lead.see(Mono(crowd.busy), Input::Steps { attempt, rank, done: vec![done] });
+                });
+            } else {
+                let number = self.followers[host].next_number();
+                let report = Report::Steps { attempt, rank, done: vec![done] };
+                self.up(host, &Up::Report { number, at: Mono(self.now), report });
+            }
+        }
+    }
+
+    fn seen(&mut self, host: usize) {
+        if !self.trains || !self.runs() {
+            return;
+        }
+        let attempt = self.lead.merge().attempt();
+        let (now, ranks) = (self.now, self.followers[host].ranks());
+        let ranks = ranks.map(|rank| messages::seen(now, rank, STEPS_EVERY)).collect();
+        if host > 0 {
+            self.up(host, &Up::Seen { attempt, ranks });
+        }
+    }
+}
+
+/// The name of a launcher, as long as real ones.
+pub(crate) fn launcher(host: u32) -> String {
+    format!("node{host:05}-1f3c8a6e-{host:08x}")
+}
+
+fn member(plan: &Plan, host: u32) -> Member {
+    let address = format!("10.{}.{}.{}", host / 65_536, host / 256 % 256, host % 256);
+    Member {
+        launcher: launcher(host),
+        host: format!("node{host:05}"),
+        node_rank: Some(host),
+        ranks: plan.ranks,
+        replicas: if plan.copies { format!("{address}:41234") } else { String::new() },
+        listens: format!("{address}:40123"),
+        leads: host == 0,
+        domain: format!("rack-{}", host / 16),
+        moves: true,
+        prepares: true,
+        address,
+    }
+}

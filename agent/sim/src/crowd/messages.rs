@@ -1,0 +1,129 @@
+//! What followers of a large job send, as long as real messages are.
+
+use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::base::time::Mono;
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+use mainstay_core::hang::{Count, RankSeen, Sight};
+use mainstay_core::model::entry::{ExitStatus, Fact, Spent, StartedRank, StepDone};
+use mainstay_core::recovery::hosts::wire::Report;
+
+use super::follower::{Answer, Follower};
+use super::{MS, Plan, SECOND};
+
+/// Communicators of a rank: of tensor, pipeline, data and context parallelism.
+const COMMUNICATORS: u64 = 4;
+
+pub(super) fn reports(plan: &Plan, host: &Follower, answer: Answer) -> Vec<Report> {
+    let fact = |fact| Report::Fact { fact };
+    match answer {
+        Answer::Died => {
+            let died = exited(host.attempt, host.ranks().next().unwrap_or(Rank(0)), false);
+            vec![fact(died)]
+        }
+        Answer::Stopped(attempt) => {
+            let mut all: Vec<Report> = host.ranks().map(|rank| fact(exited(attempt, rank, true))).collect();
+            all.push(fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() }));
+            all
+        }
+        Answer::Opened(attempt) => vec![Report::Opened { attempt, port: Ok(29_500) }],
+        Answer::Seated(attempt, seat) => vec![Report::Seated { attempt, seat }],
+        Answer::Holding(attempt) => vec![Report::Holding { attempt, copies: holding(plan, host) }],
+        Answer::Brought(attempt, step) => vec![Report::Brought { attempt, step, error: None }],
+        Answer::Started(attempt) => {
+            let first = host.ranks().next().map_or(0, |rank| rank.0);
+            let ranks = host.ranks().map(|rank| StartedRank {
+                rank,
+                local_rank: rank.0 - first,
+                pid: pid(rank),
+                page: Some(format!("rank{}-{attempt}", rank.0)),
+            });
+            vec![fact(Fact::AttemptStarted { attempt, master_port: 29_500, ranks: ranks.collect() })]
+        }
+        Answer::Connected(attempt) => {
+            let client = || "python 0.1.0".to_owned();
+            host.ranks().map(|rank| fact(Fact::RankConnected { attempt, rank, client: client() })).collect()
+        }
+    }
+}
+
+fn pid(rank: Rank) -> Pid {
+    Pid(i32::try_from(rank.0).unwrap_or(0) + 1000)
+}
+
+fn exited(attempt: Attempt, rank: Rank, after_stop: bool) -> Fact {
+    let line = "[rank] W1125 12:00:00.000000 torch/distributed/elastic: the process group is torn down";
+    Fact::RankExited {
+        attempt,
+        rank,
+        pid: pid(rank),
+        status: ExitStatus::Signal(9),
+        step: Some(1000),
+        data: None,
+        after_stop,
+        stderr_tail: vec![line.to_owned(); 2],
+        stdout_tail: Vec::new(),
+        stderr_times: Vec::new(),
+        stdout_times: Vec::new(),
+    }
+}
+
+/// Each rank's newest two steps, and as many that are kept for another host.
+fn holding(plan: &Plan, host: &Follower) -> Vec<Copy> {
+    let world = plan.hosts * plan.ranks;
+    let copy = |rank: u32, step: u64, own: bool| Copy {
+        holder: String::new(),
+        medium: Medium::Memory,
+        own,
+        verified: own,
+        shard: Shard {
+            of: StepKey { step, job: "job".to_owned(), run: "llm@1732535000".to_owned(), attempt: 0, world },
+            rank,
+            root: format!("{rank:064x}"),
+            bytes: 400_000_000,
+            created: 1_732_535_000,
+            piece: None,
+        },
+    };
+    let steps = [900, 1000];
+    let own = host.ranks().flat_map(|rank| steps.map(|step| copy(rank.0, step, true)));
+    let kept =
+        host.ranks().flat_map(|rank| steps.map(|step| copy((rank.0 + plan.ranks) % world, step, false)));
+    if plan.copies { own.chain(kept).collect() } else { Vec::new() }
+}
+
+pub(super) fn step(now: u64, step: u64) -> StepDone {
+    StepDone {
+        step,
+        start: Mono(now - 6 * SECOND),
+        end: Mono(now),
+        spent: Spent { wait_ns: 412 * MS, pause_ns: 0, alone_ns: 1733 * MS },
+        loss: Some(2.071_834_5),
+        ..StepDone::default()
+    }
+}
+
+pub(super) fn seen(now: u64, rank: Rank, step: u64) -> RankSeen {
+    let count = |comm: u64| Count {
+        comm: 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(comm + 1),
+        entered: now / (step / 64),
+        completed: now / (step / 64),
+        signature: 0x1234_5678_9abc,
+    };
+    let sight = Sight {
+        registered: true,
+        claim: 1,
+        beats: now / (step / 5),
+        beat_at: Mono(now),
+        step: Some(now / step),
+        since: Mono(now),
+        ..Sight::default()
+    };
+    RankSeen {
+        rank,
+        sight,
+        section: Some("forward".to_owned()),
+        long: None,
+        counts: (0..COMMUNICATORS).map(count).collect(),
+        probe: None,
+    }
+}

@@ -1,0 +1,127 @@
+//! How much of the time a job trains: failures come at published rates, and each costs what was measured.
+
+use crate::random::Random;
+
+/// A way in which a job fails.
+#[derive(Clone, Copy, Debug)]
+pub struct Failure {
+    /// How often, as a share of all.
+    pub share: f64,
+    /// Seconds until it is known.
+    pub detect: f64,
+    /// Seconds from then on until all ranks train, without the ranks' communicators.
+    pub restart: f64,
+}
+
+/// A job, and who looks after it. All times in seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// Hosts.
+    pub hosts: f64,
+    /// Failures of a host in a day.
+    pub rate: f64,
+    /// What fails.
+    pub failures: &'a [Failure],
+    /// Until ranks can exchange data after each start.
+    pub communicators: f64,
+    /// How long a save holds up training.
+    pub stall: f64,
+    /// How long after a save it can be loaded.
+    pub saved_after: f64,
+    /// A step of training.
+    pub step: f64,
+}
+
+impl Job<'_> {
+    /// Seconds between two failures.
+    pub fn apart(&self) -> f64 {
+        86_400.0 / (self.hosts * self.rate)
+    }
+
+    /// How often it saves: as Young's formula advises, at whole steps.
+    pub fn saves_every(&self) -> f64 {
+        let best = (2.0 * self.stall.max(1e-6) * self.apart()).sqrt().max(self.saved_after);
+        (best / self.step).ceil().max(1.0) * self.step
+    }
+
+    /// The share of so many days in which the job made steps that were kept. Failures come in bursts: the times between them have
+    /// a coefficient of variation of 5, as on Titan.
+    pub fn productive(&self, days: f64, seed: u64) -> f64 {
+        let mut random = Random::new(seed);
+        let (end, every) = (days * 86_400.0, self.saves_every());
+        let (mut now, mut kept) = (0.0, 0.0);
+        let mut fails_at = self.gap(&mut random);
+        // Training begins again after each restart.
+        let mut trains_from = self.communicators;
+        while now < end {
+            if fails_at < trains_from {
+                // A failure in the middle of a restart: it begins again.
+                now = fails_at;
+                trains_from = now + self.cost(&mut random);
+            } else {
+                let ran = fails_at.min(end) - trains_from;
+                let saves = ((ran - self.saved_after).max(0.0) / (every + self.stall)).floor();
+                // The last part of the run is not lost.
+                kept += if fails_at < end { saves * every } else { ran * every / (every + self.stall) };
+                now = fails_at;
+                trains_from = now + self.cost(&mut random);
+            }
+            fails_at = now + self.gap(&mut random);
+        }
+        kept / end
+    }
+
+    fn cost(&self, random: &mut Random) -> f64 {
+        let mut left = f64::from(random.unit());
+        for failure in self.failures {
+            left -= failure.share;
+            if left <= 0.0 {
+                return failure.detect + failure.restart + self.communicators;
+            }
+        }
+        self.communicators
+    }
+
+    /// Log-normal, with the mean of [`Job::apart`].
+    fn gap(&self, random: &mut Random) -> f64 {
+        let variance = 26_f64.ln();
+        let normal = f64::from(random.normals().0);
+        self.apart() * (variance.sqrt() * normal - variance / 2.0).exp()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(failures: &[Failure]) -> Job<'_> {
+        Job {
+            hosts: 1000.0,
+            rate: 0.0864,
+            failures,
+            communicators: 0.0,
+            stall: 0.0,
+            saved_after: 0.0,
+            step: 1.0,
+        }
+    }
+
+    #[test]
+    fn a_failure_each_thousand_seconds_that_costs_ten_leaves_99_percent() {
+        let failures = [Failure { share: 1.0, detect: 4.0, restart: 6.0 }];
+        let job = job(&failures);
+        assert!((job.apart() - 1000.0).abs() < 1e-6);
+        let productive = job.productive(2000.0, 1);
+        assert!((productive - 0.99).abs() < 0.003, "{productive}");
+        assert_eq!(productive.to_bits(), job.productive(2000.0, 1).to_bits(), "the same seed, the same job");
+    }
+
+    #[test]
+    fn saves_that_cost_more_are_rarer() {
+        let failures = [Failure { share: 1.0, detect: 0.0, restart: 0.0 }];
+        let cheap = Job { stall: 0.02, ..job(&failures) };
+        let dear = Job { stall: 20.0, ..job(&failures) };
+        assert!(cheap.saves_every() < dear.saves_every());
+        assert!(cheap.productive(100.0, 1) > dear.productive(100.0, 1));
+    }
+}
