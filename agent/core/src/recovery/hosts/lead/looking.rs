@@ -9,8 +9,13 @@ use crate::recovery::hosts::wire::Command;
 /// A leader that misses so many of its looks has stood still: what followers sent meanwhile may not have been read yet.
 const MISSED_LOOKS: u64 = 4;
 
-/// How often the store gets to know how the job goes. Whoever takes over counts time and steps from there.
-const REMEMBERED_EVERY: Span = Span::seconds(30);
+/// How often the store gets to know how a job of that many hosts goes. Whoever takes over counts time and steps from there. All
+/// launchers read what is written, and it grows with the hosts: a large job has it written less often.
+fn remembered_every(hosts: usize) -> Span {
+    const UP_TO: u64 = 256;
+    let times = (hosts as u64).div_ceil(UP_TO).max(1);
+    Span::seconds(30 * times)
+}
 
 impl Lead {
     /// Time has passed: followers that no one reaches are lost. `silent`: for how long the store has not answered.
@@ -31,7 +36,7 @@ impl Lead {
             self.look_at(now, seat);
         }
         self.merge.look(now, &mut self.next);
-        if now.since(self.remembered) >= REMEMBERED_EVERY {
+        if now.since(self.remembered) >= remembered_every(self.links.len()) {
             self.remembered = now;
             self.record_due = true;
         }
@@ -88,5 +93,17 @@ impl Lead {
         if let Some(link) = seat.and_then(|seat| self.links.get_mut(seat)) {
             link.vital.looked(by, sight);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_job_is_written_down_less_often() {
+        assert_eq!(remembered_every(1), Span::seconds(30));
+        assert_eq!(remembered_every(256), Span::seconds(30));
+        assert_eq!(remembered_every(12_500), Span::seconds(49 * 30));
     }
 }

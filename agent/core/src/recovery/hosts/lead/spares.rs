@@ -2,6 +2,7 @@
 
 use super::{Act, Lead};
 use crate::recovery::hosts::link::Connection;
+use crate::recovery::hosts::merge::COPIES_AMONG;
 use crate::recovery::hosts::round::{Member, Seated, vacant};
 use crate::recovery::hosts::wire::{Down, Spare};
 
@@ -28,8 +29,12 @@ impl Lead {
         Spare { seat, job, launch }
     }
 
-    /// Tells all launchers where copies are kept, if that has changed. Before there was a spare, hosts know it by themselves.
+    /// Tells all launchers where copies are kept, if that has changed. Before there was a spare, hosts know it by themselves. In
+    /// a large job spares keep none: who keeps copies with whom differs from host to host there.
     pub(super) fn tell_who_keeps(&mut self) {
+        if self.links.len() > COPIES_AMONG {
+            return;
+        }
         let spares = self.spares.iter().map(|(member, _)| member);
         let spares = spares.filter(|member| member.prepares && !member.replicas.is_empty());
         let spares: Vec<String> = spares.map(|member| member.replicas.clone()).collect();
