@@ -316,7 +316,9 @@ impl Follow {
         if self.gone.is_none() {
             self.gone = Some(now);
             let host = &self.leader.host;
-            let said = format!("no connection to the leader on host {host}: {why}; the ranks go on");
+            // A spare has no ranks.
+            let ranks = if self.waits { "" } else { "; the ranks go on" };
+            let said = format!("no connection to the leader on host {host}: {why}{ranks}");
             self.acts.push_back(Act::Say(said));
         }
         if !self.cut_off {
