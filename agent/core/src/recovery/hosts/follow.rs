@@ -135,6 +135,8 @@ pub struct Follow {
     misses: bool,
     /// Whether ranks of an attempt may run here.
     runs: bool,
+    /// Whether the present leader has had them stopped.
+    stops: bool,
     /// Whether it has no seat for the moment.
     waits: bool,
     /// Whether the leader was given up.
@@ -175,6 +177,7 @@ impl Follow {
             vital,
             misses: false,
             runs: false,
+            stops: false,
             waits: false,
             cut_off: false,
         }
@@ -235,8 +238,9 @@ impl Follow {
         self.runs &= !is_end(&report);
         self.keep(at, &report);
         if self.catches_up {
-            // An answer to the new leader: it goes with the rest.
-            if self.is_connected() && is_end(&report) {
+            // An answer to the new leader: it goes with the rest, also if the connection has just ended. What it ordered is
+            // not ordered again.
+            if (self.is_connected() || self.stops) && is_end(&report) {
                 self.log.push_back((at, report));
             }
             return;
@@ -377,6 +381,7 @@ impl Follow {
                 Received::New => {
                     self.send(Up::Received { number });
                     self.runs |= matches!(command, Command::Start { .. });
+                    self.stops |= matches!(command, Command::Stop { .. });
                     self.acts.push_back(Act::Obey(command));
                 }
                 Received::Again => self.send(Up::Received { number: self.inbox.have() }),
@@ -463,7 +468,7 @@ impl Follow {
                 self.acts.push_back(Act::Say(said));
                 (self.open, self.gone, self.since) = (false, Some(now), newest);
                 (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
-                (self.clock, self.catches_up) = (Mapping::default(), true);
+                (self.clock, self.catches_up, self.stops) = (Mapping::default(), true, false);
                 (self.refusals, self.leader) = (None, leader);
                 self.vital = Vital::expected(now, self.lease);
                 self.miss_leader(false);

@@ -1,15 +1,16 @@
 //! Single failures by name: what the simulation found, and how other launchers broke.
 
+use mainstay_core::base::id::Attempt;
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::model::entry::{ExitStatus, JobSpec};
+use mainstay_core::model::entry::{ExitStatus, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads};
 use mainstay_core::recovery::hosts::lead::{self, Lead, Office, SteppedDown};
 use mainstay_core::recovery::hosts::merge::Merge;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::round::{Member, Seated, first};
-use mainstay_core::recovery::hosts::wire::{Down, Seat};
-use mainstay_core::recovery::job::Job;
+use mainstay_core::recovery::hosts::wire::{Command, Down, Report, Seat, Up};
+use mainstay_core::recovery::job::{Job, StopWhy};
 
 use super::faults::Fault;
 use super::network::STORE;
@@ -99,6 +100,31 @@ fn a_launcher_that_waits_for_a_seat_does_not_wait_for_ever_where_no_launcher_lea
         std::iter::from_fn(|| follow.next_act()).last(),
         Some(follow::Act::CutOff(CutOff::NoLeader))
     ));
+}
+
+#[test]
+fn the_answer_to_a_new_leader_is_not_lost_with_the_connection_on_which_it_asked() {
+    let mut follow = follower();
+    let attempt = Attempt(0);
+    let leads = Leads { launcher: "l2".to_owned(), host: "h2".to_owned(), epoch: 2 };
+    follow.led_by(Mono(2), leads, 0);
+    let seat = Seat { group_rank: 1, group_world_size: 2, first_rank: 1, world_size: 2 };
+    let welcomed = |follow: &mut Follow| {
+        follow.connected();
+        let (job, launch) = (String::new(), String::new());
+        follow.said(Mono(3), Down::Welcome { seat: seat.clone(), job, launch, have: 0, epoch: 2 });
+    };
+    welcomed(&mut follow);
+    let command = Command::Stop { attempt, why: StopWhy::Fault, save_after: None };
+    follow.said(Mono(4), Down::Command { number: 1, epoch: 2, command });
+    follow.disconnected(Mono(5), "it was reset", false);
+    let ended = Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() };
+    follow.report(Mono(6), Report::Fact { fact: ended.clone() });
+    welcomed(&mut follow);
+    follow.said(Mono(8), Down::Beat { sent: Mono(7), at: Mono(7) });
+    let acts: Vec<_> = std::iter::from_fn(|| follow.next_act()).collect();
+    let answers = |act: &follow::Act| matches!(act, follow::Act::Send(Up::Report { report: Report::Fact { fact }, .. }) if *fact == ended);
+    assert!(acts.iter().any(answers), "{acts:?}");
 }
 
 /// NVRx#348: one host more than the job needs ends NVRx's job with "Maximum number of nodes exceeded".
