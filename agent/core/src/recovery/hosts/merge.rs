@@ -201,8 +201,13 @@ impl Merge {
         merge.attempt = attempt;
         // Another leader may have stored seats that hosts have not got.
         merge.hosts.iter_mut().for_each(|host| host.knows = !host.seated.member.moves);
-        // That the host of the leader before is lost comes next.
-        merge.phase = if running { Phase::Started } else { Phase::Starting { port: 0 } };
+        merge.phase = match running {
+            true => Phase::Started,
+            false => {
+                let error = "the leader was lost before it was known that all ranks had started";
+                Phase::Abandoning { error: error.to_owned() }
+            }
+        };
         merge.ran = running.then(|| merge.world());
         for host in merge.hosts.iter_mut().filter(|_| running) {
             host.started = Some(host.unseen());
@@ -217,9 +222,9 @@ impl Merge {
 
     /// Has a start that the leader before did not bring about stopped on all hosts that are there.
     pub fn give_up_start(&mut self, at: Mono, next: &mut VecDeque<Next>) {
-        if matches!(self.phase, Phase::Starting { .. }) {
-            let error = "the leader was replaced before it was known that all ranks had started";
-            self.abandon(error.to_owned(), next);
+        if let Phase::Abandoning { error } = &self.phase {
+            let error = error.clone();
+            self.abandon(error, next);
             self.end_if_over(at, next);
         }
     }
