@@ -8,10 +8,12 @@ Every round begins with one memcpy of the same bytes between two warm buffers, s
 import contextlib
 import gc
 import json
+import mmap
 import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -60,6 +62,20 @@ def main():
             tensor = loaded[f"layer{number}.weight"]
             assert tensor[0] == number and tensor[-1] == number
 
+    def new_memory():
+        """What the kernel alone takes for the pages of as much new memory, in huge pages and by two threads: nothing is copied."""
+        fresh = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        fresh.madvise(mmap.MADV_HUGEPAGE)
+        pages = np.frombuffer(fresh, np.uint8)[::4096]
+        half = len(pages) // 2
+        # numpy lets other threads run while it fills.
+        other = threading.Thread(target=pages[:half].fill, args=(1,))
+        began = now()
+        other.start()
+        pages[half:].fill(1)
+        other.join()
+        return now() - began
+
     memcpy()
     try:
         save, settled, load, load_into = WAYS[TOOL](state, place)
@@ -82,6 +98,8 @@ def main():
             check(loaded)
             del loaded
             tell(what="load", copy=copy, took=took)
+            copy = memcpy()
+            tell(what="new memory", copy=copy, took=new_memory())
         for _ in range(SAMPLES):
             copy = memcpy()
             for tensor in state.values():

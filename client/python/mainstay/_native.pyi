@@ -113,8 +113,9 @@ def read_verified(
     chunk: int,
     sums: list[int],
     range: Tuple[int, int],
-    pieces: list[Tuple[int, int, int]],
+    pieces: list[Tuple[int, int, int, bool]],
     threads: int,
+    memory: "SlotMemory | bool",
 ) -> Optional[int]: ...
 
 # For tests: see docs/reference/python.md.

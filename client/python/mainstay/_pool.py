@@ -118,6 +118,12 @@ class Memory:
             self._mapped[slot.index] = ((slot.file, slot.capacity), mapped)
             return mapped
 
+    def mapped(self, slot, path: str):
+        """What is mapped of a slot of the file at `path`; None where nothing is."""
+        known = self._mapped.get(slot.index)
+        of_path = os.path.dirname(path) == self._home
+        return known[1] if of_path and known is not None and known[0] == (slot.file, slot.capacity) else None
+
     def take(self, size: int, identity):
         """A slot for so many bytes; None where there is no room in memory for it at all."""
         epoch, end = identity.attempt, None
@@ -334,6 +340,16 @@ def _settle(pages: list, pool: str) -> None:
         time.sleep(0.002)
 
 
+def _mapped(copy: Copy):
+    """The mapping of a copy's slot, if this process has it for its saves."""
+    for (process, *_), memory in list(_open.items()):
+        if memory is not None and process == os.getpid():
+            mapped = memory.mapped(copy.slot, copy.path)
+            if mapped is not None:
+                return mapped
+    return None
+
+
 class Spoilt(Exception):
     """A copy in memory is not what was sealed; the text says whose."""
 
@@ -366,7 +382,7 @@ def _checked(copy: Copy, epoch: int, read) -> Any:
     except OSError as error:
         raise Spoilt(f"{copy.path}: {error.strerror}") from None
     try:
-        result = read(_shard.Reader(descriptor, copy.manifest))
+        result = read(_shard.Reader(descriptor, copy.manifest, _mapped(copy) or True))
     except _shard.Changed as changed:
         if not copy.control.is_still(copy.slot):
             raise Spoilt(f"{copy.path} holds another step by now") from None

@@ -22,11 +22,13 @@ def threads() -> int:
 
 
 class Reader:
-    """A shard whose manifest is intact, behind an open descriptor."""
+    """A shard whose manifest is intact, behind an open descriptor. ``memory`` says that its file is the launcher's, in memory: then it
+    is read in a mapping, the given one or one of its own."""
 
-    def __init__(self, descriptor: int, manifest: dict):
+    def __init__(self, descriptor: int, manifest: dict, memory: Any = False):
         (self._file,) = manifest["files"].values()
         self._descriptor = descriptor
+        self._memory = memory
         self._chunk = manifest["chunk_bytes"]
         self._sums = [int(digits, 16) for digits in manifest["chunks"]]
         self._size = self._file["size"]
@@ -50,7 +52,7 @@ class Reader:
             given = into.room(name, kind, dtype, shape) if into is not None else None
             rooms[name], address = given or _container.room(kind, dtype, shape, element)
             if length:
-                pieces.append((at, length, address))
+                pieces.append((at, length, address, given is None))
         self._read(0, len(self._sums), sorted(pieces))
         return _container.join(rest, rooms.__getitem__)
 
@@ -60,13 +62,13 @@ class Reader:
         content = bytearray(length)
         if length:
             address = ctypes.addressof((ctypes.c_char * length).from_buffer(content))
-            self._read(at // self._chunk, (at + length - 1) // self._chunk + 1, [(at, length, address)])
+            self._read(at // self._chunk, (at + length - 1) // self._chunk + 1, [(at, length, address, False)])
         return content
 
     def _read(self, first: int, end: int, pieces: list) -> None:
         try:
             bad: Optional[int] = _native.read_verified(
-                self._descriptor, self._size, self._chunk, self._sums, (first, end), pieces, threads()
+                self._descriptor, self._size, self._chunk, self._sums, (first, end), pieces, threads(), self._memory
             )
         except (OSError, ValueError) as error:
             raise Changed(f"it cannot be read: {error}") from None

@@ -3,7 +3,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
+use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
@@ -14,7 +16,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::copying::{self, Piece};
+use crate::copying::{self, Destination, Piece, Sealed, Source};
 
 /// A file mapped for reading and writing, for as long as this value lives.
 #[derive(Debug)]
@@ -30,7 +32,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn of(file: &File, length: usize) -> io::Result<Mapping> {
+    fn of(file: &File, length: usize, protection: ProtFlags) -> io::Result<Mapping> {
         let length = NonZeroUsize::new(length).ok_or(io::ErrorKind::InvalidInput)?;
         if file.metadata()?.len() < length.get() as u64 {
             // Touching what lies beyond a file's end would end this process.
@@ -39,9 +41,8 @@ impl Mapping {
                 "the file is shorter than it should be",
             ));
         }
-        let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing of ours.
-        let start = unsafe { mmap(None, length, both, MapFlags::MAP_SHARED, file, 0)? };
+        let start = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, file, 0)? };
         Ok(Mapping { start, length, owner: std::process::id() })
     }
 
@@ -50,6 +51,10 @@ impl Mapping {
         unsafe { madvise(self.start, self.length.get(), advice) }?;
         Ok(())
     }
+}
+
+fn both() -> ProtFlags {
+    ProtFlags::PROT_READ | ProtFlags::PROT_WRITE
 }
 
 impl Drop for Mapping {
@@ -135,7 +140,7 @@ impl PyControl {
     #[new]
     fn open(path: PathBuf) -> PyResult<PyControl> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        let control = PyControl(Mapping::of(&file, CONTROL_BYTES)?);
+        let control = PyControl(Mapping::of(&file, CONTROL_BYTES, both())?);
         control.page()?;
         Ok(control)
     }
@@ -223,7 +228,7 @@ impl SlotMemory {
     fn open(py: Python<'_>, path: PathBuf, bytes: usize) -> PyResult<SlotMemory> {
         let mapped = py.detach(|| {
             let file = OpenOptions::new().read(true).write(true).open(path)?;
-            let mapping = Mapping::of(&file, bytes)?;
+            let mapping = Mapping::of(&file, bytes, both())?;
             mapping.advise(MmapAdvise::MADV_DONTFORK)?;
             // Before Linux 5.14 the first copy pays for the pages.
             let _ = mapping.advise(MmapAdvise::MADV_POPULATE_WRITE);
@@ -299,7 +304,11 @@ fn manifest_complaint(content: &[u8]) -> Option<String> {
 }
 
 /// Reads chunks `first` to before `end` of a file of `size` bytes that was sealed in chunks with these checksums: pieces
-/// `(offset, length, address)` go where they say, the rest nowhere. The first chunk whose bytes are others, or `None`. Other Python threads run meanwhile.
+/// `(offset, length, address, whether its memory is new)` go where they say, the rest nowhere. The first chunk whose bytes are others,
+/// or `None`. Other Python threads run meanwhile.
+///
+/// The file is in memory if `memory` is given: its mapping, or true. It is then read by a mapping; such a file is the launcher's and
+/// never becomes shorter.
 ///
 /// For this package alone, which holds the owners of all addresses for the whole call.
 #[pyfunction]
@@ -311,22 +320,49 @@ fn read_verified(
     chunk: u64,
     sums: Vec<u64>,
     range: (usize, usize),
-    pieces: Vec<(u64, u64, usize)>,
+    pieces: Vec<(u64, u64, usize, bool)>,
     threads: usize,
+    memory: Memory<'_>,
 ) -> PyResult<Option<usize>> {
     if chunk == 0 || size.div_ceil(chunk) != sums.len() as u64 {
         return Err(PyValueError::new_err("the checksums are not those of so many bytes"));
     }
     let mut at = 0;
-    for &(offset, length, _) in &pieces {
+    for &(offset, length, ..) in &pieces {
         let end = offset.checked_add(length).filter(|end| offset >= at && *end <= size);
         at = end.ok_or_else(|| PyValueError::new_err("pieces overlap, or lie beyond the file"))?;
     }
-    // SAFETY: the caller holds the destinations, which are its own new tensors and buffers, and the open descriptor.
-    let bad = py.detach(|| unsafe {
-        copying::read_verified(descriptor, size, chunk, &sums, range.0..range.1, &pieces, threads)
-    });
+    let pieces: Vec<Destination> = pieces
+        .into_iter()
+        .map(|(offset, length, address, is_new)| Destination { offset, length, address, is_new })
+        .collect();
+    // SAFETY: the descriptor is the caller's and stays open during the call; ManuallyDrop leaves it open after it.
+    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
+    let fresh;
+    let source = match &memory {
+        Memory::Mapped(mapped) if mapped.length() as u64 >= size => {
+            Source::Mapped { start: mapped.address(), populate: false }
+        }
+        Memory::Whether(true) if size > 0 => {
+            let length = usize::try_from(size).map_err(|_| PyValueError::new_err("the file is too large"))?;
+            fresh = Mapping::of(&file, length, ProtFlags::PROT_READ)?;
+            Source::Mapped { start: fresh.start.as_ptr() as usize, populate: true }
+        }
+        _ => Source::File(&file),
+    };
+    let sealed = Sealed { size, chunk, sums: &sums };
+    // SAFETY: the caller holds the destinations, which are its own new tensors and buffers, the open descriptor and the mapping, which
+    // is as long as the file.
+    let bad =
+        py.detach(|| unsafe { copying::read_verified(&source, &sealed, range.0..range.1, &pieces, threads) });
     Ok(bad?)
+}
+
+/// Whether a file is in memory, and its mapping where there is one already.
+#[derive(FromPyObject)]
+enum Memory<'py> {
+    Mapped(PyRef<'py, SlotMemory>),
+    Whether(bool),
 }
 
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
