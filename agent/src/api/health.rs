@@ -17,6 +17,7 @@ use super::ReadSide;
 use super::convert::device::device;
 use super::convert::health as convert;
 use super::preflight::{self, Wanted};
+use super::replicas::Replicas;
 use super::saving;
 use super::stream::{Answers, Caller, End, answer};
 
@@ -49,7 +50,7 @@ impl HealthService for Health {
             return Err(Status::not_found(format!("no job {:?} here; known: {known:?}", id.0)));
         };
         let now = (self.0.clock)();
-        let job = self.0.job(job, now);
+        let job = self.0.job(job, now, &Replicas::of(self.0.checkpoints.as_deref()));
         Ok(Response::new(GetJobResponse { job: Some(job) }))
     }
 
@@ -111,13 +112,16 @@ impl ReadSide {
         convert::server(&self.about, self.board.journal_error().as_deref(), now)
     }
 
-    fn job(&self, job: &JobView, now: Stamp) -> Job {
+    fn job(&self, job: &JobView, now: Stamp, replicas: &Replicas) -> Job {
         let tiers = saving::by_tier(job, self.checkpoints.as_deref());
-        convert::job(job, now, self.pace.of(&job.id, now.mono), &tiers)
+        let mut told = convert::job(job, now, self.pace.of(&job.id, now.mono), &tiers);
+        replicas.add_to(&mut told);
+        told
     }
 
     fn jobs(&self, view: &NodeView, now: Stamp) -> Vec<Job> {
-        view.jobs.values().map(|job| self.job(job, now)).collect()
+        let replicas = Replicas::of(self.checkpoints.as_deref());
+        view.jobs.values().map(|job| self.job(job, now, &replicas)).collect()
     }
 }
 

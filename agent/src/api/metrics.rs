@@ -2,11 +2,13 @@
 //! series behind. Names and meanings stand in `docs/reference/metrics.md`; a test compares.
 
 use mainstay_core::base::time::Stamp;
+use mainstay_core::checkpoint::lag::LagReason;
 use mainstay_core::checkpoint::owner;
 use mainstay_core::hardware::gpu::GpuView;
 use mainstay_core::hardware::tpu::metric as tpu;
 use mainstay_core::model::health::HealthState;
 use mainstay_core::view::node::{JobPhase, JobView, NodeView};
+use mainstay_tier::peer::Service;
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
@@ -63,6 +65,7 @@ const JOB_SAVE_INTERVAL: &str = "mainstay_job_save_interval_seconds";
 const JOB_SAVE_COST: &str = "mainstay_job_save_cost_ratio";
 const CHECKPOINT_AGE: &str = "mainstay_checkpoint_age_seconds";
 const CHECKPOINT_STEP: &str = "mainstay_checkpoint_step";
+const CHECKPOINT_BEHIND: &str = "mainstay_checkpoint_copies_behind_seconds";
 const CHECKPOINT_SENT: &str = "mainstay_checkpoint_sent_bytes_total";
 const CHECKPOINT_FAILURES: &str = "mainstay_checkpoint_send_failures_total";
 const CHECKPOINT_DAMAGED: &str = "mainstay_checkpoint_damaged_total";
@@ -167,6 +170,11 @@ pub const METRICS: &[Metric] = &[
         "Seconds since the newest step was sealed that is whole in a tier: memory, disk, peer, durable.",
     ),
     gauge_of(CHECKPOINT_STEP, &["run", "tier", "uid"], "That step."),
+    gauge_of(
+        CHECKPOINT_BEHIND,
+        &["reason", "run", "uid"],
+        "Seconds for which a saved step has waited for its copies on peers while no step got them, by reason: peer, slowdown, speed.",
+    ),
     Metric {
         name: CHECKPOINT_SENT,
         kind: Kind::Counter,
@@ -405,6 +413,7 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
         counter!(CHECKPOINT_PAID).absolute(toll.paid.as_secs());
         counter!(CHECKPOINT_HELD).absolute(toll.held.as_secs());
         counter!(CHECKPOINT_UNLIKE).absolute(counts.unlike);
+        lags(checkpoints);
         if let Some(durable) = checkpoints.durable_figures() {
             counter!(CHECKPOINT_SENT, "to" => "durable").absolute(durable.bytes_sent);
             counter!(CHECKPOINT_FAILURES, "to" => "durable").absolute(durable.failures);
@@ -418,6 +427,19 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
         gauge!(CHECKPOINT_AGE, "run" => run.clone(), "uid" => uid.clone(), "tier" => tier)
             .set(of.age_s(seconds) as f64);
         gauge!(CHECKPOINT_STEP, "run" => run, "uid" => uid, "tier" => tier).set(of.step as f64);
+    }
+}
+
+/// Whether replicas keep up. Reasons that do not apply are 0.
+fn lags(checkpoints: &Service) {
+    for lag in checkpoints.lags() {
+        let uid = owner::owner(&lag.of.run).map_or_else(String::new, |uid| uid.to_string());
+        let run = owner::name(&lag.of.run).to_owned();
+        for reason in LagReason::ALL {
+            let waits = if reason == lag.reason { lag.of.seconds() } else { 0 };
+            gauge!(CHECKPOINT_BEHIND, "run" => run.clone(), "uid" => uid.clone(), "reason" => reason.word())
+                .set(waits as f64);
+        }
     }
 }
 

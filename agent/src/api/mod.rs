@@ -23,6 +23,7 @@ pub mod operator;
 pub mod orders;
 mod pace;
 mod preflight;
+mod replicas;
 pub mod roles;
 mod saving;
 mod stream;

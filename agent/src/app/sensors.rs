@@ -41,6 +41,8 @@ use crate::store::kept::Kept;
 /// What observations of checkpoints on hosts are about, and that of ranks that should have saved the same and did not.
 const REPLICAS: &str = "checkpoint.replicas";
 const REPLICAS_DIFFER: &str = "replicas_differ";
+const COPIES_BEHIND: &str = "copies_behind";
+const COPIES_CAUGHT_UP: &str = "copies_caught_up";
 
 /// What the journal holds of what the rooms saw before this start, in any boot, oldest first.
 pub type Observed = [Seen];
@@ -103,6 +105,42 @@ fn observed(found: &ReplicaDivergence) -> Observation {
     }
 }
 
+/// What is told of replicas that do not keep up with saves, and when they do again: each once. `behind` has the runs that were told of.
+fn lagging(replicas: &Service, behind: &mut BTreeSet<String>) -> Vec<Observation> {
+    let lags = replicas.lags();
+    behind.retain(|run| lags.iter().any(|lag| lag.of.run == *run));
+    let mut news = Vec::new();
+    for lag in lags {
+        let (event, weight, detail) = match lag.sentence() {
+            Some(sentence) if behind.insert(lag.of.run.clone()) => (COPIES_BEHIND, Weight::Warning, sentence),
+            None if behind.remove(&lag.of.run) => {
+                let detail = "checkpoint: a newer step has its copies on peers again".to_owned();
+                (COPIES_CAUGHT_UP, Weight::Info, detail)
+            }
+            _ => continue,
+        };
+        let name = mainstay_core::checkpoint::owner::name(&lag.of.run).to_owned();
+        let mut values = BTreeMap::from([
+            ("run".to_owned(), name),
+            ("reason".to_owned(), lag.reason.word().to_owned()),
+            ("saved".to_owned(), lag.of.saved.to_string()),
+        ]);
+        values.extend(lag.of.copied.map(|(of, _)| ("step".to_owned(), of.step.to_string())));
+        match weight {
+            Weight::Warning => tracing::warn!(run = values["run"], "{detail}"),
+            _ => tracing::info!(run = values["run"], "{detail}"),
+        }
+        news.push(Observation {
+            component: REPLICAS.to_owned(),
+            event: event.to_owned(),
+            weight,
+            detail,
+            values,
+        });
+    }
+    news
+}
+
 /// How this host stands for those who place replicas.
 fn standing(board: &StateReader, replicas: &Service) -> PlacementEligibility {
     let watched = replicas.watched();
@@ -120,12 +158,12 @@ fn ranks(board: &StateReader) -> Vec<Pid> {
 }
 
 impl SensorStarter<'_> {
-    /// What ranks saved that should be the same and is not; and how this host stands for those who place replicas.
+    /// What ranks saved that should be the same and is not, whether replicas keep up, and how this host stands for those who place them.
     fn replicas(&mut self, replicas: Option<Arc<Service>>, board: &StateReader) -> anyhow::Result<()> {
         let Some(replicas) = replicas else { return Ok(()) };
         let mut told: Vec<Observation> = self.observed.iter().map(|(_, _, seen)| seen.clone()).collect();
         told.retain(|seen| seen.component == REPLICAS && seen.event == REPLICAS_DIFFER);
-        let board = board.clone();
+        let (board, mut behind) = (board.clone(), BTreeSet::new());
         self.watch("replicas", Period::seconds(1), move |_| {
             replicas.stands(standing(&board, &replicas));
             let own = replicas.unlike().into_iter().filter(|found| {
@@ -135,7 +173,8 @@ impl SensorStarter<'_> {
             let news: Vec<Observation> =
                 own.map(|found| observed(&found)).filter(|seen| !told.contains(seen)).collect();
             told.extend(news.iter().cloned());
-            SensorReport { components: Vec::new(), facts: news.into_iter().map(Fact::Observed).collect() }
+            let news = news.into_iter().chain(lagging(&replicas, &mut behind));
+            SensorReport { components: Vec::new(), facts: news.map(Fact::Observed).collect() }
         })
     }
 

@@ -17,6 +17,7 @@ pub mod eligibility;
 pub mod files;
 pub mod interval;
 pub mod inventory;
+pub mod lag;
 pub mod lineage;
 pub mod owner;
 pub mod parity;

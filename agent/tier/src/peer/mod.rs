@@ -47,7 +47,7 @@ pub use message::{Held, Inventory};
 pub(crate) use restore::land;
 pub use restore::{Progress, Restored, look_directory, verify_directory};
 pub use sealed::{Sealed, SealedError};
-pub use service::{Counts, Peer, Service, Settings, StartError};
+pub use service::{Counts, Lag, Peer, Service, Settings, StartError};
 pub use throttle::ReplicationOverhead;
 pub use together::Brought;
 pub use user::{Reach, User, groups_of, learn_groups, reach};

@@ -6,6 +6,7 @@ mod divergence;
 mod eligibility;
 mod failures;
 mod known;
+mod lag;
 mod loops;
 mod refusals;
 mod repair;
@@ -22,6 +23,7 @@ use mainstay_core::checkpoint::decision::Decisions;
 use mainstay_core::checkpoint::divergence::ReplicaDivergence;
 use mainstay_core::checkpoint::eligibility::PlacementEligibility;
 use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey};
+use mainstay_core::checkpoint::lag::CopyLags;
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
@@ -29,6 +31,7 @@ use mainstay_core::failure::repeats::RemoteFailure;
 
 use self::counts::Counters;
 pub use self::counts::Counts;
+pub use self::lag::Lag;
 use self::refusals::Refusals;
 use super::client::Asking;
 use super::durable::{Durable, Figures};
@@ -153,6 +156,8 @@ pub(crate) struct Shared {
     refusals: Refusals,
     /// What should have been saved alike and was not.
     unlike: Mutex<divergence::Found>,
+    /// Since when steps wait for their copies.
+    lags: Mutex<CopyLags>,
     /// How this host stands where others choose who keeps their replicas.
     standing: Mutex<PlacementEligibility>,
     /// How jobs failed here.
@@ -243,6 +248,7 @@ impl Service {
             withdrawn: Mutex::default(),
             refusals: Refusals::default(),
             unlike: Mutex::default(),
+            lags: Mutex::default(),
             standing: Mutex::default(),
             failures: Mutex::default(),
             too_few: AtomicBool::new(false),

@@ -100,6 +100,11 @@ impl ReplicationThrottle {
         allows
     }
 
+    /// Whether something to send waits because its share is spent.
+    pub(crate) fn holds(&self) -> bool {
+        self.state().held_since.is_some()
+    }
+
     /// What replicating costs, and has cost.
     pub(crate) fn toll(&self) -> ReplicationOverhead {
         let state = self.state();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::checkpoint::lag::LagReason;
 use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_tier::peer::monotonic;
 
@@ -55,6 +56,9 @@ fn replicas_that_have_cost_training_its_share_wait_and_go_when_it_stands_still()
         host.service().nudge();
         !host.service().toll().held.is_zero()
     });
+    let lag = host.service().lags().remove(0);
+    assert_eq!((lag.of.saved, lag.of.copied.map(|(of, _)| of.step)), (30, Some(20)));
+    assert_eq!(lag.reason, LagReason::Slowdown, "{}", lag.why);
     assert_eq!(host.least_copies(30), 1);
     assert!(host.service().toll().paid > Duration::from_millis(100));
     // No step is told of any more.
@@ -74,4 +78,25 @@ fn without_a_bound_replicas_cost_what_they_cost() {
         });
     }
     assert!(host.service().toll().held.is_zero());
+}
+
+#[test]
+fn what_keeps_copies_back_is_said_and_passes_when_the_peer_is_there() {
+    let mut both = hosts(2, |_, _| {});
+    let (host, other) = both.split_at_mut(1);
+    let (host, other) = (&host[0], &mut other[0]);
+    host.wait_for_peers(1);
+    other.service = None;
+    host.save(0, 10, &[0], 1);
+    let lag = || host.service().lags().pop();
+    until("the lost peer to be named", || {
+        host.service().nudge();
+        lag().is_some_and(|lag| lag.reason == LagReason::Peer && lag.why.contains(&other.name))
+    });
+    let waits = lag().unwrap().of.waits;
+    until("the wait to grow", || lag().unwrap().of.waits > waits);
+    other.start();
+    host.wait_for_copies(10, 2);
+    let lag = lag().unwrap();
+    assert_eq!((lag.of.waits, lag.of.copied.map(|(of, _)| of.step)), (Span::default(), Some(10)));
 }

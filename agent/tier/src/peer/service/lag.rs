@@ -1,0 +1,69 @@
+//! Whether replicas keep up with what ranks of this host save, and what stands in their way.
+
+use std::sync::PoisonError;
+
+use mainstay_core::checkpoint::lag::{CopyLag, LagReason};
+
+use super::{Service, Shared};
+use crate::os::monotonic;
+
+/// How far the replicas of a run are, and why they are not further.
+#[derive(Clone, Debug)]
+pub struct Lag {
+    /// How far.
+    pub of: CopyLag,
+    /// What stands in their way.
+    pub reason: LagReason,
+    /// The same for people.
+    pub why: String,
+}
+
+impl Lag {
+    /// What people are to know of it, once a step has waited for long.
+    pub fn sentence(&self) -> Option<String> {
+        self.of.is_reported().then(|| self.of.sentence(&self.why))
+    }
+}
+
+impl Service {
+    /// How far the replicas of each run of this host are, by what is known without asking anyone. Empty where none are made.
+    pub fn lags(&self) -> Vec<Lag> {
+        let shared = &self.shared;
+        if shared.settings.copies == 0 && shared.settings.parity.is_none() {
+            return Vec::new();
+        }
+        let mut copies = shared.copies();
+        let needs_none = shared.own.shared();
+        copies.retain(|copy| !needs_none.contains(&copy.shard.root));
+        let mut known = shared.lags.lock().unwrap_or_else(PoisonError::into_inner);
+        let lags = known.look(monotonic(), shared.name(), &copies);
+        drop(known);
+        let (reason, why) = shared.stands_in_the_way();
+        lags.into_iter().map(|of| Lag { of, reason, why: why.clone() }).collect()
+    }
+}
+
+impl Shared {
+    fn stands_in_the_way(&self) -> (LagReason, String) {
+        let peers = self.peers();
+        let fails = peers.iter().find(|(_, peer)| !peer.alive || peer.not_before.is_some());
+        if let Some((name, peer)) = fails {
+            let error = peer.error.as_deref().unwrap_or("it does not answer");
+            return (LagReason::Peer, format!("{name}: {error}"));
+        }
+        if peers.is_empty() {
+            return (LagReason::Peer, "no peer is configured".to_owned());
+        }
+        drop(peers);
+        if self.courtesy.holds() {
+            let percent = self.settings.slowdown * 100.0;
+            let why = format!(
+                "copies have cost training its share of {percent:.0} %: `checkpoint.slowdown_percent`"
+            );
+            return (LagReason::Slowdown, why);
+        }
+        let rate = self.limit.rate();
+        let limit = if rate > 0 { format!(" at {} MiB/s at most", rate >> 20) } else { String::new() };
+        (LagReason::Speed, format!("saves come faster than copies{limit}"))
+    }
+}
