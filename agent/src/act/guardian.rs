@@ -111,7 +111,7 @@ fn take_along(groups: &[Pid], mark: &str, cgroup: Option<&Path>) {
         if left.is_empty() {
             break;
         }
-        left.into_iter().for_each(processes::kill_process);
+        left.into_iter().for_each(|pid| processes::kill_marked(pid, mark));
     }
     if let Some(cgroup) = cgroup {
         remove(cgroup);

@@ -122,4 +122,63 @@ mod tests {
             assert!(fs::symlink_metadata(named(name)).is_ok(), "{name} is not ours");
         }
     }
+
+    #[test]
+    fn a_hard_link_to_anothers_file_is_not_written_through_and_a_giant_name_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = SegmentFiles::new(directory.path(), "node-1");
+        let secret = directory.path().join("secret");
+        fs::write(&secret, "mainstay on node-1: keep").unwrap();
+        let named = |name: &str| directory.path().join(name);
+        fs::hard_link(&secret, named(".segment_health_check.7.7.node-1")).unwrap();
+        fs::hard_link(&secret, named("segment_health_check.8.8")).unwrap();
+        files.exclude("7", "7", "gone").unwrap();
+        files.exclude("8", "8", "gone").unwrap();
+        files.admit_all().unwrap();
+        assert_eq!(fs::read_to_string(&secret).unwrap(), "mainstay on node-1: keep");
+        let giant = "9".repeat(300);
+        assert!(files.exclude(&giant, &giant, "gone").is_err());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing half made is left");
+    }
+
+    #[test]
+    fn names_that_are_exchanged_all_the_time_lead_to_no_other_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = SegmentFiles::new(directory.path(), "node-1");
+        let secret = directory.path().join("secret");
+        fs::write(&secret, "mainstay on node-1: keep").unwrap();
+        let aside = directory.path().join(".segment_health_check.7.7.node-1");
+        let (plain, way) = (files.path("7", "7"), directory.path().join("way"));
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                use rustix::fs::{CWD, RenameFlags, renameat_with};
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = std::os::unix::fs::symlink(&secret, &way);
+                    for name in [&aside, &plain] {
+                        let _ = renameat_with(CWD, name, CWD, &way, RenameFlags::EXCHANGE);
+                    }
+                }
+            });
+            for _ in 0..2_000 {
+                let _ = files.exclude("7", "7", "gone");
+                let _ = files.admit_all();
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert_eq!(fs::read_to_string(&secret).unwrap(), "mainstay on node-1: keep");
+    }
+
+    #[test]
+    fn without_descriptors_it_is_an_error_and_nothing_is_left_or_taken_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = SegmentFiles::new(directory.path(), "node-1");
+        files.exclude("7", "7", "gone").unwrap();
+        testing::without_descriptors(|| {
+            assert!(files.exclude("8", "8", "gone").is_err());
+            assert!(files.admit_all().is_err());
+        });
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+        assert!(files.path("7", "7").exists());
+    }
 }

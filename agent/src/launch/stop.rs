@@ -217,10 +217,12 @@ impl Launcher {
         let spared: Vec<Pid> = self.warm.processes().into_iter().chain(helpers).chain([us]).collect();
         let mark = self.crew.mark();
         // In a thread: `/proc` holds up whoever reads of a process that the kernel cannot lay hands on.
-        let marked = PROC.ask(PROC_WITHIN, move || processes::marked(&mark)).unwrap_or_default();
+        let of_launch = mark.clone();
+        let marked = PROC.ask(PROC_WITHIN, move || processes::marked(&of_launch)).unwrap_or_default();
         for pid in marked.into_iter().filter(|pid| !spared.contains(pid)) {
             self.terminal.say(format!("process {} was left behind by the ranks and is killed", pid.0));
-            processes::kill_process(pid);
+            let of_launch = mark.clone();
+            let _ = PROC.ask(PROC_WITHIN, move || processes::kill_marked(pid, &of_launch));
         }
     }
 

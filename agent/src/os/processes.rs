@@ -7,6 +7,7 @@ use mainstay_core::base::id::Pid;
 use mainstay_core::model::entry::ExitStatus;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
+use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
 /// All living descendants of `root`, without `root`, the nearest first. With the launcher as child subreaper, orphans of its
 /// ranks stay among its descendants.
@@ -55,13 +56,25 @@ fn children_by_scan() -> BTreeMap<i32, Vec<Pid>> {
 pub fn marked(mark: &str) -> Vec<Pid> {
     all()
         .into_iter()
-        .filter(|pid| {
-            // Not ours to read, or gone: it does not carry our mark.
-            let environment = fs::read(format!("/proc/{}/environ", pid.0)).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
-        })
+        .filter(|pid| is_marked(*pid, mark))
         .filter(|pid| stat(*pid).is_some_and(|stat| stat.state != 'Z'))
         .collect()
+}
+
+fn is_marked(pid: Pid, mark: &str) -> bool {
+    // Not ours to read, or gone: it does not carry our mark.
+    let environment = fs::read(format!("/proc/{}/environ", pid.0)).unwrap_or_default();
+    environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+}
+
+/// Kills a process that carries a mark. Its number may belong to another process by now: that one is not touched.
+pub fn kill_marked(pid: Pid, mark: &str) {
+    let raw = rustix::process::Pid::from_raw(pid.0);
+    // The handle first: what is looked at then is what is signalled, or it is gone.
+    let handle = raw.and_then(|raw| pidfd_open(raw, PidfdFlags::empty()).ok());
+    if let Some(handle) = handle.filter(|_| is_marked(pid, mark)) {
+        let _ = pidfd_send_signal(handle, rustix::process::Signal::KILL);
+    }
 }
 
 /// The parent of a process; none if it is gone, or the first of all.
@@ -157,4 +170,59 @@ fn stat(pid: Pid) -> Option<Stat> {
     let flags: u64 = fields.nth(4).and_then(|flags| flags.parse().ok()).unwrap_or(0);
     let exit_code = fields.nth(42).and_then(|code| code.parse().ok()).unwrap_or(0);
     Some(Stat { parent, state, exiting: flags & PF_EXITING != 0, exit_code })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    const MARK: &str = "MAINSTAY_LAUNCH=of-this-test";
+
+    fn sleeper(mark: Option<&str>) -> Child {
+        let mut command = Command::new("sleep");
+        command.arg("600");
+        if let Some((name, value)) = mark.and_then(|mark| mark.split_once('=')) {
+            command.env(name, value);
+        }
+        command.spawn().unwrap()
+    }
+
+    fn pid(child: &Child) -> Pid {
+        Pid(child.id().cast_signed())
+    }
+
+    #[test]
+    fn a_process_that_got_the_number_of_a_marked_one_is_not_killed() {
+        let mut ours = sleeper(Some(MARK));
+        let number = pid(&ours);
+        // Between fork and exec it has this process's environment.
+        while !is_marked(number, MARK) {
+            std::thread::yield_now();
+        }
+        assert_eq!(marked(MARK), [number]);
+        kill_marked(number, MARK);
+        assert!(!ours.wait().unwrap().success());
+        // The next process gets the number that comes after this one; others of this host may be quicker.
+        let again = (0..200).find_map(|_| {
+            fs::write("/proc/sys/kernel/ns_last_pid", (number.0 - 1).to_string()).ok()?;
+            let mut other = sleeper(None);
+            if pid(&other) == number {
+                return Some(other);
+            }
+            other.kill().unwrap();
+            other.wait().unwrap();
+            None
+        });
+        let Some(mut other) = again else {
+            return testing::skip(
+                "the number of a process cannot be used again on purpose here: it takes root",
+            );
+        };
+        kill_marked(number, MARK);
+        signal(number, Signal::SIGTERM);
+        let how = std::os::unix::process::ExitStatusExt::signal(&other.wait().unwrap());
+        assert_eq!(how, Some(Signal::SIGTERM as i32), "another process was killed");
+    }
 }

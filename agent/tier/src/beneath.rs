@@ -547,4 +547,32 @@ mod tests {
         fs::create_dir_all(at.path().join("home").join("d/".repeat(70))).unwrap();
         assert!(home.remove_tree(Path::new("d")).is_err());
     }
+
+    #[test]
+    fn without_descriptors_every_call_is_an_error_and_changes_nothing() {
+        let (at, home) = place();
+        testing::without_descriptors(|| {
+            let (file, new) = (Path::new("sub/file"), Path::new("sub/new"));
+            assert!(home.read(file).is_err());
+            assert!(home.create(new, 0o600).is_err());
+            assert!(home.write_whole(file, b"x").is_err());
+            assert!(home.list(Path::new("sub")).is_err());
+            assert!(home.remove_tree(Path::new("sub")).is_err());
+            assert!(home.rename(file, new).is_err());
+            assert!(Beneath::open(at.path()).is_err());
+        });
+        assert_eq!(fs::read_to_string(at.path().join("home/sub/file")).unwrap(), "own");
+        assert_eq!(fs::read_dir(at.path().join("home/sub")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_hard_link_to_anothers_file_is_replaced_and_not_written_through() {
+        let (at, home) = place();
+        let theirs = at.path().join("secret/file");
+        fs::hard_link(&theirs, at.path().join("home/sub/linked")).unwrap();
+        home.write_whole(Path::new("sub/linked"), b"own").unwrap();
+        assert!(home.create(Path::new("sub/file"), 0o600).is_err(), "what is there is not opened");
+        home.remove_file(Path::new("sub/linked")).unwrap();
+        assert_eq!(fs::read_to_string(theirs).unwrap(), "secret");
+    }
 }

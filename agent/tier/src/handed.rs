@@ -236,4 +236,19 @@ mod tests {
         fs::remove_dir(name(4 * EACH - 1)).unwrap();
         assert!(Beneath::open(&name(4 * EACH - 1)).is_err());
     }
+
+    #[test]
+    fn without_descriptors_what_was_handed_over_is_an_error_and_is_there_afterwards() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = tempfile::tempdir().unwrap();
+        fs::write(at.path().join("file"), "own").unwrap();
+        keep(own(), at.path(), open(at.path())).unwrap();
+        let read = || Beneath::open(at.path()).and_then(|at| at.read(Path::new("file")));
+        testing::without_descriptors(|| {
+            let _reading = Reading::of(own()).unwrap();
+            assert!(read().is_err());
+        });
+        let _reading = Reading::of(own()).unwrap();
+        assert_eq!(io::read_to_string(read().unwrap()).unwrap(), "own");
+    }
 }

@@ -5,11 +5,13 @@
 //! - [`memory`]: where tests put what belongs on a tmpfs. The suite names a folder of its own, to see what is left.
 //! - [`free_port`]: a port that no outgoing connection takes.
 //! - [`silent`], [`lossy_disk`]: file systems that do not answer, and one that loses what was written, for root.
+//! - [`without_descriptors`]: work in a thread that cannot open anything.
 //! - [`executable`]: an executable file that can be executed at once.
 //!
 //! Absent: conditions (each test decides what it needs), and anything of Mainstay's own.
 #![allow(clippy::expect_used, reason = "a panic is how a test reports")]
 
+mod descriptors;
 pub mod lossy_disk;
 pub mod silent;
 mod skip;
@@ -20,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub use descriptors::without_descriptors;
 pub use skip::{SKIPPED, SKIPPED_IN_PART, skip, skip_part};
 
 /// Names the folder of [`memory`].

@@ -242,4 +242,71 @@ mod tests {
         assert!(put.unwrap_err().to_string().contains("one"));
         assert_eq!(fs::read_dir(at.path().join("home")).unwrap().count(), 0);
     }
+
+    #[test]
+    fn a_pipe_or_a_hard_link_in_the_place_of_a_file_is_neither_waited_for_nor_written_through() {
+        for way in [Way::Replace, Way::Add] {
+            let (at, sealed) = archive();
+            let theirs = at.path().join("secret/theirs");
+            fs::write(&theirs, "theirs").unwrap();
+            fs::create_dir(at.path().join("home/sub")).unwrap();
+            fs::hard_link(&theirs, at.path().join("home/one")).unwrap();
+            let pipe = at.path().join("home/sub/file");
+            nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+            unpack(&at.path().join("files.tar"), &sealed, &home(&at), way, &|_, _| true).unwrap();
+            assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs", "{way:?}");
+            let one = fs::read_to_string(at.path().join("home/one")).unwrap();
+            assert_eq!(
+                one,
+                if way == Way::Replace { "new" } else { "theirs" },
+                "what is there stays where files are added"
+            );
+            assert_eq!(pipe.is_file(), way == Way::Replace);
+        }
+    }
+
+    #[test]
+    fn names_that_are_exchanged_all_the_time_lead_no_file_of_an_archive_elsewhere() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        for way in [Way::Replace, Way::Add] {
+            let (at, sealed) = archive();
+            let (sub, link) = (at.path().join("home/sub"), at.path().join("home/way"));
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    use rustix::fs::{CWD, RenameFlags, renameat_with};
+                    while !is_over.load(Ordering::Relaxed) {
+                        let _ = symlink(at.path().join("secret"), &link);
+                        let _ = renameat_with(CWD, &sub, CWD, &link, RenameFlags::EXCHANGE);
+                        // What is made aside, too.
+                        for aside in fs::read_dir(at.path().join("home")).into_iter().flatten().flatten() {
+                            if aside.file_name().to_string_lossy().starts_with(ASIDE) {
+                                let _ = renameat_with(CWD, aside.path(), CWD, &link, RenameFlags::EXCHANGE);
+                            }
+                        }
+                    }
+                });
+                for _ in 0..50 {
+                    let _ = unpack(&at.path().join("files.tar"), &sealed, &home(&at), way, &|_, _| true);
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            assert_eq!(fs::read_dir(at.path().join("secret")).unwrap().count(), 0, "{way:?}");
+        }
+    }
+
+    #[test]
+    fn without_descriptors_nothing_of_an_archive_is_brought_and_what_is_there_stays() {
+        let (at, sealed) = archive();
+        fs::write(at.path().join("home/one"), "old").unwrap();
+        let place = home(&at);
+        testing::without_descriptors(|| {
+            let put = unpack(&at.path().join("files.tar"), &sealed, &place, Way::Replace, &|_, _| true);
+            assert!(put.is_err());
+        });
+        let left: Vec<_> =
+            fs::read_dir(at.path().join("home")).unwrap().flatten().map(|of| of.file_name()).collect();
+        assert_eq!(left, ["one"]);
+        assert_eq!(fs::read_to_string(at.path().join("home/one")).unwrap(), "old");
+    }
 }
