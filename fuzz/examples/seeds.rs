@@ -121,6 +121,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("cloud_answers", CLOUD_ANSWERS)?;
     seed("launcher_wire", [WIRE])?;
     seed("coordination", coordination()?)?;
+    seed("grpc", calls())?;
     seed("cloud_notices", [[7_u8; 64], [0; 64]])?;
     // A word that says that the page is claimed, and a record of the ring.
     seed(
@@ -156,6 +157,17 @@ fn two_files() -> Result<Vec<u8>, Box<dyn std::error::Error>> {
         }
     }
     Ok(bytes)
+}
+
+/// Messages behind the number of a call; settings and a ping of HTTP/2; a request of HTTP/1.
+fn calls() -> Vec<Vec<u8>> {
+    use prost::Message as _;
+    let put = pb::PutRequest { key: "a".into(), value: vec![7; 300], lease: 0, prev_kv: true }.encode_to_vec();
+    let grant = pb::LeaseGrantRequest { ttl: 5, id: 9 }.encode_to_vec();
+    let called = |call: u8, message: &[u8]| [&[call], message].concat();
+    let frames = b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x64\0\0\x08\x06\0\0\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08".to_vec();
+    let plain = b"GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n".to_vec();
+    vec![called(0, &put), called(1, &put), called(3, &put), called(4, &grant), called(5, &grant), frames, plain]
 }
 
 /// A log of the built-in store with its records one by one, and a value of each kind.
