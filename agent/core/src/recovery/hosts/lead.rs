@@ -137,8 +137,8 @@ pub struct Lead {
     record_due: bool,
     /// When that was the case last because of the time.
     remembered: Mono,
-    /// Orders that wait until their record is stored, or until that time.
-    held: VecDeque<(u64, Mono, Order)>,
+    /// Orders that wait until their record is stored.
+    held: VecDeque<office::Held>,
     /// The status of the job, once it is over.
     over: Option<i32>,
     /// Another launcher leads: nothing more is decided here.

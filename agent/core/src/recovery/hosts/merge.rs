@@ -23,26 +23,29 @@
 //! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are recorded only.
 
 mod checkpoints;
+mod host;
+mod reports;
+mod starting;
 mod world;
 
 pub use checkpoints::{COPIES_AMONG, SUMMED_WITHIN};
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
-use crate::base::id::{Attempt, Pid, Rank};
+use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Span};
 use crate::checkpoint::inventory::{Copy, StepKey};
-use crate::hang::{ACTIVITY, PlaceGroup, Waits, fold};
 use crate::model::entry::{ExitStatus, Fact, StartedRank};
 use crate::model::observation::{Observation, Weight};
-use crate::recovery::job::{Input, Order, StopWhy};
+use crate::recovery::job::{Input, Order};
 
+use host::Host;
 pub use world::WORLD_GROWS;
 
 use super::resize::{Arranged, Limits};
 use super::round::{Member, Seated};
-use super::wire::{Command, Report};
+use super::wire::Command;
 
 /// The component of what is reported about hosts, as the journal has it.
 pub const HOSTS: &str = "hosts";
@@ -95,36 +98,6 @@ enum Phase {
         error: String,
     },
     Started,
-}
-
-/// One host.
-#[derive(Clone, Debug)]
-struct Host {
-    seated: Seated,
-    here: bool,
-    /// Whether its launcher knows its seat.
-    knows: bool,
-    started: Option<Vec<StartedRank>>,
-    /// Orphans killed, and ranks that wait in their processes.
-    ended: Option<(u32, Vec<Rank>)>,
-    exited: BTreeSet<Rank>,
-    /// Shards of checkpoints on it.
-    holding: Option<Vec<Copy>>,
-    /// Whether the shards of its ranks are there.
-    brought: bool,
-    held: VecDeque<(Mono, Input)>,
-    evidence: Option<Evidence>,
-    /// Nothing of its ranks, which send no heartbeats, does anything.
-    idle: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Evidence {
-    file: Option<String>,
-    groups: Vec<PlaceGroup>,
-    waits: Vec<Waits>,
-    summary: Vec<String>,
-    took: Span,
 }
 
 /// The hosts of a job, as its leader sees them.
@@ -201,13 +174,8 @@ impl Merge {
         merge.attempt = attempt;
         // Another leader may have stored seats that hosts have not got.
         merge.hosts.iter_mut().for_each(|host| host.knows = !host.seated.member.moves);
-        merge.phase = match running {
-            true => Phase::Started,
-            false => {
-                let error = "the leader was lost before it was known that all ranks had started";
-                Phase::Abandoning { error: error.to_owned() }
-            }
-        };
+        // That the host of the leader before is lost comes next.
+        merge.phase = if running { Phase::Started } else { Phase::Starting { port: 0 } };
         merge.ran = running.then(|| merge.world());
         for host in merge.hosts.iter_mut().filter(|_| running) {
             host.started = Some(host.unseen());
@@ -222,9 +190,9 @@ impl Merge {
 
     /// Has a start that the leader before did not bring about stopped on all hosts that are there.
     pub fn give_up_start(&mut self, at: Mono, next: &mut VecDeque<Next>) {
-        if let Phase::Abandoning { error } = &self.phase {
-            let error = error.clone();
-            self.abandon(error, next);
+        if matches!(self.phase, Phase::Starting { .. }) {
+            let error = "the leader was replaced before it was known that all ranks had started";
+            self.abandon(error.to_owned(), next);
             self.end_if_over(at, next);
         }
     }
@@ -303,35 +271,6 @@ impl Merge {
         }
     }
 
-    /// A report of the host at this seat.
-    pub fn report(&mut self, at: Mono, seat: u32, report: Report, next: &mut VecDeque<Next>) {
-        match report {
-            Report::Opened { attempt, port } if attempt == self.attempt && self.phase == Phase::Opening => {
-                self.opened(at, seat, port, next);
-            }
-            Report::Holding { attempt, copies } if attempt == self.attempt => {
-                self.holds(at, seat, copies, next);
-            }
-            Report::Brought { attempt, step, error } if attempt == self.attempt => {
-                self.brought(at, seat, &step, error, next);
-            }
-            Report::Seated { attempt, seat: has } if attempt == self.attempt => {
-                self.has_seat(seat, &has, next);
-            }
-            Report::Opened { .. }
-            | Report::Seated { .. }
-            | Report::Holding { .. }
-            | Report::Brought { .. }
-            | Report::Looked { .. } => {}
-            Report::Fact { fact } => self.fact(at, seat, fact, next),
-            report => {
-                if let Some(input) = report.input() {
-                    self.pass(at, seat, input, next);
-                }
-            }
-        }
-    }
-
     /// The host at this seat is lost, with all that ran on it.
     pub fn lost(&mut self, at: Mono, seat: u32, how: &str, next: &mut VecDeque<Next>) {
         let attempt = self.attempt;
@@ -404,199 +343,6 @@ impl Merge {
         self.look_at_checkpoints(at, next);
     }
 
-    fn begin(&mut self, at: Mono, attempt: Attempt, in_process: bool, next: &mut VecDeque<Next>) {
-        (self.attempt, self.in_process) = (attempt, in_process);
-        (self.ending, self.collecting) = (false, false);
-        self.failed_steps.clear();
-        self.other_world_done = false;
-        for host in &mut self.hosts {
-            (host.started, host.ended, host.evidence, host.idle) = (None, None, None, false);
-            host.exited.clear();
-            host.held.clear();
-        }
-        self.phase = Phase::Waiting { since: at };
-        if self.hosts.iter().any(|host| !host.here) {
-            let detail = self.awaited();
-            next.push_back(Next::Job(at, Input::Fact(observed("host_awaited", Weight::Warning, detail))));
-        }
-        self.open_if_all_here(at, next);
-    }
-
-    fn open_if_all_here(&mut self, at: Mono, next: &mut VecDeque<Next>) {
-        if !matches!(self.phase, Phase::Waiting { .. }) || self.awaits(|host| !host.here) {
-            return;
-        }
-        if self.grow(at, next) || self.seat_hosts(at, next) {
-            return;
-        }
-        self.open(next);
-    }
-
-    fn open(&mut self, next: &mut VecDeque<Next>) {
-        self.phase = Phase::Opening;
-        next.push_back(Next::Command(0, Command::Open { attempt: self.attempt }));
-    }
-
-    fn opened(&mut self, at: Mono, seat: u32, port: Result<u16, String>, next: &mut VecDeque<Next>) {
-        match port {
-            Ok(port) if self.peers().is_empty() => self.start(port, None, next),
-            Ok(port) => self.gather(at, port, next),
-            Err(error) => {
-                let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
-                self.fail(at, format!("{named}: {error}"), next);
-            }
-        }
-    }
-
-    fn start(&mut self, port: u16, resume: Option<StepKey>, next: &mut VecDeque<Next>) {
-        self.phase = Phase::Starting { port };
-        self.copies = Vec::new();
-        let first = self.host(0).map(|host| host.seated.member.address.clone());
-        let start = Command::Start {
-            attempt: self.attempt,
-            in_process: self.in_process,
-            master_addr: first.unwrap_or_default(),
-            master_port: port,
-            resume,
-            before: self.ran.filter(|before| *before != self.world()),
-        };
-        self.to_all(&start, next);
-    }
-
-    fn fact(&mut self, at: Mono, seat: u32, fact: Fact, next: &mut VecDeque<Next>) {
-        let current = self.attempt;
-        match fact {
-            Fact::AttemptStarted { attempt, ranks, .. } if attempt == current => {
-                let Some(host) = self.host(seat) else { return };
-                host.started = Some(ranks);
-                self.started_if_all_have(at, next);
-            }
-            Fact::StartFailed { attempt, error } if attempt == current => {
-                if matches!(self.phase, Phase::Starting { .. }) {
-                    let named = self.host(seat).map(|host| host.named()).unwrap_or_default();
-                    self.abandon(format!("{named}: {error}"), next);
-                }
-            }
-            Fact::AttemptEnded { attempt, orphans_killed, waiting } if attempt == current => {
-                let Some(host) = self.host(seat) else { return };
-                host.ended = Some((orphans_killed, waiting));
-                self.end_if_over(at, next);
-            }
-            Fact::EvidenceTaken { attempt, file, groups, waits, summary, took } if attempt == current => {
-                let Some(host) = self.host(seat) else { return };
-                host.evidence = Some(Evidence { file, groups, waits, summary, took });
-                self.evidence_if_complete(at, next);
-            }
-            Fact::RanksHung { attempt, ref hang, .. } if attempt == current && hang.phase == ACTIVITY => {
-                // Ranks without heartbeats are judged by what their processes do, each host by itself: those that wait for
-                // another host do nothing.
-                if let Some(host) = self.host(seat) {
-                    host.idle = true;
-                }
-                if self.hosts.iter().all(|host| host.idle || !host.here) {
-                    self.pass(at, seat, Input::Fact(fact), next);
-                }
-            }
-            Fact::HangPassed { attempt, .. } if attempt == current => {
-                if let Some(host) = self.host(seat) {
-                    host.idle = false;
-                }
-                self.collecting = false;
-                self.pass(at, seat, Input::Fact(fact), next);
-            }
-            Fact::StopRequested { .. } => {
-                if matches!(self.phase, Phase::Waiting { .. }) {
-                    // The job waits for a start that may never come.
-                    let missing = self.missing();
-                    self.fail(at, format!("asked to stop while {missing} was missing"), next);
-                }
-                if matches!(self.phase, Phase::Arranged | Phase::Seating { .. }) {
-                    self.fail(at, "asked to stop while hosts got other ranks".to_owned(), next);
-                }
-                if matches!(self.phase, Phase::Gathering { .. } | Phase::Bringing { .. }) {
-                    self.fail(at, "asked to stop while checkpoints were restored".to_owned(), next);
-                }
-                next.push_back(Next::Job(at, Input::Fact(fact)));
-            }
-            Fact::RankExited { attempt, rank, .. } if attempt == current => {
-                if let Some(host) = self.host(seat) {
-                    host.exited.insert(rank);
-                }
-                self.pass(at, seat, Input::Fact(fact), next);
-            }
-            fact => self.pass(at, seat, Input::Fact(fact), next),
-        }
-    }
-
-    /// Passes on what is about ranks, in a start when all hosts have started.
-    fn pass(&mut self, at: Mono, seat: u32, input: Input, next: &mut VecDeque<Next>) {
-        if !self.of_the_attempt(&input) || matches!(self.phase, Phase::Started | Phase::Idle) {
-            return next.push_back(Next::Job(at, input));
-        }
-        let Some(host) = self.host(seat) else { return };
-        if host.held.len() < HELD {
-            host.held.push_back((at, input));
-        } else {
-            self.dropped += 1;
-        }
-    }
-
-    fn of_the_attempt(&self, input: &Input) -> bool {
-        let attempt = match input {
-            Input::Steps { attempt, .. } | Input::Role { attempt, .. } => Some(*attempt),
-            Input::Fact(fact) => of_ranks(fact),
-            _ => None,
-        };
-        attempt == Some(self.attempt)
-    }
-
-    /// A host is lost while ranks start. That is no failed start, which would fail again: it is the loss of a host on which they
-    /// run, wherever they have got to.
-    fn count_as_started(&mut self, at: Mono, next: &mut VecDeque<Next>) {
-        for host in self.hosts.iter_mut().filter(|host| host.started.is_none()) {
-            host.started = Some(host.unseen());
-        }
-        self.started_if_all_have(at, next);
-    }
-
-    fn started_if_all_have(&mut self, at: Mono, next: &mut VecDeque<Next>) {
-        let Phase::Starting { port } = self.phase else { return };
-        if self.awaits(|host| host.started.is_none()) {
-            return;
-        }
-        let mut ranks: Vec<StartedRank> =
-            self.hosts.iter().flat_map(|host| host.started.iter().flatten().cloned()).collect();
-        ranks.sort_by_key(|started| started.rank);
-        self.phase = Phase::Started;
-        (self.started_at, self.ran) = (Some(at), Some(self.world()));
-        let attempt = self.attempt;
-        let started = Fact::AttemptStarted { attempt, master_port: port, ranks };
-        next.push_back(Next::Job(at, Input::Fact(started)));
-        for host in &mut self.hosts {
-            next.extend(host.held.drain(..).map(|(at, input)| Next::Job(at, input)));
-        }
-    }
-
-    /// The attempt does not come about: what was started is stopped again, then the job is told.
-    fn abandon(&mut self, error: String, next: &mut VecDeque<Next>) {
-        self.phase = Phase::Abandoning { error };
-        self.ending = true;
-        self.forget_ends();
-        self.to_all(
-            &Command::Stop { attempt: self.attempt, why: StopWhy::Dismissed, save_after: None },
-            next,
-        );
-    }
-
-    fn fail(&mut self, at: Mono, error: String, next: &mut VecDeque<Next>) {
-        self.phase = Phase::Idle;
-        for host in &mut self.hosts {
-            host.held.clear();
-        }
-        let attempt = self.attempt;
-        next.push_back(Next::Job(at, Input::Fact(Fact::StartFailed { attempt, error })));
-    }
-
     fn end_if_over(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         if !self.ending || self.awaits(|host| host.ended.is_none()) {
             return;
@@ -625,33 +371,6 @@ impl Merge {
             | Phase::Bringing { .. }
             | Phase::Starting { .. } => {}
         }
-    }
-
-    fn evidence_if_complete(&mut self, at: Mono, next: &mut VecDeque<Next>) {
-        if !self.collecting || self.awaits(|host| host.here && host.evidence.is_none()) {
-            return;
-        }
-        self.collecting = false;
-        let mut all = Evidence::default();
-        for host in &mut self.hosts {
-            let named = host.named();
-            let Some(Evidence { file, groups, waits, summary, took }) = host.evidence.take() else {
-                continue;
-            };
-            all.file = all.file.or_else(|| file.clone());
-            all.summary.extend(file.map(|file| format!("{named}: {file}")));
-            all.groups.extend(groups);
-            all.waits.extend(waits);
-            all.summary.extend(summary);
-            all.took = all.took.max(took);
-        }
-        let Evidence { file, groups, waits, summary, took } = all;
-        let of_group =
-            |group: PlaceGroup| group.ranks.into_iter().map(move |rank| (rank, group.place.clone()));
-        let groups = fold(groups.into_iter().flat_map(of_group));
-        let attempt = self.attempt;
-        let taken = Fact::EvidenceTaken { attempt, file, groups, waits, summary, took };
-        next.push_back(Next::Job(at, Input::Fact(taken)));
     }
 
     /// Ends that were reported count no more; lost hosts have ended for good.
@@ -709,66 +428,6 @@ impl Merge {
             (seat.first_rank..seat.first_rank + member.ranks).contains(&rank.0)
         };
         self.hosts.iter().find(holds).map(|host| host.seated.seat.group_rank)
-    }
-}
-
-impl Host {
-    fn new(seated: Seated) -> Host {
-        Host {
-            seated,
-            here: true,
-            knows: true,
-            started: None,
-            ended: None,
-            exited: BTreeSet::new(),
-            holding: None,
-            brought: false,
-            held: VecDeque::new(),
-            evidence: None,
-            idle: false,
-        }
-    }
-
-    /// Ranks that were started and have not ended, in order.
-    fn running(&self) -> impl Iterator<Item = (Rank, Pid)> {
-        let pids: BTreeMap<Rank, Pid> =
-            self.started.iter().flatten().map(|started| (started.rank, started.pid)).collect();
-        pids.into_iter().filter(|(rank, _)| !self.exited.contains(rank))
-    }
-
-    /// Its ranks, of whose processes nothing is known.
-    fn unseen(&self) -> Vec<StartedRank> {
-        let first = self.seated.seat.first_rank;
-        let started =
-            |rank| StartedRank { rank: Rank(rank), local_rank: rank - first, pid: Pid(0), page: None };
-        (first..first + self.seated.member.ranks).map(started).collect()
-    }
-
-    /// For people: "host b (node rank 1, ranks 2 to 3)".
-    fn named(&self) -> String {
-        let Seated { member, seat } = &self.seated;
-        let last = seat.first_rank + member.ranks.saturating_sub(1);
-        let ranks = if last == seat.first_rank {
-            format!("rank {last}")
-        } else {
-            format!("ranks {} to {last}", seat.first_rank)
-        };
-        format!("host {} (node rank {}, {ranks})", member.host, seat.group_rank)
-    }
-}
-
-/// The attempt of a fact about ranks that the job only understands when it knows them.
-fn of_ranks(fact: &Fact) -> Option<Attempt> {
-    match fact {
-        Fact::RankConnected { attempt, .. }
-        | Fact::RankRefused { attempt, .. }
-        | Fact::RankRaised { attempt, .. }
-        | Fact::RankEnding { attempt, .. }
-        | Fact::RankExited { attempt, .. }
-        | Fact::HostLost { attempt, .. }
-        | Fact::RanksHung { attempt, .. }
-        | Fact::HangPassed { attempt, .. } => Some(*attempt),
-        _ => None,
     }
 }
 

@@ -212,7 +212,8 @@ impl World {
             lead::Act::Close(connection) => self.end_as_leader(connection),
             lead::Act::Record(at, body) => self.record(me, at, None, body),
             lead::Act::Command(seat, command) => {
-                if matches!(command, Command::Finish { .. }) {
+                if let Command::Finish { exit, .. } = command {
+                    self.check_told_end(me, exit);
                     self.feed(me);
                 }
                 if let Brain::Leads(lead) = &mut self.launchers[me].brain {
@@ -319,7 +320,6 @@ impl World {
 
     fn record(&mut self, me: usize, at: Mono, origin_seq: Option<u64>, body: Body) {
         if origin_seq.is_none() {
-            self.check_entry(me, &body);
             if let Body::Decision(decision) = &body {
                 self.counted.extend(restart_of(&decision.action));
             }

@@ -147,6 +147,8 @@ struct World {
     elected: BTreeMap<u64, usize>,
     /// The status with which the job ended.
     exit: Option<i32>,
+    /// A leader ended the job after it had waited for the store in vain.
+    ended_unstored: bool,
 }
 
 fn settings() -> Settings {
@@ -223,6 +225,7 @@ impl World {
             acted: BTreeMap::new(),
             elected: BTreeMap::from([(1, 0)]),
             exit: None,
+            ended_unstored: false,
         };
         for seated in &round {
             let member = seated.member.clone();

@@ -1,20 +1,22 @@
 //! Single failures by name: what the simulation found, and how other launchers broke.
 
-use mainstay_core::base::id::Attempt;
+use std::collections::VecDeque;
+
+use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{ExitStatus, Fact, JobSpec};
 use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads};
 use mainstay_core::recovery::hosts::lead::{self, Lead, Office, SteppedDown};
-use mainstay_core::recovery::hosts::merge::Merge;
+use mainstay_core::recovery::hosts::merge::{Merge, Next};
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::round::{Member, Seated, first};
 use mainstay_core::recovery::hosts::wire::{Command, Down, Report, Seat, Up};
-use mainstay_core::recovery::job::{Job, StopWhy};
+use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy};
 
 use super::faults::Fault;
 use super::network::STORE;
-use super::{Event, LEASE, LEASE_SPAN, SECOND, World, settings};
+use super::{Event, LEASE, LEASE_SPAN, PATIENCE, SECOND, World, settings};
 
 /// A job of so many hosts with so many spares, at a time when its ranks run.
 fn running(hosts: u32, spares: u32) -> World {
@@ -62,6 +64,84 @@ fn a_leader_that_was_only_slow_steps_down_when_the_job_has_ended_without_it() {
     let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(Mono(2))).collect();
     let ended = |act: &lead::Act| matches!(act, lead::Act::StepDown(SteppedDown::Ended { exit: 70 }));
     assert!(acts.iter().any(ended), "{acts:?}");
+}
+
+/// What a leader does next, and whether it tells others that the job is over.
+fn tells_the_end(lead: &mut Lead, now: Mono) -> bool {
+    let mut tells = false;
+    while let Some(act) = lead.next_act(now) {
+        tells |= matches!(act, lead::Act::Command(_, Command::Finish { exit: 1, .. }));
+    }
+    tells
+}
+
+/// A leader whose job has failed for good; the number of the record that has its end.
+fn over() -> (Lead, u64) {
+    let mut lead = leader();
+    let out = vec![Output::Order(Order::Finish { exit: 1 })];
+    lead.begin_with(Mono(2), out);
+    let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(Mono(2))).collect();
+    let number = acts.iter().find_map(|act| match act {
+        lead::Act::Store(number, record) if record.ended == Some(1) => Some(*number),
+        _ => None,
+    });
+    (lead, number.expect("its end is to be stored"))
+}
+
+#[test]
+fn the_end_of_a_job_is_stored_before_others_are_told() {
+    let (mut lead, number) = over();
+    assert!(!tells_the_end(&mut lead, Mono(3)));
+    lead.stored(Mono(4), number);
+    assert!(tells_the_end(&mut lead, Mono(4)));
+}
+
+#[test]
+fn a_job_ends_without_its_store_once_that_was_silent_for_a_lease() {
+    let (mut lead, _) = over();
+    lead.forgotten(1);
+    let almost = Mono(2).after(LEASE_SPAN);
+    lead.look(almost, Some(Span(LEASE_SPAN.0 - 1)));
+    assert!(!tells_the_end(&mut lead, almost), "another launcher may be elected until then");
+    let later = almost.after(Span::seconds(1));
+    lead.look(later, Some(LEASE_SPAN));
+    assert!(tells_the_end(&mut lead, later));
+}
+
+#[test]
+fn a_leader_whose_end_is_not_stored_takes_that_of_another_one() {
+    let (mut lead, _) = over();
+    lead.forgotten(1);
+    lead.ended(0);
+    let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(Mono(3))).collect();
+    let ended = |act: &lead::Act| matches!(act, lead::Act::StepDown(SteppedDown::Ended { exit: 0 }));
+    assert!(acts.iter().any(ended), "{acts:?}");
+}
+
+#[test]
+fn a_start_that_a_lost_leader_did_not_finish_fails_with_its_host() {
+    let mut merge = Merge::resume(seated(3), PATIENCE, Attempt(2), false);
+    let mut next = VecDeque::new();
+    merge.lost(Mono(5), 0, "its launcher, which led the job, is lost", &mut next);
+    merge.give_up_start(Mono(5), &mut next);
+    let facts: Vec<_> = next
+        .iter()
+        .filter_map(|next| match next {
+            Next::Job(_, Input::Fact(fact)) => Some(fact),
+            _ => None,
+        })
+        .collect();
+    assert!(
+        matches!(
+            facts[..],
+            [
+                Fact::AttemptStarted { attempt: Attempt(2), .. },
+                Fact::HostLost { node_rank: 0, .. },
+                Fact::RankExited { rank: Rank(0), .. },
+            ]
+        ),
+        "{facts:?}"
+    );
 }
 
 #[test]

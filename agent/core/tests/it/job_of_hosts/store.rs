@@ -164,6 +164,9 @@ impl World {
             }
             Ask::Write { number, epoch, record } => {
                 if self.store.leader == Some(LeaderKey { launcher, epoch }) {
+                    if let Some(exit) = record.ended {
+                        self.check_end(launcher, exit);
+                    }
                     self.store.record = Some((epoch, Some(record)));
                     Answer::Written { number }
                 } else {
@@ -188,6 +191,7 @@ impl World {
             }
             Ask::End { epoch, exit } => {
                 if self.store.leader == Some(LeaderKey { launcher, epoch }) {
+                    self.check_end(launcher, exit);
                     (self.store.leader, self.store.ended) = (None, Some(exit));
                 }
                 Answer::Done

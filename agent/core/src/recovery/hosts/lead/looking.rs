@@ -24,7 +24,7 @@ impl Lead {
             return;
         }
         let since = now.since(std::mem::replace(&mut self.looked, now));
-        self.release_held(now, 0);
+        self.end_without_record(now, silent);
         if since >= Span(MISSED_LOOKS * self.office.looks_every.0) || !self.in_office {
             // Those that were not heard may have spoken; and without the store nothing is decided.
             self.links.iter_mut().for_each(|link| link.vital.deaf_for(now, since));

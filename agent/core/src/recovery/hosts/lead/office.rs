@@ -1,6 +1,6 @@
 //! What a leader has stored before it acts, how it continues in the place of a lost one, and how it steps down.
 
-use super::{Act, Lead, SteppedDown};
+use super::{Act, Lead, Office, SteppedDown};
 use crate::base::time::{Mono, Span, Stamp};
 use crate::model::entry::Fact;
 use crate::recovery::hosts::record::Record;
@@ -8,8 +8,16 @@ use crate::recovery::hosts::succession::{Adopted, OnElection, OnLeader, Standing
 use crate::recovery::hosts::wire::Report;
 use crate::recovery::job::{Input, Order};
 
-/// The end of a job waits so long for its record.
-const END_WITHIN: Span = Span::seconds(3);
+/// The end of a job that the store does not take waits for no more than so many leases, whatever the store answers.
+const LEASES_TO_END: u64 = 6;
+
+/// An order that waits until its record is stored.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    record: u64,
+    since: Mono,
+    order: Order,
+}
 
 impl Lead {
     fn standing(&self) -> Standing<'_> {
@@ -22,35 +30,60 @@ impl Lead {
         match order {
             Order::StartRanks(_) | Order::StartRound(_) => {
                 self.write_record();
-                self.held.push_back((self.office.newest_record, Mono::NEVER, order));
+                self.hold(at, order);
             }
             Order::Finish { exit } => {
                 self.over = Some(exit);
                 self.write_record();
-                self.held.push_back((self.office.newest_record, at.after(END_WITHIN), order));
+                self.hold(at, order);
             }
             order => self.merge.order(at, order, &mut self.next),
         }
     }
 
-    /// Carries out what waited for a record that is stored now, or has waited long enough.
-    pub(super) fn release_held(&mut self, now: Mono, written: u64) {
-        while self.held.front().is_some_and(|(number, until, _)| *number <= written || now >= *until) {
-            let Some((_, _, order)) = self.held.pop_front() else { return };
-            self.merge.order(now, order, &mut self.next);
+    fn hold(&mut self, since: Mono, order: Order) {
+        self.held.push_back(Held { record: self.office.newest_record, since, order });
+    }
+
+    /// Carries out what waited for this record.
+    fn release_held(&mut self, now: Mono, stored: u64) {
+        while let Some(held) = self.held.pop_front_if(|held| held.record <= stored) {
+            self.merge.order(now, held.order, &mut self.next);
         }
+    }
+
+    /// Ends a job without a record of its end once no other launcher can lead it to another one, as far as can be known here:
+    /// the store has been silent for a lease. Before that, this launcher may be cut off from a store in which another one has
+    /// been elected. `silent`: for how long the store has not answered.
+    pub(super) fn end_without_record(&mut self, now: Mono, silent: Option<Span>) {
+        let Office { lease, .. } = self.office;
+        let store_is_gone = silent.is_some_and(|silent| silent >= lease);
+        let within = match self.in_office || store_is_gone {
+            true => lease,
+            false => Span(LEASES_TO_END.saturating_mul(lease.0)),
+        };
+        let is_due =
+            |held: &mut Held| matches!(held.order, Order::Finish { .. }) && now.since(held.since) >= within;
+        if let Some(held) = self.held.pop_front_if(is_due) {
+            self.merge.order(now, held.order, &mut self.next);
+        }
+    }
+
+    /// Whether the job is over here, and the store does not know it yet.
+    fn holds_end(&self) -> bool {
+        self.held.iter().any(|held| matches!(held.order, Order::Finish { .. }))
     }
 
     /// A start that waits for the store does not come about any more.
     pub(super) fn give_up_held_start(&mut self, at: Mono) {
-        for (number, until, order) in std::mem::take(&mut self.held) {
-            match order {
+        for held in std::mem::take(&mut self.held) {
+            match held.order {
                 Order::StartRanks(attempt) | Order::StartRound(attempt) => {
                     let error =
                         "asked to stop before the coordination store had a record of this attempt".to_owned();
                     self.tell_job(at, Input::Fact(Fact::StartFailed { attempt, error }));
                 }
-                order => self.held.push_back((number, until, order)),
+                _ => self.held.push_back(held),
             }
         }
     }
@@ -107,7 +140,7 @@ impl Lead {
         (self.office.epoch, self.in_office) = (epoch, true);
         self.write_record();
         let newest = self.office.newest_record;
-        self.held.iter_mut().for_each(|held| held.0 = newest);
+        self.held.iter_mut().for_each(|held| held.record = newest);
         self.seats_due = self.seats_due.map(|_| newest);
     }
 
@@ -118,16 +151,19 @@ impl Lead {
         }
     }
 
-    /// The store says that the job has ended. Unless it is over here, another launcher has led it to its end, and there will be no
-    /// leader again.
+    /// The store says that the job has ended. Unless this launcher has told it so, another one has led the job to its end, and
+    /// there will be no leader again.
     pub fn ended(&mut self, exit: i32) {
-        if self.over.is_none() {
+        if self.over.is_none() || self.holds_end() {
             self.step_down(SteppedDown::Ended { exit });
         }
     }
 
-    /// A leader that neither the store nor any follower answers is cut off.
+    /// A leader that neither the store nor any follower answers is cut off, unless followers have left because the job is over.
     pub(super) fn look_at_store(&mut self, silent: Option<Span>) {
+        if self.over.is_some() && !self.holds_end() {
+            return;
+        }
         let followed = self.links.len() == 1 || self.links.iter().any(|link| link.connection.is_some());
         if !followed && silent.is_some_and(|silent| silent >= self.office.lease) {
             self.step_down(SteppedDown::CutOff);

@@ -1,0 +1,77 @@
+//! One host of the job, as its leader sees it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::reports::Evidence;
+use crate::base::id::{Pid, Rank};
+use crate::base::time::Mono;
+use crate::checkpoint::inventory::Copy;
+use crate::model::entry::StartedRank;
+use crate::recovery::hosts::round::Seated;
+use crate::recovery::job::Input;
+
+/// One host.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    pub(super) seated: Seated,
+    pub(super) here: bool,
+    /// Whether its launcher knows its seat.
+    pub(super) knows: bool,
+    pub(super) started: Option<Vec<StartedRank>>,
+    /// Orphans killed, and ranks that wait in their processes.
+    pub(super) ended: Option<(u32, Vec<Rank>)>,
+    pub(super) exited: BTreeSet<Rank>,
+    /// Shards of checkpoints on it.
+    pub(super) holding: Option<Vec<Copy>>,
+    /// Whether the shards of its ranks are there.
+    pub(super) brought: bool,
+    pub(super) held: VecDeque<(Mono, Input)>,
+    pub(super) evidence: Option<Evidence>,
+    /// Nothing of its ranks, which send no heartbeats, does anything.
+    pub(super) idle: bool,
+}
+
+impl Host {
+    pub(super) fn new(seated: Seated) -> Host {
+        Host {
+            seated,
+            here: true,
+            knows: true,
+            started: None,
+            ended: None,
+            exited: BTreeSet::new(),
+            holding: None,
+            brought: false,
+            held: VecDeque::new(),
+            evidence: None,
+            idle: false,
+        }
+    }
+
+    /// Ranks that were started and have not ended, in order.
+    pub(super) fn running(&self) -> impl Iterator<Item = (Rank, Pid)> {
+        let pids: BTreeMap<Rank, Pid> =
+            self.started.iter().flatten().map(|started| (started.rank, started.pid)).collect();
+        pids.into_iter().filter(|(rank, _)| !self.exited.contains(rank))
+    }
+
+    /// Its ranks, of whose processes nothing is known.
+    pub(super) fn unseen(&self) -> Vec<StartedRank> {
+        let first = self.seated.seat.first_rank;
+        let started =
+            |rank| StartedRank { rank: Rank(rank), local_rank: rank - first, pid: Pid(0), page: None };
+        (first..first + self.seated.member.ranks).map(started).collect()
+    }
+
+    /// For people: "host b (node rank 1, ranks 2 to 3)".
+    pub(super) fn named(&self) -> String {
+        let Seated { member, seat } = &self.seated;
+        let last = seat.first_rank + member.ranks.saturating_sub(1);
+        let ranks = if last == seat.first_rank {
+            format!("rank {last}")
+        } else {
+            format!("ranks {} to {last}", seat.first_rank)
+        };
+        format!("host {} (node rank {}, {ranks})", member.host, seat.group_rank)
+    }
+}
