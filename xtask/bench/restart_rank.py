@@ -47,6 +47,7 @@ trained = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 step = 0
 saved = None
+note("wrapped")
 if REPLICATED:
     saved = mainstay.checkpoint.load()
 elif os.path.exists(CHECKPOINT):

@@ -76,8 +76,8 @@ impl Judge {
     }
 
     /// Leaves that to the leader of the job.
-    pub(super) fn judged_elsewhere(&mut self) {
-        self.job.judged_elsewhere();
+    pub(super) fn judged_elsewhere(&mut self, hosts: u32) {
+        self.job.judged_elsewhere(hosts);
     }
 
     /// What the leader is to be told of the ranks here.

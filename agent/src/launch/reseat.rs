@@ -101,7 +101,9 @@ impl Launcher {
         self.hangs.recall(&learned);
         match &self.brain {
             Brain::Leading(leading) => self.hangs.judge_all(leading.lead.seats(), now),
-            Brain::Following(_) => self.hangs.judged_elsewhere(),
+            Brain::Following(following) => {
+                self.hangs.judged_elsewhere(following.follow.seat().group_world_size);
+            }
             Brain::Alone(_) | Brain::Gone => {}
         }
     }

@@ -248,7 +248,9 @@ impl Launcher {
         };
         match &brain {
             Brain::Leading(leading) => hangs.judge_all(leading.lead.seats(), began),
-            Brain::Following(_) => hangs.judged_elsewhere(),
+            Brain::Following(following) => {
+                hangs.judged_elsewhere(following.follow.seat().group_world_size);
+            }
             Brain::Alone(_) | Brain::Gone => {}
         }
         let mut launcher = Launcher {

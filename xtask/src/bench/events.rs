@@ -109,11 +109,28 @@ impl Events {
 
     /// When the last of the ranks made its first step since a place in the record, in a process that is not old.
     pub fn last_first_step(&self, since: usize, old: &BTreeSet<i32>) -> Option<u64> {
+        self.last_first("step", since, old)
+    }
+
+    /// When the last of the ranks was at something for the first time since a place in the record, in a process that is not old.
+    pub fn last_first(&self, event: &str, since: usize, old: &BTreeSet<i32>) -> Option<u64> {
+        self.first(event, since, old).into_values().max()
+    }
+
+    /// How long a rank needed at most from one event to another, in nanoseconds, in processes that are not old.
+    pub fn longest(&self, from: &str, to: &str, since: usize, old: &BTreeSet<i32>) -> Option<u64> {
+        let (began, ended) = (self.first(from, since, old), self.first(to, since, old));
+        let took = |(rank, at): (&u64, &u64)| Some(at.saturating_sub(*began.get(rank)?));
+        ended.iter().filter_map(took).max()
+    }
+
+    /// When each rank was first at something.
+    fn first(&self, event: &str, since: usize, old: &BTreeSet<i32>) -> BTreeMap<u64, u64> {
         let mut first: BTreeMap<u64, u64> = BTreeMap::new();
-        for event in self.all[since..].iter().filter(|e| e.event == "step" && !old.contains(&e.pid)) {
-            first.entry(event.rank).or_insert(event.at);
+        for seen in self.all.iter().skip(since).filter(|e| e.event == event && !old.contains(&e.pid)) {
+            first.entry(seen.rank).or_insert(seen.at);
         }
-        first.into_values().max()
+        first
     }
 
     /// From the fault to the last of the ranks, for the processes that made the first steps.

@@ -10,14 +10,20 @@ mod round;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::Args;
 use super::figure::Report;
 use super::launchers::Bed;
+use super::process::Running;
+use crate::journal;
 use crate::paths;
 use crate::progress::Progress;
+
+/// A job that needs longer than this has hung. torchrun takes a host for lost after 15 s.
+const LIMIT: Duration = Duration::from_secs(150);
 
 /// Measures all five.
 pub fn measure(story: &Progress, bed: &Bed, args: &Args, report: &mut Report) {
@@ -26,6 +32,20 @@ pub fn measure(story: &Progress, bed: &Bed, args: &Args, report: &mut Report) {
     lost::measure(story, bed, args.at_most(5, 2), report);
     resize::measure(story, bed, args.at_most(5, 2), report);
     round::measure(story, args.samples(9, 3), report);
+}
+
+/// When a peer does something about a lost host: it writes no verdict, so the end of a rank on a host that is left counts.
+fn end_of_one(launcher: &mut Running, left: &[i32]) -> Result<u64> {
+    launcher.wait_for("the end of a rank that is left", LIMIT, || {
+        left.iter().any(|pid| !Path::new(&format!("/proc/{pid}")).exists()).then(journal::now)
+    })
+}
+
+/// Waits until this launcher has printed this.
+fn wait_until_said(launcher: &mut Running, what: &str) -> Result<()> {
+    let log = launcher.log.clone();
+    let said = || fs::read_to_string(&log).is_ok_and(|text| text.contains(what)).then_some(());
+    launcher.wait_for(what, LIMIT, said)
 }
 
 /// An empty folder for one job.

@@ -35,8 +35,8 @@ pub enum Launcher {
 pub struct OneOf {
     /// Its number.
     pub number: usize,
-    /// How many there are.
-    pub hosts: usize,
+    /// How many there are, as `--nnodes` has it.
+    pub nodes: String,
     /// Its address.
     pub address: String,
     /// The address of the first, where they meet.
@@ -102,19 +102,19 @@ impl Bed {
 
     /// The launcher of one host of a job, without its script. The hosts meet at the address of the first.
     pub fn on_host(&self, launcher: Launcher, host: &OneOf, ranks: usize, logs: &Path) -> Command {
-        let OneOf { number, hosts, address, first, port } = host;
-        let (ranks, hosts) = (ranks.to_string(), hosts.to_string());
+        let OneOf { number, nodes, address, first, port } = host;
+        let ranks = ranks.to_string();
         let mut command = match launcher {
             Launcher::Mainstay => {
                 let mut command = Command::new(paths::release_mainstay());
-                command.args(["run", "--no-agent", "--nnodes", &hosts, "--node-rank", &number.to_string()]);
+                command.args(["run", "--no-agent", "--nnodes", nodes, "--node-rank", &number.to_string()]);
                 command.args(["--master-addr", first, "--master-port", &port.to_string()]);
                 command.args(["--nproc-per-node", &ranks, "--max-restarts", "100000", "--log-dir"]).arg(logs);
                 command
             }
             Launcher::Torchrun => {
                 let mut command = Command::new(self.venv.python());
-                command.args(["-m", "torch.distributed.run", "--nnodes", &hosts, "--nproc-per-node", &ranks]);
+                command.args(["-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", &ranks]);
                 command.args(["--rdzv-backend", "c10d", "--rdzv-id", "bench", "--local-addr", address]);
                 command.args(["--rdzv-endpoint", &format!("{first}:{port}"), "--max-restarts", "100000"]);
                 // It looks for itself by name, and all namespaces have the same.
@@ -125,7 +125,7 @@ impl Bed {
             Launcher::Nvrx => {
                 let peers = self.peers.as_deref().unwrap_or(Path::new(""));
                 let mut command = Command::new(peers.join("bin/ft_launcher"));
-                command.args([&format!("--nnodes={hosts}"), &format!("--nproc-per-node={ranks}")]);
+                command.args([&format!("--nnodes={nodes}"), &format!("--nproc-per-node={ranks}")]);
                 command.args(["--rdzv-backend=c10d", "--rdzv-id=bench", "--max-restarts=100000"]);
                 command.args([format!("--rdzv-endpoint={first}:{port}"), format!("--local-addr={address}")]);
                 command.arg(format!("--rdzv-conf=is_host={}", *number == 0));

@@ -1,7 +1,7 @@
 //! What launchers of other hosts report of their ranks, so that one judge of hangs has all ranks of the job: a rank that waits
 //! for one on another host looks as one that hangs.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
@@ -10,18 +10,27 @@ use crate::hang::counters::Count;
 use crate::hang::phase::{PhaseId, Phases};
 use crate::hang::rank::Sight;
 
-/// What changed of a rank is reported so often at most.
+/// What changed of a rank is reported so often at most, in a job of up to [`SMALL`] hosts. The counters of collectives change all
+/// the time, so hosts of larger jobs report as much less often as there are more of them.
 const APART: Span = Span::millis(200);
+const SMALL: u64 = 256;
 
-/// What did not change is reported again after this time: the leader may have missed it.
+/// What did not change is reported again after this time: the leader may have missed it. No host reports less often.
 const AGAIN: Span = Span::seconds(1);
+
+/// How often a host reports what changed, in a job of so many.
+fn apart(hosts: u32) -> Span {
+    Span((APART.0.saturating_mul(hosts.into()) / SMALL).clamp(APART.0, AGAIN.0))
+}
 
 /// A rank as its own host sees it. Fields are added, never renamed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankSeen {
     /// Which.
     pub rank: Rank,
-    /// What its page shows. Phases are numbers of that host, and named below.
+    /// What its page shows. Phases are numbers of that host, and named below. Written as a list, which serde reads as well as an
+    /// object: these reports are most of what the leader of a large job receives.
+    #[serde(serialize_with = "sight_as_list")]
     pub sight: Sight,
     /// The innermost open section; none if it is at the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -29,12 +38,27 @@ pub struct RankSeen {
     /// An open section that is long by its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub long: Option<String>,
-    /// Its collective counters.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Its collective counters, written as lists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", serialize_with = "counts_as_lists")]
     pub counts: Vec<Count>,
     /// What its processes do, where that was looked at since the last report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probe>,
+}
+
+fn sight_as_list<S: Serializer>(sight: &Sight, to: S) -> Result<S::Ok, S::Error> {
+    // In the order in which the fields are declared. New ones come last.
+    let Sight { registered, closed, claim, beats, beat_at, step, since, quiet_until, phase: _, long: _ } =
+        sight;
+    (registered, closed, claim, beats, beat_at, step, since, quiet_until).serialize(to)
+}
+
+fn counts_as_lists<S: Serializer>(counts: &[Count], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(
+        counts
+            .iter()
+            .map(|Count { comm, entered, completed, signature }| (comm, entered, completed, signature)),
+    )
 }
 
 impl RankSeen {
@@ -61,6 +85,8 @@ impl RankSeen {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ToReport {
     ranks: Vec<Seen>,
+    /// How often at most, by the size of the job.
+    apart: Span,
     reported: Mono,
     again: Mono,
 }
@@ -74,8 +100,13 @@ struct Seen {
 }
 
 impl ToReport {
+    /// For ranks of a host in a job of so many hosts.
+    pub(crate) fn of(ranks: usize, hosts: u32) -> ToReport {
+        ToReport { ranks: vec![Seen::default(); ranks], apart: apart(hosts), ..ToReport::default() }
+    }
+
     pub(crate) fn begin_attempt(&mut self, ranks: usize) {
-        *self = ToReport { ranks: vec![Seen::default(); ranks], ..ToReport::default() };
+        *self = ToReport { ranks: vec![Seen::default(); ranks], apart: self.apart, ..ToReport::default() };
     }
 
     pub(crate) fn sight(&mut self, place: usize, sight: &Sight, counts: &[Count]) {
@@ -96,7 +127,7 @@ impl ToReport {
     /// What is to be reported now; `first` is the number of the first rank.
     pub(crate) fn due(&mut self, first: Rank, phases: &Phases, now: Mono) -> Vec<RankSeen> {
         let all = now.since(self.again) >= AGAIN;
-        if !all && now.since(self.reported) < APART {
+        if !all && now.since(self.reported) < self.apart {
             return Vec::new();
         }
         if all {
@@ -121,5 +152,68 @@ impl ToReport {
             self.reported = now;
         }
         due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hang::phase::Limits;
+
+    fn seen() -> RankSeen {
+        RankSeen {
+            rank: Rank(7),
+            sight: Sight {
+                registered: true,
+                closed: true,
+                claim: 2,
+                beats: 30,
+                beat_at: Mono(4),
+                step: Some(5),
+                since: Mono(6),
+                quiet_until: Mono::NEVER,
+                ..Sight::default()
+            },
+            section: Some("forward".to_owned()),
+            long: None,
+            counts: vec![Count { comm: u64::MAX, entered: 9, completed: 8, signature: 7 }],
+            probe: None,
+        }
+    }
+
+    #[test]
+    fn a_report_is_written_as_lists() {
+        let text = serde_json::to_string(&seen()).unwrap();
+        assert_eq!(
+            text,
+            r#"{"rank":7,"sight":[true,true,2,30,4,5,6,18446744073709551615],"section":"forward","counts":[[18446744073709551615,9,8,7]]}"#
+        );
+        assert_eq!(serde_json::from_str::<RankSeen>(&text).unwrap(), seen());
+    }
+
+    #[test]
+    fn a_report_with_names_is_read_too() {
+        let text = r#"{"rank":7,"sight":{"registered":true,"closed":true,"claim":2,"beats":30,"beat_at":4,"step":5,
+            "since":6,"quiet_until":18446744073709551615},"section":"forward",
+            "counts":[{"comm":18446744073709551615,"entered":9,"completed":8,"signature":7}]}"#;
+        assert_eq!(serde_json::from_str::<RankSeen>(text).unwrap(), seen());
+    }
+
+    #[test]
+    fn hosts_of_a_large_job_report_less_often() {
+        assert_eq!(apart(1), APART);
+        assert_eq!(apart(256), APART);
+        assert_eq!(apart(512), Span::millis(400));
+        assert_eq!(apart(12_500), AGAIN);
+
+        let mut due = ToReport::of(1, 512);
+        let at = |millis: u64| Mono(0).after(Span::seconds(60)).after(Span::millis(millis));
+        let mut reports = |millis: u64, beats: u64| {
+            due.sight(0, &Sight { beats, ..Sight::default() }, &[]);
+            due.due(Rank(0), &Phases::new(Limits::default()), at(millis)).len()
+        };
+        assert_eq!(reports(0, 1), 1);
+        assert_eq!(reports(300, 2), 0);
+        assert_eq!(reports(400, 2), 1, "what changed meanwhile is reported then");
     }
 }

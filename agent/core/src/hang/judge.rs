@@ -93,11 +93,9 @@ impl HangJudge {
         (self.reported, self.found) = (None, None);
     }
 
-    /// Leaves the ranks with heartbeats to the judge on another host.
-    pub fn judged_elsewhere(&mut self) {
-        let mut seen = ToReport::default();
-        seen.begin_attempt(self.ranks);
-        self.over = Scope::Elsewhere(seen);
+    /// Leaves the ranks with heartbeats to the judge on another host, of a job with so many hosts.
+    pub fn judged_elsewhere(&mut self, hosts: u32) {
+        self.over = Scope::Elsewhere(ToReport::of(self.ranks, hosts));
     }
 
     /// What is to be reported to the judge on another host.

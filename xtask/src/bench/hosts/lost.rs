@@ -1,5 +1,7 @@
-//! A host that loses power, and the spare that replaces it: from the loss to the verdict, and from the verdict to the first steps of
-//! all ranks. Of a peer, which writes no verdict, the first restart action counts: the end of a rank on a host that is left.
+//! A host that loses power, and the spare that replaces it: from the loss to the verdict; from there until all ranks have their
+//! imports and their checkpoints, which is the launchers' part; and to the first steps of all ranks, which have to connect to
+//! each other first. Of a peer, which writes no verdict, the first restart action counts: the end of a rank on a host that is
+//! left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::network::Network;
-use super::{folder, of_host};
+use super::{LIMIT, end_of_one, folder, of_host, wait_until_said};
 use crate::bench::events::Events;
 use crate::bench::figure::{Figure, Report};
 use crate::bench::launchers::{Bed, Launcher, OneOf, script_path};
@@ -21,16 +23,14 @@ use crate::journal::{self, Follower};
 use crate::paths;
 use crate::progress::Progress;
 
-const IDS: [&str; 3] = ["hosts.lost_to_verdict", "hosts.swap_added", "hosts.lost_to_step"];
+const IDS: [&str; 4] =
+    ["hosts.lost_to_verdict", "hosts.swap_added", "hosts.swap_to_step", "hosts.lost_to_step"];
 
 /// Hosts with one rank each. One more is a spare.
 const HOSTS: usize = 4;
 
 /// Steps of all ranks before a host is lost.
 const SETTLE_STEPS: usize = 100;
-
-/// A job that needs longer than this has hung. torchrun takes a host for lost after 15 s.
-const LIMIT: Duration = Duration::from_secs(150);
 
 /// A peer's launcher says nothing of waiting: it has this long to join as a spare.
 const SPARE_JOINS: Duration = Duration::from_secs(5);
@@ -40,8 +40,10 @@ const SPARE_JOINS: Duration = Duration::from_secs(5);
 struct Lost {
     /// From the loss to the verdict, or to the first restart action.
     to_verdict: f64,
-    /// From there to the first steps of all ranks.
-    swap: f64,
+    /// From there until all ranks have their imports, and what the slowest needs to load its checkpoint.
+    added: f64,
+    /// From the verdict to the first steps of all ranks.
+    to_step: f64,
 }
 
 /// Measures so many jobs of ours, then of the peers, of which each loses a host once.
@@ -70,7 +72,8 @@ pub fn measure(story: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
             ours = measured.clone();
         }
         let of = |of: fn(&Lost) -> f64, all: &[Lost]| all.iter().map(of).collect::<Vec<f64>>();
-        let all: [fn(&Lost) -> f64; 3] = [|of| of.to_verdict, |of| of.swap, |of| of.to_verdict + of.swap];
+        let all: [fn(&Lost) -> f64; 4] =
+            [|of| of.to_verdict, |of| of.added, |of| of.to_step, |of| of.to_verdict + of.to_step];
         let figures = IDS.into_iter().zip(all).filter_map(|(id, part)| {
             let figure = Figure::median(id, "s", &of(part, &ours))?;
             Some(match launcher {
@@ -97,7 +100,7 @@ fn in_folder(bed: &Bed, launcher: Launcher, folder: &Path, runtime: &Path) -> Re
     let mut events = Events::of(folder.join("events.jsonl"), HOSTS);
     let start = |host: usize| -> Result<Running> {
         let logs = of_host(folder, host)?;
-        let of = OneOf { hosts: HOSTS, ..network.host(host) };
+        let of = OneOf { nodes: HOSTS.to_string(), ..network.host(host) };
         let mut command = match launcher {
             Launcher::Mainstay => ours(bed, &of, &logs, &runtime.join(host.to_string())),
             peer => bed.on_host(peer, &of, 1, &logs),
@@ -139,20 +142,24 @@ fn in_folder(bed: &Bed, launcher: Launcher, folder: &Path, runtime: &Path) -> Re
                 journal.entries.iter().find(|entry| entry.is_event("host_lost")).map(|entry| entry.mono)
             })?
         }
-        _ => launchers[0].wait_for("the end of a rank that is left", LIMIT, || {
-            left.iter().any(|pid| !Path::new(&format!("/proc/{pid}")).exists()).then(journal::now)
-        })?,
+        _ => end_of_one(&mut launchers[0], &left)?,
     };
     launchers[0].wait_for("steps of all ranks with the spare", LIMIT, || events.stepping(seen, &old, 1))?;
     let stepping = events.last_first_step(seen, &old).context("no steps")?;
+    let imported = events.last_first("imported", seen, &old).context("no imports")?;
+    let loading = events.longest("wrapped", "resumed", seen, &old).context("no checkpoints")?;
     let seconds = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e9;
-    Ok(Lost { to_verdict: seconds(lost_at, acted_at), swap: seconds(acted_at, stepping) })
+    Ok(Lost {
+        to_verdict: seconds(lost_at, acted_at),
+        added: seconds(acted_at, imported + loading),
+        to_step: seconds(acted_at, stepping),
+    })
 }
 
 /// Each rank keeps what it saves in memory, with copies on other hosts.
 fn ours(bed: &Bed, host: &OneOf, logs: &Path, runtime: &Path) -> Command {
     let mut command = Command::new(paths::release_mainstay());
-    command.args(["run", "--no-agent", "--nnodes", &host.hosts.to_string(), "--rdzv-id", "bench"]);
+    command.args(["run", "--no-agent", "--nnodes", &host.nodes, "--rdzv-id", "bench"]);
     command.args(["--rdzv-backend", "c10d", "--rdzv-endpoint", &format!("{}:{}", host.first, host.port)]);
     command.args(["--nproc-per-node", "1", "--max-restarts", "3", "--log-dir"]).arg(logs);
     command.arg("--runtime-dir").arg(runtime).env("BENCH_REPLICATED", "1");
@@ -169,10 +176,4 @@ fn choose(launchers: &[Running], pids: &BTreeMap<u64, i32>) -> Result<(usize, Ve
     let lost = hosts.filter(|host| *host != 0).max().context("no host but the first has a rank")?;
     let left = pids.values().filter(|pid| host_of(pid) != Some(lost)).copied().collect();
     Ok((lost, left))
-}
-
-fn wait_until_said(launcher: &mut Running, what: &str) -> Result<()> {
-    let log = launcher.log.clone();
-    let said = || fs::read_to_string(&log).is_ok_and(|text| text.contains(what)).then_some(());
-    launcher.wait_for(what, LIMIT, said)
 }

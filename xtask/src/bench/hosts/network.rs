@@ -75,7 +75,7 @@ impl Network {
     /// A host as launchers have to know it.
     pub fn host(&self, number: usize) -> OneOf {
         let (address, first) = (self.address(number), self.address(0));
-        OneOf { number, hosts: self.hosts, address, first, port: self.port }
+        OneOf { number, nodes: self.hosts.to_string(), address, first, port: self.port }
     }
 
     /// Endpoints on the first hosts, one on each.

@@ -69,14 +69,7 @@ fn in_folder(rounds: usize, folder: &Path, network: &Network, runtime: &Path) ->
         let logs = of_host(folder, host)?;
         let of = network.host(host);
         let mut command = Command::new(paths::release_mainstay());
-        command.args([
-            "run",
-            "--no-agent",
-            "--nnodes",
-            &of.hosts.to_string(),
-            "--node-rank",
-            &host.to_string(),
-        ]);
+        command.args(["run", "--no-agent", "--nnodes", &of.nodes, "--node-rank", &host.to_string()]);
         command.args(["--master-addr", &of.first, "--master-port", &of.port.to_string()]);
         command.args(["--rdzv-id", "bench", "--max-restarts", "100000", "--log-dir"]).arg(&logs);
         command.arg("--runtime-dir").arg(runtime.join(host.to_string()));
