@@ -1,27 +1,20 @@
-//! A launcher: the pure code that leads or follows, and what carries out its acts here.
+//! A launcher: the pure code that leads or follows, its connection and its end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
-use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
-use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::time::{Mono, Stamp, Wall};
+use mainstay_core::model::entry::{Entry, Fact};
 use mainstay_core::recovery::hosts::clock::Mapping;
-use mainstay_core::recovery::hosts::electors::Missed;
-use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads, concerns_all};
-use mainstay_core::recovery::hosts::lead::{self, Lead};
-use mainstay_core::recovery::hosts::merge::WORLD_GROWS;
-use mainstay_core::recovery::hosts::predecessor::Predecessor;
-use mainstay_core::recovery::hosts::record::Record;
+use mainstay_core::recovery::hosts::follow::{Follow, Leads, concerns_all};
+use mainstay_core::recovery::hosts::lead::Lead;
 use mainstay_core::recovery::hosts::round::Member;
-use mainstay_core::recovery::hosts::succession::Adopted;
 use mainstay_core::recovery::hosts::wire::{Command, Down, Join, PROTOCOL, Report, Seat, Up};
-use mainstay_core::recovery::job::{Input, Order, StopWhy};
+use mainstay_core::recovery::job::{Input, StopWhy};
 
 use super::network::Wire;
 use super::store::{Ask, Client, LeaderKey};
-use super::{Event, HOSTS, LEASE_SPAN, LOOKS_EVERY, MS, PATIENCE, SECOND, World, settings};
-use crate::support::cluster::restart_of;
+use super::{Event, HOSTS, LEASE_SPAN, MS, SECOND, World};
 
 /// The status of a launcher that hands its host back.
 const HANDS_BACK: i32 = 75;
@@ -139,7 +132,7 @@ impl Launcher {
         (first..first + self.member.ranks).map(Rank).collect()
     }
 
-    fn leader_now(&self) -> Option<Leads> {
+    pub fn leader_now(&self) -> Option<Leads> {
         match &self.brain {
             Brain::Follows(follow) => Some(follow.leader().clone()),
             _ => None,
@@ -152,12 +145,12 @@ impl World {
         self.machines[self.launchers[launcher].machine].clock(self.now)
     }
 
-    fn stamp(&self, launcher: usize) -> Stamp {
+    pub fn stamp(&self, launcher: usize) -> Stamp {
         let wall = i64::try_from(self.now).expect("small");
         Stamp { mono: self.clock(launcher), wall: Wall(wall) }
     }
 
-    fn named(&self, key: &LeaderKey) -> Leads {
+    pub fn named(&self, key: &LeaderKey) -> Leads {
         let leader = &self.launchers[key.launcher];
         Leads { launcher: leader.name.clone(), host: leader.member.host.clone(), epoch: key.epoch }
     }
@@ -198,151 +191,11 @@ impl World {
         }
     }
 
-    fn feed(&mut self, me: usize) {
+    pub fn feed(&mut self, me: usize) {
         let Launcher { brain, journal, .. } = &mut self.launchers[me];
         if let Brain::Leads(lead) = brain {
             lead.feed(|have| Some(journal.iter().skip(have as usize).cloned().collect()));
         }
-    }
-
-    fn act_of_leader(&mut self, me: usize, act: lead::Act) {
-        self.trace(|world| format!("{} {}", world.launchers[me].name, leaders_line(&act)));
-        match act {
-            lead::Act::Send(connection, down) => self.send_down(connection, Wire::Message(down)),
-            lead::Act::Close(connection) => self.end_as_leader(connection),
-            lead::Act::Record(at, body) => self.record(me, at, None, body),
-            lead::Act::Command(seat, command) => {
-                if let Command::Finish { exit, .. } = command {
-                    self.check_told_end(me, exit);
-                    self.feed(me);
-                }
-                if let Brain::Leads(lead) = &mut self.launchers[me].brain {
-                    lead.command(seat, command);
-                }
-            }
-            lead::Act::Obey(command) => {
-                let epoch = self.launchers[me].leads().map_or(0, Lead::epoch);
-                self.acts_in(epoch, me, &command);
-                self.will_do(me, command, Some((epoch, me)));
-            }
-            lead::Act::Local(Order::Consult(_)) => {
-                let at = self.after_a_while();
-                self.at(at, Event::Ruled(me));
-            }
-            lead::Act::Local(Order::LookAgain { at }) => {
-                self.launchers[me].timers.insert(at);
-            }
-            lead::Act::Local(other) => panic!("{other:?} is for one host alone"),
-            lead::Act::Store(number, mut record) => {
-                record.at = self.stamp(me);
-                self.write(me, number, *record);
-            }
-            lead::Act::Campaign => {
-                (self.launchers[me].client.office, self.launchers[me].client.campaigns) = (None, true);
-            }
-            lead::Act::StepDown(lead::SteppedDown::Ended { exit }) => self.ends(me, exit),
-            lead::Act::StepDown(_) => {
-                self.resign(me);
-                self.launchers[me].client.campaigns = false;
-                self.stop_and_hand_back(me);
-            }
-            lead::Act::Say(_) | lead::Act::Finished(..) | lead::Act::Seen(..) | lead::Act::Meet { .. } => {}
-        }
-    }
-
-    fn act_of_follower(&mut self, me: usize, act: follow::Act) {
-        self.trace(|world| format!("{} {}", world.launchers[me].name, followers_line(&act)));
-        match act {
-            follow::Act::Send(up) => {
-                if let Some(connection) = self.launchers[me].connection {
-                    self.send_up(connection, Wire::Message(up));
-                }
-            }
-            follow::Act::Close => {
-                if self.close_to_leader(me) {
-                    // The task of the connection says so, and makes another.
-                    let at = self.after_a_while();
-                    self.at(at, Event::Closed(me));
-                }
-            }
-            follow::Act::Obey(command) => {
-                let leads = self.launchers[me].leader_now().expect("it follows");
-                let by = self.launcher_named(&leads.launcher);
-                self.acts_in(leads.epoch, by, &command);
-                self.will_do(me, command, Some((leads.epoch, by)));
-            }
-            follow::Act::Entry { seq, at, body } => self.record(me, at.mono, Some(seq), body),
-            follow::Act::Campaign => self.launchers[me].client.campaigns = true,
-            follow::Act::StandDown => self.launchers[me].client.campaigns = false,
-            follow::Act::RemoveLeader => {
-                let leads = self.launchers[me].leader_now().expect("it follows");
-                let key = self.launchers[me].client.leader.clone();
-                if let Some(leader) = key.filter(|key| self.launchers[key.launcher].name == leads.launcher) {
-                    self.ask(me, Ask::Remove { leader });
-                }
-            }
-            follow::Act::LookAtLeader => {
-                let leads = self.launchers[me].leader_now().expect("it follows");
-                if self.launchers[me].client.has_say {
-                    let look = Command::Look { launcher: leads.launcher, address: String::new() };
-                    self.will_do(me, look, None);
-                }
-            }
-            follow::Act::MissLeader(misses) => {
-                let key = self.launchers[me].client.leader.clone().filter(|_| misses);
-                let misses = key.map(|key| Missed {
-                    launcher: self.launchers[key.launcher].name.clone(),
-                    epoch: key.epoch,
-                });
-                self.ask(me, Ask::Say { seated: true, misses });
-            }
-            follow::Act::Connect => {
-                self.close_to_leader(me);
-                self.reconnect(me);
-            }
-            follow::Act::CutOff(why) => {
-                assert!(!matches!(why, CutOff::NoRecord), "a leader has always left a record");
-                self.stop_and_hand_back(me);
-            }
-            follow::Act::LeftSeat => {
-                self.launchers[me].seat = None;
-                self.ask(me, Ask::Say { seated: false, misses: None });
-                if !self.launchers[me].living.is_empty() {
-                    let attempt = self.launchers[me].attempt;
-                    let why = StopWhy::Dismissed;
-                    self.will_do(me, Command::Stop { attempt, why, save_after: None }, None);
-                }
-            }
-            follow::Act::TookSeat => self.ask(me, Ask::Say { seated: true, misses: None }),
-            follow::Act::Say(_) | follow::Act::Meet { .. } => {}
-        }
-    }
-
-    fn record(&mut self, me: usize, at: Mono, origin_seq: Option<u64>, body: Body) {
-        if origin_seq.is_none() {
-            if let Body::Decision(decision) = &body {
-                self.counted.extend(restart_of(&decision.action));
-            }
-            if let (Body::Fact(Fact::Observed(seen)), Some(lead)) = (&body, self.launchers[me].leads())
-                && seen.event == WORLD_GROWS
-            {
-                self.grown += 1;
-                self.counted.insert(Attempt(lead.merge().attempt().0 + 1));
-            }
-        }
-        let launcher = &mut self.launchers[me];
-        let entry = Entry {
-            seq: launcher.journal.len() as u64 + 1,
-            at: Stamp { mono: at, wall: Wall(0) },
-            boot: BootId(String::new()),
-            job: Some(JobId("job".to_owned())),
-            origin_seq,
-            body,
-        };
-        if let Brain::Leads(lead) = &mut launcher.brain {
-            lead.keep_recent(&entry);
-        }
-        launcher.journal.push(entry);
     }
 
     /// Something happened on this launcher's host.
@@ -367,7 +220,7 @@ impl World {
         self.settle(me);
     }
 
-    fn stop_and_hand_back(&mut self, me: usize) {
+    pub fn stop_and_hand_back(&mut self, me: usize) {
         if self.launchers[me].living.is_empty() {
             return self.ends(me, HANDS_BACK);
         }
@@ -455,7 +308,7 @@ impl World {
         self.reconnect(me);
     }
 
-    fn close_to_leader(&mut self, me: usize) -> bool {
+    pub fn close_to_leader(&mut self, me: usize) -> bool {
         let Some(connection) = self.launchers[me].connection.take() else { return false };
         self.end_as_follower(connection);
         true
@@ -486,125 +339,6 @@ impl World {
 
     pub fn launcher_named(&self, name: &str) -> usize {
         self.launchers.iter().position(|launcher| launcher.name == name).expect("it is known")
-    }
-
-    /// The store says who leads.
-    pub fn told_of_leader(&mut self, me: usize, leader: Option<LeaderKey>) {
-        self.launchers[me].client.leader.clone_from(&leader);
-        let (Some(key), now) = (leader, self.clock(me)) else { return };
-        let named = self.named(&key);
-        let launcher = &mut self.launchers[me];
-        let newest = launcher.journal.len() as u64;
-        match &mut launcher.brain {
-            Brain::Leads(lead) => lead.led_by(&named.launcher, &named.host, named.epoch),
-            Brain::Follows(follow) => follow.led_by(now, named, newest),
-            Brain::Waits(known) if *known != Some(key.clone()) => {
-                launcher.brain = Brain::Waits(Some(key));
-                self.close_to_leader(me);
-                self.reconnect(me);
-            }
-            Brain::Waits(_) | Brain::Gone => {}
-        }
-        self.settle(me);
-    }
-
-    /// The store does not know this leader any more.
-    pub fn forgotten(&mut self, me: usize, epoch: u64) {
-        self.launchers[me].client.office = None;
-        let leader = self.launchers[me].client.leader.clone().map(|key| self.named(&key));
-        if let Brain::Leads(lead) = &mut self.launchers[me].brain {
-            lead.forgotten(epoch);
-            if let Some(Leads { launcher, host, epoch }) = leader {
-                lead.led_by(&launcher, &host, epoch);
-            }
-        }
-        self.settle(me);
-    }
-
-    pub fn stored(&mut self, me: usize, number: u64) {
-        let now = self.clock(me);
-        if let Brain::Leads(lead) = &mut self.launchers[me].brain {
-            lead.stored(now, number);
-        }
-        self.settle(me);
-    }
-
-    pub fn told_of_the_end(&mut self, me: usize, exit: i32) {
-        let ends = match &mut self.launchers[me].brain {
-            Brain::Follows(follow) => !follow.is_connected() && !follow.is_cut_off(),
-            Brain::Waits(_) => true,
-            Brain::Leads(lead) => {
-                lead.ended(exit);
-                false
-            }
-            Brain::Gone => false,
-        };
-        self.settle(me);
-        if ends {
-            self.ends(me, exit);
-        }
-    }
-
-    /// The store has elected this launcher.
-    pub fn elected(&mut self, me: usize, epoch: u64, last: Option<u64>, record: Option<Arc<Record>>) {
-        match &mut self.launchers[me].brain {
-            Brain::Leads(lead) if !lead.is_deposed() => lead.elected(epoch, last),
-            Brain::Follows(follow) if follow.takes_over() => match record {
-                Some(record) if follow.is_in(&record) => self.take_over(me, epoch, &record),
-                Some(_) => {
-                    follow.cut_off(CutOff::Replaced);
-                    self.resign(me);
-                }
-                None => follow.cut_off(CutOff::NoRecord),
-            },
-            _ => self.resign(me),
-        }
-        self.settle(me);
-    }
-
-    fn take_over(&mut self, me: usize, epoch: u64, record: &Record) {
-        self.trace(|world| format!("{} takes over in {epoch}", world.launchers[me].name));
-        let now = self.stamp(me);
-        let launcher = &mut self.launchers[me];
-        let Brain::Follows(follow) = std::mem::replace(&mut launcher.brain, Brain::Gone) else { return };
-        let seat = launcher.seat.as_ref().map_or(0, |seat| seat.group_rank);
-        let adopted = Adopted::of(record, seat, launcher.member.clone(), launcher.attempt, now);
-        let seat = adopted.me;
-        let world_size = record.seats[0].seat.world_size;
-        let spec = JobSpec { world_size, ..JobSpec::default() };
-        let (job, merge) = adopted.resume(now.mono, spec, settings(), PATIENCE);
-        let office = lead::Office {
-            seat,
-            launcher: launcher.name.clone(),
-            names: (record.job.clone(), record.launch.clone()),
-            hosts: HOSTS,
-            lease: LEASE_SPAN,
-            looks_every: Span(LOOKS_EVERY),
-            epoch,
-            newest_record: 1,
-        };
-        let merge = merge.within(self.limits, &office.launcher);
-        let mut lead = Lead::new(now.mono, job, merge, office);
-        let since = follow.since() as usize;
-        let newest = launcher.journal.len() as u64;
-        let before = follow.leader().launcher.clone();
-        lead.replaces(Predecessor::new(before, &launcher.journal[since.min(newest as usize)..], newest));
-        lead.continue_from(now.mono, &adopted, record.ended, follow.into_log());
-        launcher.brain = Brain::Leads(Box::new(lead));
-        launcher.exit = record.ended.or(launcher.exit);
-        self.leaders += 1;
-        self.close_to_leader(me);
-        if self.launchers[me].exit.is_some() {
-            self.tells_the_end(me);
-        }
-    }
-
-    /// Most of those who have a say miss the leader.
-    pub fn leader_is_missed(&mut self, me: usize) {
-        if let Brain::Follows(follow) = &mut self.launchers[me].brain {
-            follow.leader_is_missed();
-        }
-        self.settle(me);
     }
 
     /// Time passes for a launcher.
@@ -685,22 +419,4 @@ impl World {
 
 fn is_end(report: &Report) -> bool {
     matches!(report, Report::Fact { fact: Fact::AttemptEnded { .. } })
-}
-
-fn short(what: &impl std::fmt::Debug) -> String {
-    format!("{what:?}").chars().take(180).collect()
-}
-
-fn leaders_line(act: &lead::Act) -> String {
-    match act {
-        lead::Act::Send(to, Down::Entry { seq, .. }) => format!("-> {to} entry {seq}"),
-        act => short(act),
-    }
-}
-
-fn followers_line(act: &follow::Act) -> String {
-    match act {
-        follow::Act::Entry { seq, .. } => format!("has entry {seq}"),
-        act => short(act),
-    }
 }

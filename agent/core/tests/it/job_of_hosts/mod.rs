@@ -6,11 +6,13 @@
 //! `MAINSTAY_TRACE=1` shows what happens.
 #![allow(clippy::indexing_slicing, reason = "a panic in a test is its report")]
 
+mod acts;
 mod checks;
 mod faults;
 mod hands;
 mod launcher;
 mod network;
+mod news;
 mod scenarios;
 mod store;
 

@@ -1,0 +1,136 @@
+//! What a launcher learns from the store: who leads, that it was elected, what is stored, and that the job has ended.
+
+use std::sync::Arc;
+
+use mainstay_core::base::time::Span;
+use mainstay_core::model::entry::JobSpec;
+use mainstay_core::recovery::hosts::follow::{CutOff, Leads};
+use mainstay_core::recovery::hosts::lead::{self, Lead};
+use mainstay_core::recovery::hosts::predecessor::Predecessor;
+use mainstay_core::recovery::hosts::record::Record;
+use mainstay_core::recovery::hosts::succession::Adopted;
+
+use super::launcher::Brain;
+use super::store::LeaderKey;
+use super::{HOSTS, LEASE_SPAN, LOOKS_EVERY, PATIENCE, World, settings};
+
+impl World {
+    /// The store says who leads.
+    pub fn told_of_leader(&mut self, me: usize, leader: Option<LeaderKey>) {
+        self.launchers[me].client.leader.clone_from(&leader);
+        let (Some(key), now) = (leader, self.clock(me)) else { return };
+        let named = self.named(&key);
+        let launcher = &mut self.launchers[me];
+        let newest = launcher.journal.len() as u64;
+        match &mut launcher.brain {
+            Brain::Leads(lead) => lead.led_by(&named.launcher, &named.host, named.epoch),
+            Brain::Follows(follow) => follow.led_by(now, named, newest),
+            Brain::Waits(known) if *known != Some(key.clone()) => {
+                launcher.brain = Brain::Waits(Some(key));
+                self.close_to_leader(me);
+                self.reconnect(me);
+            }
+            Brain::Waits(_) | Brain::Gone => {}
+        }
+        self.settle(me);
+    }
+
+    /// The store does not know this leader any more.
+    pub fn forgotten(&mut self, me: usize, epoch: u64) {
+        self.launchers[me].client.office = None;
+        let leader = self.launchers[me].client.leader.clone().map(|key| self.named(&key));
+        if let Brain::Leads(lead) = &mut self.launchers[me].brain {
+            lead.forgotten(epoch);
+            if let Some(Leads { launcher, host, epoch }) = leader {
+                lead.led_by(&launcher, &host, epoch);
+            }
+        }
+        self.settle(me);
+    }
+
+    pub fn stored(&mut self, me: usize, number: u64) {
+        let now = self.clock(me);
+        if let Brain::Leads(lead) = &mut self.launchers[me].brain {
+            lead.stored(now, number);
+        }
+        self.settle(me);
+    }
+
+    pub fn told_of_the_end(&mut self, me: usize, exit: i32) {
+        let ends = match &mut self.launchers[me].brain {
+            Brain::Follows(follow) => !follow.is_connected() && !follow.is_cut_off(),
+            Brain::Waits(_) => true,
+            Brain::Leads(lead) => {
+                lead.ended(exit);
+                false
+            }
+            Brain::Gone => false,
+        };
+        self.settle(me);
+        if ends {
+            self.ends(me, exit);
+        }
+    }
+
+    /// The store has elected this launcher.
+    pub fn elected(&mut self, me: usize, epoch: u64, last: Option<u64>, record: Option<Arc<Record>>) {
+        match &mut self.launchers[me].brain {
+            Brain::Leads(lead) if !lead.is_deposed() => lead.elected(epoch, last),
+            Brain::Follows(follow) if follow.takes_over() => match record {
+                Some(record) if follow.is_in(&record) => self.take_over(me, epoch, &record),
+                Some(_) => {
+                    follow.cut_off(CutOff::Replaced);
+                    self.resign(me);
+                }
+                None => follow.cut_off(CutOff::NoRecord),
+            },
+            _ => self.resign(me),
+        }
+        self.settle(me);
+    }
+
+    fn take_over(&mut self, me: usize, epoch: u64, record: &Record) {
+        self.trace(|world| format!("{} takes over in {epoch}", world.launchers[me].name));
+        let now = self.stamp(me);
+        let launcher = &mut self.launchers[me];
+        let Brain::Follows(follow) = std::mem::replace(&mut launcher.brain, Brain::Gone) else { return };
+        let seat = launcher.seat.as_ref().map_or(0, |seat| seat.group_rank);
+        let adopted = Adopted::of(record, seat, launcher.member.clone(), launcher.attempt, now);
+        let seat = adopted.me;
+        let world_size = record.seats[0].seat.world_size;
+        let spec = JobSpec { world_size, ..JobSpec::default() };
+        let (job, merge) = adopted.resume(now.mono, spec, settings(), PATIENCE);
+        let office = lead::Office {
+            seat,
+            launcher: launcher.name.clone(),
+            names: (record.job.clone(), record.launch.clone()),
+            hosts: HOSTS,
+            lease: LEASE_SPAN,
+            looks_every: Span(LOOKS_EVERY),
+            epoch,
+            newest_record: 1,
+        };
+        let merge = merge.within(self.limits, &office.launcher);
+        let mut lead = Lead::new(now.mono, job, merge, office);
+        let since = follow.since() as usize;
+        let newest = launcher.journal.len() as u64;
+        let before = follow.leader().launcher.clone();
+        lead.replaces(Predecessor::new(before, &launcher.journal[since.min(newest as usize)..], newest));
+        lead.continue_from(now.mono, &adopted, record.ended, follow.into_log());
+        launcher.brain = Brain::Leads(Box::new(lead));
+        launcher.exit = record.ended.or(launcher.exit);
+        self.leaders += 1;
+        self.close_to_leader(me);
+        if self.launchers[me].exit.is_some() {
+            self.tells_the_end(me);
+        }
+    }
+
+    /// Most of those who have a say miss the leader.
+    pub fn leader_is_missed(&mut self, me: usize) {
+        if let Brain::Follows(follow) = &mut self.launchers[me].brain {
+            follow.leader_is_missed();
+        }
+        self.settle(me);
+    }
+}
