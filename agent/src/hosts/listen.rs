@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use mainstay_core::base::time::Mono;
 use mainstay_core::recovery::hosts::wire::{Down, Join, Up};
@@ -63,6 +64,10 @@ pub struct Listener {
     pub events: mpsc::Receiver<FromHost>,
     task: JoinHandle<()>,
 }
+
+/// A connection is closed if nobody has proven within this time who is there. The side that connects gives up before that:
+/// it can say why, a closed connection cannot.
+const JOINS_WITHIN: Duration = PROVEN_WITHIN.saturating_add(Duration::from_secs(2));
 
 /// A port that is taken, at which no one is answered yet.
 #[derive(Debug)]
@@ -140,13 +145,13 @@ async fn serve(
     events: &mpsc::Sender<FromHost>,
 ) -> Result<(), StreamError> {
     stream.set_nodelay(true)?;
-    let join = timeout(PROVEN_WITHIN, async {
+    let join = timeout(JOINS_WITHIN, async {
         let mut stream = encrypted::as_leader(stream, token).await?;
         prove_as_leader(&mut stream, token).await?;
         let first = receive_up(&mut stream).await?;
         Ok::<_, StreamError>((stream, first))
     });
-    let (stream, Up::Join(join)) = join.await.map_err(|_| StreamError::Silent(PROVEN_WITHIN))?? else {
+    let (stream, Up::Join(join)) = join.await.map_err(|_| StreamError::Silent(JOINS_WITHIN))?? else {
         return Err(StreamError::Message("the first message is no join".to_owned()));
     };
     let (mut from, mut into) = tokio::io::split(stream);
