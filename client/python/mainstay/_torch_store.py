@@ -2,7 +2,8 @@
 
 Left to itself PyTorch tries to connect, is refused, and tries again some hundred milliseconds later. Ranks that are forked,
 or stay in their processes, come to this line within milliseconds of each other: about every second restart would wait
-so for nothing. Whether somebody listens is asked without connecting: a port that is listened on cannot be bound.
+so for nothing, and with several hosts nearly each one. On rank 0's host whether somebody listens is asked without connecting:
+a port that is listened on cannot be bound. From another host it takes a connection, which is closed at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 _NAP_S = 0.001
 #: From then on rank 0 is not just a little late, and PyTorch's own way is as good.
 _NAPS = 20_000
+
+#: From another host: how often at first, and after some hundred refusals.
+_FAR_NAPS_S = (0.003, 0.02)
+_EAGER_NAPS = 300
+_FAR_NAPS = 1_200
+#: All ranks together ask rank 0's host at most some ten thousand times a second.
+_FAR_NAP_PER_RANK_S = 0.0001
+#: A job so large that each rank could ask this seldom does better with PyTorch's own way.
+_LONGEST_NAP_S = 0.2
+_CONNECT_S = 1.0
 
 
 def install() -> None:
@@ -34,17 +45,21 @@ def _wait_in(module) -> None:
     @functools.wraps(connect)
     def connecting(*arguments, **named):
         # The host, the port and the rank; where PyTorch calls it otherwise one day, nothing is waited for.
-        if len(arguments) >= 3 and _is_of_this_host(arguments[0]) and arguments[2] != 0:
-            _wait_for(arguments[1])
+        if len(arguments) >= 3 and arguments[2] != 0 and arguments[0] == os.environ.get("MASTER_ADDR"):
+            _wait(arguments[0], arguments[1])
         return connect(*arguments, **named)
 
     module._create_c10d_store = connecting
 
 
-def _is_of_this_host(address) -> bool:
-    variables = os.environ
-    world = variables.get("WORLD_SIZE")
-    return world is not None and world == variables.get("LOCAL_WORLD_SIZE") and address == variables.get("MASTER_ADDR")
+def _wait(address, port) -> None:
+    world, local = (os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if world is None or local is None:
+        return
+    if world == local:
+        _wait_for(port)
+    elif "MAINSTAY_ATTEMPT" in os.environ and world.isdecimal():
+        _wait_for_other_host(address, port, int(world))
 
 
 def _wait_for(port) -> None:
@@ -63,3 +78,17 @@ def _is_listened_on(port) -> bool:
     except (OSError, OverflowError, TypeError):
         return True  # or nothing can be learned so, and PyTorch is to try
     return False
+
+
+def _wait_for_other_host(address, port, world: int) -> None:
+    least = world * _FAR_NAP_PER_RANK_S
+    if least > _LONGEST_NAP_S:
+        return
+    for turn in range(_FAR_NAPS):
+        try:
+            socket.create_connection((address, port), timeout=_CONNECT_S).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(max(least, _FAR_NAPS_S[turn >= _EAGER_NAPS]))
+        except (OSError, OverflowError, TypeError):
+            return  # a name or a way that does not work: PyTorch says it better
