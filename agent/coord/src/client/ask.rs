@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
-use super::Client;
 use super::connect::words;
+use super::{Client, Settings, refusal};
 use crate::error::CoordError;
 
 /// The pause after a turn over all endpoints in which none answered; it doubles up to the second value.
@@ -147,7 +147,7 @@ impl Client {
         let request = match signed {
             Ok(Ok(request)) => request,
             Ok(Err(status)) => {
-                return Err(match self.judged(index, status) {
+                return Err(match self.judged(index, status).await {
                     // The question itself was not sent yet.
                     Failure::Unanswered(why) => Failure::Unsent(why),
                     other => other,
@@ -160,7 +160,7 @@ impl Client {
         };
         match tokio::time::timeout_at(until, call(channel, request)).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(self.judged(index, status)),
+            Ok(Err(status)) => Err(self.judged(index, status).await),
             Err(_) => {
                 // The connection may be half open.
                 connections.forget(index);
@@ -170,12 +170,18 @@ impl Client {
     }
 
     /// What an error status means for the request; forgets a connection that failed.
-    pub(crate) fn judged(&self, index: usize, status: Status) -> Failure {
+    pub(crate) async fn judged(&self, index: usize, status: Status) -> Failure {
         let failure = judged(status);
-        if matches!(failure, Failure::Unsent(_) | Failure::Unanswered(_)) {
-            self.connections.forget(index);
+        if !matches!(failure, Failure::Unsent(_) | Failure::Unanswered(_)) {
+            return failure;
         }
-        failure
+        let connections = &self.connections;
+        connections.forget(index);
+        let Settings { endpoints, tls, .. } = &connections.settings;
+        if !endpoints[index].tls {
+            return failure;
+        }
+        refusal::of_certificate(&endpoints[index], tls.as_ref()).await.map_or(failure, Failure::Refused)
     }
 }
 
@@ -189,7 +195,7 @@ pub(crate) fn unconnected(why: String) -> Failure {
     if is_about_certificates(&why) { Failure::Refused(why) } else { Failure::Unsent(why) }
 }
 
-fn is_about_certificates(why: &str) -> bool {
+pub(super) fn is_about_certificates(why: &str) -> bool {
     why.contains("invalid peer certificate") || why.contains("received fatal alert")
 }
 

@@ -6,6 +6,7 @@ mod cluster;
 pub(crate) mod connect;
 mod keep;
 mod kv;
+mod refusal;
 mod watch;
 
 use std::path::PathBuf;
