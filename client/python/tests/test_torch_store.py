@@ -56,7 +56,7 @@ def test_the_first_rank_and_stores_of_others_are_not_waited_for(connect, held, n
 
 
 @pytest.fixture
-def of_four(monkeypatch):
+def of_four(naps, monkeypatch):
     """Two of the four ranks are on another host."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("MAINSTAY_ATTEMPT", "1")
