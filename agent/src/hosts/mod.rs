@@ -15,8 +15,7 @@ use std::time::Duration;
 
 pub use encrypted::Ends;
 
-use mainstay_core::recovery::hosts::wire::{LONGEST_MESSAGE, Up};
-use serde::Serialize;
+use mainstay_core::recovery::hosts::wire::{LONGEST_MESSAGE, Outgoing, Up};
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::{Builder, Handle};
@@ -157,7 +156,7 @@ async fn receive_bytes(from: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, S
 }
 
 /// Writes a message.
-async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Serialize) -> Result<(), StreamError> {
+async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Outgoing) -> Result<(), StreamError> {
     let mut bytes = Vec::new();
     encode(message, &mut bytes)?;
     to.write_all(&bytes).await?;
@@ -165,7 +164,7 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Serialize) -> R
 }
 
 /// Writes a message and those that wait behind it at once.
-async fn send_waiting<T: Serialize>(
+async fn send_waiting<T: Outgoing>(
     to: &mut (impl AsyncWrite + Unpin),
     first: &T,
     waiting: &mut mpsc::Receiver<T>,
@@ -182,10 +181,10 @@ async fn send_waiting<T: Serialize>(
 }
 
 /// Appends a message with its length.
-fn encode(message: &impl Serialize, into: &mut Vec<u8>) -> Result<(), StreamError> {
+fn encode(message: &impl Outgoing, into: &mut Vec<u8>) -> Result<(), StreamError> {
     let begin = into.len();
     into.extend([0; 4]);
-    serde_json::to_writer(&mut *into, message).map_err(|error| StreamError::Message(error.to_string()))?;
+    message.write(into).map_err(|error| StreamError::Message(error.to_string()))?;
     let bytes = into.len() - begin - 4;
     let length = u32::try_from(bytes).ok().filter(|_| bytes <= LONGEST_MESSAGE);
     let length = length.ok_or_else(|| StreamError::Message(format!("it has {bytes} bytes")))?;

@@ -4,6 +4,7 @@ use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Span;
 use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::model::entry::{Fact, StepDone};
+use mainstay_core::recovery::hosts::wire::Report;
 use mainstay_core::recovery::job::{Input, Job};
 use mainstay_core::view::node::BeatView;
 use mainstay_tier::pool::{PoolOwner, Whole};
@@ -73,6 +74,7 @@ impl Launcher {
     /// Looks at all pages and tells the job what is new.
     pub(super) fn look(&mut self) {
         let attempt = self.attempt;
+        let mut stepped = Vec::new();
         for index in 0..self.ranks.len() {
             let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
             let Some(news) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
@@ -95,13 +97,10 @@ impl Launcher {
                 if index == 0 {
                     self.time_steps(&news.steps);
                 }
-                self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps });
-                self.vouch();
-            }
-            if !self.drills.is_empty() {
-                self.inject_what_is_due();
+                stepped.push((rank, news.steps));
             }
             if let Some(note) = news.raised {
+                self.tell_steps(std::mem::take(&mut stepped));
                 self.ranks[index].raised = true;
                 self.spoken.note(rank, &note);
                 self.note_end(Some(&note), None, &Words::default());
@@ -109,6 +108,26 @@ impl Launcher {
                 self.fact(Fact::RankRaised { attempt, rank, pid, note, data });
             }
         }
+        self.tell_steps(stepped);
+        if !self.drills.is_empty() {
+            self.inject_what_is_due();
+        }
+    }
+
+    /// Tells the job which steps ranks completed: the leader on another host in one message.
+    fn tell_steps(&mut self, ranks: Vec<(Rank, Vec<StepDone>)>) {
+        if ranks.is_empty() {
+            return;
+        }
+        let (now, attempt) = (clock::mono(), self.attempt);
+        if matches!(self.brain, Brain::Following(_)) {
+            self.report_up(now, Report::Steps { attempt, ranks });
+        } else {
+            for (rank, done) in ranks {
+                self.step(now, Input::Steps { attempt, rank, done });
+            }
+        }
+        self.vouch();
     }
 
     /// Remembers what steps took for the agent, which holds them against what it does meanwhile.

@@ -1,7 +1,7 @@
 //! What launchers of other hosts report of their ranks, so that one judge of hangs has all ranks of the job: a rank that waits
 //! for one on another host looks as one that hangs.
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
@@ -23,42 +23,21 @@ fn apart(hosts: u32) -> Span {
     Span((APART.0.saturating_mul(hosts.into()) / SMALL).clamp(APART.0, AGAIN.0))
 }
 
-/// A rank as its own host sees it. Fields are added, never renamed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A rank as its own host sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankSeen {
     /// Which.
     pub rank: Rank,
-    /// What its page shows. Phases are numbers of that host, and named below. Written as a list, which serde reads as well as an
-    /// object: these reports are most of what the leader of a large job receives.
-    #[serde(serialize_with = "sight_as_list")]
+    /// What its page shows. Phases are numbers of that host, and named below.
     pub sight: Sight,
     /// The innermost open section; none if it is at the step.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub section: Option<String>,
     /// An open section that is long by its name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub long: Option<String>,
-    /// Its collective counters, written as lists.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", serialize_with = "counts_as_lists")]
+    /// Its collective counters.
     pub counts: Vec<Count>,
     /// What its processes do, where that was looked at since the last report.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probe>,
-}
-
-fn sight_as_list<S: Serializer>(sight: &Sight, to: S) -> Result<S::Ok, S::Error> {
-    // In the order in which the fields are declared. New ones come last.
-    let Sight { registered, closed, claim, beats, beat_at, step, since, quiet_until, phase: _, long: _ } =
-        sight;
-    (registered, closed, claim, beats, beat_at, step, since, quiet_until).serialize(to)
-}
-
-fn counts_as_lists<S: Serializer>(counts: &[Count], to: S) -> Result<S::Ok, S::Error> {
-    to.collect_seq(
-        counts
-            .iter()
-            .map(|Count { comm, entered, completed, signature }| (comm, entered, completed, signature)),
-    )
 }
 
 impl RankSeen {
@@ -159,45 +138,6 @@ impl ToReport {
 mod tests {
     use super::*;
     use crate::hang::phase::Limits;
-
-    fn seen() -> RankSeen {
-        RankSeen {
-            rank: Rank(7),
-            sight: Sight {
-                registered: true,
-                closed: true,
-                claim: 2,
-                beats: 30,
-                beat_at: Mono(4),
-                step: Some(5),
-                since: Mono(6),
-                quiet_until: Mono::NEVER,
-                ..Sight::default()
-            },
-            section: Some("forward".to_owned()),
-            long: None,
-            counts: vec![Count { comm: u64::MAX, entered: 9, completed: 8, signature: 7 }],
-            probe: None,
-        }
-    }
-
-    #[test]
-    fn a_report_is_written_as_lists() {
-        let text = serde_json::to_string(&seen()).unwrap();
-        assert_eq!(
-            text,
-            r#"{"rank":7,"sight":[true,true,2,30,4,5,6,18446744073709551615],"section":"forward","counts":[[18446744073709551615,9,8,7]]}"#
-        );
-        assert_eq!(serde_json::from_str::<RankSeen>(&text).unwrap(), seen());
-    }
-
-    #[test]
-    fn a_report_with_names_is_read_too() {
-        let text = r#"{"rank":7,"sight":{"registered":true,"closed":true,"claim":2,"beats":30,"beat_at":4,"step":5,
-            "since":6,"quiet_until":18446744073709551615},"section":"forward",
-            "counts":[{"comm":18446744073709551615,"entered":9,"completed":8,"signature":7}]}"#;
-        assert_eq!(serde_json::from_str::<RankSeen>(text).unwrap(), seen());
-    }
 
     #[test]
     fn hosts_of_a_large_job_report_less_often() {

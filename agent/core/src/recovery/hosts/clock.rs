@@ -2,7 +2,7 @@
 //! difference between them matters. A round trip gives it with an uncertainty of half its length.
 
 use crate::base::time::{Mono, Span};
-use crate::model::entry::{Fact, StepDone};
+use crate::model::entry::Fact;
 use crate::recovery::hosts::wire::Report;
 
 /// So many round trips are compared; the shortest one counts. Clocks drift by some microseconds per second, so old ones go.
@@ -57,12 +57,11 @@ impl Mapping {
     pub fn report(&self, report: Report) -> Report {
         match report {
             Report::Fact { fact } => Report::Fact { fact: times(fact, &|at| self.to_leader(at)) },
-            Report::Steps { attempt, rank, done } => {
-                let at = |at| self.to_leader(at);
-                let done = done.into_iter();
-                let done =
-                    done.map(|step| StepDone { start: at(step.start), end: at(step.end), ..step }).collect();
-                Report::Steps { attempt, rank, done }
+            Report::Steps { attempt, mut ranks } => {
+                for step in ranks.iter_mut().flat_map(|(_, done)| done) {
+                    (step.start, step.end) = (self.to_leader(step.start), self.to_leader(step.end));
+                }
+                Report::Steps { attempt, ranks }
             }
             other => other,
         }

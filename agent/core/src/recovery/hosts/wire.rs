@@ -1,5 +1,5 @@
-//! What launchers of one job send each other, as JSON. Fields and variants are added, never renamed; a launcher of another
-//! [`PROTOCOL`] is refused by name.
+//! What launchers of one job send each other: JSON, but for [`Up::Seen`], which is most of it. Fields and variants are added,
+//! never renamed; a launcher of another [`PROTOCOL`] is refused by name.
 
 use std::sync::Arc;
 
@@ -14,10 +14,12 @@ use crate::recovery::job::{Input, StopWhy, Summary};
 
 use super::lost::Sight;
 
+mod holding;
 mod quick;
+mod seen;
 
 /// The number of this protocol.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// A longer message ends its connection.
 pub const LONGEST_MESSAGE: usize = 16 << 20;
@@ -131,13 +133,57 @@ pub enum Up {
     },
 }
 
+/// Why bytes are no message.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unreadable(String);
+
 impl Up {
     /// Reads a message. Those that are many are read without a detour.
     ///
     /// # Errors
     /// It is no message of a follower.
-    pub fn read(bytes: &[u8]) -> Result<Up, serde_json::Error> {
-        quick::read(bytes).map_or_else(|| serde_json::from_slice(bytes), Ok)
+    pub fn read(bytes: &[u8]) -> Result<Up, Unreadable> {
+        if let Some((&seen::MARK, seen)) = bytes.split_first() {
+            return seen::read(seen).map_err(|error| Unreadable(error.to_string()));
+        }
+        let read = quick::read(bytes).map_or_else(|| serde_json::from_slice(bytes), Ok);
+        read.map_err(|error| Unreadable(error.to_string()))
+    }
+}
+
+/// Why a message cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum Unwritable {
+    /// Not in JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// Not in postcard's format.
+    #[error(transparent)]
+    Postcard(#[from] postcard::Error),
+}
+
+/// A message that can be sent.
+pub trait Outgoing {
+    /// Appends its bytes.
+    ///
+    /// # Errors
+    /// It cannot be written in its format.
+    fn write(&self, into: &mut Vec<u8>) -> Result<(), Unwritable>;
+}
+
+impl Outgoing for Up {
+    fn write(&self, into: &mut Vec<u8>) -> Result<(), Unwritable> {
+        match self {
+            Up::Seen { attempt, ranks } => Ok(seen::write(*attempt, ranks, into)?),
+            other => Ok(serde_json::to_writer(into, other)?),
+        }
+    }
+}
+
+impl Outgoing for Down {
+    fn write(&self, into: &mut Vec<u8>) -> Result<(), Unwritable> {
+        Ok(serde_json::to_writer(into, self)?)
     }
 }
 
@@ -223,14 +269,12 @@ pub enum Report {
         /// What.
         fact: Fact,
     },
-    /// A rank completed steps.
+    /// Ranks of the host completed steps.
     Steps {
         /// In which attempt.
         attempt: Attempt,
-        /// Which rank.
-        rank: Rank,
-        /// The steps, oldest first.
-        done: Vec<StepDone>,
+        /// The steps of each, oldest first.
+        ranks: Vec<(Rank, Vec<StepDone>)>,
     },
     /// A rank declared its role.
     Role {
@@ -255,6 +299,7 @@ pub enum Report {
         /// Before which attempt.
         attempt: Attempt,
         /// Of its own ranks, and kept for others.
+        #[serde(with = "holding")]
         copies: Vec<Copy>,
     },
     /// The host has its new seat.
@@ -287,19 +332,21 @@ impl Report {
     pub fn of(input: Input) -> Option<Report> {
         match input {
             Input::Fact(fact) => Some(Report::Fact { fact }),
-            Input::Steps { attempt, rank, done } => Some(Report::Steps { attempt, rank, done }),
+            Input::Steps { attempt, rank, done } => {
+                Some(Report::Steps { attempt, ranks: vec![(rank, done)] })
+            }
             Input::Role { attempt, rank, role, stage } => Some(Report::Role { attempt, rank, role, stage }),
             _ => None,
         }
     }
 
-    /// The job's input, where the report is one as it is.
+    /// The job's input, where the report is one as it is. Steps are one for each rank.
     pub fn input(self) -> Option<Input> {
         match self {
             Report::Fact { fact } => Some(Input::Fact(fact)),
-            Report::Steps { attempt, rank, done } => Some(Input::Steps { attempt, rank, done }),
             Report::Role { attempt, rank, role, stage } => Some(Input::Role { attempt, rank, role, stage }),
-            Report::Opened { .. }
+            Report::Steps { .. }
+            | Report::Opened { .. }
             | Report::Seated { .. }
             | Report::Holding { .. }
             | Report::Brought { .. }

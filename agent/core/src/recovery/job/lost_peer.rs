@@ -9,8 +9,8 @@ use crate::base::time::{Mono, Span};
 use super::{Job, Order, Output, Phase, RankState};
 
 /// How long a peer's own end is waited for. A killed one is seen before; an interpreter that holds PyTorch ends within 0.1 to
-/// 1 s, later on a host that is busy.
-const WITHIN: Span = Span::seconds(2);
+/// 1 s, later on a host that is busy or where an accelerator has to be let go.
+const WITHIN: Span = Span::seconds(5);
 
 /// A peer that was lost, and whose end was not seen yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

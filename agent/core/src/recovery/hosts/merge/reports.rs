@@ -42,6 +42,11 @@ impl Merge {
             | Report::Brought { .. }
             | Report::Looked { .. } => {}
             Report::Fact { fact } => self.fact(at, seat, fact, next),
+            Report::Steps { attempt, ranks } => {
+                for (rank, done) in ranks {
+                    self.pass(at, seat, Input::Steps { attempt, rank, done }, next);
+                }
+            }
             report => {
                 if let Some(input) = report.input() {
                     self.pass(at, seat, input, next);

@@ -9,10 +9,9 @@ use serde::Deserialize;
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::Mono;
 use crate::checkpoint::inventory::Copy;
-use crate::hang::RankSeen;
 use crate::model::entry::{Fact, StepDone};
 
-use super::{Report, Up};
+use super::{Report, Up, holding};
 
 #[derive(Deserialize)]
 struct Beat<'a> {
@@ -29,14 +28,6 @@ struct Acknowledged<'a> {
 }
 
 #[derive(Deserialize)]
-struct Seen<'a> {
-    #[serde(borrow)]
-    up: Cow<'a, str>,
-    attempt: Attempt,
-    ranks: Vec<RankSeen>,
-}
-
-#[derive(Deserialize)]
 struct Reported<'a, T> {
     #[serde(borrow)]
     up: Cow<'a, str>,
@@ -50,8 +41,7 @@ struct Steps {
     #[serde(rename = "report")]
     kind: String,
     attempt: Attempt,
-    rank: Rank,
-    done: Vec<StepDone>,
+    ranks: Vec<(Rank, Vec<StepDone>)>,
 }
 
 #[derive(Deserialize)]
@@ -66,6 +56,7 @@ struct Holding {
     #[serde(rename = "report")]
     kind: String,
     attempt: Attempt,
+    #[serde(with = "holding")]
     copies: Vec<Copy>,
 }
 
@@ -80,10 +71,6 @@ pub(super) fn read(bytes: &[u8]) -> Option<Up> {
             let Acknowledged { up, number } = serde_json::from_slice(bytes).ok()?;
             (up == "received").then_some(Up::Received { number })
         }
-        b"seen" => {
-            let Seen { up, attempt, ranks } = serde_json::from_slice(bytes).ok()?;
-            (up == "seen").then_some(Up::Seen { attempt, ranks })
-        }
         b"report" => report(bytes),
         _ => None,
     }
@@ -95,8 +82,8 @@ fn report(bytes: &[u8]) -> Option<Up> {
     let marker = br#""report":{"report":""#;
     let begin = head.windows(marker.len()).position(|found| found == marker)?;
     match kind_after(bytes.get(begin..)?, marker)? {
-        b"steps" => numbered(bytes, |Steps { kind, attempt, rank, done }| {
-            (kind == "steps").then_some(Report::Steps { attempt, rank, done })
+        b"steps" => numbered(bytes, |Steps { kind, attempt, ranks }| {
+            (kind == "steps").then_some(Report::Steps { attempt, ranks })
         }),
         b"fact" => {
             numbered(bytes, |Observed { kind, fact }| (kind == "fact").then_some(Report::Fact { fact }))
@@ -132,18 +119,16 @@ mod tests {
             Fact::AttemptEnded { attempt, orphans_killed: 1, waiting: vec![rank] },
         ];
         let reports = facts.map(|fact| Report::Fact { fact }).into_iter().chain([
-            Report::Steps { attempt, rank, done: vec![StepDone { loss: Some(0.1), ..StepDone::default() }] },
+            Report::Steps {
+                attempt,
+                ranks: vec![(rank, vec![StepDone { loss: Some(0.1), ..StepDone::default() }])],
+            },
             Report::Role { attempt, rank, role: "actor".to_owned(), stage: None },
             Report::Holding { attempt, copies: Vec::new() },
             Report::Opened { attempt, port: Ok(1) },
         ]);
         let reports = reports.map(|report| Up::Report { number: u64::MAX, at, report });
-        let others = [
-            Up::Join(Join::default()),
-            Up::Received { number: 5 },
-            Up::Beat { sent: at },
-            Up::Seen { attempt, ranks: Vec::new() },
-        ];
+        let others = [Up::Join(Join::default()), Up::Received { number: 5 }, Up::Beat { sent: at }];
         reports.chain(others).collect()
     }
 
