@@ -201,7 +201,7 @@ fn gpus_that_are_in_use_are_not_touched_and_not_free() {
     let host = Host::new();
     host.driver(&json!({"gpus": [
         {"uuid": "GPU-0", "pci": "00000000:3B:00.0", "values": {"memory_used": 30_u64 << 30}},
-        {"uuid": "GPU-1", "pci": "00000000:5E:00.0", "values": {"memory_used": 4 << 20}},
+        {"uuid": "GPU-1", "pci": "00000000:5E:00.0", "values": {"memory_used": 4 << 20, "memory_reserved": 616 << 20}},
     ]}));
     let told = host.check_as_json("--alone --deep --exclusive --group gpu --cuda /nowhere/libcuda.so.1");
     let held = of(&told, "deep.gpu:0000:3b:00.0");

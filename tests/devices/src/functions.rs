@@ -247,8 +247,11 @@ pub extern "C" fn nvmlDeviceGetUtilizationRates(device: Handle, place: *mut [c_u
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, place: *mut [c_ulonglong; 3]) -> u32 {
     let total: u64 = 80 << 30;
-    let value = Script::gpu("nvmlDeviceGetMemoryInfo", device).and_then(|gpu| gpu.value("memory_used", 0));
-    done(value.and_then(|used| put(place, [total, total.saturating_sub(used as u64), used as u64])))
+    done(Script::gpu("nvmlDeviceGetMemoryInfo", device).and_then(|gpu| {
+        // What is reserved counts as used here, and only here.
+        let used = (gpu.value("memory_used", 0)? + gpu.value("memory_reserved", 0)?) as u64;
+        put(place, [total, total.saturating_sub(used), used])
+    }))
 }
 
 /// NVML's `nvmlProcessInfo_v1_t`.

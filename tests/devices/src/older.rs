@@ -58,7 +58,8 @@ pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, place: *mut Memory)
     done(Script::gpu("nvmlDeviceGetMemoryInfo_v2", device).and_then(|gpu| {
         let version = right_version::<Memory>(place.cast(), 2)?;
         let used = gpu.value("memory_used", 0)? as u64;
-        put(place, Memory { version, bytes: [total, 0, total.saturating_sub(used), used] })
+        let reserved = gpu.value("memory_reserved", 0)? as u64;
+        put(place, Memory { version, bytes: [total, reserved, total.saturating_sub(used + reserved), used] })
     }))
 }
 

@@ -87,7 +87,7 @@ fn functions_that_are_there_by_name_alone_are_asked_for_in_their_older_form() {
     let mut host = Host::with_gpus(2);
     host.set("/codes", json!({"nvmlDeviceGetCount_v2": NOT_FOUND}));
     let missing = json!({"nvmlDeviceGetHandleByIndex_v2": NOT_FOUND, "nvmlDeviceGetPciInfo_v3": NOT_FOUND,
-        "nvmlDeviceGetPciInfo_v2": NOT_FOUND, "nvmlDeviceGetMemoryInfo": NOT_FOUND,
+        "nvmlDeviceGetPciInfo_v2": NOT_FOUND, "nvmlDeviceGetMemoryInfo_v2": NOT_FOUND,
         "nvmlDeviceGetComputeRunningProcesses_v3": NOT_FOUND, "nvmlDeviceGetRetiredPages": NOT_FOUND});
     host.set("/gpus/0/codes", missing);
     host.set("/gpus/0/processes", json!([[4711, 1_000_000]]));
@@ -296,7 +296,7 @@ fn a_gpu_that_is_lost_in_the_middle_of_a_look_is_lost() {
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetNvLinkState",
         "nvmlDeviceGetComputeRunningProcesses_v3",
-        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetMemoryInfo_v2",
         "nvmlDeviceGetClockInfo",
         "nvmlDeviceGetGpuFabricInfoV",
         "nvmlDeviceGetPersistenceMode",
