@@ -23,7 +23,7 @@ impl Node {
     pub(super) fn tell_what_came_late(&mut self) {
         let now = clock::mono();
         for mut ruled in std::mem::take(&mut self.ruled) {
-            let later = self.testify(&ruled.session, &ruled.verdict, &ruled.gpus_of_others);
+            let later = self.testify(&ruled.session, &ruled.verdict, &ruled.of_then);
             if let Some(testimony) = ruled.testimony.with(later) {
                 ruled.testimony = testimony.clone();
                 let (job, incident) = (ruled.session.job.clone(), ruled.verdict.incident);
@@ -46,9 +46,8 @@ impl Node {
         if !self.ruled.iter().any(is_it) {
             self.ruled.retain(|of| of.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
-            let gpus_of_others =
-                self.gpus.of_others(&session.job, &self.ranks_that_failed(&session, &verdict));
-            self.ruled.push(Ruled { session, verdict, testimony: HostEvidence::default(), gpus_of_others });
+            let of_then = self.of_then(&session, &verdict);
+            self.ruled.push(Ruled { session, verdict, testimony: HostEvidence::default(), of_then });
         }
     }
 

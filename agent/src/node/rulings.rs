@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use mainstay_core::base::id::{Incident, Pid};
 use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Mono;
 use mainstay_core::failure::host_evidence::Unrelated;
 use mainstay_core::model::health::Component;
 use mainstay_core::model::host_context::HostEvidence;
@@ -20,8 +21,17 @@ pub(super) struct Ruled {
     pub(super) verdict: Verdict,
     /// What was said of it.
     pub(super) testimony: HostEvidence,
-    /// GPUs that were only other jobs' then.
-    pub(super) gpus_of_others: BTreeSet<PciAddress>,
+    /// What was of others then, and before it.
+    pub(super) of_then: OfThen,
+}
+
+/// What of the host was no concern of an attempt when it failed. Once another one has begun that cannot be found out any more.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OfThen {
+    /// GPUs that were only other jobs'.
+    gpus_of_others: BTreeSet<PciAddress>,
+    /// When the attempt began.
+    began: Mono,
 }
 
 impl Node {
@@ -60,8 +70,8 @@ impl Node {
     fn rule(&mut self, session: &Session, verdict: &Verdict, held: Vec<String>) {
         let elsewhere = self.peers.as_ref().map(|peers| peers.failed_elsewhere()).unwrap_or_default();
         let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict, &elsewhere);
-        let gpus_of_others = self.gpus.of_others(&session.job, &self.ranks_that_failed(session, verdict));
-        let told = self.testify(session, verdict, &gpus_of_others);
+        let of_then = self.of_then(session, verdict);
+        let told = self.testify(session, verdict, &of_then);
         let mut testimony = HostEvidence { held, seen_before, ..told };
         if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
             testimony.gpus.clone_from(&launcher.gpus_in_hang);
@@ -69,20 +79,18 @@ impl Node {
         if self.send(session, ToLauncher::Ruling(verdict.incident, testimony.clone())) {
             self.ruled.retain(|ruled| ruled.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
-            self.ruled.push(Ruled { session, verdict, testimony, gpus_of_others });
+            self.ruled.push(Ruled { session, verdict, testimony, of_then });
         }
     }
 
     /// What the host has to say of a failure by now.
-    pub(super) fn testify(
-        &self,
-        session: &Session,
-        verdict: &Verdict,
-        gpus_of_others: &BTreeSet<PciAddress>,
-    ) -> HostEvidence {
+    pub(super) fn testify(&self, session: &Session, verdict: &Verdict, of_then: &OfThen) -> HostEvidence {
         let others = self.board.view().jobs.values().filter(|job| !concerned(job, session, verdict));
-        let elsewhere =
-            Unrelated { processes: others.flat_map(processes).collect(), gpus: gpus_of_others.clone() };
+        let elsewhere = Unrelated {
+            processes: others.flat_map(processes).collect(),
+            gpus: of_then.gpus_of_others.clone(),
+            programs_before: of_then.began,
+        };
         // A GPU that the job was told to do without may be as sick as it likes.
         let counts = |component: &&Component| !self.gpus.is_excluded(&session.job, &component.name);
         let components: Vec<Component> = self.board.view().counting().filter(counts).cloned().collect();
@@ -90,10 +98,12 @@ impl Node {
         HostEvidence { notices, ..self.hardware.testify(verdict.fault_at, &elsewhere, &components) }
     }
 
-    /// The processes of the attempt that failed; none if another has begun since.
-    pub(super) fn ranks_that_failed(&self, session: &Session, verdict: &Verdict) -> BTreeSet<Pid> {
-        let jobs = self.board.view().jobs.values().filter(|job| concerned(job, session, verdict));
-        jobs.flat_map(processes).collect()
+    /// What is no concern of the attempt that failed, as long as no other has begun.
+    pub(super) fn of_then(&self, session: &Session, verdict: &Verdict) -> OfThen {
+        let job = self.board.view().jobs.values().find(|job| concerned(job, session, verdict));
+        let ranks: BTreeSet<Pid> = job.into_iter().flat_map(processes).collect();
+        let began = job.map(|job| job.attempt_started).unwrap_or_default();
+        OfThen { gpus_of_others: self.gpus.of_others(&session.job, &ranks), began }
     }
 
     /// Whether it could be sent.

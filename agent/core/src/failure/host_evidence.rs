@@ -16,6 +16,7 @@ use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::health::{Component, HealthState};
 use crate::model::host_context::HostEvidence;
+use crate::model::kernel::KernelClass;
 
 pub use records::Records;
 
@@ -100,6 +101,8 @@ struct Line {
     at: Mono,
     pid: Option<Pid>,
     gpu: Option<PciAddress>,
+    /// What a program did, and what was over with it.
+    of_a_program: bool,
     text: String,
 }
 
@@ -110,6 +113,8 @@ pub struct Unrelated {
     pub processes: BTreeSet<Pid>,
     /// GPUs on which only other jobs are.
     pub gpus: BTreeSet<PciAddress>,
+    /// What programs did before this is over: the attempt that failed had not begun.
+    pub programs_before: Mono,
 }
 
 impl Unrelated {
@@ -120,6 +125,7 @@ impl Unrelated {
     fn has_line(&self, line: &Line) -> bool {
         line.pid.is_some_and(|pid| self.processes.contains(&pid))
             || line.gpu.is_some_and(|gpu| self.gpus.contains(&gpu))
+            || (line.of_a_program && line.at < self.programs_before)
     }
 }
 
@@ -154,7 +160,12 @@ impl EvidenceLog {
         if self.lines.len() == LINES {
             self.lines.pop_front();
         }
-        self.lines.push_back(Line { at, pid, gpu, text: line.clone() });
+        let of_a_program = match fact {
+            Fact::Xid(xid) => records::is_of_a_program(xid.code),
+            Fact::KernelReport(report) => report.class == KernelClass::Segfault,
+            _ => false,
+        };
+        self.lines.push_back(Line { at, pid, gpu, of_a_program, text: line.clone() });
     }
 
     /// What is to be said of a fault at `fault_at`, and is not `elsewhere`.
@@ -182,7 +193,7 @@ impl EvidenceLog {
 mod tests {
     use super::*;
     use crate::model::health::RecommendedAction;
-    use crate::model::kernel::{KernelClass, KernelReport, LogPlace};
+    use crate::model::kernel::{KernelReport, LogPlace};
 
     fn seconds(n: u64) -> Mono {
         Mono(n * 1_000_000_000)
@@ -225,6 +236,18 @@ mod tests {
     }
 
     #[test]
+    fn what_a_program_did_before_the_attempt_began_says_nothing_of_it_and_what_a_device_did_does() {
+        let mut witness = EvidenceLog::default();
+        witness.take_in(seconds(900), &xid(31));
+        witness.take_in(seconds(901), &report("segfault of another program", Some(9)));
+        witness.take_in(seconds(902), &xid(79));
+        witness.take_in(seconds(950), &xid(31));
+        let elsewhere = Unrelated { programs_before: seconds(940), ..Unrelated::default() };
+        let told = witness.testify(seconds(960), &elsewhere, &[]).kernel_lines;
+        assert_eq!(told, ["XID 79", "XID 31"]);
+    }
+
+    #[test]
     fn a_gpu_that_is_only_others_says_nothing_and_a_switch_is_everybodys() {
         let mut witness = EvidenceLog::default();
         (1..4).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(79)));
@@ -263,7 +286,8 @@ mod tests {
 
     fn xid(code: u32) -> Fact {
         let gpu = crate::base::pci::PciAddress::parse("0000:3b:00").expect("an address");
-        Fact::Xid(crate::model::kernel::Xid { gpu, code, ..crate::model::kernel::Xid::default() })
+        let place = LogPlace { line: format!("XID {code}"), ..LogPlace::default() };
+        Fact::Xid(crate::model::kernel::Xid { gpu, code, place, ..crate::model::kernel::Xid::default() })
     }
 
     #[test]

@@ -102,6 +102,8 @@ pub struct JobView {
     pub phase: JobPhase,
     /// The current attempt.
     pub attempt: Attempt,
+    /// When its ranks were started.
+    pub attempt_started: Mono,
     /// When the launcher began.
     pub started: Stamp,
     /// The newest step that all ranks are known to have completed.
@@ -182,8 +184,10 @@ impl NodeView {
             (Some(id), body) => {
                 if let Some(job) = self.jobs.get_mut(id) {
                     job.apply(body);
-                    if let Body::Fact(Fact::Observed(seen)) = body {
-                        job.apply_copies(entry.at, seen);
+                    match body {
+                        Body::Fact(Fact::Observed(seen)) => job.apply_copies(entry.at, seen),
+                        Body::Fact(Fact::AttemptStarted { .. }) => job.attempt_started = entry.at.mono,
+                        _ => {}
                     }
                 }
             }
@@ -212,6 +216,7 @@ impl JobView {
             spec,
             phase: JobPhase::Starting,
             attempt: Attempt(0),
+            attempt_started: started.mono,
             started,
             step: None,
             ranks: BTreeMap::new(),

@@ -120,6 +120,15 @@ fn is_of_the_hardware(code: u32) -> bool {
     CODES.get_or_init(codes).contains(&code)
 }
 
+/// Whether the catalogue takes the XID for what a program did, or for what follows from its end.
+pub(super) fn is_of_a_program(code: u32) -> bool {
+    /// Kept as above.
+    static CODES: OnceLock<BTreeSet<u32>> = OnceLock::new();
+    let is = |signature: &Signature| signature.class == Class::UserCode;
+    let codes = || Catalog::shared().map(|catalog| catalog.xids_where(is)).unwrap_or_default();
+    CODES.get_or_init(codes).contains(&code)
+}
+
 fn is_of_a_device(signature: &Signature) -> bool {
     signature.class == Class::HardwareGpu && signature.role == Role::Primary
 }
