@@ -277,6 +277,7 @@ fn what_happened(cause: &Cause, end: &RankEnd) -> String {
     match cause {
         Cause::Exception { exception, .. } => {
             let message = end.note.as_ref().map_or("", |note| note.message.lines().next().unwrap_or(""));
+            let message = in_a_headline(message);
             let name = exception.strip_prefix("builtins.").unwrap_or(exception);
             if message.is_empty() { format!("raised {name}") } else { format!("raised {name}: {message}") }
         }
@@ -287,6 +288,20 @@ fn what_happened(cause: &Cause, end: &RankEnd) -> String {
         Cause::StartFailed => "could not be started".to_owned(),
         Cause::Hang { hang, .. } => hang.of_a_rank().to_owned(),
     }
+}
+
+/// The beginning of a message that is too long for a line of its own: its first sentences, or its first words. The evidence has all
+/// of it.
+fn in_a_headline(message: &str) -> String {
+    const LONGEST: usize = 200;
+    if message.chars().count() <= LONGEST {
+        return message.to_owned();
+    }
+    let begin: String = message.chars().take(LONGEST).collect();
+    // A sentence that is too short says too little.
+    let sentences = begin.rfind(". ").filter(|end| *end > LONGEST / 5).and_then(|end| begin.get(..=end));
+    let words = || begin.rfind(' ').and_then(|end| begin.get(..end)).unwrap_or(&begin);
+    format!("{} …", sentences.unwrap_or_else(words))
 }
 
 /// What a signal did to a rank, as a person on call would say it.

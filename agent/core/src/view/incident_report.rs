@@ -110,7 +110,7 @@ pub fn json(report: &IncidentReport, findings: &BTreeMap<u64, Finding>) -> serde
         "findings": findings,
         "happened": happened.to_string(),
         "whose_fault": fault(verdict),
-        "what_was_done": done(decision.as_ref()),
+        "what_was_done": done(decision.as_ref(), report.since_then()),
         "what_to_do": advice(verdict, decision.as_ref(), report.since_then()),
     })
 }

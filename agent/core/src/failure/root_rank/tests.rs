@@ -88,6 +88,20 @@ fn of_two_own_failures_the_first_is_the_root() {
 }
 
 #[test]
+fn a_long_message_is_cut_in_the_headline_and_whole_in_the_evidence() {
+    let message = format!(
+        "CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0 has {}",
+        "a total capacity ".repeat(20)
+    );
+    let cut = verdict([raised(&message, 5), RankEnd::default()], 0);
+    let expected = "rank 0 raised RuntimeError: CUDA out of memory. Tried to allocate 1024.00 GiB. …";
+    assert_eq!(cut.headline, expected);
+    assert!(cut.evidence.iter().any(|line| line.contains(&message)), "{:?}", cut.evidence);
+    let words = verdict([raised(&"ünd so weiter ".repeat(30), 5), RankEnd::default()], 0).headline;
+    assert!(words.ends_with(" …") && words.chars().count() < 240, "{words}");
+}
+
+#[test]
 fn a_lone_victim_is_named_with_little_confidence() {
     let mut other = RankEnd { exit: Some((ExitStatus::Signal(15), Mono(20))), ..RankEnd::default() };
     other.after_stop = true;

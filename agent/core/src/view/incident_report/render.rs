@@ -36,7 +36,7 @@ pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
         fault.push(format!("Stopped because of it: {}.", listed(&verdict.victims)));
     }
     page.section(&mut lines, "Whose fault", &fault);
-    let mut acted = vec![done(decision.as_ref())];
+    let mut acted = vec![done(decision.as_ref(), report.since_then())];
     acted.extend(outcome.as_ref().map(|outcome| format!("{}.", capital(&outcome.told()))));
     page.section(&mut lines, "What was done", &acted);
     let mut todo = advice(verdict, decision.as_ref(), report.since_then());

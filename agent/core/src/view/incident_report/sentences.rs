@@ -129,10 +129,22 @@ fn comes_from_outside(signal: i32) -> bool {
 }
 
 /// What was done about it and why.
-pub fn done(decision: Option<&Decision>) -> String {
-    let Some(Decision { action, after, why, .. }) = decision else {
-        return "Nothing was decided yet.".to_owned();
+pub fn done(decision: Option<&Decision>, since_then: AfterFailure) -> String {
+    let ended = match since_then {
+        AfterFailure::Ended { exit } => Some(exit),
+        AfterFailure::Starting | AfterFailure::Training => None,
     };
+    let Some(Decision { action, after, why, .. }) = decision else {
+        return match ended {
+            Some(exit) => {
+                format!("Nothing: the job ended with exit status {exit} before anything was decided.")
+            }
+            None => "Nothing was decided yet.".to_owned(),
+        };
+    };
+    if let (Action::Wait, Some(exit)) = (action, ended) {
+        return format!("The job ended with exit status {exit} while it waited: {why}.");
+    }
     let done = match action {
         Action::RestartInProcess { .. } => "The ranks began again in their processes".to_owned(),
         Action::RespawnRanks { .. } => {
@@ -171,12 +183,10 @@ pub enum AfterFailure {
 pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterFailure) -> Vec<String> {
     let class = verdict.class.as_deref().and_then(Class::named).filter(|class| *class != Class::Unknown);
     let look = class.map(|class| look(class).to_owned());
+    let ended = matches!(since_then, AfterFailure::Ended { .. });
     match decision.map(|decision| decision.action) {
-        Some(Action::Stop { .. }) => {
-            let mut todo = vec![before_the_next_start(verdict).to_owned()];
-            todo.extend(look);
-            todo
-        }
+        Some(Action::Stop { .. }) => before_the_next_start(verdict, look),
+        Some(Action::Wait) | None if ended => before_the_next_start(verdict, look),
         Some(Action::HandBack { .. }) => {
             let here = match verdict.domain {
                 FaultDomain::Hardware => {
@@ -203,8 +213,12 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterF
     }
 }
 
-/// What has to be done before a stopped job is started again.
-fn before_the_next_start(verdict: &Verdict) -> &'static str {
+/// What has to be done before a job that has ended is started again.
+fn before_the_next_start(verdict: &Verdict, look: Option<String>) -> Vec<String> {
+    std::iter::once(to_start_again(verdict).to_owned()).chain(look).collect()
+}
+
+fn to_start_again(verdict: &Verdict) -> &'static str {
     match (verdict.domain, &verdict.cause) {
         (FaultDomain::User, _) => "Fix the program, its configuration or its data, then start the job again.",
         (FaultDomain::Hardware, _) => {

@@ -259,6 +259,21 @@ fn what_others_wrote_neither_formats_a_ticket_nor_drives_a_terminal() {
 }
 
 #[test]
+fn a_job_that_ended_while_it_waited_for_its_host_has_nothing_to_wait_for() {
+    let mut report = told(FaultDomain::User, Some("user_code"));
+    let waited =
+        Decision { action: Action::Wait, why: "memory is held".into(), ..report.decision.clone().unwrap() };
+    report.decision = Some(waited);
+    assert!(text(&report).contains("Wait for the decision"), "{}", text(&report));
+    report.job_ended = Some(143);
+    let ended = text(&report);
+    assert!(ended.contains("The job ended with exit status 143 while it waited: memory is held."), "{ended}");
+    assert!(ended.contains("Fix the program") && !ended.contains("Wait for"), "{ended}");
+    report.decision = None;
+    assert!(text(&report).contains("exit status 143 before anything was decided"), "{}", text(&report));
+}
+
+#[test]
 fn of_several_decisions_on_one_failure_the_last_is_what_was_done() {
     let IncidentReport { verdict, decision, .. } = told(FaultDomain::User, None);
     let decision = decision.expect("one");
