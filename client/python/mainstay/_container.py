@@ -67,7 +67,7 @@ def split(state: Any, metadata: Dict[str, str]) -> Split:
 
 
 def join(rest: bytes, tensor: Callable) -> Any:
-    """The state again. ``tensor(name)`` gives the bytes of a tensor of the table as a new, writable thing: see :class:`Held`."""
+    """The state again. ``tensor(name)`` gives a tensor of the table as a new, writable torch tensor or NumPy array."""
     told = pickle.loads(rest)
     return _Unpickler(io.BytesIO(told["state"]), told["table"], tensor).load()
 
@@ -243,12 +243,6 @@ class _Pickler(pickle.Pickler):
         return self._found.place(obj)
 
 
-class Held(NamedTuple):
-    """A new tensor of the table: ``host`` is a torch tensor or a numpy array with the bytes."""
-
-    host: Any
-
-
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file, table: list, tensor: Callable):
         super().__init__(file)
@@ -274,9 +268,10 @@ class _Unpickler(pickle.Unpickler):
         if kind == "view":
             (element, shape, stride, offset), *how = how
             dtype = getattr(torch, element)
-            host = torch.empty(0, dtype=dtype).set_(host.untyped_storage(), offset, shape, stride)
+            host = torch.empty(0, dtype=dtype, device=host.device).set_(host.untyped_storage(), offset, shape, stride)
         needs_grad, is_parameter, device = how
-        made = host if device is None else host.to(device)
+        # What is on a device already was given there, or made there.
+        made = host if device is None or host.device.type != "cpu" else host.to(device)
         if is_parameter:
             return torch.nn.Parameter(made, requires_grad=needs_grad)
         if needs_grad:
@@ -308,9 +303,36 @@ def room(kind: str, dtype: str, shape, element: Optional[str]):
         return array, array.__array_interface__["data"][0]
     import torch
 
-    names = {safe: name for name, safe in _TORCH.items()}
-    tensor = torch.empty(tuple(shape), dtype=getattr(torch, names[dtype]))
+    tensor = torch.empty(tuple(shape), dtype=_torch_type(dtype))
     return tensor, tensor.data_ptr()
+
+
+def device_of(kind: str, more) -> Optional[str]:
+    """The device that a tensor of the table was on; None where it was in the host's memory."""
+    return more[-1] if kind in ("tensor", "view") and more else None
+
+
+def as_bytes(tensor):
+    """The bytes of a contiguous tensor, as a tensor."""
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def on_device(into: Optional["Targets"], name: str, kind: str, dtype: str, shape, device: str):
+    """Memory on a device for a tensor of the table: that of ``into``, or new."""
+    given = into.room_on_device(name, kind, dtype, shape) if into is not None else None
+    if given is not None:
+        return given
+    import torch
+
+    return torch.empty(tuple(shape), dtype=_torch_type(dtype), device=device)
+
+
+def _torch_type(dtype: str):
+    import torch
+
+    return getattr(torch, next(name for name, safe in _TORCH.items() if safe == dtype))
 
 
 class Targets:
@@ -330,7 +352,7 @@ class Targets:
         known = self._by_path.get(name)
         found = None
         if kind == "tensor":
-            found = self._tensor(known, dtype, tuple(shape))
+            found = self._tensor(known, dtype, tuple(shape), on_host=True)
         elif kind == "array":
             found = self._array(known, dtype, tuple(shape))
         if found is None or not self._take(found[1], found[1] + bytes_of(shape, dtype)):
@@ -338,12 +360,20 @@ class Targets:
         self.written = True
         return found
 
+    def room_on_device(self, name: str, kind: str, dtype: str, shape):
+        """The tensor on a device that has this name, type and shape; None where there is none. Nothing is written yet."""
+        found = self._tensor(self._by_path.get(name), dtype, tuple(shape), on_host=False) if kind == "tensor" else None
+        if found is None or not self._take(found[1], found[1] + bytes_of(shape, dtype)):
+            return None
+        return found[0]
+
     @staticmethod
-    def _tensor(known, dtype: str, shape) -> Optional[tuple]:
+    def _tensor(known, dtype: str, shape, on_host: bool) -> Optional[tuple]:
         torch = sys.modules.get("torch")
         if torch is None or type(known) not in (torch.Tensor, torch.nn.Parameter):
             return None
-        plain = known.layout is torch.strided and known.device.type == "cpu" and not known.is_quantized
+        place = known.device.type in (("cpu",) if on_host else ("cuda",))
+        plain = known.layout is torch.strided and place and not known.is_quantized
         if not plain or known.is_conj() or known.is_neg() or not known.is_contiguous() or not known.numel():
             return None
         if (_element(known.dtype), tuple(known.shape)) != (dtype, shape):

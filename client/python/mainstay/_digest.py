@@ -1,14 +1,14 @@
 """Digests of parameters: the same number on every replica whose parameters are the same bits, on any device.
 
-``src/digest.rs`` defines it. Tensors in host memory are read by native code at the speed of memory; those on a device by
-the operations below, in pieces, without waiting for the device.
+``src/digest.rs`` defines it. Tensors in host memory are read by native code at the speed of memory; those on a CUDA device by a
+kernel of ours, and on other devices by the operations below, in pieces, without waiting for the device.
 """
 
 from __future__ import annotations
 
 import sys
 
-from . import _native
+from . import _digest_kernel, _native
 
 _WORDS = 1 << 22  # of one piece: 32 MiB, and three times that in between
 _POSITIONS = 1 << 40
@@ -163,7 +163,14 @@ def _on_device(tensor, number: int, torch):
     words = tensor.view(torch.int64)
     first = number * _POSITIONS
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    positions = torch.arange(min(len(words), _WORDS), dtype=torch.int64, device=tensor.device)
+    if not _digest_kernel.add(words, first, (_GOLDEN, _FIRST, _SECOND), total):
+        _add_by_operations(words, first, total, torch)
+    return total.add_(_signed(_mix(length, first + _POSITIONS - 1)))
+
+
+def _add_by_operations(words, first: int, total, torch) -> None:
+    """Adds the digest of words to `total` with operations that each device has."""
+    positions = torch.arange(min(len(words), _WORDS), dtype=torch.int64, device=words.device)
     positions *= _signed(_GOLDEN)
     for at in range(0, len(words), _WORDS):
         piece = words[at : at + _WORDS]
@@ -174,7 +181,6 @@ def _on_device(tensor, number: int, torch):
         mixed *= _SECOND
         mixed ^= _shifted(mixed, 29)
         total += mixed.sum()
-    return total.add_(_signed(_mix(length, first + _POSITIONS - 1)))
 
 
 def _shifted(words, by: int):

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from . import _container, _native, _shard
+from . import _container, _native, _pinned, _shard
 
 VARIABLE = "MAINSTAY_CHECKPOINT_POOL"
 _WAIT = "MAINSTAY_CHECKPOINT_WAIT"
@@ -112,17 +112,21 @@ class Memory:
             known = self._mapped.get(slot.index)
             if known is not None and known[0] == (slot.file, slot.capacity):
                 return known[1]
-            _unpin(self._mapped.pop(slot.index, None))
+            if known is not None:
+                _pinned.unpin(self._mapped.pop(slot.index)[1])
             path = os.path.join(self._home, f"slot-{slot.index}.{slot.file}")
             mapped = _native.SlotMemory(path, slot.capacity)
             self._mapped[slot.index] = ((slot.file, slot.capacity), mapped)
             return mapped
 
+    def holds(self, path: str) -> bool:
+        """Whether it is a file of this memory."""
+        return os.path.dirname(path) == self._home
+
     def mapped(self, slot, path: str):
         """What is mapped of a slot of the file at `path`; None where nothing is."""
         known = self._mapped.get(slot.index)
-        of_path = os.path.dirname(path) == self._home
-        return known[1] if of_path and known is not None and known[0] == (slot.file, slot.capacity) else None
+        return known[1] if self.holds(path) and known is not None and known[0] == (slot.file, slot.capacity) else None
 
     def take(self, size: int, identity):
         """A slot for so many bytes; None where there is no room in memory for it at all."""
@@ -202,50 +206,22 @@ def _address_of(content: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p).value
 
 
-_pinned: set = set()
-
-
-def _unpin(mapped) -> None:
-    """Before its memory goes: the driver must not continue to write there."""
-    if mapped is not None and mapped[1].address in _pinned:
-        _pinned.discard(mapped[1].address)
-        try:
-            import torch
-
-            torch.cuda.cudart().cudaHostUnregister(mapped[1].address)
-        except Exception:
-            pass
-
-
 def _begin_from_devices(memory, parts: list):
     """Begins the copies of tensors on devices straight into the slot; the function to call waits for them."""
     if not parts:
         return lambda: None
-    import ctypes
     import torch
 
-    if memory.address not in _pinned:
-        # With its pages pinned a copy runs by itself, at the speed of the bus. Refused, it is slower and as right.
-        _pinned.add(memory.address)
-        try:
-            torch.cuda.cudart().cudaHostRegister(memory.address, memory.length, 0)
-        except Exception:
-            pass
-    whole = (ctypes.c_ubyte * memory.length).from_address(memory.address)
+    _pinned.pin(memory)
     devices = set()
     for at, part in parts:
         if not part.bytes:
             continue
         source = part.owner
-        target = torch.frombuffer(whole, dtype=torch.uint8, count=part.bytes, offset=at)
+        target = _pinned.bytes_of(memory, at, part.bytes)
         target.copy_(source.reshape(-1).view(torch.uint8), non_blocking=True)
         devices.add(source.device)
-
-    def finish():
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
-
-    return finish
+    return lambda: _pinned.synchronize(devices)
 
 
 def _patience() -> float:
@@ -342,12 +318,27 @@ def _settle(pages: list, pool: str) -> None:
 
 def _mapped(copy: Copy):
     """The mapping of a copy's slot, if this process has it for its saves."""
-    for (process, *_), memory in list(_open.items()):
-        if memory is not None and process == os.getpid():
-            mapped = memory.mapped(copy.slot, copy.path)
-            if mapped is not None:
-                return mapped
+    for memory in _of_this_process():
+        mapped = memory.mapped(copy.slot, copy.path)
+        if mapped is not None:
+            return mapped
     return None
+
+
+def _map(copy: Copy):
+    """The same, mapped now if this rank saves there; None where it does not, or another file is there by now."""
+    for memory in _of_this_process():
+        if memory.holds(copy.path):
+            try:
+                memory.map(copy.slot)
+            except OSError:
+                return None
+            return memory.mapped(copy.slot, copy.path)
+    return None
+
+
+def _of_this_process() -> list:
+    return [memory for (process, *_), memory in list(_open.items()) if memory is not None and process == os.getpid()]
 
 
 class Spoilt(Exception):
@@ -382,7 +373,7 @@ def _checked(copy: Copy, epoch: int, read) -> Any:
     except OSError as error:
         raise Spoilt(f"{copy.path}: {error.strerror}") from None
     try:
-        result = read(_shard.Reader(descriptor, copy.manifest, _mapped(copy) or True))
+        result = read(_shard.Reader(descriptor, copy.manifest, _mapped(copy) or True, lambda: _map(copy)))
     except _shard.Changed as changed:
         if not copy.control.is_still(copy.slot):
             raise Spoilt(f"{copy.path} holds another step by now") from None

@@ -5,30 +5,36 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
-from . import _container, _native
+from . import _container, _native, _pinned
 
 
 class Changed(Exception):
     """The bytes are not those that were sealed; the text says where."""
 
 
-def threads() -> int:
-    """So many copy at once: a rank's share of the processors, four at most."""
+#: While ranks load, nothing else of the job computes.
+_READERS = 8
+
+
+def threads(most: int = 4) -> int:
+    """So many copy at once: a rank's share of the processors, and not more than ``most``."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or "1"
     share = (os.cpu_count() or 1) // max(int(ranks) if ranks.isdecimal() else 1, 1)
-    return max(1, min(4, share))
+    return max(1, min(most, share))
 
 
 class Reader:
     """A shard whose manifest is intact, behind an open descriptor. ``memory`` says that its file is the launcher's, in memory: then it
-    is read in a mapping, the given one or one of its own."""
+    is read in a mapping, the given one or one of its own. ``map_it`` gives the mapping that this rank's saves use, if it has one:
+    devices copy from there."""
 
-    def __init__(self, descriptor: int, manifest: dict, memory: Any = False):
+    def __init__(self, descriptor: int, manifest: dict, memory: Any = False, map_it: Callable = lambda: None):
         (self._file,) = manifest["files"].values()
         self._descriptor = descriptor
         self._memory = memory
+        self._map_it = map_it
         self._chunk = manifest["chunk_bytes"]
         self._sums = [int(digits, 16) for digits in manifest["chunks"]]
         self._size = self._file["size"]
@@ -45,16 +51,46 @@ class Reader:
         _, _, at, length = table.pop(_container.STATE)
         rest = self._bytes(at, length)
         how = {name: (kind, more) for kind, name, *more in _container.table_of(rest)}
-        rooms, pieces = {}, []
+        mapping = self._mapping_for_devices(how.values())
+        rooms, pieces, from_mapping, from_host = {}, [], [], []
         for name, (dtype, shape, at, length) in table.items():
             kind, more = how.get(name, ("tensor", ()))
-            element = more[0] if kind in ("array", "jax") else None
             given = into.room(name, kind, dtype, shape) if into is not None else None
-            rooms[name], address = given or _container.room(kind, dtype, shape, element)
+            device = _container.device_of(kind, more) if given is None and length else None
+            if device is not None:
+                rooms[name] = _container.on_device(into, name, kind, dtype, shape, device)
+            if device is not None and mapping is not None:
+                from_mapping.append((rooms[name], _pinned.bytes_of(mapping, at, length)))
+                continue
+            element = more[0] if kind in ("array", "jax") else None
+            held, address = given or _container.room(kind, dtype, shape, element)
             if length:
                 pieces.append((at, length, address, given is None))
-        self._read(0, len(self._sums), sorted(pieces))
+            if device is not None:
+                from_host.append((rooms[name], _container.as_bytes(held)))
+            else:
+                rooms[name] = held
+        # Devices copy while the host checks the same bytes.
+        devices = _begin_to_devices(from_mapping, into)
+        try:
+            self._read(0, len(self._sums), sorted(pieces))
+            devices |= _begin_to_devices(from_host, into)
+        finally:
+            _pinned.synchronize(devices)
         return _container.join(rest, rooms.__getitem__)
+
+    def _mapping_for_devices(self, how):
+        """A mapping that devices copy from, where there are any and the file is in memory: the host needs no second copy then."""
+        devices = {_container.device_of(kind, more) for kind, more in how} - {None}
+        if not self._memory or not devices:
+            return None
+        if self._memory is True:
+            self._memory = self._map_it() or True
+        if self._memory is True or self._memory.length < self._size:
+            return None
+        if any(device.startswith("cuda") for device in devices):
+            _pinned.pin(self._memory)
+        return self._memory
 
     def _bytes(self, at: int, length: int) -> bytearray:
         if at + length > self._size:
@@ -68,9 +104,20 @@ class Reader:
     def _read(self, first: int, end: int, pieces: list) -> None:
         try:
             bad: Optional[int] = _native.read_verified(
-                self._descriptor, self._size, self._chunk, self._sums, (first, end), pieces, threads(), self._memory
+                self._descriptor, self._size, self._chunk, self._sums, (first, end), pieces, threads(_READERS), self._memory
             )
         except (OSError, ValueError) as error:
             raise Changed(f"it cannot be read: {error}") from None
         if bad is not None:
             raise Changed(f"its bytes have changed since it was sealed (chunk {bad} of {len(self._sums)})")
+
+
+def _begin_to_devices(copies: list, into: Optional[_container.Targets]) -> set:
+    """Begins copies to where the bytes belong; the devices to wait for."""
+    devices = set()
+    for target, source in copies:
+        if into is not None:
+            into.written = True
+        _container.as_bytes(target).copy_(source, non_blocking=True)
+        devices.add(target.device)
+    return devices

@@ -180,9 +180,10 @@ def load(
     A step that is damaged is said so in a warning; without `step` the next older whole one is taken. Raises only what
     unpickling raises, for instance where a class has gone: beginning again from nothing would be worse than stopping.
 
-    ``into`` is a state like the one that was saved: tensors on the host and arrays are loaded into the memory of those that have the
-    same path, type and shape there, and those of the returned state share it. That saves the time for new memory, and the copy out
-    of it. Where nothing could be loaded after such memory was written to, RuntimeError is raised.
+    ``into`` is a state like the one that was saved: tensors and arrays are loaded into the memory of those that have the same path,
+    type and shape there, on the host or on a CUDA device as they were saved, and those of the returned state share it. That saves the
+    time for new memory, the copy out of it, and room for the state twice on a device. Where nothing could be loaded after such memory
+    was written to, RuntimeError is raised.
 
     ``replicated`` says that all ranks have saved the same state, as those of plain data parallelism do: then a step of any number
     of ranks is loaded, from any shard of it that is good. Launchers of several hosts bring each host one; where torch.distributed

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 import mainstay
-from mainstay import _digest
+from mainstay import _digest, _digest_kernel
 
 numpy = pytest.importorskip("numpy")
 
@@ -69,6 +72,17 @@ def test_torch_on_the_host_and_by_a_devices_operations_come_to_the_same(monkeypa
         assert int(device) % 2**64 == int(mainstay.digest([view]))
     offset = _digest._plain(base, torch)[4:36]
     assert int(_digest._on_device(offset, 0, torch)) % 2**64 == int(mainstay.digest([offset]))
+
+
+def test_the_kernel_is_code_that_the_drivers_compiler_takes(tmp_path):
+    triton = pytest.importorskip("triton")
+    compiler = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/ptxas")
+    if not os.access(compiler, os.X_OK):
+        pytest.skip("this Triton has no ptxas")
+    source = tmp_path / "digest.ptx"
+    source.write_bytes(_digest_kernel._PTX)
+    for card in ("sm_75", "sm_90", "sm_100"):
+        subprocess.run([compiler, f"-arch={card}", source, "-o", tmp_path / card], check=True)
 
 
 def test_a_modules_parameters_and_buffers_count():

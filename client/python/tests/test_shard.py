@@ -1,12 +1,14 @@
-"""A sealed shard, read from a file, from a mapping of it that is made for the call, and from one that is there already."""
+"""A sealed shard, read from a file, from a mapping of it that is made for the call, and from one that is there already; and the state in
+one whose tensors were on a device."""
 
 from __future__ import annotations
 
 import os
+import pickle
 
 import pytest
 
-from mainstay import _native
+from mainstay import _container, _native, _shard
 
 numpy = pytest.importorskip("numpy")
 
@@ -69,3 +71,55 @@ def test_a_file_that_is_shorter_than_it_says_is_an_error_and_no_signal(shard):
     os.truncate(path, SIZE)
     short = _native.SlotMemory(path, CHUNK)
     assert read(path, sums, short) == len(sums) - 2
+
+
+def sealed(path, state):
+    """A shard of a state whose tensors were saved on a device: the host is called one here. Its manifest."""
+    parts = _container.split(state, {})
+    told = pickle.loads(parts.rest)
+    told["table"] = [(*entry[:-1], "cpu") for entry in told["table"]]
+    rest = pickle.dumps(told, protocol=5)
+    tensors = [(part.name, part.dtype, list(part.shape)) for _, part in parts.parts]
+    header, offsets, total = _native.container_header([], [*tensors, (_container.STATE, "U8", [len(rest)])])
+    content = bytearray(total)
+    content[: len(header)] = header
+    for at, (_, part) in zip(offsets, parts.parts):
+        content[at : at + part.bytes] = _container.as_bytes(part.owner).numpy().tobytes()
+    content[offsets[-1] :] = rest
+    path.write_bytes(content)
+    sums = [_native.checksum_bytes(bytes(content[at : at + CHUNK]))[16:] for at in range(0, total, CHUNK)]
+    return {"files": {path.name: {"size": total}}, "chunk_bytes": CHUNK, "chunks": sums}
+
+
+def test_what_was_on_a_device_comes_back_there_from_a_file_and_from_memory(tmp_path):
+    torch = pytest.importorskip("torch")
+    weights = torch.nn.Parameter(torch.arange(50_000, dtype=torch.float32).reshape(100, 500))
+    rows = torch.arange(100, dtype=torch.int16)
+    state = {"weights": weights, "tied": weights, "rows": rows, "some": rows[10:20], "step": 7, "empty": torch.empty(0)}
+    path = tmp_path / "slot-0.1"
+    manifest = sealed(path, state)
+    size = manifest["files"][path.name]["size"]
+    mapping = _native.SlotMemory(path, size)
+    asked = []
+
+    def map_it():
+        asked.append(1)
+        return mapping
+
+    for memory in (False, mapping, True):
+        with open(path, "rb") as file:
+            loaded = _shard.Reader(file.fileno(), manifest, memory, map_it).state()
+        assert torch.equal(loaded["weights"], weights) and isinstance(loaded["weights"], torch.nn.Parameter)
+        assert loaded["tied"] is loaded["weights"] and loaded["step"] == 7
+        assert torch.equal(loaded["rows"], rows) and loaded["empty"].numel() == 0
+        loaded["rows"][10] = -1
+        assert loaded["some"][0] == -1, "they share a storage"
+    # The file is as it was, and the mapping that saves use was asked for once.
+    assert len(asked) == 1
+    with open(path, "r+b") as file:
+        file.seek(size // 2)
+        byte = file.read(1)
+        file.seek(size // 2)
+        file.write(bytes([byte[0] ^ 1]))
+    with open(path, "rb") as file, pytest.raises(_shard.Changed):
+        _shard.Reader(file.fileno(), manifest, mapping).state()
