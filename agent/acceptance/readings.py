@@ -22,8 +22,8 @@ FIELDS = [
     ("power_limit", ("gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit"), 1, 1),
     ("utilization", "utilization/gpu_util", 1, 100),
     ("memory_total", "fb_memory_usage/total", 1 << 20, 1 << 20),
-    # NVML's older call counts what the driver reserves as used.
-    ("memory_used", "fb_memory_usage/used", 1 << 20, 2 << 30),
+    # What the driver reserves for itself is not in use: 616 MiB of an H200.
+    ("memory_used", "fb_memory_usage/used", 1 << 20, 64 << 20),
 ]
 ABSENT = ("N/A", "[N/A]", "Not Supported", "Unknown Error", "")
 

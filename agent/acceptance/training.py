@@ -45,7 +45,8 @@ class Job:
     def told(self):
         seconds = self.to_next_step()
         if seconds is None:
-            return f"status {self.status}, no next step: {self.said[-600:]}"
+            errors = [line for line in self.said.splitlines() if re.search(r"\w(Error|Exception)\b.*: ", line)]
+            return f"status {self.status}, no next step: {' / '.join(errors[-3:])[-600:]} … {self.said[-300:]}"
         return f"status {self.status}, next step after {seconds:.2f} s"
 
     def good(self):
