@@ -1,7 +1,8 @@
 //! From the SIGKILL of one rank to the first step of all, on four hosts and on one, beside the peers on four.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -11,6 +12,7 @@ use crate::bench::events::{Events, Fault, strike};
 use crate::bench::figure::{Figure, Report};
 use crate::bench::launchers::{Bed, Launcher, script_path};
 use crate::bench::process::Running;
+use crate::journal::Follower;
 use crate::progress::Progress;
 
 const ID: &str = "hosts.kill_to_step";
@@ -20,6 +22,10 @@ const WORLD: usize = 4;
 
 /// Steps before the first fault and between two, as in the benchmark of one host.
 const SETTLE_STEPS: (usize, usize) = (300, 30);
+
+/// A template whose host has reported none that is warm for so long holds what the ranks import: one that lacks something is
+/// replaced by another.
+const WARM_FOR: Duration = Duration::from_secs(5);
 
 /// A launcher that needs longer than this has hung.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -86,6 +92,9 @@ fn kills(bed: &Bed, launcher: Launcher, hosts: usize, faults: usize) -> Result<V
         if n == faults {
             break;
         }
+        if n == 0 && launcher == Launcher::Mainstay {
+            wait_for_templates(&mut launchers[0], &folder, hosts)?;
+        }
         let victim = (n % WORLD) as u64;
         let seen = events.all.len();
         let asked_at = strike(Fault::Kill, &events.path, victim, pids.get(&victim).copied())?;
@@ -94,4 +103,23 @@ fn kills(bed: &Bed, launcher: Launcher, hosts: usize, faults: usize) -> Result<V
         measured.push(events.restart_since(seen, &old, Fault::Kill, asked_at)?.to_step);
     }
     Ok(measured)
+}
+
+/// Waits until the templates of all hosts are warm. On hosts that share two cores that takes seconds; a job that runs for hours has
+/// them at its failures.
+fn wait_for_templates(launcher: &mut Running, folder: &Path, hosts: usize) -> Result<()> {
+    let mut journals = (0..hosts)
+        .map(|host| Ok(Follower::new(&of_host(folder, host)?)))
+        .collect::<Result<Vec<Follower>>>()?;
+    let (mut known, mut since) = (0, Instant::now());
+    launcher.wait_for("warm templates", LIMIT, || {
+        journals.iter_mut().try_for_each(|journal| journal.poll().map(drop)).ok()?;
+        let warm = |journal: &Follower| journal.entries.iter().filter(|of| of.is_event("warm")).count();
+        let counts: Vec<usize> = journals.iter().map(warm).collect();
+        let all: usize = counts.iter().sum();
+        if all != known {
+            (known, since) = (all, Instant::now());
+        }
+        (!counts.contains(&0) && since.elapsed() >= WARM_FOR).then_some(())
+    })
 }
