@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use mainstay_checkpoint::bucket::{StepName, StepRecord, StepShard};
@@ -15,12 +16,15 @@ use mainstay_coord::server::store::{Limits as StoreLimits, Store};
 use mainstay_core::failure::attribution::catalog::Catalog;
 use mainstay_core::hardware::dcgm::{DcgmHealth, DcgmReport, Incident};
 use mainstay_core::hardware::gpu::{GpuReading, ProbeAnswer, ProbeLine, ProbeRequest};
-use mainstay_core::model::entry::{Body, Entry, Fact};
-use mainstay_core::base::id::BootId;
+use mainstay_core::hang::RankSeen;
+use mainstay_core::model::entry::{Body, Entry, Fact, StepDone};
+use mainstay_core::base::id::{Attempt, BootId, Rank};
 use mainstay_core::formats::parse::log::LogReader;
 use mainstay_core::base::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
 use mainstay_core::checkpoint::archive;
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
+use mainstay_core::recovery::hosts::wire::{Command, Down, Join, Outgoing, Report, Up};
 use mainstay_tier::peer::frame::{Header, Kind, MAGIC, VERSION, encode};
 
 const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
@@ -120,7 +124,9 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("flight_record_json", FLIGHT_RECORDS_JSON.iter().map(|of| of.to_vec()).chain([of_two_ranks]))?;
     seed("cloud_answers", CLOUD_ANSWERS)?;
     seed("launcher_wire", [WIRE])?;
+    seed("hosts_wire", between_hosts()?)?;
     seed("coordination", coordination()?)?;
+    seed("grpc", calls())?;
     seed("cloud_notices", [[7_u8; 64], [0; 64]])?;
     // A word that says that the page is claimed, and a record of the ring.
     seed(
@@ -156,6 +162,46 @@ fn two_files() -> Result<Vec<u8>, Box<dyn std::error::Error>> {
         }
     }
     Ok(bytes)
+}
+
+/// One message of each form that launchers of a job send each other.
+fn between_hosts() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
+    let attempt = Attempt(2);
+    let of = StepKey { step: 7, job: "a".to_owned(), run: "a".to_owned(), attempt: 1, world: 2 };
+    let shard = Shard { of, rank: 1, root: "00".repeat(32), bytes: 4, created: 7, piece: None };
+    let copies = vec![Copy { holder: "b:1".to_owned(), medium: Medium::Memory, own: true, verified: false, shard }];
+    let report = |report| Up::Report { number: 1, at: Mono(5), report };
+    let ups = [
+        Up::Join(Join::default()),
+        Up::Beat { sent: Mono(9) },
+        report(Report::Holding { attempt, copies }),
+        report(Report::Steps { attempt, ranks: vec![(Rank(1), vec![StepDone::default()])] }),
+        report(Report::Opened { attempt, port: Err("no port".to_owned()) }),
+        Up::Seen { attempt, ranks: vec![RankSeen::default()] },
+    ];
+    let downs = [
+        Down::Waiting { told: "for b".to_owned(), spare: None },
+        Down::Command { number: 3, epoch: 1, command: Command::Open { attempt } },
+        Down::Entry { seq: 4, at: Stamp::default(), body: Arc::new(Body::Fact(Fact::RanksStepping { attempt, step: 7 })) },
+    ];
+    let mut seeds = Vec::new();
+    for message in ups.iter().map(|up| up as &dyn Outgoing).chain(downs.iter().map(|down| down as &dyn Outgoing)) {
+        let mut bytes = Vec::new();
+        message.write(&mut bytes)?;
+        seeds.push(bytes);
+    }
+    Ok(seeds)
+}
+
+/// Messages behind the number of a call; settings and a ping of HTTP/2; a request of HTTP/1.
+fn calls() -> Vec<Vec<u8>> {
+    use prost::Message as _;
+    let put = pb::PutRequest { key: "a".into(), value: vec![7; 300], lease: 0, prev_kv: true }.encode_to_vec();
+    let grant = pb::LeaseGrantRequest { ttl: 5, id: 9 }.encode_to_vec();
+    let called = |call: u8, message: &[u8]| [&[call], message].concat();
+    let frames = b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x64\0\0\x08\x06\0\0\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08".to_vec();
+    let plain = b"GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n".to_vec();
+    vec![called(0, &put), called(1, &put), called(3, &put), called(4, &grant), called(5, &grant), frames, plain]
 }
 
 /// A log of the built-in store with its records one by one, and a value of each kind.

@@ -1,5 +1,5 @@
-//! The agent as the shipped unit runs it: a user of its own with the unit's capabilities, which cannot become another user. It replicates
-//! what launchers and `ckpt push` hand over, and says what it cannot do.
+//! The agent as the shipped unit runs it: a user of its own with the unit's capabilities, which cannot become another user, in the file
+//! system that the unit's sandbox leaves. It replicates what launchers and `ckpt push` hand over, and says what it cannot do.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,11 +29,44 @@ const B: u32 = 61_012;
 fn capabilities() -> String {
     let unit = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd/mainstay.service"));
     let unit = unit.expect("the unit");
+    for setting in
+        ["ProtectSystem=strict", "PrivateMounts=yes", "MemoryDenyWriteExecute=yes", "NoNewPrivileges=yes"]
+    {
+        assert!(unit.lines().any(|line| line == setting), "SANDBOX is not what the unit has: {setting}");
+    }
     let listed =
         unit.lines().find_map(|line| line.strip_prefix("AmbientCapabilities=")).expect("its capabilities");
     let each =
         listed.split_whitespace().map(|name| format!("+{}", name.trim_start_matches("CAP_").to_lowercase()));
     format!("-all,{}", each.collect::<Vec<_>>().join(","))
+}
+
+/// What the unit's sandbox does to the file system and to the process, for systems on which systemd does not run: `ProtectSystem=strict`
+/// with its own folders, the exceptions for /dev, /proc and /sys, `PrivateMounts`, and `MemoryDenyWriteExecute`. All mounts are made
+/// read-only, and then the folders of the unit are not.
+const SANDBOX: &str = r#"
+mount --make-rprivate /
+for folder in "$RUN" "$STATE"; do mount --bind "$folder" "$folder"; done
+cut -d ' ' -f 5 /proc/self/mountinfo | sort -u | while read -r at; do
+    case "$at" in
+        /dev|/dev/*|/proc|/proc/*|/sys|/sys/*|"$RUN"|"$STATE") ;;
+        *) mount -o remount,bind,ro "$at" || true ;;
+    esac
+done
+if touch "$READ_ONLY/new" 2> /dev/null; then echo "the sandbox is not read-only" >&2; exit 9; fi
+exec "$@"
+"#;
+
+/// `PR_SET_MDWE` with `PR_MDWE_REFUSE_EXEC_GAIN`: what `MemoryDenyWriteExecute` has systemd do since 254.
+fn deny_write_execute(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    let deny = || {
+        // SAFETY: one system call that changes this process only. A kernel before 6.3 does not know it, and allows what the unit denies.
+        let _ = unsafe { nix::libc::prctl(65, 1, 0, 0, 0) };
+        Ok(())
+    };
+    // SAFETY: between fork and exec nothing but a system call is made.
+    unsafe { command.pre_exec(deny) };
 }
 
 /// An agent with a socket where only root can have put it.
@@ -58,9 +91,13 @@ impl UnitAgent {
             chown(path, Some(UNIT), Some(UNIT)).unwrap();
         }
         fs::set_permissions(&run, fs::Permissions::from_mode(0o755)).unwrap();
-        let mut command = Command::new("setpriv");
+        let mut command = Command::new("unshare");
         let unit = UNIT.to_string();
         command
+            .args(["--mount", "sh", "-ec", SANDBOX, "sandbox", "setpriv"])
+            .env("RUN", &run)
+            .env("STATE", &state)
+            .env("READ_ONLY", stage.work())
             .args(["--reuid", &unit, "--regid", &unit, "--clear-groups", "--no-new-privs"])
             .args([
                 "--inh-caps",
@@ -83,7 +120,8 @@ impl UnitAgent {
             .current_dir(stage.work())
             .stdout(Stdio::null())
             .stderr(fs::File::create(stage.home().join("agent.err")).unwrap());
-        let process = command.spawn().expect("setpriv");
+        deny_write_execute(&mut command);
+        let process = command.spawn().expect("unshare");
         let agent = UnitAgent { process, run };
         processes::wait_until("the agent's sockets", || {
             agent.socket().exists() && agent.run.join("agent.sock.directories").exists()

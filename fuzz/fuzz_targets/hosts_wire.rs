@@ -1,0 +1,28 @@
+//! What launchers of one job send each other over the network: a message that is read is written again as one that reads the
+//! same.
+#![no_main]
+
+use std::fmt::Debug;
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::recovery::hosts::wire::{Down, Outgoing, Up};
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(up) = Up::read(bytes) {
+        same(&up, &Up::read(&written(&up)).expect("what was written can be read"));
+    }
+    if let Ok(down) = serde_json::from_slice::<Down>(bytes) {
+        same(&down, &serde_json::from_slice(&written(&down)).expect("what was written can be read"));
+    }
+});
+
+fn written(message: &impl Outgoing) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    message.write(&mut bytes).expect("what was read can be written");
+    bytes
+}
+
+/// As text: a loss that is no number is not equal to itself.
+fn same<T: Debug>(read: &T, again: &T) {
+    assert_eq!(format!("{again:?}"), format!("{read:?}"));
+}
