@@ -28,7 +28,19 @@ const CALLS: [&str; 7] = [
 /// Longer than this no answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// SIGPIPE.
+const PIPE: i32 = 13;
+
+/// `SIG_IGN`. Rust's own main ignores SIGPIPE, and here there is none: a server writes to connections that are gone.
+const IGNORED: usize = 1;
+
+unsafe extern "C" {
+    /// signal(2).
+    safe fn signal(number: i32, handler: usize) -> usize;
+}
+
 static STORE: LazyLock<(Runtime, Server, SocketAddr)> = LazyLock::new(|| {
+    signal(PIPE, IGNORED);
     let runtime = Runtime::new().expect("threads");
     let options = ServerOptions::new(SocketAddr::from(([127, 0, 0, 1], 0)));
     let server = runtime.block_on(Server::start(options)).expect("a port");
