@@ -28,7 +28,7 @@ mod show;
 /// What is read at once. Memory stays small however long the logs are.
 const PIECE: usize = 1 << 20;
 
-/// Tell whose fault a failure was, from logs alone
+/// Find whose fault a failure was, from logs alone
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay attribute --logs logs/                     all files of a directory

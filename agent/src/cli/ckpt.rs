@@ -31,7 +31,7 @@ enum Command {
     Ls(Ls),
     /// Compare every byte in a checkpoint directory with its manifests
     Verify(Directory),
-    /// Show where the shards of a step lie
+    /// Show where the shards of a step are stored
     Show(Show),
     /// Bring the newest whole step of a run into a directory, from peers where it is not here
     Pull(Pull),

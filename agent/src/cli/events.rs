@@ -30,11 +30,11 @@ const LONGEST_REST: Duration = Duration::from_secs(5);
   mainstay events --since 4711 --json        JSON lines after cursor 4711
   mainstay events --journal /var/lib/mainstay/journal     without any server
 
-Exit status: 0 told, 3 nothing answers or the journal cannot be read, 64 the command line was not understood.")]
+Exit status: 0 shown, 3 nothing answers or the journal cannot be read, 64 the command line was not understood.")]
 pub(super) struct Args {
     #[command(flatten)]
     ask: Ask,
-    /// Go on with each event as it happens, through restarts of the server
+    /// Also show each new event, through restarts of the server
     #[arg(long, short, conflicts_with = "journal")]
     follow: bool,
     /// Only events after this cursor

@@ -8,7 +8,7 @@ use mainstay_proto::v1::{InjectFaultRequest, InjectedFault};
 use super::client::{AskError, Client};
 use super::order::{self, done};
 
-/// Order something for a running job
+/// Restart or stop a running job, or exclude a rank's GPU
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay job restart --job exp --reason \"new NCCL settings\"
@@ -38,7 +38,7 @@ enum Order {
     },
 }
 
-/// Do something to a rank of a test job that was started with --allow-inject
+/// Inject a fault into a rank of a test job that was started with --allow-inject
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay inject kill --rank 3 --job drill --reason \"weekly drill\"
@@ -71,7 +71,7 @@ enum Fault {
     Terminate,
     /// SIGSTOP: it hangs
     Stop,
-    /// SIGCONT: a stopped one goes on
+    /// SIGCONT: a stopped one continues
     Continue,
     /// SIGINT: a Python rank raises KeyboardInterrupt
     Interrupt,
@@ -79,7 +79,7 @@ enum Fault {
     DiskFull,
     /// Its main thread raises (a Python rank that imports mainstay or torch, as for all that follow)
     Exception,
-    /// Its main thread stands still; the others wait for it in their next collective
+    /// Its main thread stops; the others wait for it in their next collective
     Hang,
     /// It loses a share of each moment (--by)
     Slow,

@@ -75,7 +75,7 @@ enum Command {
     Stacks(stacks::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
     Events(events::Args),
-    /// Tell whose fault a failure was, from logs alone
+    /// Find whose fault a failure was, from logs alone
     Attribute(attribute::Args),
     Explain(explain::Args),
     Ack(operator::Ack),

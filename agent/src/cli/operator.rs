@@ -7,7 +7,7 @@ use mainstay_core::base::units::Period;
 
 use super::order::{self, done};
 
-/// Say that the fault of a component is known: it does not count any more until it recurs or gets worse
+/// Acknowledge the fault of a component: it does not count until it recurs or gets worse
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay ack gpu.0000:3b:00 --reason \"ticket 4711, board is ordered\"
@@ -23,7 +23,7 @@ pub(super) struct Ack {
     place: Agent,
 }
 
-/// Hear nothing of a component for a while: it does not count for the node meanwhile
+/// Silence a component for a while: it does not count for the state of the node
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay silence host.disk --reason \"filling it on purpose\" --for 2h
@@ -42,7 +42,7 @@ pub(super) struct Silence {
     place: Agent,
 }
 
-/// Hear of a silenced component again
+/// End the silence of a component
 #[derive(Debug, clap::Args)]
 pub(super) struct Unsilence {
     /// The component, as `mainstay status` names it

@@ -36,7 +36,7 @@ pub(super) struct Args {
 enum What {
     /// Print the built-in policy as a file, commented to be copied
     Show,
-    /// Say whether a policy is sound, also when it decides on some usual failures
+    /// Check a policy: that it is sound, and that it decides on some usual failures
     Check {
         /// The policy
         file: PathBuf,

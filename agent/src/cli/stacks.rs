@@ -24,12 +24,12 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// Of a rank without a Python stack so many threads are shown; `--json` has all.
 const THREADS: usize = 8;
 
-/// Show where the ranks of a job stand: Python stacks, and what the kernel has them wait in
+/// Show the Python stacks of a job's ranks, and what they wait for in the kernel
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Python stacks come from py-spy if it is installed, else from the ranks themselves, which are sent SIGSTKFLT if they have
-a handler for it; training goes on. The ranks are found by the API and read in /proc, so it is to be asked as their
-user or as root, on their host.
+    after_help = "Python stacks come from py-spy if it is installed. Else ranks that have a handler for SIGSTKFLT are sent
+that signal and write theirs; training continues. The API names the ranks, and /proc is read: run the
+command on their host, as their user or as root.
 
 Exit status: 0 shown, 3 there is no such job here, 64 the command line was not understood."
 )]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{exit, output};
 
-/// Find out who makes a job slow, from a recorded trace
+/// Find the ranks that slow a job down, from a recorded trace
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay stragglers steps.csv             CSV with a header line: rank,step,section,start_ns,end_ns
@@ -29,10 +29,10 @@ pub(super) struct Args {
     /// The same
     #[arg(long, value_name = "FILE", conflicts_with = "file")]
     trace: Option<PathBuf>,
-    /// Tell a rank from this excess over its peers on, in percent
+    /// Report a rank from this excess over its peers on, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 3.0)]
     rank_excess: f32,
-    /// Tell stages and unevenly spread work from this excess on, in percent
+    /// Report stages and unevenly spread work from this excess on, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
     imbalance: f32,
     /// Something known of a host or device that may explain it: "host-7: clocks at 60 %"; quoted where it fits
