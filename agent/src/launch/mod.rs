@@ -19,6 +19,7 @@ pub mod order;
 pub mod paths;
 mod prefix;
 mod ready;
+mod recorded;
 pub mod rendezvous;
 pub mod replicas;
 mod reseat;

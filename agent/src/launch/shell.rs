@@ -4,22 +4,20 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use mainstay_core::base::id::{Attempt, Incident, JobId, Pid, Rank};
-use mainstay_core::base::time::{Mono, Span, Stamp};
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::host::contention::SlowdownHints;
-use mainstay_core::model::entry::{Body, Entry, Fact};
-use mainstay_core::model::finding::Finding;
+use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::model::report::SensorReport;
-use mainstay_core::progress::memory::Learned;
 use mainstay_core::recovery::hosts::lost::Sight;
 use mainstay_core::recovery::hosts::wire::Report;
 use mainstay_core::recovery::in_process::{Round, Word};
 use mainstay_core::recovery::job::{Input, Job, Order, Output, Summary, policy_trouble};
+use mainstay_core::model::verdict::FaultDomain;
 use mainstay_core::recovery::policy;
 use mainstay_tier::pool::PoolOwner;
 use tokio::sync::mpsc;
 
-use crate::act::doubtful_checkpoints;
 use crate::act::guardian::Guardian;
 use crate::act::log_files;
 use crate::act::output::Terminal;
@@ -39,12 +37,11 @@ use crate::launch::replicas::{Replicas, next_news};
 use crate::launch::sealing::{Sealing, Starting, next_stage};
 use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::words::Spoken;
-use crate::launch::{Settings, Warm, advised, notice};
+use crate::launch::{Settings, Warm, advised};
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::clock;
 use crate::os::inotify::Watcher;
-use crate::os::patient::Patient;
 use crate::source::host::Roots;
 use crate::source::nvrx::Monitor;
 use crate::source::oom::OomKills;
@@ -57,12 +54,6 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How long an agent may take to answer with its evidence before the launcher decides alone.
 pub(super) const RULING_WITHIN: Duration = Duration::from_millis(250);
-
-/// Writes beside the checkpoints.
-static CHECKPOINTS: Patient = Patient::new("checkpoint-marks");
-
-/// How long marking doubtful checkpoints may take; it goes on beside the loop.
-const MARK_WITHIN: Duration = Duration::from_millis(200);
 
 /// The channels to what runs beside the loop.
 #[derive(Debug)]
@@ -97,12 +88,12 @@ pub struct Launcher {
     pub(super) brain: Brain,
     pub(super) hangs: Judge,
     /// Where what is learned of the job is kept, and of how many runs it comes so far; none if it is not.
-    memory: Option<(Memory, u32)>,
+    pub(super) memory: Option<(Memory, u32)>,
     pub(super) tasks: VecDeque<Task>,
     pub(super) board: StateWriter,
     pub(super) terminal: Terminal,
-    /// The verdict that the terminal showed last: its incident and its line.
-    shown: Option<(Incident, String)>,
+    /// The verdict that the terminal showed last: its incident, headline and domain.
+    pub(super) shown: Option<(Incident, String, FaultDomain)>,
     pub(super) guardian: Option<Guardian>,
     /// Keeps the checkpoints that ranks copy into memory.
     pub(super) keeper: Option<PoolOwner>,
@@ -448,58 +439,6 @@ impl Launcher {
             Brain::Alone(_) | Brain::Following(_) | Brain::Gone => return self.publish(at, out),
         }
         self.lead(at);
-    }
-
-    /// Writes down an entry, and shows it to people who want to see it.
-    pub(super) fn record(&mut self, stamp: Stamp, origin: Option<u64>, body: Body) -> Entry {
-        if let Some(line) = notice::line(&body)
-            && !self.was_shown(&body, &line)
-        {
-            self.terminal.say(line);
-        }
-        if let Body::Finding(finding) = &body {
-            self.mark_checkpoints(finding);
-        }
-        let entry = self.board.record(stamp, Some(&self.id), origin, body);
-        if let Brain::Leading(leading) = &mut self.brain {
-            leading.lead.keep_recent(&entry);
-        }
-        entry
-    }
-
-    /// Whether the terminal has this line of this incident already: a verdict that is made again with more evidence often
-    /// reads the same.
-    fn was_shown(&mut self, body: &Body, line: &str) -> bool {
-        let Body::Verdict(verdict) = body else { return false };
-        let shown = (verdict.incident, line.to_owned());
-        self.shown.replace(shown.clone()) == Some(shown)
-    }
-
-    /// Says beside the checkpoints which of them are doubtful.
-    fn mark_checkpoints(&self, finding: &Finding) {
-        let directory = self.crew.checkpoint_dir.clone();
-        let (job, launch, finding) = (self.id.clone(), self.crew.launch.clone(), finding.clone());
-        let mark = {
-            let directory = directory.clone();
-            move || doubtful_checkpoints::mark(&directory, &job, &launch, &finding)
-        };
-        let marked = CHECKPOINTS.ask(MARK_WITHIN, mark);
-        if let Err(error) = marked.unwrap_or_else(|| Err(std::io::ErrorKind::TimedOut.into())) {
-            tracing::warn!(directory = %directory.display(), %error, "cannot mark checkpoints as doubtful");
-        }
-    }
-
-    /// Keeps what was learned of the job for its next run.
-    fn remember(&mut self) {
-        let Some((memory, runs)) = &self.memory else { return };
-        let mut learned = Learned { runs: *runs, ..Learned::default() };
-        let Some(job) = self.brain.job() else { return };
-        job.remember(&mut learned);
-        self.hangs.remember(&mut learned);
-        let memory = memory.clone();
-        if let Some(Err(error)) = log_files::ask(move || memory.write(learned)) {
-            tracing::debug!(%error, "cannot keep what was learned of the job");
-        }
     }
 
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {

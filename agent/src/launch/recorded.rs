@@ -1,0 +1,76 @@
+//! What is written down of the job: its journal, with the lines of it that people see, marks beside checkpoints, and what is learned for
+//! its next run.
+
+use std::time::Duration;
+
+use mainstay_core::base::time::Stamp;
+use mainstay_core::model::entry::{Body, Entry};
+use mainstay_core::model::finding::Finding;
+use mainstay_core::progress::memory::Learned;
+
+use super::brain::Brain;
+use super::notice;
+use super::shell::Launcher;
+use crate::act::doubtful_checkpoints;
+use crate::act::log_files;
+use crate::os::patient::Patient;
+
+/// Writes beside the checkpoints.
+static CHECKPOINTS: Patient = Patient::new("checkpoint-marks");
+
+/// How long marking doubtful checkpoints may take; it goes on beside the loop.
+const MARK_WITHIN: Duration = Duration::from_millis(200);
+
+impl Launcher {
+    /// Writes down an entry, and shows it to people who want to see it.
+    pub(super) fn record(&mut self, stamp: Stamp, origin: Option<u64>, body: Body) -> Entry {
+        if let Some(line) = notice::line(&body)
+            && !self.was_shown(&body)
+        {
+            self.terminal.say(line);
+        }
+        if let Body::Finding(finding) = &body {
+            self.mark_checkpoints(finding);
+        }
+        let entry = self.board.record(stamp, Some(&self.id), origin, body);
+        if let Brain::Leading(leading) = &mut self.brain {
+            leading.lead.keep_recent(&entry);
+        }
+        entry
+    }
+
+    /// Whether the terminal has this of the incident already: a verdict that is made again with more evidence often says the same,
+    /// and is only surer.
+    fn was_shown(&mut self, body: &Body) -> bool {
+        let Body::Verdict(verdict) = body else { return false };
+        let shown = (verdict.incident, verdict.headline.clone(), verdict.domain);
+        self.shown.replace(shown.clone()) == Some(shown)
+    }
+
+    /// Says beside the checkpoints which of them are doubtful.
+    fn mark_checkpoints(&self, finding: &Finding) {
+        let directory = self.crew.checkpoint_dir.clone();
+        let (job, launch, finding) = (self.id.clone(), self.crew.launch.clone(), finding.clone());
+        let mark = {
+            let directory = directory.clone();
+            move || doubtful_checkpoints::mark(&directory, &job, &launch, &finding)
+        };
+        let marked = CHECKPOINTS.ask(MARK_WITHIN, mark);
+        if let Err(error) = marked.unwrap_or_else(|| Err(std::io::ErrorKind::TimedOut.into())) {
+            tracing::warn!(directory = %directory.display(), %error, "cannot mark checkpoints as doubtful");
+        }
+    }
+
+    /// Keeps what was learned of the job for its next run.
+    pub(super) fn remember(&mut self) {
+        let Some((memory, runs)) = &self.memory else { return };
+        let mut learned = Learned { runs: *runs, ..Learned::default() };
+        let Some(job) = self.brain.job() else { return };
+        job.remember(&mut learned);
+        self.hangs.remember(&mut learned);
+        let memory = memory.clone();
+        if let Some(Err(error)) = log_files::ask(move || memory.write(learned)) {
+            tracing::debug!(%error, "cannot keep what was learned of the job");
+        }
+    }
+}
