@@ -21,13 +21,15 @@ use crate::os::stand_back;
 /// Chunks that may be on their way at once on one connection.
 const CREDITS: u32 = 4;
 
-/// Answers one peer until it goes.
-pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<(), PeerError> {
+/// Answers one peer until it goes. Whether what lies here may have changed: most peers only ask what there is.
+pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerError> {
+    let mut changed = false;
     while let Some(frame) = wire.receive()? {
         let (header, message) = match frame {
             Frame::Message(header, message) => (header, message),
             Frame::Chunk(header) => return Err(unexpected(wire, header, Kind::Put)),
         };
+        changed |= matches!(header.kind, Kind::Put | Kind::Drop | Kind::Tell);
         match header.kind {
             Kind::Put => put(wire, shared, header, message)?,
             Kind::Get => get(wire, shared, &message)?,
@@ -55,7 +57,7 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<(), PeerError
             _ => return Err(unexpected(wire, header, Kind::Put)),
         }
     }
-    Ok(())
+    Ok(changed)
 }
 
 fn unexpected(wire: &Wire, header: Header, wanted: Kind) -> PeerError {

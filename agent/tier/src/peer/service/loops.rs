@@ -101,6 +101,8 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 seat.is_known();
                 server::converse(&mut wire, &serving)
             });
+            // What was stored may be news for what is sent; a connection that broke may have stored something, too.
+            let changed = *talked.as_ref().unwrap_or(&true);
             if let Err(error) = talked {
                 if error.is_refusal() && serving.refusals.is_news(host, &error, Instant::now()) {
                     tracing::warn!(%error, "a connection was refused");
@@ -109,8 +111,9 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 }
             }
             drop(seat);
-            // What was stored may be news for what is sent.
-            serving.wake();
+            if changed {
+                serving.wake();
+            }
         });
         if let Err(error) = served {
             tracing::warn!(%error, "no thread for a peer's connection");
