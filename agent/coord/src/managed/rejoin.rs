@@ -16,9 +16,15 @@ const WITHIN: Duration = Duration::from_secs(2);
 /// What etcd has in its log before it ends as a member that was removed.
 const REMOVED: &str = "removed from the cluster";
 
-/// Whether a member that ended by itself needs another place: it has no log of its own, or was removed.
+/// What it has there before it ends as a member that lost what it had acknowledged. etcd asks the others for 1 s each whether this
+/// member has run before, and takes itself for a new one if they are too busy to answer (3.4 to 3.6).
+const FORGOTTEN: &str = "Was the raft log corrupted, truncated, or lost?";
+
+/// Whether a member that ended by itself needs another place: it has no log of its own, was removed, or its log lacks what the
+/// cluster knows it to have had.
 pub(super) fn is_needed(options: &ManagedOptions, last_words: &str) -> bool {
-    last_words.contains(REMOVED) || !options.data().join("member/wal").exists()
+    let is_refused = [REMOVED, FORGOTTEN].iter().any(|words| last_words.contains(words));
+    is_refused || !options.data().join("member/wal").exists()
 }
 
 /// Gives this host's member a new place, if the cluster serves and knows it as another. With which command line it is

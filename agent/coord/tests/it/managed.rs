@@ -1,5 +1,7 @@
 //! Three hosts run etcd between them; here each host is a port of this machine.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -128,6 +130,59 @@ async fn a_host_that_comes_back_without_its_data_is_a_member_again() {
     }
     hosts.pop().unwrap().stop().await;
     write(&client, b"both came back", &lease().await).await;
+    for host in hosts {
+        host.stop().await;
+    }
+}
+
+/// Whether the member at this endpoint leads etcd, by its metrics.
+fn leads(endpoint: &Endpoint) -> bool {
+    let mut stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut metrics = String::new();
+    stream.read_to_string(&mut metrics).unwrap();
+    metrics.lines().any(|line| line == "etcd_server_is_leader 1")
+}
+
+/// On busy hosts the other members do not answer in the time in which etcd asks them whether it has run before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_comes_back_without_its_data_while_the_others_do_not_answer_is_a_member_again() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let endpoints = [pair(), pair(), pair()];
+    let client = Client::new(Settings::new(endpoints.to_vec())).unwrap();
+    let mut hosts = Vec::new();
+    for me in 0..3 {
+        hosts.push(Managed::start(options(&endpoints, me, folder.path())).await.unwrap());
+    }
+    for (host, endpoint) in hosts.iter().zip(&endpoints) {
+        let own = Client::new(Settings::new(vec![endpoint.clone()])).unwrap();
+        host.serves(&own).await.unwrap();
+    }
+    while let Err(error) = client.put("/k", b"before", None).await {
+        assert!(error.is_unreachable(), "{error}");
+    }
+    let follower = endpoints.iter().position(|endpoint| !leads(endpoint)).unwrap();
+    hosts.remove(follower).stop().await;
+    std::fs::remove_dir_all(folder.path().join(follower.to_string())).unwrap();
+
+    let signal_others = |signal| {
+        for other in &hosts {
+            kill(Pid::from_raw(pid(other).try_into().unwrap()), signal).unwrap();
+        }
+    };
+    signal_others(Signal::SIGSTOP);
+    let returned = Managed::start(options(&endpoints, follower, folder.path())).await.unwrap();
+    while !folder.path().join(follower.to_string()).join("data/member/wal").exists() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    signal_others(Signal::SIGCONT);
+    let own = Client::new(Settings::new(vec![endpoints[follower].clone()])).unwrap();
+    returned.serves(&own).await.unwrap();
+    assert_eq!(own.get("/k").await.unwrap().unwrap().value, b"before");
+    returned.stop().await;
     for host in hosts {
         host.stop().await;
     }
