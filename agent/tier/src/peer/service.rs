@@ -1,5 +1,6 @@
 //! The agent's part among its peers: it listens, knows who has what, and sends what has too few copies.
 
+mod ask_pace;
 mod counts;
 mod decide;
 mod divergence;
@@ -15,7 +16,7 @@ mod seats;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -177,6 +178,8 @@ pub(crate) struct Shared {
     stop: AtomicBool,
     nudged: Mutex<bool>,
     nudge: Condvar,
+    /// Counts what may be news here: a step was sealed, a copy came or went, the peers are others.
+    changes: AtomicU64,
     /// The sizes of shards that may come here soon.
     expected: Mutex<Vec<u64>>,
     expects: Condvar,
@@ -262,6 +265,7 @@ impl Service {
             stop: AtomicBool::new(false),
             nudged: Mutex::new(true),
             nudge: Condvar::new(),
+            changes: AtomicU64::new(0),
             expected: Mutex::default(),
             expects: Condvar::new(),
         });
@@ -320,7 +324,7 @@ impl Service {
 
     /// Something was sealed: it is looked at now.
     pub fn nudge(&self) {
-        self.shared.wake();
+        self.shared.changed();
     }
 
     /// Every copy that is known, here and at peers that answer.
@@ -353,14 +357,20 @@ impl Service {
     pub fn meet_with_spares(&self, peers: &[String], mut spares: Vec<String>) {
         spares.retain(|name| !peers.contains(name));
         let mut known = self.shared.peers();
+        let before: Vec<String> = known.keys().cloned().collect();
         known.retain(|name, _| peers.contains(name) || spares.contains(name));
         for peer in peers.iter().chain(&spares).filter(|peer| *peer != self.name()) {
             known.entry(peer.clone()).or_default();
         }
+        let are_others = !known.keys().eq(&before);
         drop(known);
         *self.shared.spares() = spares.into_iter().collect();
         self.shared.meets.store(true, Ordering::Relaxed);
-        self.nudge();
+        if are_others {
+            self.nudge();
+        } else {
+            self.shared.wake();
+        }
     }
 
     /// All peers, by name.
@@ -521,6 +531,12 @@ impl Shared {
 
     fn stops(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Something may be news here: peers are asked soon what they have, and what has too few copies is sent.
+    fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        self.wake();
     }
 
     fn wake(&self) {

@@ -22,7 +22,7 @@ impl Service {
             std::mem::replace(&mut *known, standing.clone())
         };
         tell("this host", before.excluded.as_deref(), standing.excluded.as_deref());
-        shared.wake();
+        shared.changed();
     }
 
     /// How this host stands, as it was last told.

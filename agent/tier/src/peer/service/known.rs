@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, steps};
 use mainstay_core::checkpoint::prepared_memory::expected;
 
 use super::{DISTRUST, REMEMBERED, Shared, eligibility};
@@ -80,6 +80,23 @@ impl Shared {
             Held { shard, medium, own, verified, alike }
         };
         own.chain(kept).map(held).collect()
+    }
+
+    /// Whether somebody says when there are other peers, and all that there are answer.
+    pub(super) fn hears_of_changes(&self) -> bool {
+        self.meets.load(Ordering::Relaxed) && self.peers().values().all(|peer| peer.alive)
+    }
+
+    /// Whether the newest step that ranks of this host saved has all its copies, as far as is known. True where they saved none.
+    pub(super) fn is_settled(&self) -> bool {
+        let copies = self.copies();
+        let own = copies.iter().filter(|copy| copy.own && copy.holder == self.name());
+        let newest = own.map(|copy| &copy.shard.of).max_by_key(|of| (of.attempt, of.step));
+        newest.is_none_or(|newest| {
+            let all = steps(&copies, Some(newest.run_id()));
+            let of_newest = all.iter().find(|state| state.key == *newest);
+            of_newest.is_some_and(|state| state.is_whole() && state.least_copies() > self.settings.copies)
+        })
     }
 
     /// In how many seconds the newest step of a job goes from this host to the slowest of its peers, at the rate of the last shard each.

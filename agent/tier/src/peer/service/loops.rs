@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::ask_pace::AskPace;
 use super::{Shared, UPLOAD_PATIENCE};
 use crate::os::stand_back;
 use crate::peer::wire::Wire;
@@ -35,7 +36,9 @@ pub(super) fn make_ready(shared: &Shared) {
 
 /// Asks peers in turn, for as long as the service lives.
 pub(super) fn ask(shared: &Shared) {
+    let mut pace = AskPace::default();
     while !shared.stops() {
+        let changes = shared.changes.load(Ordering::Relaxed);
         shared.refresh();
         shared.compare_alike();
         shared.withdraw_again();
@@ -43,9 +46,11 @@ pub(super) fn ask(shared: &Shared) {
         shared.store.sweep(UPLOAD_PATIENCE);
         shared.collect();
         shared.wake();
-        let until = Instant::now() + shared.settings.interval;
-        while !shared.stops() && Instant::now() < until {
-            std::thread::sleep(shared.settings.interval.min(Duration::from_millis(50)));
+        pace.round(changes, shared.hears_of_changes() && shared.is_settled());
+        let (asked, interval) = (Instant::now(), shared.settings.interval);
+        let is_due = || pace.is_due(asked.elapsed(), interval, shared.changes.load(Ordering::Relaxed));
+        while !shared.stops() && !is_due() {
+            std::thread::sleep(interval.min(Duration::from_millis(50)));
         }
     }
 }
@@ -63,6 +68,9 @@ pub(super) fn send(shared: &Shared) {
         let stamp = shared.own.stamp_of_memory();
         if !nudged && last.elapsed() < shared.settings.interval && stamp == seen {
             continue;
+        }
+        if stamp != seen {
+            shared.changes.fetch_add(1, Ordering::Relaxed);
         }
         (last, seen) = (Instant::now(), stamp);
         shared.own.look();
@@ -112,7 +120,7 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             }
             drop(seat);
             if changed {
-                serving.wake();
+                serving.changed();
             }
         });
         if let Err(error) = served {
