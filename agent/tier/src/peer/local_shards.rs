@@ -316,6 +316,12 @@ impl LocalShards {
         self.inner().watched.iter().any(|place| place.pool.is_some())
     }
 
+    /// Whether any shard was found at the last look.
+    pub(crate) fn has_shards(&self) -> bool {
+        let inner = self.inner();
+        !(inner.pooled.is_empty() && inner.shards.is_empty() && inner.packs.is_empty())
+    }
+
     /// What lies there: each with where it lies, and whether it is as far as is known what was sealed.
     pub fn list(&self) -> Vec<(Shard, Medium, bool)> {
         let inner = self.inner();

@@ -69,11 +69,14 @@ pub(super) fn send(shared: &Shared) {
         if !nudged && last.elapsed() < shared.settings.interval && stamp == seen {
             continue;
         }
-        if stamp != seen {
+        let is_other = stamp != seen;
+        (last, seen) = (Instant::now(), stamp);
+        let had_shards = is_other && shared.own.has_shards();
+        shared.own.look();
+        // Launchers also change their memory at each start of their ranks, which is no news where none of them saves anything.
+        if is_other && (had_shards || shared.own.has_shards()) {
             shared.changes.fetch_add(1, Ordering::Relaxed);
         }
-        (last, seen) = (Instant::now(), stamp);
-        shared.own.look();
         // One at a time: after each the world may be another.
         while !shared.stops() {
             let Some(repair) = shared.next_repair() else { break };
