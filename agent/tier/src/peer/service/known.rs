@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, steps};
 use mainstay_core::checkpoint::prepared_memory::expected;
@@ -12,6 +12,9 @@ use super::{DISTRUST, REMEMBERED, Shared, eligibility};
 use crate::peer::durable;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Held, Inventory};
+
+/// Between two questions it is looked this often whether something has changed.
+const WAITS: Duration = Duration::from_millis(50);
 
 impl Shared {
     /// What this agent tells others.
@@ -205,9 +208,23 @@ impl Shared {
 
     /// Asks all peers at once what they have.
     pub(crate) fn refresh(&self) {
+        self.refresh_over(Duration::ZERO);
+    }
+
+    /// Asks all peers what they have, one after the other over this time; those that are left at once when something changes here.
+    pub(super) fn refresh_over(&self, spread: Duration) {
         let names: Vec<String> = self.peers().keys().cloned().collect();
+        let (begun, changes) = (Instant::now(), self.changes.load(Ordering::Relaxed));
+        let may_wait = || !self.stops() && self.changes.load(Ordering::Relaxed) == changes;
         std::thread::scope(|scope| {
-            for name in &names {
+            for (place, name) in (0..).zip(&names) {
+                let at = begun + spread * place / u32::try_from(names.len()).unwrap_or(u32::MAX);
+                while Instant::now() < at && may_wait() {
+                    std::thread::sleep(WAITS.min(at.saturating_duration_since(Instant::now())));
+                }
+                if self.stops() {
+                    return;
+                }
                 scope.spawn(move || {
                     let asked = Instant::now();
                     let answer = self.asking().list(name);

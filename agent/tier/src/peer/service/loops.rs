@@ -39,7 +39,7 @@ pub(super) fn ask(shared: &Shared) {
     let mut pace = AskPace::default();
     while !shared.stops() {
         let changes = shared.changes.load(Ordering::Relaxed);
-        shared.refresh();
+        shared.refresh_over(pace.spread(shared.settings.interval));
         shared.compare_alike();
         shared.withdraw_again();
         shared.expect();
@@ -47,10 +47,9 @@ pub(super) fn ask(shared: &Shared) {
         shared.collect();
         shared.wake();
         pace.round(changes, shared.hears_of_changes() && shared.is_settled());
-        let (asked, interval) = (Instant::now(), shared.settings.interval);
-        let is_due = || pace.is_due(asked.elapsed(), interval, shared.changes.load(Ordering::Relaxed));
-        while !shared.stops() && !is_due() {
-            std::thread::sleep(interval.min(Duration::from_millis(50)));
+        let until = Instant::now() + shared.settings.interval;
+        while !shared.stops() && Instant::now() < until {
+            std::thread::sleep(shared.settings.interval.min(Duration::from_millis(50)));
         }
     }
 }
