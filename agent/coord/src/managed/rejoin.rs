@@ -17,7 +17,7 @@ const WITHIN: Duration = Duration::from_secs(2);
 const REMOVED: &str = "removed from the cluster";
 
 /// What it has there before it ends as a member that lost what it had acknowledged. etcd asks the others for 1 s each whether this
-/// member has run before, and takes itself for a new one if they are too busy to answer (3.4 to 3.6).
+/// member has run before, and takes itself for a new one if they are too busy to answer (seen with 3.4).
 const FORGOTTEN: &str = "Was the raft log corrupted, truncated, or lost?";
 
 /// Whether a member that ended by itself needs another place: it has no log of its own, was removed, or its log lacks what the

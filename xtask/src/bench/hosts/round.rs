@@ -25,9 +25,6 @@ const HOSTS: usize = 64;
 /// All launchers have started their ranks within this time.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Launchers that have just met ask each other for their checkpoints more often than in a job that runs: four rounds of 3.2 s.
-const SETTLED: Duration = Duration::from_secs(20);
-
 /// Measures so many rounds of one job.
 pub fn measure(story: &Progress, rounds: usize, report: &mut Report) {
     if !report.wants(&[ID]) {
@@ -82,7 +79,6 @@ fn in_folder(rounds: usize, folder: &Path, network: &Network, runtime: &Path) ->
     let leader = &mut launchers[0];
     let mut journal = Follower::new(&folder.join("host-0"));
     let mut attempt = started(leader, &mut journal, 0)?;
-    std::thread::sleep(SETTLED);
     let mut measured = Vec::new();
     for n in 0..rounds {
         // Another host each time, the leader's among them.

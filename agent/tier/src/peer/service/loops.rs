@@ -106,13 +106,15 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let serving = Arc::clone(shared);
         let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
             let patience = serving.settings.patience;
-            let mut seat = seat;
+            let (mut seat, mut is_greeted) = (seat, false);
             let talked = Wire::accept(stream, &serving.pass, patience).and_then(|mut wire| {
                 seat.is_known();
+                is_greeted = true;
                 server::converse(&mut wire, &serving)
             });
-            // What was stored may be news for what is sent; a connection that broke may have stored something, too.
-            let changed = *talked.as_ref().unwrap_or(&true);
+            // What was stored may be news for what is sent; a connection that broke later than in its greeting may have stored
+            // something, too.
+            let changed = *talked.as_ref().unwrap_or(&is_greeted);
             if let Err(error) = talked {
                 if error.is_refusal() && serving.refusals.is_news(host, &error, Instant::now()) {
                     tracing::warn!(%error, "a connection was refused");
