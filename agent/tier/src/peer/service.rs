@@ -51,6 +51,9 @@ const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
 /// What ranks have sealed in launchers' memory is looked for this often: a few reads for each rank.
 const LOOK_INTO_MEMORY: Duration = Duration::from_millis(50);
 
+/// While they have sealed nothing yet.
+const LOOK_FOR_THE_FIRST: Duration = Duration::from_millis(200);
+
 /// A peer that failed is left alone for that long, twice as long each time it fails again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
@@ -549,7 +552,8 @@ impl Shared {
     /// Waits until something may have changed, or a launcher's memory is to be looked at; whether somebody said that something has.
     fn wait(&self) -> bool {
         let longest = self.settings.interval;
-        let longest = if self.own.has_memory() { longest.min(LOOK_INTO_MEMORY) } else { longest };
+        let look = if self.own.has_shards() { LOOK_INTO_MEMORY } else { LOOK_FOR_THE_FIRST };
+        let longest = if self.own.has_memory() { longest.min(look) } else { longest };
         let nudged = self.nudged.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.nudge.wait_timeout_while(nudged, longest, |nudged| !*nudged);
         let mut nudged = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -1,15 +1,18 @@
-//! How often peers are asked what they have. Hosts of one job ask all others at once while something changes. While nothing does,
-//! they ask them one after the other: each question is a connection with its own keys, which costs both sides about a millisecond of
-//! a core, and hosts that have started together would all ask at the same moment. Whatever depends on what the others have just now
-//! (a restore, a decision on a step) asks by itself.
+//! Which peers are asked next what they have. Hosts of one job ask all others in each interval while something changes. While
+//! nothing does, they ask each only in one of several intervals, and those that did not answer in each. A question is a connection
+//! with its own keys, which costs both sides about a millisecond of a core, and hosts that have started together would all ask at
+//! the same moment. Whatever depends on what the others have just now (a restore, a decision on a step) asks by itself.
 
 use std::time::Duration;
 
 /// After so many rounds without a change there is nothing new to be expected.
 const ROUNDS_AFTER_A_CHANGE: u32 = 4;
 
-/// Intervals over which the questions of a round are spread while nothing changes.
-const WHEN_QUIET: u32 = 7;
+/// While nothing changes, a peer that answers is asked in one of so many rounds.
+const ROUNDS_WHEN_QUIET: usize = 8;
+
+/// So many peers are asked at once; of more of them one after the other, over half an interval.
+const AT_ONCE: usize = 8;
 
 /// The pace of one service.
 #[derive(Debug, Default)]
@@ -18,52 +21,96 @@ pub(super) struct AskPace {
     seen: u64,
     /// Rounds since the last change.
     quiet: u32,
+    rounds: usize,
 }
 
 impl AskPace {
-    /// A round is over. `changes`: how many changes there were on this host when it began. `complete`: all peers answered, and a
-    /// leader says when there are others.
-    pub(super) fn round(&mut self, changes: u64, complete: bool) {
-        let is_quiet = self.seen == changes && complete;
-        self.quiet = if is_quiet { self.quiet.saturating_add(1) } else { 0 };
-        self.seen = changes;
+    /// Of all peers, with whether they answered last, those that are asked in the next round.
+    pub(super) fn next(&self, peers: impl IntoIterator<Item = (String, bool)>) -> Vec<String> {
+        let is_quiet = self.quiet >= ROUNDS_AFTER_A_CHANGE;
+        let is_due = |place: usize| (place + self.rounds).is_multiple_of(ROUNDS_WHEN_QUIET);
+        let peers = peers.into_iter().enumerate();
+        let asked = peers.filter(|(place, (_, answers))| !is_quiet || !answers || is_due(*place));
+        asked.map(|(_, (name, _))| name).collect()
     }
 
-    /// Over what time the questions of the next round are spread.
-    pub(super) fn spread(&self, interval: Duration) -> Duration {
-        if self.quiet >= ROUNDS_AFTER_A_CHANGE { interval * WHEN_QUIET } else { Duration::ZERO }
+    /// A round is over. `changes`: how many changes there were on this host when it began. `is_settled`: nothing is to be expected
+    /// of the others, and somebody says when there are other peers.
+    pub(super) fn round(&mut self, changes: u64, is_settled: bool) {
+        let is_quiet = self.seen == changes && is_settled;
+        self.quiet = if is_quiet { self.quiet.saturating_add(1) } else { 0 };
+        self.seen = changes;
+        self.rounds = self.rounds.wrapping_add(1);
     }
+}
+
+/// Over what time questions are spread where there are so many peers.
+pub(super) fn spread(interval: Duration, peers: usize) -> Duration {
+    if peers > AT_ONCE { interval / 2 } else { Duration::ZERO }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const INTERVAL: Duration = Duration::from_secs(1);
-
-    fn after(rounds: u32, complete: bool) -> AskPace {
+    fn after(rounds: u32, is_settled: bool) -> AskPace {
         let mut pace = AskPace::default();
-        (0..rounds).for_each(|_| pace.round(3, complete));
+        (0..rounds).for_each(|_| pace.round(3, is_settled));
         pace
     }
 
-    #[test]
-    fn questions_are_spread_once_nothing_has_changed_for_some_rounds() {
-        assert_eq!(after(ROUNDS_AFTER_A_CHANGE, true).spread(INTERVAL), Duration::ZERO);
-        assert_eq!(after(ROUNDS_AFTER_A_CHANGE + 1, true).spread(INTERVAL), INTERVAL * WHEN_QUIET);
+    fn peers(of: usize) -> Vec<(String, bool)> {
+        (0..of).map(|place| (format!("{place:02}"), true)).collect()
     }
 
     #[test]
-    fn after_a_change_all_are_asked_at_once_for_some_rounds() {
+    fn all_are_asked_until_nothing_has_changed_for_some_rounds() {
+        assert_eq!(after(0, true).next(peers(20)).len(), 20);
+        assert_eq!(after(ROUNDS_AFTER_A_CHANGE, true).next(peers(20)).len(), 20);
+        assert_eq!(after(20, false).next(peers(20)).len(), 20, "a step has too few copies");
+    }
+
+    #[test]
+    fn while_nothing_changes_each_peer_is_asked_once_in_some_rounds() {
+        let mut pace = after(ROUNDS_AFTER_A_CHANGE + 1, true);
+        let mut asked = Vec::new();
+        for _ in 0..ROUNDS_WHEN_QUIET {
+            let now = pace.next(peers(20));
+            assert!(now.len() <= 3, "{now:?}");
+            asked.extend(now);
+            pace.round(3, true);
+        }
+        asked.sort();
+        assert_eq!(asked, peers(20).into_iter().map(|(name, _)| name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn after_a_change_all_are_asked_again_for_some_rounds() {
         let mut pace = after(20, true);
+        for _ in 0..ROUNDS_AFTER_A_CHANGE {
+            pace.round(4, true);
+            assert_eq!(pace.next(peers(20)).len(), 20);
+        }
         pace.round(4, true);
-        assert_eq!(pace.spread(INTERVAL), Duration::ZERO);
-        pace.round(4, true);
-        assert_eq!(pace.spread(INTERVAL), Duration::ZERO);
+        assert!(pace.next(peers(20)).len() <= 3);
     }
 
     #[test]
-    fn a_peer_that_does_not_answer_is_asked_again_soon() {
-        assert_eq!(after(20, false).spread(INTERVAL), Duration::ZERO);
+    fn a_peer_that_does_not_answer_is_asked_again_in_each_round_and_the_others_are_not() {
+        let mut pace = after(20, true);
+        let mut known = peers(20);
+        known[7].1 = false;
+        for _ in 0..ROUNDS_WHEN_QUIET {
+            let asked = pace.next(known.clone());
+            assert!(asked.contains(&known[7].0) && asked.len() <= 4, "{asked:?}");
+            pace.round(3, true);
+        }
+    }
+
+    #[test]
+    fn many_peers_are_never_asked_all_at_once() {
+        let interval = Duration::from_secs(1);
+        assert_eq!(spread(interval, AT_ONCE), Duration::ZERO);
+        assert_eq!(spread(interval, AT_ONCE + 1), interval / 2);
     }
 }

@@ -13,7 +13,7 @@ use crate::peer::durable;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Held, Inventory};
 
-/// Between two questions it is looked this often whether something has changed.
+/// Between two questions it is looked this often whether the service ends.
 const WAITS: Duration = Duration::from_millis(50);
 
 impl Shared {
@@ -83,11 +83,6 @@ impl Shared {
             Held { shard, medium, own, verified, alike }
         };
         own.chain(kept).map(held).collect()
-    }
-
-    /// Whether somebody says when there are other peers, and all that there are answer.
-    pub(super) fn hears_of_changes(&self) -> bool {
-        self.meets.load(Ordering::Relaxed) && self.peers().values().all(|peer| peer.alive)
     }
 
     /// Whether the newest step that ranks of this host saved has all its copies, as far as is known. True where they saved none.
@@ -208,18 +203,17 @@ impl Shared {
 
     /// Asks all peers at once what they have.
     pub(crate) fn refresh(&self) {
-        self.refresh_over(Duration::ZERO);
+        let names: Vec<String> = self.peers().keys().cloned().collect();
+        self.ask_peers(&names, Duration::ZERO);
     }
 
-    /// Asks all peers what they have, one after the other over this time; those that are left at once when something changes here.
-    pub(super) fn refresh_over(&self, spread: Duration) {
-        let names: Vec<String> = self.peers().keys().cloned().collect();
-        let (begun, changes) = (Instant::now(), self.changes.load(Ordering::Relaxed));
-        let may_wait = || !self.stops() && self.changes.load(Ordering::Relaxed) == changes;
+    /// Asks these peers what they have, one after the other over this time.
+    pub(super) fn ask_peers(&self, names: &[String], spread: Duration) {
+        let begun = Instant::now();
         std::thread::scope(|scope| {
-            for (place, name) in (0..).zip(&names) {
+            for (place, name) in (0..).zip(names) {
                 let at = begun + spread * place / u32::try_from(names.len()).unwrap_or(u32::MAX);
-                while Instant::now() < at && may_wait() {
+                while Instant::now() < at && !self.stops() {
                     std::thread::sleep(WAITS.min(at.saturating_duration_since(Instant::now())));
                 }
                 if self.stops() {

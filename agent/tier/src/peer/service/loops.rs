@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::ask_pace::AskPace;
+use super::ask_pace::{self, AskPace};
 use super::{Shared, UPLOAD_PATIENCE};
 use crate::os::stand_back;
 use crate::peer::wire::Wire;
@@ -39,14 +39,17 @@ pub(super) fn ask(shared: &Shared) {
     let mut pace = AskPace::default();
     while !shared.stops() {
         let changes = shared.changes.load(Ordering::Relaxed);
-        shared.refresh_over(pace.spread(shared.settings.interval));
+        let known: Vec<(String, bool)> =
+            shared.peers().iter().map(|(name, peer)| (name.clone(), peer.alive)).collect();
+        let spread = ask_pace::spread(shared.settings.interval, known.len());
+        shared.ask_peers(&pace.next(known), spread);
         shared.compare_alike();
         shared.withdraw_again();
         shared.expect();
         shared.store.sweep(UPLOAD_PATIENCE);
         shared.collect();
         shared.wake();
-        pace.round(changes, shared.hears_of_changes() && shared.is_settled());
+        pace.round(changes, shared.meets.load(Ordering::Relaxed) && shared.is_settled());
         let until = Instant::now() + shared.settings.interval;
         while !shared.stops() && Instant::now() < until {
             std::thread::sleep(shared.settings.interval.min(Duration::from_millis(50)));
