@@ -201,7 +201,8 @@ impl StateWriter {
         self.publish();
     }
 
-    /// What is published from now on is shown with [`StateWriter::release`]: to show a whole board costs what is on it, and not what is new.
+    /// What is published from now on is shown with [`StateWriter::release`] or [`StateWriter::show_due`]: to show a whole board costs
+    /// what is on it, and not what is new.
     pub fn hold(&mut self) {
         self.is_held = true;
     }
@@ -212,6 +213,22 @@ impl StateWriter {
         if std::mem::take(&mut self.is_due) {
             self.publish();
         }
+    }
+
+    /// Whether something was to be shown and is held.
+    pub fn is_due(&self) -> bool {
+        self.is_due
+    }
+
+    /// Shows what was to be shown, and holds what comes after it.
+    pub fn show_due(&mut self) {
+        self.release();
+        self.hold();
+    }
+
+    /// The number of the newest entry, shown or not; 0 before the first.
+    pub fn newest(&self) -> u64 {
+        self.newest
     }
 
     /// Shows the present state to the readers.

@@ -300,7 +300,7 @@ impl Launcher {
 
     /// News from the store for a follower.
     pub(super) fn hear_store_as_follower(&mut self, news: FromStore) {
-        let newest = self.board.reader().newest();
+        let newest = self.board.newest();
         let Brain::Following(following) = &mut self.brain else { return };
         match news {
             FromStore::Leader(Some(leader)) => following.follow.led_by(clock::mono(), leads(&leader), newest),

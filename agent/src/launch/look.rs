@@ -241,7 +241,11 @@ impl Launcher {
         for (rank, beat) in &beats {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());
         }
-        self.board.publish();
+        if !beats.is_empty() {
+            self.board.publish();
+        }
+        // At the latest: events may come without end.
+        self.board.show_due();
         let steps = std::mem::take(&mut self.step_times);
         self.send(LinkOrder::Beats { attempt: self.attempt, beats, steps });
     }

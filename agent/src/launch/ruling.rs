@@ -108,6 +108,7 @@ impl Launcher {
         if agent.capacity() < 2 * SENT_AT_ONCE {
             return;
         }
+        self.board.show_due();
         let reader = self.board.reader();
         let read = log_files::ask(move || reader.entries_after(cursor, SENT_AT_ONCE));
         let Some(Ok(read)) = read else {

@@ -302,6 +302,8 @@ impl Launcher {
         let (ended_sender, mut ended) = mpsc::unbounded_channel();
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // Each showing copies what is known of all ranks of the job, so entries that come together are shown together.
+        self.board.hold();
         loop {
             self.carry_out(&ended_sender).await;
             if let Some(exit) = self.exit {
@@ -351,6 +353,7 @@ impl Launcher {
                     }
                 }
                 _ = looks.tick() => self.regular_look(),
+                () = std::future::ready(()), if self.board.is_due() => self.board.show_due(),
                 () = between_parts(), if self.agent_has.is_some() => self.catch_up(),
                 // Last: ranks may ring without end.
                 Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
@@ -442,6 +445,7 @@ impl Launcher {
     }
 
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
+        self.board.release();
         self.finish_moving().await;
         // What it keeps for others lies in the pool, which goes.
         self.replicas = None;

@@ -97,6 +97,7 @@ impl Launcher {
         let Following { follow, plan, meeting, listener, .. } = *following;
         let names = (record.job.clone(), record.launch.clone());
         let mut leading = Leading::of(job, merge, me, listener, plan, names, meeting, office);
+        self.board.show_due();
         let reader = self.board.reader();
         let entries =
             reader.entries_after(follow.since(), usize::MAX).map(|read| read.entries).unwrap_or_default();

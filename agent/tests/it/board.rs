@@ -9,7 +9,7 @@ use mainstay_core::base::id::{Attempt, BootId, JobId, Pid, Rank};
 use mainstay_core::base::time::{Mono, Stamp};
 use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
 use mainstay_core::model::health::{Component, HealthChange, HealthState, RecommendedAction};
-use mainstay_core::view::node::{BeatView, JobPhase};
+use mainstay_core::view::node::{BeatView, JobPhase, NodeView};
 
 fn open(dir: &Path) -> StateWriter {
     let journal = Journal::open(dir, Limits::default(), BootId("boot".into())).unwrap();
@@ -65,6 +65,32 @@ fn jobs_come_back_after_a_restart_and_components_are_unknown_until_read() {
     assert_eq!(board.view().jobs, jobs);
     assert_eq!(board.view().state(), HealthState::Unknown);
     assert_eq!((board.replayed().entries, board.reader().newest(), board.reader().oldest()), (4, 4, 1));
+}
+
+#[test]
+fn what_is_held_is_shown_together_when_it_is_due_and_a_snapshot_does_not_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut board = open(dir.path());
+    start(&mut board, &job("a"));
+    let reader = board.reader();
+    let before = reader.view();
+    let refuses = |rank| Fact::RankRefused { attempt: Attempt(0), rank: Rank(rank), reason: "old".into() };
+    board.hold();
+    record(&mut board, &job("a"), refuses(0));
+    record(&mut board, &job("a"), refuses(1));
+    assert_eq!((reader.newest(), board.newest(), board.is_due()), (2, 4, true));
+    board.show_due();
+    assert_eq!((reader.newest(), board.is_due()), (4, false));
+    let refused = |view: &NodeView| {
+        let ranks = view.jobs[&job("a")].ranks.values();
+        ranks.filter(|rank| rank.refusal.is_some()).count()
+    };
+    assert_eq!((refused(&before), refused(&reader.view())), (0, 2));
+
+    end(&mut board, &job("a"));
+    assert_eq!(reader.newest(), 4, "it is still held");
+    board.release();
+    assert_eq!(reader.newest(), 5);
 }
 
 #[test]

@@ -97,7 +97,7 @@ pub struct JobView {
     /// Its name.
     pub id: JobId,
     /// What it runs.
-    pub spec: JobSpec,
+    pub spec: Arc<JobSpec>,
     /// Where it stands.
     pub phase: JobPhase,
     /// The current attempt.
@@ -108,8 +108,9 @@ pub struct JobView {
     pub started: Stamp,
     /// The newest step that all ranks are known to have completed.
     pub step: Option<u64>,
-    /// The ranks of the current attempt on this host.
-    pub ranks: BTreeMap<Rank, RankView>,
+    /// The ranks of the current attempt. Each is shared with the snapshots that show it as it is now: a job may have 100,000 ranks, and
+    /// a snapshot is made each time one of them changes.
+    pub ranks: BTreeMap<Rank, Arc<RankView>>,
     /// Ranks that live and do not move.
     pub hang: Option<Box<Hang>>,
     /// Restarts so far.
@@ -198,7 +199,7 @@ impl NodeView {
     /// Sets what a rank's page told at a sample. Pages of attempts that are over are ignored.
     pub fn sample(&mut self, job: &JobId, attempt: Attempt, rank: Rank, beat: BeatView) {
         let Some(job) = self.jobs.get_mut(job).filter(|job| job.attempt == attempt) else { return };
-        if let Some(rank) = job.ranks.get_mut(&rank) {
+        if let Some(rank) = job.rank_mut(rank) {
             rank.beat = Some(beat);
         }
         let steps: Option<Vec<u64>> =
@@ -213,7 +214,7 @@ impl JobView {
     fn new(id: JobId, spec: JobSpec, started: Stamp) -> JobView {
         JobView {
             id,
-            spec,
+            spec: Arc::new(spec),
             phase: JobPhase::Starting,
             attempt: Attempt(0),
             attempt_started: started.mono,
@@ -308,11 +309,12 @@ impl JobView {
                 // Each attempt is judged anew.
                 self.findings.clear();
                 self.hang = None;
-                self.ranks = ranks.iter().map(|started| (started.rank, RankView::new(started))).collect();
+                self.ranks =
+                    ranks.iter().map(|started| (started.rank, Arc::new(RankView::new(started)))).collect();
             }
             Fact::RankConnected { rank, .. } => self.set_phase(*rank, RankPhase::Connected),
             Fact::RankRefused { rank, reason, .. } => {
-                if let Some(rank) = self.ranks.get_mut(rank) {
+                if let Some(rank) = self.rank_mut(*rank) {
                     rank.refusal = Some(reason.clone());
                 }
             }
@@ -335,7 +337,7 @@ impl JobView {
                     self.phase = JobPhase::Recovering;
                 }
                 self.set_phase(*rank, RankPhase::Exited(*status));
-                if let Some(rank) = self.ranks.get_mut(rank) {
+                if let Some(rank) = self.rank_mut(*rank) {
                     rank.last_step = *step;
                 }
                 self.take_last_steps();
@@ -352,7 +354,7 @@ impl JobView {
                     self.phase = JobPhase::Running;
                 }
             }
-            Fact::WorldChanged { now, .. } => self.spec.world_size = *now,
+            Fact::WorldChanged { now, .. } => Arc::make_mut(&mut self.spec).world_size = *now,
             Fact::StartFailed { .. } => self.phase = JobPhase::Recovering,
             Fact::Observed(seen) => {
                 if seen.component == POLICY {
@@ -389,9 +391,14 @@ impl JobView {
     }
 
     fn set_phase(&mut self, rank: Rank, phase: RankPhase) {
-        if let Some(rank) = self.ranks.get_mut(&rank) {
+        if let Some(rank) = self.rank_mut(rank) {
             rank.phase = phase;
         }
+    }
+
+    /// Of this view alone: snapshots keep the rank as it was.
+    fn rank_mut(&mut self, rank: Rank) -> Option<&mut RankView> {
+        self.ranks.get_mut(&rank).map(Arc::make_mut)
     }
 }
 

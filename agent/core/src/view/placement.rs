@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::checkpoint::eligibility::PlacementEligibility;
 use crate::model::health::{Component, HealthState, RecommendedAction};
 use crate::progress::parallelism::Layout;
-use crate::view::node::{JobPhase, JobView, NodeView};
+use crate::view::node::{JobPhase, JobView, NodeView, RankView};
 
 impl PlacementEligibility {
     /// As the agent of the host sees it; `run_of` knows the run id of a job.
@@ -38,11 +38,11 @@ fn stages_of(job: &JobView) -> BTreeSet<u32> {
         return BTreeSet::new();
     }
     let layout = Layout::of_command(&job.spec.command);
-    let of = |rank: &crate::view::node::RankView| {
+    let of = |rank: &RankView| {
         let told = rank.beat.as_ref().and_then(|beat| beat.stage);
         told.or_else(|| layout.stage(rank.rank.0, job.spec.world_size))
     };
-    job.ranks.values().filter_map(of).collect()
+    job.ranks.values().filter_map(|rank| of(rank)).collect()
 }
 
 #[cfg(test)]
