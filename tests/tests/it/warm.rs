@@ -1,6 +1,8 @@
 //! Ranks that are forked from a template behave as if they had been started plainly, and where that cannot be promised
 //! they are started plainly.
 
+mod learned;
+
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact};
 use mainstay_core::model::observation::Observation;
@@ -8,12 +10,12 @@ use mainstay_tests::{Job, Stage, has_client, has_torch, processes, python_with_f
 use nix::sys::signal::Signal;
 
 /// Waits for what the launcher tells of its template.
-fn told(job: &Job, event: &str) -> String {
+pub(super) fn told(job: &Job, event: &str) -> String {
     job.wait_for(&format!("the template's {event}"), |entry| is_told(entry, event))
 }
 
 /// What an entry tells of the template, if it tells this.
-fn is_told(entry: &Entry, event: &str) -> Option<String> {
+pub(super) fn is_told(entry: &Entry, event: &str) -> Option<String> {
     match &entry.body {
         Body::Fact(Fact::Observed(Observation { component, event: told, detail, .. }))
             if component == "template" && told == event =>
@@ -483,145 +485,4 @@ fn the_template_goes_with_its_launcher() {
     told(&job, "warm");
     // Fails with what is left, if anything is: standbys carry the job's mark like all its processes.
     job.kill_launcher();
-}
-
-#[test]
-fn what_ranks_hold_is_learned_from_them() {
-    if !has_client() {
-        return;
-    }
-    let stage = Stage::new();
-    let script = r#"
-import sys
-held = "fractions" in sys.modules
-import fractions
-import mainstay
-for step in range(20):
-    mainstay.step(step)
-mark(f"seen.{ATTEMPT}", str(held))
-if ATTEMPT == 0:
-    wait_for("never")
-"#;
-    let job = stage.python(script).ranks(1).start();
-    assert_eq!(job.mark("seen.0"), "False");
-    told(&job, "warm");
-    job.kill_rank(0, 0);
-    assert_eq!(job.mark("seen.1"), "True");
-    job.end().assert_status(0);
-}
-
-#[test]
-fn what_is_learned_replaces_what_was_only_named() {
-    if !has_client() {
-        return;
-    }
-    let stage = Stage::new();
-    let script = r#"
-import sys
-held = "fractions" in sys.modules
-import fractions
-import mainstay
-wait_for("learn")
-for step in range(20):
-    mainstay.step(step)
-mark(f"seen.{ATTEMPT}", str(held))
-if ATTEMPT == 0:
-    wait_for("never")
-"#;
-    let job = stage.python(script).ranks(1).options("--warm-imports json").start();
-    told(&job, "warm");
-    stage.mark("learn");
-    job.mark("seen.0");
-    let warm = |story: &[Entry]| story.iter().filter(|entry| is_told(entry, "warm").is_some()).count();
-    processes::wait_until("the second template to be warm", || warm(&job.story()) == 2);
-    job.kill_rank(0, 0);
-    assert_eq!(job.mark("seen.1"), "True");
-    job.end().assert_status(0);
-}
-
-/// An environment laid over another one by a .pth file, or a folder of `pip install --target`, holds libraries; the
-/// program's own modules may look at their rank and be edited between attempts.
-#[test]
-fn libraries_are_known_by_their_records_wherever_they_lie() {
-    if !has_client() {
-        return;
-    }
-    let stage = Stage::new();
-    let (installed, own) = (stage.work().join("installed"), stage.work().join("own"));
-    std::fs::create_dir_all(installed.join("library-1.0.dist-info")).expect("a folder");
-    std::fs::create_dir_all(&own).expect("a folder");
-    std::fs::write(installed.join("library.py"), "").expect("a file");
-    std::fs::write(own.join("helpers.py"), "").expect("a file");
-    let script = r#"
-import sys
-held = "library" in sys.modules, "helpers" in sys.modules
-import library, helpers
-import mainstay
-for step in range(20):
-    mainstay.step(step)
-mark(f"seen.{ATTEMPT}", str(held))
-if ATTEMPT == 0:
-    wait_for("never")
-"#;
-    let path = std::env::join_paths([&installed, &own]).expect("a path");
-    let job = stage.python(script).ranks(1).variable("PYTHONPATH", &path).start();
-    assert_eq!(job.mark("seen.0"), "(False, False)");
-    told(&job, "warm");
-    job.kill_rank(0, 0);
-    assert_eq!(job.mark("seen.1"), "(True, False)");
-    job.end().assert_status(0);
-}
-
-/// No client, no named modules: the text of the program is enough, from the start on.
-#[test]
-fn what_the_text_imports_is_warm_before_any_rank_has_told_what_it_holds() {
-    let stage = Stage::new();
-    let script = r#"
-import sys
-held = [name in sys.modules for name in ("fractions", "wave", "chunk_of_nothing", "colorsys")]
-import fractions
-try:
-    import chunk_of_nothing
-except ImportError:
-    import colorsys
-if len(sys.argv) > 1000:
-    import wave
-import os
-mark(f"seen.{ATTEMPT}.{RANK}", f"{held} {os.sched_getscheduler(0)}")
-if ATTEMPT == 0:
-    wait_for("never")
-"#;
-    let job = stage.python(script).ranks(2).start();
-    assert_eq!(job.mark("seen.0.0"), "[False, False, False, False] 0");
-    told(&job, "warm");
-    job.kill_rank(0, 0);
-    // Only what is imported in any case; and a rank runs as any process, though its template made way.
-    assert_eq!(job.mark("seen.1.0"), "[True, False, False, False] 0");
-    job.end().assert_status(0);
-}
-
-/// Its own modules are left to the program, and a package that is no good for a fork is left out.
-#[test]
-fn imports_with_side_effects_are_left_to_the_ranks() {
-    let stage = Stage::new();
-    let installed = stage.work().join("installed");
-    std::fs::create_dir_all(installed.join("spinner-1.0.dist-info")).expect("a folder");
-    let spinner =
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n";
-    std::fs::write(installed.join("spinner.py"), spinner).expect("a file");
-    let script = r#"
-import sys
-held = "spinner" in sys.modules, "fractions" in sys.modules
-import spinner, fractions
-mark(f"seen.{ATTEMPT}", str(held))
-if ATTEMPT == 0:
-    wait_for("never")
-"#;
-    let job = stage.python(script).ranks(1).variable("PYTHONPATH", &installed).start();
-    let left_out = told(&job, "module_left_out");
-    assert!(left_out.contains("spinner"), "{left_out}");
-    told(&job, "warm");
-    job.kill_rank(0, 0);
-    assert_eq!(job.mark("seen.1"), "(False, True)");
-    job.end().assert_status(0);
 }

@@ -1,34 +1,33 @@
 //! The keeper: the thread in the launcher that owns the memory of a job's ranks.
 
 mod held;
+mod place;
 mod room;
 mod slots;
+mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
-use std::io;
 use std::ops::Range;
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::control::{BELL_NAME, POOL_NAME, Slot, State};
-use mainstay_checkpoint::{Identity, Manifest};
+use mainstay_checkpoint::Manifest;
+use mainstay_checkpoint::control::{POOL_NAME, Slot, State};
 use nix::fcntl::Flock;
-use serde_json::json;
 
+use self::place::{describe, open_bell, remove_ranks, ring, take};
+use self::threads::{keep, write_on};
 use crate::disk::{self, Pace, StdVolume};
-use crate::os::stand_back;
 use crate::pool::choose::At;
-use crate::pool::lock::{lives, lock};
+use crate::pool::lock::lives;
 use crate::pool::memory::{self, Memory};
-use crate::pool::writer::{self, Batch};
+use crate::pool::writer::Batch;
 use crate::pool::{PoolError, Settings, directory_of, recover, told};
-use crate::seal::{SealError, seal};
 use crate::shelf::{Shard, Tier};
 
 /// Without a ring the keeper looks this often.
@@ -363,119 +362,9 @@ impl View {
     }
 }
 
-/// Takes the pool's lock. The guardian of a launcher that was killed may still hold it: its end is waited for.
-fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> {
-    const TRIES: u32 = 6000;
-    let path = directory.join("lock");
-    for _ in 0..TRIES {
-        if let Some(lock) = lock(&path).map_err(told(&path))? {
-            return Ok(lock);
-        }
-        if directory.join(POOL_NAME).exists() && !directory.join(recover::MARK).exists() {
-            return Err(PoolError::Taken(checkpoints.to_owned()));
-        }
-        std::thread::sleep(Duration::from_millis(100));
-        // It may have removed all of it.
-        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(told(directory))?;
-    }
-    Err(PoolError::Taken(checkpoints.to_owned()))
-}
-
-/// Removes the ranks' memory of a pool with its lock, which another pool in the same place takes anew.
-fn remove_ranks(pool: &Path) -> io::Result<()> {
-    // Its description first: without it nobody takes what is left for a pool.
-    fs::remove_file(pool.join(POOL_NAME))?;
-    for entry in fs::read_dir(pool)?.flatten() {
-        let path = entry.path();
-        let is_a_ranks = entry.file_name().as_encoded_bytes().starts_with(b"rank-");
-        match path.is_dir() {
-            true if is_a_ranks => fs::remove_dir_all(path)?,
-            true => {}
-            false => fs::remove_file(path)?,
-        }
-    }
-    Ok(())
-}
-
-/// Says whose pool it is, for whoever finds it.
-fn describe(directory: &Path, settings: &Settings) -> Result<(), PoolError> {
-    let path = directory.join(POOL_NAME);
-    let aside = path.with_extension("new");
-    let told_of = json!({
-        "version": mainstay_checkpoint::control::VERSION,
-        "directory": settings.directory,
-        "job": settings.job,
-        "run": settings.run,
-        "world_size": settings.world_size,
-        "first_rank": settings.ranks.start,
-        "ranks": settings.ranks.len(),
-        "keep": settings.keep.steps,
-        "keep_bytes": settings.keep.bytes,
-    });
-    fs::write(&aside, told_of.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(told(&path))
-}
-
-fn open_bell(directory: &Path) -> Option<UnixDatagram> {
-    let path = directory.join(BELL_NAME);
-    let _ = fs::remove_file(&path);
-    let bell =
-        UnixDatagram::bind(&path).and_then(|bell| bell.set_read_timeout(Some(LOOK_EVERY)).map(|()| bell));
-    bell.inspect_err(
-        |error| tracing::debug!(%error, path = %path.display(), "no bell; looking often instead"),
-    )
-    .ok()
-}
-
-fn ring(directory: &Path) {
-    // A keeper that does not hear it looks by itself, a little later.
-    if let Ok(socket) = UnixDatagram::unbound() {
-        let _ = socket.set_nonblocking(true);
-        let _ = socket.send_to(b"!", directory.join(BELL_NAME));
-    }
-}
-
 fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, PoolError> {
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     started.map_err(|source| PoolError::Io { path: PathBuf::from(name), source })
-}
-
-fn keep(shared: &Shared, bell: Option<&UnixDatagram>) {
-    stand_back(SEAL_NICE, false);
-    loop {
-        match bell {
-            Some(bell) => drop(bell.recv(&mut [0; 64])),
-            None => std::thread::sleep(LOOK_WITHOUT_BELL),
-        }
-        if shared.stopped.load(Ordering::SeqCst) {
-            return;
-        }
-        shared.look();
-        if shared.finishing.load(Ordering::SeqCst) && shared.is_settled() {
-            return;
-        }
-    }
-}
-
-fn write_on(shared: &Shared) {
-    stand_back(WRITE_NICE, true);
-    loop {
-        let mut inner = shared.inner();
-        let batch = loop {
-            if let Some(batch) = inner.batch.take() {
-                break batch;
-            }
-            if shared.stopped.load(Ordering::SeqCst) {
-                return;
-            }
-            inner = shared.batch.wait(inner).unwrap_or_else(PoisonError::into_inner);
-        };
-        drop(inner);
-        let given_up = || shared.stopped.load(Ordering::SeqCst) && !shared.finishing.load(Ordering::SeqCst);
-        let settings = &shared.settings;
-        let written = writer::write(&settings.directory, &batch, settings.keep, &shared.pace, &given_up);
-        shared.inner().written(&batch, written);
-        ring(&shared.directory);
-    }
 }
 
 impl Shared {
@@ -490,84 +379,6 @@ impl Shared {
         let _inner = self.inner();
         self.stopped.store(true, Ordering::SeqCst);
         self.batch.notify_all();
-    }
-
-    /// One look at all pages.
-    fn look(&self) {
-        self.answer();
-        self.renew();
-        self.seal_all();
-        self.look_elsewhere();
-        let mut inner = self.inner();
-        inner.pages().for_each(|control| control.beat());
-        inner.vouch(&self.settings);
-        inner.free(&self.settings);
-        inner.begin_write(&self.settings, self.finishing.load(Ordering::SeqCst));
-        self.batch.notify_all();
-    }
-
-    /// Looks on the disk for what memory lacks of its steps. Not under the lock: the launcher's loop takes that, and a file system that
-    /// does not answer must not hold up its eye on the ranks.
-    fn look_elsewhere(&self) {
-        let settings = &self.settings;
-        let lacking = self.inner().lacking(settings);
-        let is_there = |(at, rank): &(At, u32)| {
-            disk::manifest(&StdVolume, &settings.directory, at.1, *rank).is_some_and(|(manifest, _)| {
-                let there = &manifest.identity;
-                (there.job.as_str(), there.attempt, there.world_size)
-                    == (settings.job.as_str(), at.0, settings.world_size)
-            })
-        };
-        let found: BTreeSet<(At, u32)> = lacking.into_iter().filter(is_there).collect();
-        self.inner().elsewhere = found;
-    }
-
-    /// Whether checksums of what was filled are still to be taken.
-    fn is_sealing(&self) -> bool {
-        let inner = self.inner();
-        inner
-            .pages()
-            .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)))
-    }
-
-    /// Whether nothing is left to do, or to be tried.
-    fn is_settled(&self) -> bool {
-        let at_work = self.is_sealing();
-        let inner = self.inner();
-        let unsaved = inner.unsaved(&self.settings);
-        // What could not be written when it was tried last is not tried for ever.
-        let nothing_to_write = unsaved.is_empty() || inner.trouble.is_some();
-        !at_work && nothing_to_write && !inner.writing && inner.batch.is_none()
-    }
-
-    /// Accepts what was filled and takes its checksums, several at once.
-    fn seal_all(&self) {
-        let tasks = self.inner().accept(&self.settings);
-        let several = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 8).clamp(1, 4));
-        for some in tasks.chunks(several) {
-            std::thread::scope(|scope| {
-                for (rank, slot, file) in some {
-                    scope.spawn(move || {
-                        stand_back(SEAL_NICE, false);
-                        let sealed = self.seal_one(*rank, slot, file);
-                        self.inner().sealed(*rank, slot, sealed);
-                    });
-                }
-            });
-        }
-    }
-
-    fn seal_one(&self, rank: u32, slot: &Slot, file: &File) -> Result<Manifest, SealError> {
-        let settings = &self.settings;
-        let identity = Identity {
-            job: settings.job.clone(),
-            attempt: slot.epoch,
-            step: slot.step,
-            rank,
-            world_size: settings.world_size,
-        };
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        seal(file, slot.used, &identity, &settings.run, now)
     }
 }
 

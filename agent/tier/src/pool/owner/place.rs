@@ -1,0 +1,87 @@
+//! The pool's directory: its lock, its description for whoever finds it, and the socket by which ranks ring.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::time::Duration;
+
+use mainstay_checkpoint::control::{BELL_NAME, POOL_NAME};
+use nix::fcntl::Flock;
+use serde_json::json;
+
+use super::LOOK_EVERY;
+use crate::pool::lock::lock;
+use crate::pool::{PoolError, Settings, recover, told};
+
+/// Takes the pool's lock. The guardian of a launcher that was killed may still hold it: its end is waited for.
+pub(super) fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> {
+    const TRIES: u32 = 6000;
+    let path = directory.join("lock");
+    for _ in 0..TRIES {
+        if let Some(lock) = lock(&path).map_err(told(&path))? {
+            return Ok(lock);
+        }
+        if directory.join(POOL_NAME).exists() && !directory.join(recover::MARK).exists() {
+            return Err(PoolError::Taken(checkpoints.to_owned()));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        // It may have removed all of it.
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(told(directory))?;
+    }
+    Err(PoolError::Taken(checkpoints.to_owned()))
+}
+
+/// Removes the ranks' memory of a pool with its lock, which another pool in the same place takes anew.
+pub(super) fn remove_ranks(pool: &Path) -> io::Result<()> {
+    // Its description first: without it nobody takes what is left for a pool.
+    fs::remove_file(pool.join(POOL_NAME))?;
+    for entry in fs::read_dir(pool)?.flatten() {
+        let path = entry.path();
+        let is_a_ranks = entry.file_name().as_encoded_bytes().starts_with(b"rank-");
+        match path.is_dir() {
+            true if is_a_ranks => fs::remove_dir_all(path)?,
+            true => {}
+            false => fs::remove_file(path)?,
+        }
+    }
+    Ok(())
+}
+
+/// Says whose pool it is, for whoever finds it.
+pub(super) fn describe(directory: &Path, settings: &Settings) -> Result<(), PoolError> {
+    let path = directory.join(POOL_NAME);
+    let aside = path.with_extension("new");
+    let told_of = json!({
+        "version": mainstay_checkpoint::control::VERSION,
+        "directory": settings.directory,
+        "job": settings.job,
+        "run": settings.run,
+        "world_size": settings.world_size,
+        "first_rank": settings.ranks.start,
+        "ranks": settings.ranks.len(),
+        "keep": settings.keep.steps,
+        "keep_bytes": settings.keep.bytes,
+    });
+    fs::write(&aside, told_of.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(told(&path))
+}
+
+pub(super) fn open_bell(directory: &Path) -> Option<UnixDatagram> {
+    let path = directory.join(BELL_NAME);
+    let _ = fs::remove_file(&path);
+    let bell =
+        UnixDatagram::bind(&path).and_then(|bell| bell.set_read_timeout(Some(LOOK_EVERY)).map(|()| bell));
+    bell.inspect_err(
+        |error| tracing::debug!(%error, path = %path.display(), "no bell; looking often instead"),
+    )
+    .ok()
+}
+
+pub(super) fn ring(directory: &Path) {
+    // A keeper that does not hear it looks by itself, a little later.
+    if let Ok(socket) = UnixDatagram::unbound() {
+        let _ = socket.set_nonblocking(true);
+        let _ = socket.send_to(b"!", directory.join(BELL_NAME));
+    }
+}

@@ -1,0 +1,138 @@
+//! The threads of the pool: one looks at the ranks' pages and takes checksums, one writes to the disk.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::net::UnixDatagram;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use mainstay_checkpoint::control::{Slot, State};
+use mainstay_checkpoint::{Identity, Manifest};
+
+use super::place::ring;
+use super::{LOOK_WITHOUT_BELL, SEAL_NICE, Shared, WRITE_NICE};
+use crate::disk::{self, StdVolume};
+use crate::os::stand_back;
+use crate::pool::choose::At;
+use crate::pool::writer;
+use crate::seal::{SealError, seal};
+
+pub(super) fn keep(shared: &Shared, bell: Option<&UnixDatagram>) {
+    stand_back(SEAL_NICE, false);
+    loop {
+        match bell {
+            Some(bell) => drop(bell.recv(&mut [0; 64])),
+            None => std::thread::sleep(LOOK_WITHOUT_BELL),
+        }
+        if shared.stopped.load(Ordering::SeqCst) {
+            return;
+        }
+        shared.look();
+        if shared.finishing.load(Ordering::SeqCst) && shared.is_settled() {
+            return;
+        }
+    }
+}
+
+pub(super) fn write_on(shared: &Shared) {
+    stand_back(WRITE_NICE, true);
+    loop {
+        let mut inner = shared.inner();
+        let batch = loop {
+            if let Some(batch) = inner.batch.take() {
+                break batch;
+            }
+            if shared.stopped.load(Ordering::SeqCst) {
+                return;
+            }
+            inner = shared.batch.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(inner);
+        let given_up = || shared.stopped.load(Ordering::SeqCst) && !shared.finishing.load(Ordering::SeqCst);
+        let settings = &shared.settings;
+        let written = writer::write(&settings.directory, &batch, settings.keep, &shared.pace, &given_up);
+        shared.inner().written(&batch, written);
+        ring(&shared.directory);
+    }
+}
+
+impl Shared {
+    /// One look at all pages.
+    fn look(&self) {
+        self.answer();
+        self.renew();
+        self.seal_all();
+        self.look_elsewhere();
+        let mut inner = self.inner();
+        inner.pages().for_each(|control| control.beat());
+        inner.vouch(&self.settings);
+        inner.free(&self.settings);
+        inner.begin_write(&self.settings, self.finishing.load(Ordering::SeqCst));
+        self.batch.notify_all();
+    }
+
+    /// Looks on the disk for what memory lacks of its steps. Not under the lock: the launcher's loop takes that, and a file system that
+    /// does not answer must not hold up its eye on the ranks.
+    fn look_elsewhere(&self) {
+        let settings = &self.settings;
+        let lacking = self.inner().lacking(settings);
+        let is_there = |(at, rank): &(At, u32)| {
+            disk::manifest(&StdVolume, &settings.directory, at.1, *rank).is_some_and(|(manifest, _)| {
+                let there = &manifest.identity;
+                (there.job.as_str(), there.attempt, there.world_size)
+                    == (settings.job.as_str(), at.0, settings.world_size)
+            })
+        };
+        let found: BTreeSet<(At, u32)> = lacking.into_iter().filter(is_there).collect();
+        self.inner().elsewhere = found;
+    }
+
+    /// Whether checksums of what was filled are still to be taken.
+    pub(super) fn is_sealing(&self) -> bool {
+        let inner = self.inner();
+        inner
+            .pages()
+            .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)))
+    }
+
+    /// Whether nothing is left to do, or to be tried.
+    fn is_settled(&self) -> bool {
+        let at_work = self.is_sealing();
+        let inner = self.inner();
+        let unsaved = inner.unsaved(&self.settings);
+        // What could not be written when it was tried last is not tried for ever.
+        let nothing_to_write = unsaved.is_empty() || inner.trouble.is_some();
+        !at_work && nothing_to_write && !inner.writing && inner.batch.is_none()
+    }
+
+    /// Accepts what was filled and takes its checksums, several at once.
+    fn seal_all(&self) {
+        let tasks = self.inner().accept(&self.settings);
+        let several = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 8).clamp(1, 4));
+        for some in tasks.chunks(several) {
+            std::thread::scope(|scope| {
+                for (rank, slot, file) in some {
+                    scope.spawn(move || {
+                        stand_back(SEAL_NICE, false);
+                        let sealed = self.seal_one(*rank, slot, file);
+                        self.inner().sealed(*rank, slot, sealed);
+                    });
+                }
+            });
+        }
+    }
+
+    fn seal_one(&self, rank: u32, slot: &Slot, file: &File) -> Result<Manifest, SealError> {
+        let settings = &self.settings;
+        let identity = Identity {
+            job: settings.job.clone(),
+            attempt: slot.epoch,
+            step: slot.step,
+            rank,
+            world_size: settings.world_size,
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        seal(file, slot.used, &identity, &settings.run, now)
+    }
+}
