@@ -10,12 +10,12 @@ use mainstay_tests::{Job, Stage, has_client, has_torch, processes, python_with_f
 use nix::sys::signal::Signal;
 
 /// Waits for what the launcher tells of its template.
-pub(super) fn told(job: &Job, event: &str) -> String {
+fn told(job: &Job, event: &str) -> String {
     job.wait_for(&format!("the template's {event}"), |entry| is_told(entry, event))
 }
 
 /// What an entry tells of the template, if it tells this.
-pub(super) fn is_told(entry: &Entry, event: &str) -> Option<String> {
+fn is_told(entry: &Entry, event: &str) -> Option<String> {
     match &entry.body {
         Body::Fact(Fact::Observed(Observation { component, event: told, detail, .. }))
             if component == "template" && told == event =>
