@@ -50,6 +50,8 @@ impl Launcher {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
+            // At the latest: events may come without end.
+            self.board.show_due();
             let said = self.keeper.as_ref().map(PoolOwner::said).unwrap_or_default();
             said.into_iter().for_each(|line| self.terminal.say(line));
             self.compare_what_was_saved();
@@ -244,8 +246,6 @@ impl Launcher {
         if !beats.is_empty() {
             self.board.publish();
         }
-        // At the latest: events may come without end.
-        self.board.show_due();
         let steps = std::mem::take(&mut self.step_times);
         self.send(LinkOrder::Beats { attempt: self.attempt, beats, steps });
     }
