@@ -1,5 +1,6 @@
 //! Which peers are asked next what they have. Hosts of one job ask all others in each interval while something changes. While
-//! nothing does, they ask each only in one of several intervals, and those that did not answer in each. A question is a connection
+//! nothing does, or as long as nothing is kept anywhere, they ask each only in one of several intervals, and those of which there is no
+//! answer in each, but not many at a time. A question is a connection
 //! with its own keys, which costs both sides about a millisecond of a core, and hosts that have started together would all ask at
 //! the same moment. Whatever depends on what the others have just now (a restore, a decision on a step) asks by itself.
 
@@ -11,7 +12,8 @@ const ROUNDS_AFTER_A_CHANGE: u32 = 4;
 /// While nothing changes, a peer that answers is asked in one of so many rounds.
 const ROUNDS_WHEN_QUIET: usize = 8;
 
-/// So many peers are asked at once; of more of them one after the other, over half an interval.
+/// So many peers are asked at once; of more of them one after the other, over half an interval. While nothing changes, so many of those
+/// that did not answer are asked in one round, and of very many the same part as of others.
 const AT_ONCE: usize = 8;
 
 /// The pace of one service.
@@ -25,13 +27,26 @@ pub(super) struct AskPace {
 }
 
 impl AskPace {
-    /// Of all peers, with whether they answered last, those that are asked in the next round.
-    pub(super) fn next(&self, peers: impl IntoIterator<Item = (String, bool)>) -> Vec<String> {
-        let is_quiet = self.quiet >= ROUNDS_AFTER_A_CHANGE;
+    /// Of all peers, with whether they answered last, those that are asked in the next round. `is_empty`: as far as is known nothing is
+    /// kept anywhere, so that nothing is to be known of the others but whether they are there.
+    pub(super) fn next(
+        &self,
+        peers: impl IntoIterator<Item = (String, bool)>,
+        is_empty: bool,
+    ) -> Vec<String> {
+        let peers = peers.into_iter();
+        if !is_empty && self.quiet < ROUNDS_AFTER_A_CHANGE {
+            return peers.map(|(name, _)| name).collect();
+        }
+        let (answer, mut silent): (Vec<_>, Vec<_>) =
+            peers.enumerate().partition(|(_, (_, answers))| *answers);
         let is_due = |place: usize| (place + self.rounds).is_multiple_of(ROUNDS_WHEN_QUIET);
-        let peers = peers.into_iter().enumerate();
-        let asked = peers.filter(|(place, (_, answers))| !is_quiet || !answers || is_due(*place));
-        asked.map(|(_, (name, _))| name).collect()
+        let due = answer.into_iter().filter(|(place, _)| is_due(*place));
+        // All of them have their turn.
+        let at_once = AT_ONCE.max(silent.len().div_ceil(ROUNDS_WHEN_QUIET));
+        let turn = (self.rounds * at_once).checked_rem(silent.len()).unwrap_or(0);
+        silent.rotate_left(turn);
+        due.chain(silent.into_iter().take(at_once)).map(|(_, (name, _))| name).collect()
     }
 
     /// A round is over. `changes`: how many changes there were on this host when it began. `is_settled`: nothing is to be expected
@@ -51,6 +66,8 @@ pub(super) fn spread(interval: Duration, peers: usize) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn after(rounds: u32, is_settled: bool) -> AskPace {
@@ -65,9 +82,9 @@ mod tests {
 
     #[test]
     fn all_are_asked_until_nothing_has_changed_for_some_rounds() {
-        assert_eq!(after(0, true).next(peers(20)).len(), 20);
-        assert_eq!(after(ROUNDS_AFTER_A_CHANGE, true).next(peers(20)).len(), 20);
-        assert_eq!(after(20, false).next(peers(20)).len(), 20, "a step has too few copies");
+        assert_eq!(after(0, true).next(peers(20), false).len(), 20);
+        assert_eq!(after(ROUNDS_AFTER_A_CHANGE, true).next(peers(20), false).len(), 20);
+        assert_eq!(after(20, false).next(peers(20), false).len(), 20, "a step has too few copies");
     }
 
     #[test]
@@ -75,7 +92,7 @@ mod tests {
         let mut pace = after(ROUNDS_AFTER_A_CHANGE + 1, true);
         let mut asked = Vec::new();
         for _ in 0..ROUNDS_WHEN_QUIET {
-            let now = pace.next(peers(20));
+            let now = pace.next(peers(20), false);
             assert!(now.len() <= 3, "{now:?}");
             asked.extend(now);
             pace.round(3, true);
@@ -89,10 +106,10 @@ mod tests {
         let mut pace = after(20, true);
         for _ in 0..ROUNDS_AFTER_A_CHANGE {
             pace.round(4, true);
-            assert_eq!(pace.next(peers(20)).len(), 20);
+            assert_eq!(pace.next(peers(20), false).len(), 20);
         }
         pace.round(4, true);
-        assert!(pace.next(peers(20)).len() <= 3);
+        assert!(pace.next(peers(20), false).len() <= 3);
     }
 
     #[test]
@@ -101,10 +118,49 @@ mod tests {
         let mut known = peers(20);
         known[7].1 = false;
         for _ in 0..ROUNDS_WHEN_QUIET {
-            let asked = pace.next(known.clone());
+            let asked = pace.next(known.clone(), false);
             assert!(asked.contains(&known[7].0) && asked.len() <= 4, "{asked:?}");
             pace.round(3, true);
         }
+    }
+
+    #[test]
+    fn peers_that_do_not_answer_have_their_turn_where_there_are_many() {
+        let mut pace = after(20, true);
+        let mut known = peers(20);
+        known.iter_mut().for_each(|(_, answers)| *answers = false);
+        let mut asked = BTreeSet::new();
+        for _ in 0..5 {
+            let now = pace.next(known.clone(), false);
+            assert_eq!(now.len(), AT_ONCE);
+            asked.extend(now);
+            pace.round(3, true);
+        }
+        assert_eq!(asked.len(), 20);
+    }
+
+    #[test]
+    fn while_nothing_is_kept_anywhere_hosts_that_start_together_do_not_all_ask_all() {
+        let mut pace = AskPace::default();
+        let mut known = peers(63);
+        known.iter_mut().for_each(|(_, answers)| *answers = false);
+        for round in 0..8 {
+            let now = pace.next(known.clone(), true);
+            // Those that are new, and those whose turn it is again.
+            assert!(now.len() <= 2 * AT_ONCE, "{round}: {now:?}");
+            known.iter_mut().filter(|(name, _)| now.contains(name)).for_each(|(_, answers)| *answers = true);
+            // Each start of ranks names the peers anew.
+            pace.round(round, true);
+        }
+        assert!(known.iter().all(|(_, answers)| *answers), "all are known before long");
+        pace.round(9, true);
+        assert_eq!(pace.next(known, false).len(), 63, "the first step changes that");
+    }
+
+    #[test]
+    fn a_few_peers_are_all_asked_at_once() {
+        let known: Vec<(String, bool)> = peers(AT_ONCE).into_iter().map(|(name, _)| (name, false)).collect();
+        assert_eq!(AskPace::default().next(known, true).len(), AT_ONCE);
     }
 
     #[test]

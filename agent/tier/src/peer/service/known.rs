@@ -1,6 +1,7 @@
 //! What is known: of the copies here and at peers, and of copies that were found to be bad.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -190,6 +191,14 @@ impl Shared {
 
     pub(crate) fn distrusted(&self) -> Vec<(String, String)> {
         self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
+    /// How many peers have this address; those that are known by the name of a host do not count.
+    pub(super) fn peers_at(&self, host: Option<IpAddr>) -> usize {
+        let Some(host) = host.map(|host| host.to_canonical()) else { return 0 };
+        let is_there =
+            |name: &String| name.parse().is_ok_and(|address: SocketAddr| address.ip().to_canonical() == host);
+        self.peers().keys().filter(|name| is_there(name)).count()
     }
 
     pub(crate) fn alive(&self) -> Vec<String> {

@@ -42,14 +42,15 @@ pub(super) fn ask(shared: &Shared) {
         let known: Vec<(String, bool)> =
             shared.peers().iter().map(|(name, peer)| (name.clone(), peer.alive)).collect();
         let spread = ask_pace::spread(shared.settings.interval, known.len());
-        shared.ask_peers(&pace.next(known), spread);
+        let meets = shared.meets.load(Ordering::Relaxed);
+        shared.ask_peers(&pace.next(known, meets && shared.copies().is_empty()), spread);
         shared.compare_alike();
         shared.withdraw_again();
         shared.expect();
         shared.store.sweep(UPLOAD_PATIENCE);
         shared.collect();
         shared.wake();
-        pace.round(changes, shared.meets.load(Ordering::Relaxed) && shared.is_settled());
+        pace.round(changes, meets && shared.is_settled());
         let until = Instant::now() + shared.settings.interval;
         while !shared.stops() && Instant::now() < until {
             std::thread::sleep(shared.settings.interval.min(Duration::from_millis(50)));
@@ -105,7 +106,7 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             continue;
         };
         let host = stream.peer_addr().ok().map(|address| address.ip());
-        let Some(seat) = shared.seats.take(host) else { continue };
+        let Some(seat) = shared.seats.take(host, shared.peers_at(host)) else { continue };
         let serving = Arc::clone(shared);
         let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
             let patience = serving.settings.patience;

@@ -8,11 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Connections that are answered at once.
 const ALL: usize = 256;
 
-/// Connections of one address that have not shown yet that they may talk.
+/// Connections of one address that have not shown yet that they may talk; more where more peers have that address, as several
+/// launchers on one host do, since each of them may ask at the same moment.
 const GREETING_EACH: usize = 16;
 
-/// Of all addresses together.
+/// Of all addresses together. No address has more than half of them.
 const GREETING: usize = 128;
+
+fn greeting_of(peers: usize) -> usize {
+    peers.clamp(GREETING_EACH, GREETING / 2)
+}
 
 /// The seats of a service.
 #[derive(Clone, Debug, Default)]
@@ -25,12 +30,12 @@ struct Taken {
 }
 
 impl Seats {
-    /// A seat for one more connection from this address, until it is dropped.
-    pub(super) fn take(&self, host: Option<IpAddr>) -> Option<Seat> {
+    /// A seat for one more connection from this address, at which there are so many peers, until it is dropped.
+    pub(super) fn take(&self, host: Option<IpAddr>, peers: usize) -> Option<Seat> {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let greeting: usize = taken.greeting.values().sum();
         let each = taken.greeting.get(&host).copied().unwrap_or(0);
-        if taken.all >= ALL || greeting >= GREETING || each >= GREETING_EACH {
+        if taken.all >= ALL || greeting >= GREETING || each >= greeting_of(peers) {
             return None;
         }
         taken.all += 1;
@@ -82,7 +87,7 @@ impl Drop for Seat {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use super::{ALL, GREETING_EACH, Seat, Seats};
+    use super::{ALL, GREETING, GREETING_EACH, Seat, Seats};
 
     fn host(last: u8) -> Option<IpAddr> {
         Some(Ipv4Addr::new(10, 0, 0, last).into())
@@ -91,19 +96,29 @@ mod tests {
     #[test]
     fn a_host_that_never_shows_that_it_may_talk_keeps_no_other_out() {
         let seats = Seats::default();
-        let silent: Vec<Seat> = (0..GREETING_EACH).map(|_| seats.take(host(1)).unwrap()).collect();
-        assert!(seats.take(host(1)).is_none());
-        let mut other = seats.take(host(2)).unwrap();
+        let silent: Vec<Seat> = (0..GREETING_EACH).map(|_| seats.take(host(1), 1).unwrap()).collect();
+        assert!(seats.take(host(1), 1).is_none());
+        let mut other = seats.take(host(2), 1).unwrap();
         other.is_known();
         drop(silent);
-        assert!(seats.take(host(1)).is_some());
+        assert!(seats.take(host(1), 1).is_some());
+    }
+
+    #[test]
+    fn all_peers_of_one_address_may_greet_at_the_same_moment() {
+        let seats = Seats::default();
+        let peers = GREETING / 2;
+        let greeting: Vec<Seat> = (0..peers).map(|_| seats.take(host(1), peers).unwrap()).collect();
+        assert!(seats.take(host(1), 10 * peers).is_none(), "half is left for others");
+        assert!(seats.take(host(2), 0).is_some());
+        drop(greeting);
     }
 
     #[test]
     fn seats_come_back_also_after_a_panic() {
         let seats = Seats::default();
         for _ in 0..ALL + 1 {
-            let seat = seats.take(host(1)).unwrap();
+            let seat = seats.take(host(1), 1).unwrap();
             let thread = std::thread::spawn(move || {
                 let _seat = seat;
                 std::panic::panic_any("as a parser might");
@@ -111,7 +126,7 @@ mod tests {
             assert!(thread.join().is_err());
         }
         let mut known: Vec<Seat> = Vec::new();
-        while let Some(mut seat) = seats.take(host(1)) {
+        while let Some(mut seat) = seats.take(host(1), 1) {
             seat.is_known();
             known.push(seat);
         }
