@@ -34,6 +34,9 @@ pub const FINISHED_JOBS: usize = 32;
 /// Entries kept in memory while the journal cannot be written.
 pub const UNWRITTEN_ENTRIES: usize = 1024;
 
+/// Entries that are written together at most.
+const GATHERED_ENTRIES: usize = 256;
+
 /// How long an entry waits for the journal's file system. Once it has not answered, none waits until it does.
 const PATIENCE: Duration = Duration::from_millis(500);
 
@@ -62,6 +65,8 @@ pub struct StateWriter {
     finished: VecDeque<JobId>,
     /// Entries that wait for the disk, oldest first.
     unwritten: VecDeque<Arc<Entry>>,
+    /// Whether the journal was not asked to write some of them so far.
+    has_gathered: bool,
     journal_error: Option<Arc<str>>,
     replayed: Replayed,
     publisher: watch::Sender<Published>,
@@ -101,6 +106,7 @@ impl StateWriter {
             view: NodeView::default(),
             finished: VecDeque::new(),
             unwritten: VecDeque::new(),
+            has_gathered: false,
             journal_error: None,
             replayed: Replayed::default(),
             publisher: watch::Sender::new(Published::default()),
@@ -140,10 +146,28 @@ impl StateWriter {
     /// As [`StateWriter::record`], but shown at the next [`StateWriter::publish`]: where several entries come together, readers are
     /// shown them together.
     pub fn note(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
+        let entry = self.take_in(at, job, origin_seq, body);
+        self.write();
+        entry
+    }
+
+    /// As [`StateWriter::record`], but the entry is also written to the journal only when it is shown: where many entries come together,
+    /// they are written with one request. Only for entries that another journal has, since a crash before that loses them.
+    pub fn gather(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
+        let entry = self.take_in(at, job, origin_seq, body);
+        self.has_gathered = true;
+        if self.unwritten.len() >= GATHERED_ENTRIES {
+            self.write();
+        }
+        self.publish();
+        entry
+    }
+
+    fn take_in(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
         self.newest = self.newest.saturating_add(1);
         let boot = self.boot.clone();
         let entry = Entry { seq: self.newest, at, boot, job: job.cloned(), origin_seq, body };
-        self.write(&entry);
+        self.unwritten.push_back(Arc::new(entry.clone()));
         self.apply(&entry);
         entry
     }
@@ -237,6 +261,9 @@ impl StateWriter {
             self.is_due = true;
             return;
         }
+        if self.has_gathered {
+            self.write();
+        }
         self.publisher.send_replace(Published {
             view: Arc::new(self.view.clone()),
             oldest: self.oldest,
@@ -315,8 +342,8 @@ impl StateWriter {
         self.replayed
     }
 
-    fn write(&mut self, entry: &Entry) {
-        self.unwritten.push_back(Arc::new(entry.clone()));
+    /// Has what waits written, and keeps no more than may wait.
+    fn write(&mut self) {
         let written = self.write_waiting();
         if self.unwritten.len() > UNWRITTEN_ENTRIES
             && let Some(lost) = self.unwritten.pop_front()
@@ -336,6 +363,7 @@ impl StateWriter {
 
     /// Has what waits written. Of what was still being written when it was last asked, the journal knows what it has.
     fn write_waiting(&mut self) -> Result<(), JournalError> {
+        self.has_gathered = false;
         if self.unwritten.is_empty() {
             return Ok(());
         }

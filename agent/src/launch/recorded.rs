@@ -32,7 +32,11 @@ impl Launcher {
         if let Body::Finding(finding) = &body {
             self.mark_checkpoints(finding);
         }
-        let entry = self.board.record(stamp, Some(&self.id), origin, body);
+        // What the leader orders is in its journal too, and comes in bursts.
+        let entry = match origin {
+            Some(_) => self.board.gather(stamp, Some(&self.id), origin, body),
+            None => self.board.record(stamp, Some(&self.id), None, body),
+        };
         if let Brain::Leading(leading) = &mut self.brain {
             leading.lead.keep_recent(&entry);
         }

@@ -269,6 +269,40 @@ fn what_waits_for_the_disk_is_bounded() {
     assert_eq!(read.entries.last().map(|entry| entry.seq), Some(count), "the newest are kept");
 }
 
+#[test]
+fn entries_that_are_gathered_are_in_the_journal_when_they_are_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut board = open(dir.path());
+    let reader = board.reader();
+    board.hold();
+    for number in 1..=3 {
+        let gathered = board.gather(Stamp::default(), None, Some(number), Body::Fact(Fact::AgentStopped));
+        assert_eq!(gathered.seq, number);
+    }
+    assert_eq!((board.unwritten(), reader.newest()), (3, 0), "neither written nor shown");
+    board.show_due();
+    assert_eq!((board.unwritten(), reader.newest()), (0, 3), "both");
+    board.gather(Stamp::default(), None, Some(4), Body::Fact(Fact::AgentStopped));
+    end_quietly(&mut board);
+    assert_eq!(board.unwritten(), 0, "an entry that is not gathered takes those before it along");
+    drop(board);
+    assert_eq!(open(dir.path()).replayed().entries, 5);
+}
+
+#[test]
+fn a_burst_of_gathered_entries_loses_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut board = open(dir.path());
+    board.hold();
+    let count = 3 * UNWRITTEN_ENTRIES as u64;
+    for number in 1..=count {
+        board.gather(Stamp::default(), None, Some(number), Body::Fact(Fact::AgentStopped));
+    }
+    board.release();
+    drop(board);
+    assert_eq!(open(dir.path()).replayed().entries, count);
+}
+
 fn end_quietly(board: &mut StateWriter) -> Entry {
     board.record(Stamp::default(), None, None, Body::Fact(Fact::AgentStopped))
 }
