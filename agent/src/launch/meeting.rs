@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use mainstay_coord::{
     Client, CoordError, Ended, Group, GroupOptions, Leader, Leadership, Managed, ManagedState, Member,
-    MemberState, Membership, Server,
+    MemberState, Membership, Server, StoredRecord,
 };
 use mainstay_core::base::id::Pid;
 use mainstay_core::recovery::hosts::electors::Electors;
@@ -115,7 +115,7 @@ pub struct Meeting {
     _teller: Aborting,
     /// Whether it has a say on the leader.
     has_say: watch::Receiver<bool>,
-    record: watch::Receiver<Option<Record>>,
+    record: watch::Receiver<Option<StoredRecord>>,
     silent_since: Option<Instant>,
     /// Whether this launcher may be elected before there is a round.
     pub may_begin: bool,
@@ -244,8 +244,8 @@ impl Meeting {
                 Ok(leadership) => {
                     // A store that was wiped has none; what was last read of it counts.
                     let last = leadership.record().map(|record| record.epoch);
-                    let kept = leadership.record().and_then(|record| read(&record.body));
-                    let record = kept.or_else(|| record.borrow().clone());
+                    let kept = leadership.record().and_then(read);
+                    let record = kept.or_else(|| record.borrow().as_ref().and_then(read));
                     let (wanted, orders) = mpsc::unbounded_channel();
                     let office = Office { epoch: leadership.epoch(), wanted };
                     let _ = sender.send(FromStore::Elected(Box::new(Elected { office, record, last })));
@@ -474,8 +474,8 @@ pub fn exit_of(ended: &Ended) -> i32 {
     exit.and_then(|exit| i32::try_from(exit).ok()).unwrap_or(1)
 }
 
-fn read(body: &Value) -> Option<Record> {
-    serde_json::from_value(body.clone()).ok()
+fn read(record: &StoredRecord) -> Option<Record> {
+    record.body().ok()
 }
 
 fn member(join: &Join, port: u16) -> Member {

@@ -8,7 +8,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::member::{MemberState, Membership, Shared};
-use super::values::{Ended, LARGEST_VALUE, Leader, Record, Round, VERSION};
+use super::values::{Ended, LARGEST_VALUE, Leader, Record, Round, StoredRecord, VERSION};
 use super::{Group, GroupState};
 use crate::client::{KeyValue, Lease, LeaseId, Txn, TxnReply, WatchEvent};
 use crate::error::CoordError;
@@ -23,7 +23,7 @@ const WRITES: usize = 3;
 pub struct Leadership {
     group: Group,
     me: Leader,
-    record: Option<Record>,
+    record: Option<StoredRecord>,
     round: Option<Round>,
     newest_round: AtomicU64,
     /// Under which record and round are: kept for as long as someone leads.
@@ -139,7 +139,9 @@ async fn elect(
         epoch,
         mod_revision: 0,
     };
-    let (needs, body) = before.map_or((1, Value::Null), |record| (record.needs, record.body.clone()));
+    // One without a body is as good as none.
+    let (needs, body) =
+        before.map_or((1, Value::Null), |record| (record.needs, record.body().unwrap_or_default()));
     let record = Record { version: VERSION, needs, epoch, body };
     let retention = group.client.lease(group.options.retention).await?;
     let (leader_key, record_key) = (group.key("leader"), group.key("record"));
@@ -176,7 +178,7 @@ async fn elect(
 }
 
 fn epoch_of(item: Option<&KeyValue>) -> Option<u64> {
-    item.and_then(|item| super::values::read::<Record>(&item.value).ok()).map(|record| record.epoch)
+    item.and_then(|item| StoredRecord::of(&item.value).ok()).map(|record| record.epoch)
 }
 
 /// Round and secret go on under the new leader's lease: that of the one before ends.
@@ -222,7 +224,7 @@ impl Leadership {
 
     /// The record as the leader before left it; None for a new job, or after the store was wiped.
     #[must_use]
-    pub fn record(&self) -> Option<&Record> {
+    pub fn record(&self) -> Option<&StoredRecord> {
         self.record.as_ref()
     }
 

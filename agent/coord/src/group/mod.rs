@@ -21,7 +21,7 @@ pub use watch::{Gone, GroupEvent, GroupWatch};
 
 use crate::client::{Client, KeyValue, LeaseId, Txn};
 use crate::error::CoordError;
-use values::{Ended, Leader, Member, Record, Round};
+use values::{Ended, Leader, Member, Round, StoredRecord};
 
 /// Where all keys are. Part of the contract: it changes only with a protocol that older programs cannot join.
 pub const ROOT: &str = "/mainstay/v1/jobs/";
@@ -96,7 +96,7 @@ pub struct GroupState {
     /// Who leads.
     pub leader: Option<Leader>,
     /// What the last leader left.
-    pub record: Option<Record>,
+    pub record: Option<StoredRecord>,
     /// The newest round.
     pub round: Option<Round>,
     /// Whether the job has ended.
@@ -242,7 +242,7 @@ impl Group {
             }
             Key::Leader => state.leader = Some(self.leader_of(item)?),
             Key::Record => {
-                let record: Record = values::read(&item.value)?;
+                let record = StoredRecord::of(&item.value)?;
                 self.at_least(record.epoch);
                 state.record = Some(record);
             }

@@ -4,6 +4,7 @@
 //! fields are kept, so that a value that is written back loses nothing.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -154,6 +155,46 @@ pub struct Record {
     pub body: Value,
 }
 
+/// A record as it is stored. Launchers look into few of those that they are given, and that of a large job is long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredRecord {
+    /// The oldest protocol that may read this.
+    pub needs: u32,
+    /// The epoch of the leader that wrote it.
+    pub epoch: u64,
+    value: Arc<[u8]>,
+}
+
+impl StoredRecord {
+    /// A value from the store. Takes any bytes.
+    ///
+    /// # Errors
+    /// As [`read`]; the body is not looked into.
+    pub fn of(value: &[u8]) -> Result<StoredRecord, String> {
+        #[derive(Deserialize)]
+        struct Head {
+            #[serde(default = "one")]
+            needs: u32,
+            epoch: u64,
+        }
+        let Head { needs, epoch } = read(value)?;
+        Ok(StoredRecord { needs, epoch, value: value.into() })
+    }
+
+    /// What the leader kept in it.
+    ///
+    /// # Errors
+    /// It is not of this kind.
+    pub fn body<T: DeserializeOwned>(&self) -> Result<T, String> {
+        #[derive(Deserialize)]
+        struct Body<T> {
+            body: T,
+        }
+        let Body { body } = serde_json::from_slice(&self.value).map_err(|error| error.to_string())?;
+        Ok(body)
+    }
+}
+
 /// The newest round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Round {
@@ -256,6 +297,19 @@ mod tests {
                 && read::<Round>(b"{}").is_err()
                 && read::<Leader>(b"\xff").is_err()
         );
+    }
+
+    #[test]
+    fn a_stored_record_gives_its_body_when_it_is_asked_for_it() {
+        let record = Record { version: 2, needs: 2, epoch: 7, body: json!({"attempts": [1, 2]}) };
+        let stored = StoredRecord::of(&write(&record, LARGEST_VALUE).unwrap()).unwrap();
+        assert_eq!((stored.needs, stored.epoch), (2, 7));
+        assert_eq!(stored.body::<Value>().unwrap(), record.body);
+        assert!(stored.body::<Vec<u8>>().is_err());
+        let bare = StoredRecord::of(br#"{"epoch": 3}"#).unwrap();
+        assert!((bare.needs, bare.epoch) == (1, 3) && bare.body::<BTreeMap<String, Value>>().is_err());
+        assert!(StoredRecord::of(br#"{"epoch": 3, "needs": 9}"#).is_err(), "of a newer protocol only");
+        assert!(StoredRecord::of(br#"{"epoch": 3, "body": {"#).is_err(), "half of one");
     }
 
     #[test]

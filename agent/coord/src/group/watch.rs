@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::values::{Ended, Leader, Member, Record, Round};
+use super::values::{Ended, Leader, Member, Round, StoredRecord};
 use super::{Group, GroupState, Key};
 use crate::client::{KeyValue, Watch, WatchEvent};
 use crate::error::CoordError;
@@ -34,7 +34,7 @@ pub enum GroupEvent {
     /// The leader is gone, and there is no other yet.
     LeaderGone(Leader),
     /// The leader wrote the job's record.
-    RecordChanged(Record),
+    RecordChanged(StoredRecord),
     /// The leader published a round.
     RoundPublished(Round),
     /// The job has ended.

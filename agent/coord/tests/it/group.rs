@@ -144,7 +144,7 @@ async fn a_leader_that_was_only_slow_is_superseded(store: Store) {
     proxy.silence();
     let second = other.campaign().await.unwrap();
     assert_eq!((first.epoch(), second.epoch()), (1, 2));
-    assert_eq!(second.record().unwrap().body, json!("first"));
+    assert_eq!(second.record().unwrap().body::<Value>().unwrap(), json!("first"));
     // It knows by its own clock, without the store.
     first.lost().await;
     assert!(first.is_lost());
@@ -157,7 +157,7 @@ async fn a_leader_that_was_only_slow_is_superseded(store: Store) {
     superseded(first.end("late", Value::Null).await);
     second.confirm().await.unwrap();
     let state = slow_group.state().await.unwrap();
-    assert_eq!(state.record.unwrap().body, json!("second"));
+    assert_eq!(state.record.unwrap().body::<Value>().unwrap(), json!("second"));
     assert_eq!((state.round, state.leader.unwrap().epoch), (None, 2));
 }
 
@@ -212,7 +212,7 @@ async fn record_and_rounds_are_handed_to_the_next_leader(store: Store) {
     first.resign().await.unwrap();
     let (_, b) = join(&store, "b").await;
     let second = b.campaign().await.unwrap();
-    assert_eq!(second.record().unwrap().body, json!({ "attempts": 1 }));
+    assert_eq!(second.record().unwrap().body::<Value>().unwrap(), json!({ "attempts": 1 }));
     assert_eq!(second.round().unwrap().round, 1);
     assert!(second.publish_round(1, Value::Null, None).await.is_err());
     second.publish_round(2, json!({}), None).await.unwrap();

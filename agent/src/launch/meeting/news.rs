@@ -2,14 +2,13 @@
 
 use std::sync::Weak;
 
-use mainstay_coord::{GroupEvent, GroupWatch, Leader, Member, Membership};
+use mainstay_coord::{GroupEvent, GroupWatch, Leader, Member, Membership, StoredRecord};
 use mainstay_core::recovery::hosts::electors::{Electors, Missed};
-use mainstay_core::recovery::hosts::record::Record;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use super::{FromStore, TOLD_EVERY, read};
+use super::{FromStore, TOLD_EVERY};
 
 /// In a member's body: whether it has a seat, and the leader that it misses.
 const SEATED: &str = "seated";
@@ -53,17 +52,15 @@ pub(super) async fn tell(membership: Weak<Membership>, mut says: watch::Receiver
 pub(super) struct StoreListener {
     pub(super) me: String,
     pub(super) news: mpsc::UnboundedSender<FromStore>,
-    pub(super) record: watch::Sender<Option<Record>>,
+    pub(super) record: watch::Sender<Option<StoredRecord>>,
     pub(super) has_say: watch::Sender<bool>,
     pub(super) electors: Electors,
     pub(super) leader: Option<Leader>,
 }
 
 impl StoreListener {
-    fn keep_record(&self, body: &Value) {
-        if let Some(found) = read(body) {
-            self.record.send_replace(Some(found));
-        }
+    fn keep_record(&self, found: StoredRecord) {
+        self.record.send_replace(Some(found));
     }
 
     /// Members, and who leads, as they are by this event.
@@ -107,14 +104,14 @@ pub(super) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListen
         listener.take(&event);
         let told = match event {
             GroupEvent::Snapshot(state) => {
-                state.record.iter().for_each(|found| listener.keep_record(&found.body));
+                state.record.into_iter().for_each(|found| listener.keep_record(found));
                 let ended = state.ended.map(FromStore::Ended);
                 [Some(FromStore::Leader(state.leader)), ended].into_iter().flatten().collect()
             }
             GroupEvent::Elected(leader) => vec![FromStore::Leader(Some(leader))],
             GroupEvent::LeaderGone(_) => vec![FromStore::Leader(None)],
             GroupEvent::RecordChanged(found) => {
-                listener.keep_record(&found.body);
+                listener.keep_record(found);
                 continue;
             }
             GroupEvent::Ended(ended) => vec![FromStore::Ended(ended)],
