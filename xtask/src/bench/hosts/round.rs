@@ -1,5 +1,7 @@
 //! A round of 64 launchers on this machine: a rank is killed, and the ranks of all hosts are stopped and started again. The
-//! ranks do nothing, so that the launchers and the processes are all that is measured.
+//! ranks do nothing, so that the launchers and the processes are all that is measured. All files are in shared memory: 64 launchers
+//! make theirs at the same moment, and ext4 searches long for a free inode while many were deleted in the last minute, as those of
+//! the run before.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::network::Network;
-use super::{folder, of_host};
+use super::of_host;
 use crate::bench::figure::{Figure, Report};
 use crate::bench::process::Running;
 use crate::journal::{self, Attempt, Entry, Follower};
@@ -45,12 +47,14 @@ struct Round {
 
 /// The figures of one job.
 fn job(rounds: usize) -> Result<Vec<Figure>> {
-    let folder = folder("round")?;
+    let shared_memory = Path::new("/dev/shm");
+    let memory = if shared_memory.is_dir() { shared_memory.to_owned() } else { std::env::temp_dir() };
+    let place = memory.join(format!("mainstay-bench-hosts-{}", std::process::id()));
     let network = Network::loopback(HOSTS)?;
-    let runtime = std::env::temp_dir().join(format!("mainstay-bench-hosts-{}", std::process::id()));
-    let measured = in_folder(rounds, &folder, &network, &runtime);
-    let _ = std::fs::remove_dir_all(&runtime);
-    let measured = measured?;
+    let measured = in_folder(rounds, &place.join("logs"), &network, &place.join("run"))
+        .with_context(|| format!("the logs are in {}", place.display()))?;
+    // Only memory that is not given back at once.
+    let _ = std::fs::remove_dir_all(&place);
     let figure = |id: &str, of: fn(&Round) -> f64| {
         Figure::median(id, "ms", &measured.iter().map(of).collect::<Vec<f64>>())
     };
