@@ -19,6 +19,7 @@ use super::figure::Report;
 use super::launchers::Bed;
 use super::process::Running;
 use crate::journal;
+use crate::packages;
 use crate::paths;
 use crate::progress::Progress;
 
@@ -28,6 +29,10 @@ const LIMIT: Duration = Duration::from_secs(150);
 /// Measures all five.
 pub fn measure(story: &Progress, bed: &Bed, args: &Args, report: &mut Report) {
     kill::measure(story, bed, args.samples(5, 2), args.quick, report);
+    if report.wants(&leader::IDS) {
+        // Without it, the part says that it is left out, and why.
+        let _ = story.step("etcd-server and etcd-client (apt-get)", packages::etcd);
+    }
     leader::measure(story, bed, args.at_most(5, 2), report);
     lost::measure(story, bed, args.at_most(5, 2), report);
     resize::measure(story, bed, args.at_most(5, 2), report);

@@ -24,6 +24,9 @@ use crate::progress::Progress;
 
 const ID: &str = "hosts.leader_replaced";
 
+/// All figures that are measured here.
+pub const IDS: [&str; 2] = [ID, "hosts.leader_decides"];
+
 /// Hosts with ranks, one on each. One more is a spare.
 const HOSTS: usize = 3;
 
@@ -45,7 +48,7 @@ struct Replaced {
 pub fn measure(story: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     let mut measured: Vec<Replaced> = Vec::new();
     for job in 1..=jobs {
-        if !report.wants(&[ID, "hosts.leader_decides"]) {
+        if !report.wants(&IDS) {
             return;
         }
         match story.step(&format!("{ID}: job {job} of {jobs}"), || replaced(bed)) {
