@@ -11,6 +11,8 @@ pub enum Outlook {
     Calm,
     /// Nothing moves for longer than usual, and there is a reason to wait.
     Waiting(Suspicion),
+    /// A signal stopped ranks. Whoever sent it may let them go on, so that is waited for.
+    Stopped(Suspicion),
     /// It looks like a hang, and cannot be told from work: said, and never acted on.
     Doubt(Suspicion),
     /// Nothing moves, and nothing will.

@@ -19,6 +19,8 @@ use devices::Devices;
 const BEYOND: u64 = 5;
 /// Of a job's life, the share that it may rest and still be one that always works: one in so many.
 const SELDOM: u64 = 10;
+/// Ranks that a signal stopped are reported after this part of the time after which they are a hang.
+const STOPPED_REPORTED: u64 = 10;
 /// So many times as long is waited where something may be under way that is not seen from here.
 const UNSEEN: u64 = 3;
 /// Output, I/O or new memory has to come so often before its absence means something.
@@ -244,9 +246,18 @@ impl Idle {
 
     /// Ranks that a signal stopped: that is no rest of the program's own.
     fn stopped(&self, now: Mono) -> Option<Outlook> {
-        let stopped = |rank: &usize| self.ranks[*rank].stopped.is_some_and(|at| now.since(at) >= self.floor);
-        let culprits: Vec<usize> = (0..self.ranks.len()).filter(stopped).collect();
-        let since = culprits.iter().filter_map(|rank| self.ranks[*rank].stopped).min()?;
+        let stopped_for = |span: Span| {
+            let stopped =
+                move |rank: &usize| self.ranks[*rank].stopped.is_some_and(|at| now.since(at) >= span);
+            let ranks: Vec<usize> = (0..self.ranks.len()).filter(stopped).collect();
+            let since = ranks.iter().filter_map(|rank| self.ranks[*rank].stopped).min();
+            since.map(|since| (ranks, since))
+        };
+        let Some((culprits, since)) = stopped_for(self.floor) else {
+            let (ranks, since) = stopped_for(Span(self.floor.0 / STOPPED_REPORTED))?;
+            let (ranks, limit, why) = (self.numbers(&ranks), self.floor, String::new());
+            return Some(Outlook::Stopped(Suspicion { ranks, since, limit, why }));
+        };
         let told = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
         Some(self.hang(now, HangKind::Stopped, &culprits, since, self.floor, 0.9, told))
     }

@@ -259,8 +259,9 @@ impl HangJudge {
         };
         match outlook {
             Outlook::Calm => None,
-            Outlook::Waiting(suspicion) => self.suspicion(&suspicion, now, true),
-            Outlook::Doubt(suspicion) => self.suspicion(&suspicion, now, false),
+            Outlook::Waiting(suspicion) => self.suspicion(&suspicion, now, waiting),
+            Outlook::Stopped(suspicion) => self.suspicion(&suspicion, now, stopped),
+            Outlook::Doubt(suspicion) => self.suspicion(&suspicion, now, doubted),
             Outlook::Hang(hang) => Some(self.hung(*hang)),
         }
     }
@@ -289,45 +290,59 @@ impl HangJudge {
     }
 
     /// A suspicion is reported once, and only if nobody announced what is waited for.
-    fn suspicion(&mut self, suspicion: &Suspicion, now: Mono, acts: bool) -> Option<Fact> {
+    fn suspicion(
+        &mut self,
+        suspicion: &Suspicion,
+        now: Mono,
+        detail: fn(&Suspicion, Span) -> String,
+    ) -> Option<Fact> {
         let silence = now.since(suspicion.since);
         if self.reported == Some(suspicion.since) || suspicion.limit.0 == u64::MAX || silence < TOLD_AFTER {
             return None;
         }
         self.reported = Some(suspicion.since);
-        let who = if suspicion.ranks.is_empty() {
-            "no rank stands out".to_owned()
-        } else {
-            format!("all wait for {}", listed(&suspicion.ranks))
-        };
-        let (limit, why) = (suspicion.limit, &suspicion.why);
-        let detail = if acts {
-            format!(
-                "nothing has moved for {silence}, {who}; it is taken for a hang after {limit}, because {why}"
-            )
-        } else {
-            format!(
-                "it may hang: for {silence} {why}; without heartbeats this looks the same as work, and nothing is done"
-            )
-        };
         let numbers: Vec<String> = suspicion.ranks.iter().map(|rank| rank.0.to_string()).collect();
         Some(Fact::Observed(Observation {
             component: "job".to_owned(),
             event: "hang_suspected".to_owned(),
             weight: Weight::Warning,
-            detail,
+            detail: detail(suspicion, silence),
             values: BTreeMap::from([
                 ("silent_ns".to_owned(), silence.0.to_string()),
-                ("limit_ns".to_owned(), limit.0.to_string()),
+                ("limit_ns".to_owned(), suspicion.limit.0.to_string()),
                 ("ranks".to_owned(), numbers.join(",")),
             ]),
         }))
     }
 }
 
+fn waiting(suspicion: &Suspicion, silence: Span) -> String {
+    let Suspicion { ranks, limit, why, .. } = suspicion;
+    let who = if ranks.is_empty() {
+        "no rank stands out".to_owned()
+    } else {
+        format!("all wait for {}", listed(ranks))
+    };
+    format!("nothing has moved for {silence}, {who}; it is taken for a hang after {limit}, because {why}")
+}
+
+fn stopped(Suspicion { ranks, limit, .. }: &Suspicion, silence: Span) -> String {
+    let (who, has) = (listed(ranks), if ranks.len() == 1 { "has" } else { "have" });
+    format!(
+        "{who} {has} been stopped by a signal for {silence} (state T); after {limit} that is taken for a hang, unless SIGCONT comes"
+    )
+}
+
+fn doubted(Suspicion { why, .. }: &Suspicion, silence: Span) -> String {
+    format!(
+        "it may hang: for {silence} {why}; without heartbeats this looks the same as work, and nothing is done"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hang::activity::ProcessState;
 
     fn judge(ranks: usize) -> HangJudge {
         HangJudge::new(Limits::default(), true, Rank(0), ranks, Mono(1))
@@ -388,5 +403,30 @@ mod tests {
         assert!(matches!(facts.last(), Some(Fact::HangPassed { attempt: Attempt(2), .. })), "{facts:?}");
         let suspected = |fact: &&Fact| matches!(fact, Fact::Observed(of) if of.event == "hang_suspected");
         assert_eq!(facts.iter().filter(suspected).count(), 1, "{facts:?}");
+    }
+
+    #[test]
+    fn a_rank_that_a_signal_stopped_is_reported_long_before_it_is_a_hang() {
+        let mut judge = judge(1);
+        let mut pulse = ActivitySample::default();
+        let mut facts = Vec::new();
+        for second in 1..1_400 {
+            let now = Mono(Span::seconds(second).0);
+            pulse.probe.at = now;
+            if second < 700 {
+                pulse.output += 10;
+            } else {
+                pulse.probe.state = ProcessState::Stopped;
+            }
+            if judge.wants_pulses(now) {
+                facts.extend(judge.judge(now, Some(&[Some(pulse)]), &[Rank(0)]).map(|fact| (second, fact)));
+            }
+        }
+        let [(reported, Fact::Observed(seen)), (hung, Fact::RanksHung { .. })] = &facts[..] else {
+            panic!("{facts:?}")
+        };
+        assert!(*reported < 800 && *hung > 1_299, "{reported} {hung}");
+        let said = "rank 0 has been stopped by a signal for";
+        assert!(seen.detail.starts_with(said) && seen.event == "hang_suspected", "{seen:?}");
     }
 }

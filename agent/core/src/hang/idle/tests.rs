@@ -131,6 +131,29 @@ fn a_stopped_rank_is_named_though_others_spin() {
     let hang = job.hang().expect("a hang");
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Stopped, &[Rank(1)][..]));
     assert_eq!(hang.headline(), "rank 1 hangs: it is stopped by a signal");
+    let first = job.told.iter().find(|told| **told != Outlook::Calm);
+    let Some(Outlook::Stopped(reported)) = first else { panic!("{first:?}") };
+    assert_eq!((&reported.ranks[..], reported.limit), (&[Rank(1)][..], FLOOR));
+}
+
+#[test]
+fn a_rank_that_goes_on_after_it_was_stopped_is_no_hang() {
+    let mut job = Job::of(2);
+    let stopped = |pulse: &mut ActivitySample, state| pulse.probe.state = state;
+    job.works(10).seconds(
+        30,
+        |rank, _, pulse| {
+            if rank == 1 { stopped(pulse, ProcessState::Stopped) } else { work(pulse) }
+        },
+    );
+    assert!(matches!(job.told.last(), Some(Outlook::Stopped(_))), "{:?}", job.told.last());
+    job.seconds(60, |_, _, pulse| {
+        stopped(pulse, ProcessState::Normal);
+        work(pulse);
+        pulse.output += 1;
+    });
+    assert_eq!(job.told.last(), Some(&Outlook::Calm));
+    assert!(job.hang().is_none());
 }
 
 #[test]
