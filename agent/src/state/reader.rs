@@ -1,0 +1,77 @@
+//! The reading end of what is published.
+
+use std::sync::Arc;
+
+use mainstay_core::model::entry::Entry;
+use mainstay_core::view::node::NodeView;
+use tokio::sync::watch;
+
+use super::{Published, Roster};
+use crate::store::journal::{JournalError, JournalReader, Read};
+
+/// The reading end. Each clone notices changes on its own.
+#[derive(Clone, Debug)]
+pub struct StateReader {
+    pub(super) journal: JournalReader,
+    pub(super) published: watch::Receiver<Published>,
+    pub(super) roster: Roster,
+}
+
+impl StateReader {
+    /// Whether nothing will ever be published again.
+    pub fn is_gone(&self) -> bool {
+        self.published.has_changed().is_err()
+    }
+
+    /// Which rooms watch the host, and how far they are.
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// The view as it was last published.
+    pub fn view(&self) -> Arc<NodeView> {
+        self.published.borrow().view.clone()
+    }
+
+    /// Waits until something is published that this reader has not waited for before. False once the board is
+    /// gone: nothing will ever be published again.
+    pub async fn changed(&mut self) -> bool {
+        self.published.changed().await.is_ok()
+    }
+
+    /// Waits until there is an entry with a number above `cursor`. False once the board is gone.
+    pub async fn newer_than(&mut self, cursor: u64) -> bool {
+        self.published.wait_for(|published| published.newest > cursor).await.is_ok()
+    }
+
+    /// At most `limit` entries with numbers above `cursor`, those included that wait for the disk. Reads files:
+    /// where that may take long, call it where blocking is allowed.
+    pub fn entries_after(&self, cursor: u64, limit: usize) -> Result<Read, JournalError> {
+        // Taken before the files are read: what is written in between is found there.
+        let waiting = self.published.borrow().unwritten.clone();
+        let mut read = self.journal.entries_after(cursor, limit)?;
+        for entry in waiting.iter().filter(|entry| entry.seq > read.cursor.max(cursor)) {
+            if read.entries.len() >= limit {
+                break;
+            }
+            read.entries.push(Entry::clone(entry));
+        }
+        read.cursor = read.entries.last().map_or(read.cursor, |last| last.seq.max(read.cursor));
+        Ok(read)
+    }
+
+    /// The number of the newest entry; 0 before the first.
+    pub fn newest(&self) -> u64 {
+        self.published.borrow().newest
+    }
+
+    /// The number of the oldest entry that the journal holds; 0 while it is empty.
+    pub fn oldest(&self) -> u64 {
+        self.published.borrow().oldest
+    }
+
+    /// Why the journal cannot be written at present, if it cannot.
+    pub fn journal_error(&self) -> Option<Arc<str>> {
+        self.published.borrow().journal_error.clone()
+    }
+}
