@@ -8,6 +8,13 @@ pub mod ras;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What was not said within this time never is: a test that waits for it ends with all that was said.
+#[allow(dead_code, reason = "not every test waits")]
+const NEVER_SAID: Duration = Duration::from_secs(180);
 
 /// The agent as it is shipped, over a log of our own.
 pub struct Agent {
@@ -63,8 +70,17 @@ impl Agent {
             .spawn()
             .unwrap();
         let lines = BufReader::new(events.stdout.take().unwrap()).lines();
-        let found = lines.map(Result::unwrap).find(|line| line.contains(words));
+        let (tell, told) = mpsc::channel();
+        let reading = thread::spawn(move || {
+            // It is read no more once the words were found.
+            lines.map(Result::unwrap).take_while(|line| tell.send(line.clone()).is_ok()).for_each(drop);
+        });
+        let until = Instant::now() + NEVER_SAID;
+        let next = || told.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
+        let found = std::iter::from_fn(next).find(|line| line.contains(words));
+        drop(told);
         events.kill().unwrap();
+        reading.join().unwrap();
         events.wait().unwrap();
         found.unwrap_or_else(|| panic!("no event told of {words:?}; all: {}", self.events()))
     }
