@@ -129,13 +129,15 @@ fn state(key: &StepKey, ranks: BTreeMap<u32, Vec<&Copy>>) -> StepState {
     for (rank, copies) in ranks {
         let Some((sealed, root)) = newest_root(&copies) else { continue };
         state.created = state.created.max(sealed);
-        let same = copies.into_iter().filter(|copy| copy.shard.whole() == root).cloned();
-        let (pieces, whole): (Vec<Copy>, Vec<Copy>) = same.partition(|copy| copy.shard.piece.is_some());
+        let same = copies.into_iter().filter(|copy| copy.shard.whole() == root);
+        let (pieces, whole): (Vec<&Copy>, Vec<&Copy>) = same.partition(|copy| copy.shard.piece.is_some());
+        // With no room to spare: a large job has 100,000 ranks.
+        let owned = |copies: Vec<&Copy>| copies.into_iter().cloned().collect::<Vec<Copy>>();
         if !whole.is_empty() {
-            state.ranks.insert(rank, whole);
+            state.ranks.insert(rank, owned(whole));
         }
         if !pieces.is_empty() {
-            state.pieces.insert(rank, pieces);
+            state.pieces.insert(rank, owned(pieces));
         }
     }
     state

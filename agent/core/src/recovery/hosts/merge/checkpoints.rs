@@ -81,29 +81,30 @@ impl Merge {
     /// Has the shards of the newest step that is whole over all hosts brought to where its ranks will be.
     fn bring_newest(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
         // Each host's list is taken once: those of a large job are 100 MB.
-        let reported = self.hosts.iter_mut().flat_map(|host| host.holding.take().into_iter().flatten());
-        self.copies.extend(reported);
+        let reported: Vec<Vec<Copy>> = self.hosts.iter_mut().filter_map(|host| host.holding.take()).collect();
+        self.copies.reserve_exact(reported.iter().map(Vec::len).sum());
+        self.copies.extend(reported.into_iter().flatten());
         let world = self.world();
         let fits = |state: &StepState| {
             state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
         };
         let all = steps(&self.copies, None);
-        let chosen = all.iter().find(|state| fits(state)).cloned();
+        let chosen = all.iter().find(|state| fits(state)).map(|state| state.key.clone());
         if !std::mem::replace(&mut self.other_world_done, true)
-            && let Some(other) = newest_of_others(&all, chosen.as_ref().map(|state| state.key.step), world)
+            && let Some(other) = newest_of_others(&all, chosen.as_ref().map(|key| key.step), world)
         {
-            let told = of_other_ranks(&other.key, chosen.as_ref().map(|state| state.key.step), world);
+            let told = of_other_ranks(&other.key, chosen.as_ref().map(|key| key.step), world);
             next.push_back(Next::Job(at, Input::Fact(told)));
             return self.bring(at, port, &other.key, next);
         }
-        let Some(state) = chosen else {
+        let Some(key) = chosen else {
             return self.start(port, None, next);
         };
-        let StepKey { step, attempt, .. } = &state.key;
+        let StepKey { step, attempt, .. } = &key;
         let detail =
             format!("step {step} of attempt {attempt} is whole over all hosts: all ranks go on from it");
         next.push_back(Next::Job(at, Input::Fact(observed("checkpoint_chosen", Weight::Info, detail))));
-        self.bring(at, port, &state.key, next);
+        self.bring(at, port, &key, next);
     }
 
     /// A step of another number of ranks is brought as well: one of its shards, which is all of it where ranks have the same state.
