@@ -97,9 +97,9 @@ pub fn holders(copies: &[Copy]) -> BTreeSet<&str> {
 ///
 /// Shards of different attempts, launches or worlds never make one step. Where a rank sealed the same step of an attempt
 /// twice, the later one counts.
-pub fn steps(copies: &[Copy], run: Option<&str>) -> Vec<StepState> {
+pub fn steps<'a>(copies: impl IntoIterator<Item = &'a Copy>, run: Option<&str>) -> Vec<StepState> {
     let mut steps: BTreeMap<&StepKey, BTreeMap<u32, Vec<&Copy>>> = BTreeMap::new();
-    let told = copies.iter().filter(|copy| run.is_none_or(|run| copy.shard.of.run_id() == run));
+    let told = copies.into_iter().filter(|copy| run.is_none_or(|run| copy.shard.of.run_id() == run));
     for copy in told.filter(|copy| copy.verified && copy.shard.rank < copy.shard.of.world) {
         steps.entry(&copy.shard.of).or_default().entry(copy.shard.rank).or_default().push(copy);
     }

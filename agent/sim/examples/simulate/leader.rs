@@ -67,6 +67,7 @@ pub fn measure(quick: bool) {
             );
         }
         crowd.run_until(killed + 600 * SECOND, |crowd| crowd.runs());
+        give_back();
         // Until all ranks step again.
         let stepping = crowd.now() + 2 * STEP;
         crowd.run_until(stepping, |_| false);
@@ -88,6 +89,15 @@ pub fn measure(quick: bool) {
 fn processor() -> u64 {
     let used = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     used.map_or(0, |used| used.tv_sec().unsigned_abs() * SECOND + used.tv_nsec().unsigned_abs())
+}
+
+/// Gives back what was freed, as the launcher does when ranks run again after a failure.
+fn give_back() {
+    // SAFETY: the function takes the allocator's own locks, touches only memory that nobody has, and keeps no pointer.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        nix::libc::malloc_trim(0);
+    }
 }
 
 /// Memory of this process now and at most, in MiB: the followers' messages that are on their way are part of it.

@@ -130,8 +130,8 @@ pub struct Merge {
     /// The host that was found to be waited for last.
     awaited: usize,
     dropped: u64,
-    /// What hosts hold of checkpoints in this start.
-    copies: Vec<Copy>,
+    /// What hosts hold of checkpoints in this start, a list of each: together they are 100 MB in a large job.
+    copies: Vec<Vec<Copy>>,
     /// Steps that could not be brought to a host in this start.
     failed_steps: BTreeSet<StepKey>,
     /// Whether the newest step of another number of ranks was looked after in this start.

@@ -81,14 +81,12 @@ impl Merge {
     /// Has the shards of the newest step that is whole over all hosts brought to where its ranks will be.
     fn bring_newest(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
         // Each host's list is taken once: those of a large job are 100 MB.
-        let reported: Vec<Vec<Copy>> = self.hosts.iter_mut().filter_map(|host| host.holding.take()).collect();
-        self.copies.reserve_exact(reported.iter().map(Vec::len).sum());
-        self.copies.extend(reported.into_iter().flatten());
+        self.copies.extend(self.hosts.iter_mut().filter_map(|host| host.holding.take()));
         let world = self.world();
         let fits = |state: &StepState| {
             state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
         };
-        let all = steps(&self.copies, None);
+        let all = steps(self.copies.iter().flatten(), None);
         let chosen = all.iter().find(|state| fits(state)).map(|state| state.key.clone());
         if !std::mem::replace(&mut self.other_world_done, true)
             && let Some(other) = newest_of_others(&all, chosen.as_ref().map(|key| key.step), world)
