@@ -29,6 +29,9 @@ use super::wire::{Command, Down, Report, Up};
 
 pub use joining::refusal;
 
+/// Room for so many acts is kept when all are done.
+const ROOM_KEPT: usize = 1024;
+
 /// What a leader wants to have done, in order.
 #[derive(Clone, Debug)]
 pub enum Act {
@@ -225,7 +228,13 @@ impl Lead {
                 Some(Next::Local(order)) => return Some(Act::Local(order)),
                 Some(Next::Arranged(arranged)) => self.arranged(*arranged),
                 None if self.record_due => self.write_record(),
-                None => return None,
+                None => {
+                    // Where all ranks of a large job start, there are 100,000 of them.
+                    self.acts.shrink_to(ROOM_KEPT);
+                    self.outputs.shrink_to(ROOM_KEPT);
+                    self.next.shrink_to(ROOM_KEPT);
+                    return None;
+                }
             }
         }
     }
