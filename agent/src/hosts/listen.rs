@@ -173,9 +173,13 @@ async fn serve(
             let up = up.map_err(|_| StreamError::Silent(SILENT_FOR))??;
             let at = clock::mono();
             if let Up::Beat { sent } = up {
+                let Some(to) = answers.upgrade() else {
+                    // The leader ends it. What it said last, as why it refuses a launcher, is still on its way.
+                    tokio::time::sleep(SILENT_FOR).await;
+                    return Err(StreamError::Silent(SILENT_FOR));
+                };
                 // At once, so that the round trip is short.
-                let beat = Down::Beat { sent, at };
-                if answers.upgrade().is_none_or(|to| to.try_send(beat).is_err()) {
+                if to.try_send(Down::Beat { sent, at }).is_err() {
                     return Err::<(), _>(StreamError::Message("its messages are not read".to_owned()));
                 }
             }
