@@ -185,10 +185,16 @@ impl Idle {
         // Devices that are known to do nothing are not unseen.
         let unseen = || self.devices.rest(now).is_none_or(|rest| rest < self.interval()) && unseen();
         let known = self.stopped(now).or_else(|| self.waits_in_collectives(now));
-        known.or_else(|| self.devices_rest(now)).unwrap_or_else(|| match now.since(self.active) {
-            Span(0) => self.only_spins(now),
-            rest => self.rests(now, rest, unseen),
-        })
+        let outlook =
+            known.or_else(|| self.devices_rest(now)).unwrap_or_else(|| match now.since(self.active) {
+                Span(0) => self.only_spins(now),
+                rest => self.rests(now, rest, unseen),
+            });
+        match outlook {
+            Outlook::Hang(_) => outlook,
+            // That says more than that nothing moves.
+            _ => self.stopped_of_late(now).unwrap_or(outlook),
+        }
     }
 
     /// A look that is so late comes of a launcher that was held up itself, and perhaps the ranks with it.
@@ -246,20 +252,24 @@ impl Idle {
 
     /// Ranks that a signal stopped: that is no rest of the program's own.
     fn stopped(&self, now: Mono) -> Option<Outlook> {
-        let stopped_for = |span: Span| {
-            let stopped =
-                move |rank: &usize| self.ranks[*rank].stopped.is_some_and(|at| now.since(at) >= span);
-            let ranks: Vec<usize> = (0..self.ranks.len()).filter(stopped).collect();
-            let since = ranks.iter().filter_map(|rank| self.ranks[*rank].stopped).min();
-            since.map(|since| (ranks, since))
-        };
-        let Some((culprits, since)) = stopped_for(self.floor) else {
-            let (ranks, since) = stopped_for(Span(self.floor.0 / STOPPED_REPORTED))?;
-            let (ranks, limit, why) = (self.numbers(&ranks), self.floor, String::new());
-            return Some(Outlook::Stopped(Suspicion { ranks, since, limit, why }));
-        };
+        let (culprits, since) = self.stopped_for(now, self.floor)?;
         let told = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
         Some(self.hang(now, HangKind::Stopped, &culprits, since, self.floor, 0.9, told))
+    }
+
+    /// The same, not yet for so long that it is a hang.
+    fn stopped_of_late(&self, now: Mono) -> Option<Outlook> {
+        let (ranks, since) = self.stopped_for(now, Span(self.floor.0 / STOPPED_REPORTED))?;
+        let why = "a signal stopped them".to_owned();
+        Some(Outlook::Stopped(Suspicion { ranks: self.numbers(&ranks), since, limit: self.floor, why }))
+    }
+
+    /// Ranks that have been stopped for this time, and since when.
+    fn stopped_for(&self, now: Mono, span: Span) -> Option<(Vec<usize>, Mono)> {
+        let stopped = |rank: &usize| self.ranks[*rank].stopped.is_some_and(|at| now.since(at) >= span);
+        let ranks: Vec<usize> = (0..self.ranks.len()).filter(stopped).collect();
+        let since = ranks.iter().filter_map(|rank| self.ranks[*rank].stopped).min()?;
+        Some((ranks, since))
     }
 
     /// Ranks do nothing but use CPU time, and by NCCL's counters some wait for others, the same ones all the while.

@@ -137,6 +137,20 @@ fn a_stopped_rank_is_named_though_others_spin() {
 }
 
 #[test]
+fn a_hang_is_not_put_off_by_a_rank_that_is_stopped_during_it() {
+    let hangs_at = |stopped_after: u64| {
+        let mut job = Job::of(2);
+        job.works(600).seconds(100, |rank, second, pulse| {
+            if rank == 1 && second >= stopped_after {
+                pulse.probe.state = ProcessState::Stopped;
+            }
+        });
+        job.hang().expect("a hang").confirmed
+    };
+    assert_eq!(hangs_at(40), hangs_at(1000), "as if no rank had been stopped");
+}
+
+#[test]
 fn a_rank_that_goes_on_after_it_was_stopped_is_no_hang() {
     let mut job = Job::of(2);
     let stopped = |pulse: &mut ActivitySample, state| pulse.probe.state = state;
