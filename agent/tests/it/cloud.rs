@@ -223,9 +223,9 @@ fn the_whole_agent_tells_what_is_announced_and_when_it_is_over() {
     // The same window is not announced again after a restart.
     drop(agent);
     let agent = start(&machine, &metadata, "auto");
+    agent.wait_for("host.cloud is HEALTHY: maintenance of the host, starts in");
     metadata.set("instance/preempted", "TRUE");
-    // The first look of a slow agent finds it already.
-    agent.wait_for("UNHEALTHY: the machine is taken away (preempted), now");
+    agent.wait_for("host.cloud went from HEALTHY to UNHEALTHY: the machine is taken away (preempted), now");
     let events = agent.events();
     let announced = events.lines().filter(|line| line.contains("maintenance of the host: SCHEDULED")).count();
     assert_eq!(announced, 1, "{events}");
