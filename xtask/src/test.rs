@@ -165,12 +165,12 @@ fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
     made
 }
 
-/// Four minutes on two processors, of which more than half is the compiler's. `MAINSTAY_SEEDS` asks for more: a million by hand.
+/// Two minutes on two processors once it is compiled. `MAINSTAY_SEEDS` asks for more: a million by hand.
 fn simulate(own: &Snapshot) -> Result<Verdict> {
     let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "100000".to_owned());
     let mut test = cargo(&["test", "--package", "mainstay-core", "--test", "it", "job_of_hosts"]);
-    // Of 100,000 runs, three quarters of the time go into what the compiler did not optimise. Only here: it costs two minutes more of
-    // compilation, which nobody who edits the core should wait for.
+    // Of 100,000 runs, three quarters of the time go into what the compiler did not optimise. Only here: to compile it
+    // takes four minutes of processor time, for which nobody who edits the core should wait.
     test.args(["--config", "profile.dev.package.mainstay-core.opt-level=1"]);
     test.env("MAINSTAY_SEEDS", seeds);
     own.give(&mut test);
