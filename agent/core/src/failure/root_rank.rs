@@ -125,7 +125,9 @@ pub fn judge(
     let root = root.map(|root| if root.1.speaks_of_a_lost_peer() { chose().unwrap_or(root) } else { root });
     let Some((&culprit, end)) = root else { return nobody_failed(incident, attempt) };
 
-    let victims: Vec<Rank> = ends.keys().copied().filter(|rank| *rank != culprit).collect();
+    let alike = raised_the_same(culprit, end, ends);
+    let others = ends.keys().copied().filter(|rank| *rank != culprit);
+    let victims: Vec<Rank> = others.filter(|rank| alike.binary_search(rank).is_err()).collect();
     // A shell whose command was killed exits with 137.
     let by_sigkill = matches!(end.exit, Some((ExitStatus::Signal(9) | ExitStatus::Code(137), _)));
     let killed = by_sigkill && end.note.is_none();
@@ -152,6 +154,10 @@ pub fn judge(
         _ => (format!("{culprit} {}{at_step}", what_happened(&cause, end)), None),
     };
     let fault_at = end.failed_at().unwrap_or_default();
+    let mut evidence = evidence(culprit, end, out_of_memory_kills, killed);
+    if !alike.is_empty() {
+        evidence.push(format!("the same exception was raised at the same place by {}", listed(&alike)));
+    }
     Verdict {
         incident,
         attempt,
@@ -169,10 +175,22 @@ pub fn judge(
         heartbeats: end.heartbeats,
         fault_at,
         detected_at: end.detected_at.unwrap_or(fault_at),
-        evidence: evidence(culprit, end, out_of_memory_kills, killed),
+        evidence,
         victims,
         cause,
     }
+}
+
+/// The ranks that raised what the culprit raised, at the same place in the program: they are no victims of it. The loss of a
+/// peer is the same on all victims.
+fn raised_the_same(culprit: Rank, end: &RankEnd, ends: &BTreeMap<Rank, RankEnd>) -> Vec<Rank> {
+    let Some(first) = end.note.as_ref().filter(|_| !end.speaks_of_a_lost_peer()) else { return Vec::new() };
+    let same = fingerprint(first);
+    let others = ends.iter().filter(|(rank, _)| **rank != culprit);
+    let notes = others.filter_map(|(rank, end)| Some((*rank, end.note.as_ref()?)));
+    // The exception's name is compared first: a fingerprint reads the whole traceback, and ranks can be 100,000.
+    let alike = notes.filter(|(_, note)| note.exception == first.exception && fingerprint(note) == same);
+    alike.map(|(rank, _)| rank).collect()
 }
 
 /// The verdict when ranks could not be started.

@@ -61,6 +61,21 @@ fn a_shell_whose_command_the_oom_killer_ended_ran_out_of_memory() {
     assert_eq!(verdict([killed(20), shell()], 0).cause, Cause::ExitCode { code: 137 });
 }
 
+#[test]
+fn a_rank_that_raised_the_same_of_its_own_is_no_victim_and_the_evidence_names_it() {
+    let told = "the same exception was raised at the same place by rank 1";
+    let same = verdict([raised("bad", 5), raised("bad", 6)], 0);
+    assert_eq!((same.culprit, same.victims.len()), (Some(Rank(0)), 0));
+    assert!(same.evidence.iter().any(|line| line == told), "{:?}", same.evidence);
+    // Another exception can be what the first one led to, and a lost peer always is.
+    let lost = "Connection closed by peer";
+    for (first, second) in [("bad", "worse"), (lost, lost)] {
+        let other = verdict([raised(first, 5), raised(second, 6)], 0);
+        assert_eq!((other.culprit, &other.victims[..]), (Some(Rank(0)), &[Rank(1)][..]));
+        assert!(!other.evidence.iter().any(|line| line == told), "{:?}", other.evidence);
+    }
+}
+
 fn ended_while_stopped(code: i32) -> RankEnd {
     RankEnd { exit: Some((ExitStatus::Code(code), Mono(9))), after_stop: true, ..RankEnd::default() }
 }
