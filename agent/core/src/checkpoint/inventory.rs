@@ -1,25 +1,26 @@
 //! What lies where: copies of shards as their holders tell of them, and which steps are whole by that.
 
+use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use crate::checkpoint::copies::{Copy, Medium, Shard, StepKey};
 use crate::checkpoint::parity::by_way;
 
-/// What is known of one step over all holders.
+/// What is known of one step over all holders. The copies are its own, or those of a list that is longer than to be copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepState {
+pub struct StepState<C = Copy> {
     /// The step.
     pub key: StepKey,
     /// When its newest shard was sealed, seconds since 1970.
     pub created: i64,
     /// The verified copies of each rank's shard, all of one root; ranks without any are absent.
-    pub ranks: BTreeMap<u32, Vec<Copy>>,
+    pub ranks: BTreeMap<u32, Vec<C>>,
     /// The verified pieces of the same, or of the newest where there is too little of any; ranks without any are absent.
-    pub pieces: BTreeMap<u32, Vec<Copy>>,
+    pub pieces: BTreeMap<u32, Vec<C>>,
 }
 
-impl StepState {
+impl<C: Borrow<Copy>> StepState<C> {
     /// Whether every rank's shard lies somewhere, verified, or can be had back from pieces.
     pub fn is_whole(&self) -> bool {
         let of_pieces = self.pieces.iter().filter(|(rank, pieces)| {
@@ -58,7 +59,7 @@ impl StepState {
     fn told(&self) -> impl Iterator<Item = &Shard> {
         let beside = self.pieces.iter().filter(|(rank, _)| !self.ranks.contains_key(rank));
         let firsts = self.ranks.values().chain(beside.map(|(_, pieces)| pieces)).filter_map(|of| of.first());
-        firsts.map(|copy| &copy.shard)
+        firsts.map(|copy| &copy.borrow().shard)
     }
 
     /// All bytes of the step, each shard counted once.
@@ -87,10 +88,21 @@ impl StepState {
     }
 }
 
+impl StepState<&Copy> {
+    /// With copies of its own.
+    fn owned(self) -> StepState {
+        // With no room to spare: a large job has 100,000 ranks.
+        let own = |copies: BTreeMap<u32, Vec<&Copy>>| {
+            copies.into_iter().map(|(rank, copies)| (rank, copies.into_iter().cloned().collect())).collect()
+        };
+        StepState { key: self.key, created: self.created, ranks: own(self.ranks), pieces: own(self.pieces) }
+    }
+}
+
 /// The hosts among `copies`, each once. Durable storage is no host: what lies only there is far, and frees nobody of keeping copies.
-pub fn holders(copies: &[Copy]) -> BTreeSet<&str> {
-    let on_hosts = copies.iter().filter(|copy| copy.medium != Medium::Durable);
-    on_hosts.map(|copy| copy.holder.as_str()).collect()
+pub fn holders<C: Borrow<Copy>>(copies: &[C]) -> BTreeSet<&str> {
+    let on_hosts = copies.iter().map(C::borrow).filter(|copy| copy.medium != Medium::Durable);
+    on_hosts.map(|copy| &*copy.holder).collect()
 }
 
 /// All steps of `run` (of all runs without it) that `copies` tell of, newest first.
@@ -98,19 +110,27 @@ pub fn holders(copies: &[Copy]) -> BTreeSet<&str> {
 /// Shards of different attempts, launches or worlds never make one step. Where a rank sealed the same step of an attempt
 /// twice, the later one counts.
 pub fn steps<'a>(copies: impl IntoIterator<Item = &'a Copy>, run: Option<&str>) -> Vec<StepState> {
+    steps_among(copies, run).into_iter().map(StepState::owned).collect()
+}
+
+/// The same, of copies that stay where they are: a leader has those of all ranks.
+pub fn steps_among<'a>(
+    copies: impl IntoIterator<Item = &'a Copy>,
+    run: Option<&str>,
+) -> Vec<StepState<&'a Copy>> {
     let mut steps: BTreeMap<&StepKey, BTreeMap<u32, Vec<&Copy>>> = BTreeMap::new();
     let told = copies.into_iter().filter(|copy| run.is_none_or(|run| copy.shard.of.run_id() == run));
     for copy in told.filter(|copy| copy.verified && copy.shard.rank < copy.shard.of.world) {
         steps.entry(&copy.shard.of).or_default().entry(copy.shard.rank).or_default().push(copy);
     }
-    let mut states: Vec<StepState> = steps.into_iter().map(|(key, ranks)| state(key, ranks)).collect();
+    let mut states: Vec<StepState<&Copy>> = steps.into_iter().map(|(key, ranks)| state(key, ranks)).collect();
     newest_first(&mut states);
     states
 }
 
 /// Of one step, the later attempt of a launch is the newer one whatever its clock said; between launches, which have no other order, the
 /// one that sealed last.
-fn newest_first(states: &mut [StepState]) {
+fn newest_first(states: &mut [StepState<&Copy>]) {
     let launch = |key: &StepKey| (key.step, key.job.clone(), key.run.clone());
     let mut sealed: BTreeMap<(u64, String, String), i64> = BTreeMap::new();
     for state in states.iter() {
@@ -123,40 +143,38 @@ fn newest_first(states: &mut [StepState]) {
     });
 }
 
-fn state(key: &StepKey, ranks: BTreeMap<u32, Vec<&Copy>>) -> StepState {
+fn state<'a>(key: &StepKey, ranks: BTreeMap<u32, Vec<&'a Copy>>) -> StepState<&'a Copy> {
     let mut state =
         StepState { key: key.clone(), created: i64::MIN, ranks: BTreeMap::new(), pieces: BTreeMap::new() };
-    for (rank, copies) in ranks {
+    for (rank, mut copies) in ranks {
         let Some((sealed, root)) = newest_root(&copies) else { continue };
         state.created = state.created.max(sealed);
-        let same = copies.into_iter().filter(|copy| copy.shard.whole() == root);
-        let (pieces, whole): (Vec<&Copy>, Vec<&Copy>) = same.partition(|copy| copy.shard.piece.is_some());
-        // With no room to spare: a large job has 100,000 ranks.
-        let owned = |copies: Vec<&Copy>| copies.into_iter().cloned().collect::<Vec<Copy>>();
-        if !whole.is_empty() {
-            state.ranks.insert(rank, owned(whole));
+        copies.retain(|copy| copy.shard.whole() == root);
+        let pieces: Vec<&Copy> = copies.extract_if(.., |copy| copy.shard.piece.is_some()).collect();
+        if !copies.is_empty() {
+            state.ranks.insert(rank, copies);
         }
         if !pieces.is_empty() {
-            state.pieces.insert(rank, owned(pieces));
+            state.pieces.insert(rank, pieces);
         }
     }
     state
 }
 
 /// What a rank sealed last, of what can be had: pieces that are too few hide no older shard that is whole.
-fn newest_root(copies: &[&Copy]) -> Option<(i64, String)> {
-    let sealed = |copy: &&Copy| (copy.shard.created, copy.shard.whole().to_owned());
+fn newest_root<'a>(copies: &[&'a Copy]) -> Option<(i64, &'a str)> {
+    let sealed = |copy: &&'a Copy| (copy.shard.created, copy.shard.whole());
     let newest_whole = copies.iter().filter(|copy| copy.shard.piece.is_none()).map(sealed).max();
-    let mut cut: BTreeMap<(i64, String), Vec<Copy>> = BTreeMap::new();
+    let mut cut: BTreeMap<(i64, &str), Vec<&Copy>> = BTreeMap::new();
     for copy in copies.iter().filter(|copy| copy.shard.piece.is_some()) {
-        cut.entry(sealed(copy)).or_default().push((*copy).clone());
+        cut.entry(sealed(copy)).or_default().push(copy);
     }
-    let is_enough = |pieces: &[Copy]| by_way(pieces).iter().any(super::parity::Pieces::are_enough);
-    let newest_cut = cut.iter().filter(|(_, pieces)| is_enough(pieces)).map(|(root, _)| root.clone()).max();
+    let is_enough = |pieces: &[&Copy]| by_way(pieces).iter().any(super::parity::Pieces::are_enough);
+    let newest_cut = cut.iter().filter(|(_, pieces)| is_enough(pieces)).map(|(root, _)| *root).max();
     newest_whole.max(newest_cut).or_else(|| cut.into_keys().max())
 }
 
 /// The newest whole step of `run`.
 pub fn newest_whole(copies: &[Copy], run: &str) -> Option<StepState> {
-    steps(copies, Some(run)).into_iter().find(StepState::is_whole)
+    steps_among(copies, Some(run)).into_iter().find(StepState::is_whole).map(StepState::owned)
 }

@@ -3,6 +3,7 @@
 //! A piece has a root of its own and a name that tells what it is a piece of. Where shards are told of, the name stands in the place of
 //! the run: a version that knows nothing of pieces takes them for those of a run that nobody asks for, and never for a shard.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use crate::checkpoint::copies::Copy;
@@ -42,9 +43,9 @@ impl Pieces<'_> {
 }
 
 /// Sorts pieces of one shard by how it was cut: those of two ways are of no use to each other.
-pub fn by_way(pieces: &[Copy]) -> Vec<Pieces<'_>> {
+pub fn by_way<C: Borrow<Copy>>(pieces: &[C]) -> Vec<Pieces<'_>> {
     let mut ways: BTreeMap<Parity, BTreeMap<u32, Vec<&Copy>>> = BTreeMap::new();
-    for copy in pieces {
+    for copy in pieces.iter().map(C::borrow) {
         let Some(piece) = &copy.shard.piece else { continue };
         ways.entry(piece.of).or_default().entry(piece.index).or_default().push(copy);
     }

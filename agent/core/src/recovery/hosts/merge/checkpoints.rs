@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::{Merge, Next, Phase, observed};
 use crate::base::time::{Mono, Span};
-use crate::checkpoint::inventory::{Copy, StepKey, StepState, steps};
+use crate::checkpoint::inventory::{Copy, StepKey, StepState, steps_among};
 use crate::model::entry::Fact;
 use crate::model::observation::Weight;
 use crate::recovery::hosts::round::Seated;
@@ -83,17 +83,19 @@ impl Merge {
         // Each host's list is taken once: those of a large job are 100 MB.
         self.copies.extend(self.hosts.iter_mut().filter_map(|host| host.holding.take()));
         let world = self.world();
-        let fits = |state: &StepState| {
+        let all = steps_among(self.copies.iter().flatten(), None);
+        let fits = |state: &&StepState<&Copy>| {
             state.is_whole() && state.key.world == world && !self.failed_steps.contains(&state.key)
         };
-        let all = steps(self.copies.iter().flatten(), None);
-        let chosen = all.iter().find(|state| fits(state)).map(|state| state.key.clone());
+        let chosen = all.iter().find(fits).map(|state| state.key.clone());
+        let chosen_step = chosen.as_ref().map(|key| key.step);
+        let other = newest_of_others(&all, chosen_step, world).map(|state| state.key.clone());
         if !std::mem::replace(&mut self.other_world_done, true)
-            && let Some(other) = newest_of_others(&all, chosen.as_ref().map(|key| key.step), world)
+            && let Some(other) = other
         {
-            let told = of_other_ranks(&other.key, chosen.as_ref().map(|key| key.step), world);
+            let told = of_other_ranks(&other, chosen_step, world);
             next.push_back(Next::Job(at, Input::Fact(told)));
-            return self.bring(at, port, &other.key, next);
+            return self.bring(at, port, &other, next);
         }
         let Some(key) = chosen else {
             return self.start(port, None, next);
@@ -161,7 +163,11 @@ fn around(peers: &[String], place: usize) -> Vec<String> {
 }
 
 /// The newest whole step of another number of ranks, if it is newer than what all ranks go on from.
-fn newest_of_others(all: &[StepState], chosen: Option<u64>, world: u32) -> Option<&StepState> {
+fn newest_of_others<'a, 'b>(
+    all: &'b [StepState<&'a Copy>],
+    chosen: Option<u64>,
+    world: u32,
+) -> Option<&'b StepState<&'a Copy>> {
     let other = all.iter().find(|state| state.is_whole() && state.key.world != world);
     other.filter(|other| Some(other.key.step) > chosen)
 }
