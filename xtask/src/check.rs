@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 
 use crate::skips::Skips;
 
@@ -58,6 +60,14 @@ struct Done {
     name: String,
     verdict: Verdict,
     took: Duration,
+    processor: Duration,
+}
+
+/// Processor time of the programs that were run and have ended. What a test leaves to init is not in it.
+fn processor_time() -> Duration {
+    let Ok(used) = getrusage(UsageWho::RUSAGE_CHILDREN) else { return Duration::ZERO };
+    let microseconds = used.user_time().num_microseconds() + used.system_time().num_microseconds();
+    Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
 }
 
 /// The checks that were made.
@@ -70,7 +80,7 @@ impl Checks {
     /// Makes a check. An error is a failure like any other, told at once.
     pub fn run(&mut self, name: &str, check: impl FnOnce() -> Result<Verdict>) {
         println!("\n=== {name}");
-        let began = Instant::now();
+        let (began, spent) = (Instant::now(), processor_time());
         let verdict = check().unwrap_or_else(|error| {
             println!("{error:#}");
             Verdict::of(false)
@@ -78,14 +88,15 @@ impl Checks {
         if let Verdict::Skipped { why } = &verdict {
             println!("skipped: {why}");
         }
-        self.done.push(Done { name: name.into(), verdict, took: began.elapsed() });
+        let processor = processor_time().saturating_sub(spent);
+        self.done.push(Done { name: name.into(), verdict, took: began.elapsed(), processor });
     }
 
     /// Prints the table and the closing line; true if nothing failed.
     pub fn conclude(&self) -> bool {
         println!("\n=== summary");
-        for Done { name, verdict, took } in &self.done {
-            let took = took.as_secs_f64();
+        for Done { name, verdict, took, processor } in &self.done {
+            let (took, processor) = (took.as_secs_f64(), processor.as_secs_f64());
             match verdict {
                 Verdict::Counted { passed, failed, skips } => {
                     let how = if *failed == 0 { "ok      " } else { "FAILED  " };
@@ -94,7 +105,9 @@ impl Checks {
                         0 => String::new(),
                         count => format!(", {count} skipped"),
                     };
-                    println!("  {how} {name:<48} {passed:>5} passed {took:>8.1} s{fails}{skips}");
+                    println!(
+                        "  {how} {name:<48} {passed:>5} passed {took:>8.1} s {processor:>8.1} s CPU{fails}{skips}"
+                    );
                 }
                 Verdict::Skipped { why } => println!("  skipped  {name:<48} {why}"),
             }
