@@ -304,7 +304,8 @@ impl Idle {
     /// Nothing of the job does anything.
     fn rests(&self, now: Mono, rest: Span, unseen: impl FnOnce() -> bool) -> Outlook {
         let usual = self.floor.max(Span(self.longest.0.saturating_mul(BEYOND)));
-        let at_work = self.at_work >= Span(self.floor.0 / 2)
+        let long_enough = self.at_work >= Span(self.floor.0 / 2);
+        let at_work = long_enough
             && self.rested.0.saturating_mul(SELDOM) <= self.at_work.0.saturating_add(self.rested.0);
         // Of a rank that cannot be read nothing is known.
         let known = self.ranks.iter().all(|seen| seen.pulse.is_none() || seen.activity.is_some());
@@ -314,8 +315,11 @@ impl Idle {
             .iter()
             .filter_map(|seen| seen.blocked)
             .any(|since| since <= self.active.after(self.held_up()));
-        if !(at_work || blocked) || !known || rest < Span(usual.0 / 2) {
+        if !known || rest < Span(usual.0 / 2) {
             return Outlook::Calm;
+        }
+        if !(at_work || blocked) {
+            return if long_enough { Outlook::Calm } else { self.rests_since_early(rest, usual) };
         }
         let (limit, why) = if !at_work {
             (Span(usual.0.saturating_mul(UNSEEN)), "it waits for a file system since it began")
@@ -344,6 +348,23 @@ impl Idle {
         }
     }
 
+    /// It stands still, and was at work too shortly before to be known as a program that works: a hang early in the run, or a program
+    /// that waits by design. That is told and never acted on.
+    fn rests_since_early(&self, rest: Span, usual: Span) -> Outlook {
+        let limit = Span(usual.0.saturating_mul(UNSEEN));
+        if self.at_work == Span::default() || rest < limit {
+            return Outlook::Calm;
+        }
+        let living: Vec<usize> = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).collect();
+        let why = format!(
+            "no process of {} has done anything, and before that the job was at work for {} only; without heartbeats this looks \
+             the same as a program that waits",
+            self.named(&living),
+            self.at_work
+        );
+        Outlook::Doubt(Suspicion { ranks: self.numbers(&living), since: self.active, limit, why })
+    }
+
     /// CPU time is used and nothing else happens, for much longer than ever before: a loop, or a wait that spins, or work
     /// that looks like it. That is told and never acted on.
     fn only_spins(&self, now: Mono) -> Outlook {
@@ -362,7 +383,10 @@ impl Idle {
         } else {
             (spinning, "uses CPU time and does nothing else")
         };
-        let why = format!("{} {does}, and nothing was put out or read meanwhile", self.named(&few));
+        let why = format!(
+            "{} {does}, and nothing was put out or read meanwhile; without heartbeats this looks the same as work",
+            self.named(&few)
+        );
         Outlook::Doubt(Suspicion { ranks: self.numbers(&few), since: self.worked, limit, why })
     }
 

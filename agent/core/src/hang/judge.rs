@@ -334,9 +334,7 @@ fn stopped(Suspicion { ranks, limit, .. }: &Suspicion, silence: Span) -> String 
 }
 
 fn doubted(Suspicion { why, .. }: &Suspicion, silence: Span) -> String {
-    format!(
-        "it may hang: for {silence} {why}; without heartbeats this looks the same as work, and nothing is done"
-    )
+    format!("it may hang: for {silence} {why}, and nothing is done")
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ fn a_job_that_worked_and_does_nothing_any_more_hangs() {
 fn a_job_that_sleeps_by_design_is_never_judged() {
     let mut job = Job::of(2);
     job.works(5).rests(3600);
-    assert!(job.said_nothing(), "it was never at work for long");
+    assert!(job.hang().is_none(), "it was never at work for long");
     let mut job = Job::of(2);
     for _ in 0..60 {
         job.works(20).rests(10);
@@ -99,7 +99,7 @@ fn a_rank_that_waits_for_a_file_system_since_it_began_hangs_and_one_that_sleeps_
     let job = blocks(ProcessState::Uninterruptible);
     let hang = job.hang().expect("a hang");
     assert_eq!((hang.kind, &hang.culprits[..]), (HangKind::BlockedIo, &[Rank(1)][..]));
-    assert!(blocks(ProcessState::Normal).said_nothing());
+    assert!(blocks(ProcessState::Normal).hang().is_none());
 }
 
 #[test]
@@ -182,6 +182,28 @@ fn ranks_that_only_spin_are_doubted_and_never_condemned() {
     let doubt =
         job.told.iter().find_map(|told| if let Outlook::Doubt(doubt) = told { Some(doubt) } else { None });
     assert_eq!(doubt.expect("a doubt").ranks, [Rank(3)]);
+}
+
+#[test]
+fn a_job_that_stands_still_soon_after_it_began_is_doubted_and_never_condemned() {
+    let doubt = |job: &Job| {
+        job.told
+            .iter()
+            .find_map(|told| if let Outlook::Doubt(doubt) = told { Some(doubt.clone()) } else { None })
+    };
+    let mut job = Job::of(2);
+    // Half of what would show that it is a job that works.
+    job.works(15).rests(150);
+    assert!(job.said_nothing(), "{:?}", job.told.last());
+    job.rests(7200);
+    assert!(job.hang().is_none());
+    let doubt_of_job = doubt(&job).expect("a doubt");
+    assert_eq!(doubt_of_job.ranks, [Rank(0), Rank(1)]);
+    assert!(doubt_of_job.why.contains("was at work for 15.00 s only"), "{}", doubt_of_job.why);
+    // Of a program that never did anything there is nothing to compare with.
+    let mut waits = Job::of(2);
+    waits.rests(7200);
+    assert!(waits.said_nothing());
 }
 
 /// A job that logs every ten seconds, then spins with these counts of NCCL.
