@@ -317,6 +317,7 @@ impl Crowd {
         what(self);
         self.settle(from, began);
         if self.lead.is_feed_due(Mono(self.busy)) {
+            // More is kept than a round records between two times: nothing is read back.
             self.lead.feed(|_| None);
             self.settle(from, began);
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use mainstay_core::base::time::Mono;
+use mainstay_core::model::entry::Entry;
 use mainstay_core::recovery::hosts::lead::{self, Act, Lead, SteppedDown};
 use mainstay_core::recovery::hosts::link::Connection;
 use mainstay_core::recovery::hosts::merge::Merge;
@@ -21,6 +22,7 @@ use crate::launch::rendezvous::{FIRST_RECORD, Gathered};
 use crate::launch::save;
 use crate::launch::shell::{LOOK_EVERY, Launcher};
 use crate::os::clock;
+use crate::state::StateReader;
 
 /// How long the end of the job waits for followers to know of it.
 const END_WITHIN: Duration = Duration::from_secs(5);
@@ -43,6 +45,11 @@ pub(super) struct Leading {
 pub(super) enum ToLeader {
     Host(Box<FromHost>),
     Store(FromStore),
+}
+
+/// What is older than what the leader keeps in memory; none if the journal cannot be read now.
+fn entries_after(reader: &StateReader, have: u64) -> Option<Vec<Entry>> {
+    reader.entries_after(have, usize::MAX).ok().map(|read| read.entries)
 }
 
 impl Leading {
@@ -173,7 +180,10 @@ impl Launcher {
         };
         if matches!(command, Command::Finish { .. }) {
             // A follower reads nothing that comes after it.
-            self.feed();
+            let reader = self.board.reader();
+            if let Brain::Leading(leading) = &mut self.brain {
+                leading.lead.feed_all(|have| entries_after(&reader, have));
+            }
         }
         if let Brain::Leading(leading) = &mut self.brain {
             leading.lead.command(seat, command);
@@ -188,7 +198,7 @@ impl Launcher {
     fn feed(&mut self) {
         let reader = self.board.reader();
         if let Brain::Leading(leading) = &mut self.brain {
-            leading.lead.feed(|have| reader.entries_after(have, usize::MAX).ok().map(|read| read.entries));
+            leading.lead.feed(|have| entries_after(&reader, have));
         }
     }
 

@@ -152,6 +152,8 @@ pub struct Lead {
     looked: Mono,
     /// When followers were last sent of the journal.
     fed: Mono,
+    /// With which seat that goes on.
+    fed_from: usize,
     /// What it wrote last, for the followers; none before the first entry.
     recent: Option<Recent>,
 }
@@ -186,6 +188,7 @@ impl Lead {
             predecessor: None,
             looked: at,
             fed: Mono(0),
+            fed_from: 0,
             recent: None,
         }
     }

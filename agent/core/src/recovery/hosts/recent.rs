@@ -1,23 +1,53 @@
 //! The newest entries of the leader's journal, kept for its followers: none of these is read back from the disk for each of them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use crate::model::entry::Entry;
+use crate::base::time::Stamp;
+use crate::model::entry::{Body, Entry};
 
 /// So many are kept. Followers that need older ones have them read from the disk.
 const KEPT: usize = 2048;
+
+/// So many are kept while followers were not sent them: in a round of a large job, several of each rank are recorded between one time
+/// and the next.
+const UNSENT: usize = 1 << 18;
+
+/// An entry, as many followers share it.
+#[derive(Clone, Debug)]
+pub(super) struct Recorded {
+    pub(super) seq: u64,
+    pub(super) at: Stamp,
+    pub(super) is_of_leader_before: bool,
+    pub(super) is_of_the_job: bool,
+    pub(super) body: Arc<Body>,
+}
+
+impl Recorded {
+    pub(super) fn of(entry: &Entry) -> Recorded {
+        Recorded {
+            seq: entry.seq,
+            at: entry.at,
+            is_of_leader_before: entry.origin_seq.is_some(),
+            is_of_the_job: entry.job.is_some() && !matches!(entry.body, Body::Health(_)),
+            body: Arc::new(entry.body.clone()),
+        }
+    }
+}
 
 /// The newest entries, without gaps.
 #[derive(Debug)]
 pub struct Recent {
     complete_after: u64,
-    entries: VecDeque<Entry>,
+    sent: u64,
+    entries: VecDeque<Recorded>,
 }
 
 impl Recent {
     /// Empty; the next entry has this number.
     pub fn complete_from(seq: u64) -> Recent {
-        Recent { complete_after: seq.saturating_sub(1), entries: VecDeque::new() }
+        let before = seq.saturating_sub(1);
+        Recent { complete_after: before, sent: before, entries: VecDeque::new() }
     }
 
     /// All entries with a higher number are here.
@@ -25,18 +55,42 @@ impl Recent {
         self.complete_after
     }
 
+    /// The number of the newest.
+    pub(super) fn newest(&self) -> u64 {
+        self.entries.back().map_or(self.complete_after, |entry| entry.seq)
+    }
+
     /// Takes in the newest entry.
-    pub fn push(&mut self, entry: Entry) {
-        if self.entries.len() == KEPT
-            && let Some(oldest) = self.entries.pop_front()
-        {
+    pub fn push(&mut self, entry: &Entry) {
+        let is_sent = |oldest: &Recorded| oldest.seq <= self.sent;
+        let has_room = self.entries.len() < KEPT
+            || (self.entries.len() < UNSENT && !self.entries.front().is_some_and(is_sent));
+        if !has_room {
+            self.drop_oldest();
+        }
+        self.entries.push_back(Recorded::of(entry));
+    }
+
+    /// All followers that are connected were sent what is here, up to this number.
+    pub(super) fn sent(&mut self, through: u64) {
+        self.sent = through;
+        while self.entries.len() > KEPT && self.entries.front().is_some_and(|oldest| oldest.seq <= through) {
+            self.drop_oldest();
+        }
+        // What a round needed is given back.
+        if self.entries.capacity() > 8 * KEPT {
+            self.entries.shrink_to(2 * KEPT);
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some(oldest) = self.entries.pop_front() {
             self.complete_after = oldest.seq;
         }
-        self.entries.push_back(entry);
     }
 
     /// Those with a higher number, oldest first.
-    pub fn after(&self, seq: u64) -> impl Iterator<Item = &Entry> {
+    pub(super) fn after(&self, seq: u64) -> impl Iterator<Item = &Recorded> {
         let known = self.entries.partition_point(|entry| entry.seq <= seq);
         self.entries.range(known..)
     }
@@ -45,8 +99,7 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use crate::base::id::BootId;
-    use crate::base::time::Stamp;
-    use crate::model::entry::{Body, Fact};
+    use crate::model::entry::Fact;
 
     use super::*;
 
@@ -59,10 +112,25 @@ mod tests {
     fn what_is_no_longer_kept_is_known_to_be_missing() {
         let mut recent = Recent::complete_from(5);
         assert_eq!(recent.complete_after(), 4);
-        (5..5 + KEPT as u64).for_each(|seq| recent.push(entry(seq)));
+        (5..5 + KEPT as u64).for_each(|seq| recent.push(&entry(seq)));
+        recent.sent(recent.newest());
         assert_eq!((recent.complete_after(), recent.after(4).count()), (4, KEPT));
-        recent.push(entry(5 + KEPT as u64));
+        recent.push(&entry(5 + KEPT as u64));
         assert_eq!((recent.complete_after(), recent.after(0).next().map(|entry| entry.seq)), (5, Some(6)));
         assert_eq!(recent.after(4 + KEPT as u64).count(), 1);
+    }
+
+    #[test]
+    fn what_followers_were_not_sent_is_kept_until_it_is_too_much() {
+        let mut recent = Recent::complete_from(1);
+        let many = 3 * KEPT as u64;
+        (1..=many).for_each(|seq| recent.push(&entry(seq)));
+        assert_eq!((recent.complete_after(), recent.newest()), (0, many));
+        recent.sent(many / 2);
+        assert_eq!(recent.complete_after(), many / 2);
+        recent.sent(many);
+        assert_eq!((recent.complete_after(), recent.after(0).count()), (many - KEPT as u64, KEPT));
+        (many + 1..=many + UNSENT as u64 + 7).for_each(|seq| recent.push(&entry(seq)));
+        assert_eq!(recent.after(0).count(), UNSENT);
     }
 }

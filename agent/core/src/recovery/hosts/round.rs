@@ -2,6 +2,7 @@
 //! whatever order they joined. A host that was there before keeps its ranks.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +68,14 @@ pub struct Seated {
     pub member: Member,
     /// Where.
     pub seat: Seat,
+}
+
+impl Seated {
+    /// The ranks of its host.
+    pub fn ranks(&self) -> Range<u32> {
+        let first = self.seat.first_rank;
+        first..first.saturating_add(self.member.ranks)
+    }
 }
 
 /// Who is still missing.

@@ -26,7 +26,7 @@ impl World {
             lead::Act::Command(seat, command) => {
                 if let Command::Finish { exit, .. } = command {
                     self.check_told_end(me, exit);
-                    self.feed(me);
+                    self.feed_all(me);
                 }
                 if let Brain::Leads(lead) = &mut self.launchers[me].brain {
                     lead.command(seat, command);

@@ -191,10 +191,17 @@ impl World {
         }
     }
 
-    pub fn feed(&mut self, me: usize) {
+    fn feed(&mut self, me: usize) {
         let Launcher { brain, journal, .. } = &mut self.launchers[me];
         if let Brain::Leads(lead) = brain {
             lead.feed(|have| Some(journal.iter().skip(have as usize).cloned().collect()));
+        }
+    }
+
+    pub fn feed_all(&mut self, me: usize) {
+        let Launcher { brain, journal, .. } = &mut self.launchers[me];
+        if let Brain::Leads(lead) = brain {
+            lead.feed_all(|have| Some(journal.iter().skip(have as usize).cloned().collect()));
         }
     }
 

@@ -1,15 +1,16 @@
 //! Followers get the job's journal from their leader.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::parts::part_for;
+use super::parts::{only_rank, part_for};
 use super::{Act, Lead};
-use crate::base::time::{Mono, Span, Stamp};
-use crate::model::entry::{Body, Entry};
+use crate::base::id::Rank;
+use crate::base::time::{Mono, Span};
+use crate::model::entry::Entry;
 use crate::recovery::hosts::link::{Connection, Link};
 use crate::recovery::hosts::predecessor::Predecessor;
-use crate::recovery::hosts::recent::Recent;
-use crate::recovery::hosts::round::Seated;
+use crate::recovery::hosts::recent::{Recent, Recorded};
 use crate::recovery::hosts::wire::Down;
 
 /// In a job of more hosts than that not all of them get the whole journal: what is said of each rank, for each host, grows with
@@ -17,22 +18,31 @@ use crate::recovery::hosts::wire::Down;
 const WHOLE_UP_TO: usize = 256;
 
 /// Then these do, from the first seat on. The others get what concerns all, and of single ranks what concerns their own.
-const KEEPERS: usize = 16;
+const KEEPERS: usize = 5;
 
-/// How often followers are sent what is new in the journal, at most; and while ranks are stopped and started.
+/// How often followers are sent what is new in the journal, at most; and while ranks are stopped and started. In a large job a round
+/// records several entries of each of 100,000 ranks, which would hold up its commands for seconds.
 const FED_EVERY: Span = Span::millis(50);
 const FED_IN_A_ROUND: Span = Span::millis(500);
+const FED_IN_A_LARGE_ROUND: Span = Span::seconds(10);
+
+/// So many entries are sent at one time, to all followers together: beats and reports are not held up behind more.
+const AT_ONE_TIME: usize = 4096;
 
 impl Lead {
     /// Keeps an entry that was written just now for the followers, so that none is read back from the disk.
     pub fn keep_recent(&mut self, entry: &Entry) {
-        self.recent.get_or_insert_with(|| Recent::complete_from(entry.seq)).push(entry.clone());
+        self.recent.get_or_insert_with(|| Recent::complete_from(entry.seq)).push(entry);
     }
 
     /// Whether followers are to be sent what is new in the journal: in parts, and not while they are to stop or start ranks.
     /// What is ordered comes first.
     pub fn is_feed_due(&mut self, now: Mono) -> bool {
-        let every = if self.merge.is_settled() { FED_EVERY } else { FED_IN_A_ROUND };
+        let every = match (self.merge.is_settled(), self.links.len() <= WHOLE_UP_TO) {
+            (true, _) => FED_EVERY,
+            (false, true) => FED_IN_A_ROUND,
+            (false, false) => FED_IN_A_LARGE_ROUND,
+        };
         let due = !self.deposed && now.since(self.fed) >= every;
         if due {
             self.fed = now;
@@ -40,71 +50,160 @@ impl Lead {
         due
     }
 
-    /// Sends what followers have not of the job's journal. `read` has what is older than what is kept in memory; none if it
-    /// cannot be read now.
+    /// Sends what followers have not of the job's journal, or as much as is sent at one time: the rest follows with the next call.
+    /// `read` has what is older than what is kept in memory; none if it cannot be read now.
     pub fn feed(&mut self, read: impl Fn(u64) -> Option<Vec<Entry>>) {
-        let Some(recent) = &self.recent else { return };
+        self.feed_at_most(AT_ONE_TIME, read);
+    }
+
+    /// Sends all that followers have not, before the last command.
+    pub fn feed_all(&mut self, read: impl Fn(u64) -> Option<Vec<Entry>>) {
+        self.feed_at_most(usize::MAX, read);
+    }
+
+    fn feed_at_most(&mut self, most: usize, read: impl Fn(u64) -> Option<Vec<Entry>>) {
+        let Some(recent) = &mut self.recent else { return };
         // What a leader wrote before it led is of the leader before it, or of its host alone.
         let since = self.predecessor.as_ref().map_or(0, Predecessor::since);
         let all = self.links.len() <= WHOLE_UP_TO;
-        let connected = || self.links.iter().filter(|link| link.connection.is_some());
-        let Some(behind) = connected().map(|link| link.entries).min() else { return };
-        let newest: Vec<Shared> = recent.after(behind).map(Shared::of).collect();
-        for (seat, link) in self.links.iter_mut().enumerate() {
+        let connected = self.links.iter().filter(|link| link.connection.is_some());
+        let Some(behind) = connected.map(|link| link.entries).min() else {
+            return recent.sent(recent.newest());
+        };
+        let complete_after = recent.complete_after();
+        // Once for all of them: each of many thousand followers may need it.
+        let older = if behind < complete_after { read(behind) } else { Some(Vec::new()) };
+        let is_read = older.is_some();
+        let older = older.unwrap_or_default();
+        let older = older.iter().filter(|entry| entry.seq <= complete_after).map(Recorded::of);
+        let older: Vec<Recorded> = older.collect();
+        let news = News::of(older.iter().chain(recent.after(behind)), all);
+        let (count, mut left) = (self.links.len(), most);
+        let first = self.fed_from.min(count.saturating_sub(1));
+        for seat in (first..count).chain(0..first) {
+            let Some(link) = self.links.get_mut(seat) else { continue };
             let Some(connection) = link.connection else { continue };
+            if left == 0 {
+                self.fed_from = seat;
+                break;
+            }
+            // Nothing newer goes before what cannot be read now: it is read again later.
+            if !is_read && link.entries < complete_after {
+                continue;
+            }
             let keeps = all || seat < KEEPERS;
-            if link.entries < recent.complete_after() {
-                // Nothing newer goes before it: it is read again later.
-                let Some(older) = read(link.entries) else { continue };
-                for entry in older.iter().filter(|entry| entry.seq <= recent.complete_after()) {
-                    self.acts.extend(link.entry(connection, &Shared::of(entry), since, keeps));
-                }
-                link.entries = recent.complete_after();
-            }
-            let known = newest.partition_point(|entry| entry.seq <= link.entries);
-            for entry in newest.iter().skip(known) {
-                self.acts.extend(link.entry(connection, entry, since, keeps));
-            }
+            let (mut part, is_rest) = match keeps {
+                true => news.all_after(link.entries, left),
+                false => (news.for_host(link.entries, &link.seated.ranks()), true),
+            };
+            left = left.saturating_sub(part.len());
+            let through = if is_rest { Some(recent.newest()) } else { part.last().map(|entry| entry.seq) };
+            let sent = part.drain(..).filter_map(|entry| link.entry(connection, entry, since, keeps));
+            self.acts.extend(sent);
+            link.entries = link.entries.max(through.unwrap_or(0));
         }
+        let connected = self.links.iter().filter(|link| link.connection.is_some());
+        let through = connected.map(|link| link.entries).min().unwrap_or(recent.newest());
+        recent.sent(through);
     }
 }
 
 impl Link {
     /// The message with an entry, if it is one of the job. `keeps`: this host gets the whole journal.
-    fn entry(&mut self, connection: Connection, entry: &Shared, since: u64, keeps: bool) -> Option<Act> {
-        self.entries = entry.seq;
+    fn entry(&self, connection: Connection, entry: &Recorded, since: u64, keeps: bool) -> Option<Act> {
         let mine = entry.seq > since || entry.is_of_leader_before;
         if !mine || !entry.is_of_the_job {
             return None;
         }
         let body = match keeps {
             true => Arc::clone(&entry.body),
-            false => {
-                let Seated { member, seat } = &self.seated;
-                part_for(&entry.body, seat.first_rank..seat.first_rank.saturating_add(member.ranks))?
-            }
+            false => part_for(&entry.body, self.seated.ranks())?,
         };
         Some(Act::Send(connection, Down::Entry { seq: entry.seq, at: entry.at, body }))
     }
 }
 
-/// An entry for many followers.
-struct Shared {
-    seq: u64,
-    at: Stamp,
-    is_of_leader_before: bool,
-    is_of_the_job: bool,
-    body: Arc<Body>,
+/// What is new in the journal, so that each of many followers finds its part without a look at what is said of all other ranks.
+struct News<'a> {
+    all: Vec<&'a Recorded>,
+    /// What is not of one rank alone.
+    of_the_job: Vec<&'a Recorded>,
+    /// What is of one rank alone, by rank.
+    of_ranks: Vec<(Rank, &'a Recorded)>,
 }
 
-impl Shared {
-    fn of(entry: &Entry) -> Shared {
-        Shared {
-            seq: entry.seq,
-            at: entry.at,
-            is_of_leader_before: entry.origin_seq.is_some(),
-            is_of_the_job: entry.job.is_some() && !matches!(entry.body, Body::Health(_)),
-            body: Arc::new(entry.body.clone()),
+impl<'a> News<'a> {
+    /// Of entries in their order. `whole`: everyone gets all of them.
+    fn of(entries: impl Iterator<Item = &'a Recorded>, whole: bool) -> News<'a> {
+        let mut news = News { all: entries.collect(), of_the_job: Vec::new(), of_ranks: Vec::new() };
+        for entry in news.all.iter().filter(|_| !whole) {
+            match only_rank(&entry.body) {
+                Some(rank) => news.of_ranks.push((rank, entry)),
+                None => news.of_the_job.push(entry),
+            }
         }
+        // Those of a rank stay in their order.
+        news.of_ranks.sort_by_key(|(rank, _)| *rank);
+        news
+    }
+
+    /// At most so many of all, in order; and whether nothing is behind them.
+    fn all_after(&self, known: u64, most: usize) -> (Vec<&'a Recorded>, bool) {
+        let from = self.all.partition_point(|entry| entry.seq <= known);
+        let to = self.all.len().min(from.saturating_add(most));
+        (self.all.get(from..to).unwrap_or_default().to_vec(), to == self.all.len())
+    }
+
+    /// What a host with these ranks gets, in order.
+    fn for_host(&self, known: u64, own: &Range<u32>) -> Vec<&'a Recorded> {
+        let [from, to] =
+            [own.start, own.end].map(|limit| self.of_ranks.partition_point(|(rank, _)| rank.0 < limit));
+        let of_own = self.of_ranks.get(from..to).unwrap_or_default().iter().map(|(_, entry)| *entry);
+        let from = self.of_the_job.partition_point(|entry| entry.seq <= known);
+        let of_the_job = self.of_the_job.iter().skip(from).copied();
+        let mut news: Vec<&Recorded> = of_own.filter(|entry| entry.seq > known).chain(of_the_job).collect();
+        news.sort_by_key(|entry| entry.seq);
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::base::id::{Attempt, BootId, JobId};
+    use crate::base::time::Stamp;
+    use crate::model::entry::{Body, Fact};
+
+    use super::*;
+
+    fn recorded(seq: u64, fact: Fact) -> Recorded {
+        let (boot, job) = (BootId(String::new()), Some(JobId("job".to_owned())));
+        Recorded::of(&Entry {
+            seq,
+            at: Stamp::default(),
+            boot,
+            job,
+            origin_seq: None,
+            body: Body::Fact(fact),
+        })
+    }
+
+    #[test]
+    fn a_host_gets_what_is_of_the_job_and_of_its_own_ranks_in_the_order_of_the_journal() {
+        let of_rank = |seq, rank| {
+            let (attempt, rank) = (Attempt(0), Rank(rank));
+            recorded(seq, Fact::RankConnected { attempt, rank, client: String::new() })
+        };
+        let of_the_job = |seq| recorded(seq, Fact::RanksStepping { attempt: Attempt(0), step: seq });
+        let entries =
+            [of_rank(1, 9), of_the_job(2), of_rank(3, 20), of_rank(4, 8), of_rank(5, 9), of_the_job(6)];
+        let news = News::of(entries.iter(), false);
+        let numbers = |of: Vec<&Recorded>| of.into_iter().map(|entry| entry.seq).collect::<Vec<u64>>();
+        assert_eq!(numbers(news.for_host(0, &(8..16))), [1, 2, 4, 5, 6]);
+        assert_eq!(numbers(news.for_host(4, &(8..16))), [5, 6]);
+        assert_eq!(numbers(news.for_host(0, &(24..32))), [2, 6]);
+        let (all, is_rest) = news.all_after(3, 10);
+        assert_eq!((numbers(all), is_rest), (vec![4, 5, 6], true));
+        let (some, is_rest) = news.all_after(1, 2);
+        assert_eq!((numbers(some), is_rest), (vec![2, 3], false));
     }
 }

@@ -11,6 +11,20 @@ use crate::model::verdict::Verdict;
 /// Lists of ranks up to this length are sent whole.
 const SHORT: usize = 64;
 
+/// The rank that an entry is about alone.
+pub(super) fn only_rank(body: &Body) -> Option<Rank> {
+    match body {
+        Body::Fact(
+            Fact::RankConnected { rank, .. }
+            | Fact::RankRefused { rank, .. }
+            | Fact::RankRaised { rank, .. }
+            | Fact::RankEnding { rank, .. }
+            | Fact::RankExited { rank, .. },
+        ) => Some(*rank),
+        _ => None,
+    }
+}
+
 /// The part of an entry for a host with these ranks; none if it is all about ranks of others.
 pub(super) fn part_for(body: &Arc<Body>, own: Range<u32>) -> Option<Arc<Body>> {
     let ours = |rank: &Rank| own.contains(&rank.0);
@@ -20,14 +34,10 @@ pub(super) fn part_for(body: &Arc<Body>, own: Range<u32>) -> Option<Arc<Body>> {
             false => ranks.to_vec(),
         }
     };
+    if let Some(rank) = only_rank(body) {
+        return ours(&rank).then(|| Arc::clone(body));
+    }
     let part = match body.as_ref() {
-        Body::Fact(
-            Fact::RankConnected { rank, .. }
-            | Fact::RankRefused { rank, .. }
-            | Fact::RankRaised { rank, .. }
-            | Fact::RankEnding { rank, .. }
-            | Fact::RankExited { rank, .. },
-        ) => return ours(rank).then(|| Arc::clone(body)),
         // Of each host a file, of each rank a place.
         Body::Fact(Fact::EvidenceTaken { .. }) => return None,
         Body::Fact(Fact::AttemptStarted { attempt, master_port, ranks }) => {
