@@ -66,6 +66,9 @@ settings! {
         allow_uids: Vec<u32> = Vec::new(),
         /// Groups whose members' launchers may attach, beside the agent's own group: numeric ids.
         allow_gids: Vec<u32> = Vec::new(),
+        /// Who may read what the programs of jobs wrote, their command lines and paths: "owner" (the job's user and operators, on
+        /// the Unix socket) or "everyone" who can connect. All else is for everyone who can connect.
+        job_texts: JobTexts = JobTexts::Owner,
         /// How much is logged: "error", "warn", "info", "debug" or "trace".
         log: LogLevel = LogLevel::Info,
     }
@@ -101,6 +104,16 @@ settings! {
         /// What is done about failures of jobs: docs/reference/policy-file.md.
         policy: PolicyConfig,
     }
+}
+
+/// Who may read what the programs of jobs wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobTexts {
+    /// The job's user, and operators.
+    Owner,
+    /// Everyone who can connect.
+    Everyone,
 }
 
 /// How much is logged.

@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status};
 
 use super::ReadSide;
 use super::convert::event as convert;
+use super::readers::{Owners, Reader};
 use super::stream::{Answers, Caller, End, answer_to_the_end};
 use crate::state::StateReader;
 use crate::store::journal::Read;
@@ -38,6 +39,7 @@ impl EventService for Events {
         &self,
         request: Request<ListEventsRequest>,
     ) -> Result<Response<ListEventsResponse>, Status> {
+        let reader = self.0.readers.reader(&request);
         let request = request.into_inner();
         let board = &self.0.board;
         not_ahead(board, request.after_cursor)?;
@@ -48,6 +50,7 @@ impl EventService for Events {
         let filter = request.filter.unwrap_or_default();
         let mut answer = ListEventsResponse { next_cursor: request.after_cursor, ..Default::default() };
         let (mut looked_at, mut bytes) = (0, 0);
+        let mut owners = Owners::default();
         let mut full = false;
         while !full && looked_at < LOOK_AT_MOST {
             let read = read(board, answer.next_cursor, CHUNK).await?;
@@ -58,9 +61,10 @@ impl EventService for Events {
                 break;
             }
             looked_at += read.entries.len();
+            let view = board.view();
             for entry in &read.entries {
                 answer.next_cursor = entry.seq;
-                let event = convert::event(entry);
+                let event = told(entry, owners.may_read(reader, entry, &view));
                 if passes(&event, &filter) {
                     bytes += event.encoded_len();
                     answer.events.push(event);
@@ -80,8 +84,9 @@ impl EventService for Events {
         &self,
         request: Request<ExplainIncidentRequest>,
     ) -> Result<Response<ExplainIncidentResponse>, Status> {
+        let reader = self.0.readers.reader(&request);
         let ExplainIncidentRequest { job, incident, all } = request.into_inner();
-        let entries = of_failures(&self.0.board, &job).await?;
+        let entries = of_failures(&self.0.board, &job, reader).await?;
         let Some(report) = incident_report::of(entries.iter(), incident.map(Incident)) else {
             let which = incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"));
             return Err(Status::not_found(format!("the journal has {which} of job {job:?}")));
@@ -106,13 +111,16 @@ impl EventService for Events {
         &self,
         request: Request<WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
+        let reader = self.0.readers.reader(&request);
         let request = request.into_inner();
         let board = self.0.board.clone();
         let cursor = request.after_cursor.unwrap_or_else(|| board.newest());
         not_ahead(&board, cursor)?;
         let filter = request.filter.unwrap_or_default();
         let stop = self.0.stop.clone();
-        Ok(Response::new(answer_to_the_end(move |caller| watch(board, cursor, filter, stop, caller))))
+        Ok(Response::new(answer_to_the_end(move |caller| {
+            watch(board, cursor, (filter, reader), stop, caller)
+        })))
     }
 }
 
@@ -122,14 +130,19 @@ static READING: Semaphore = Semaphore::const_new(2);
 /// Entries of one job's failures that are told of: the newest.
 const MOST_OF_FAILURES: usize = 10_000;
 
-/// What the journal has of a job's failures: a few entries of each, whatever else is in it.
-async fn of_failures(board: &StateReader, job: &str) -> Result<Vec<Entry>, Status> {
+/// What the journal has of a job's failures: a few entries of each, whatever else is in it. All of a report are texts, so a
+/// caller who may not read them gets none.
+async fn of_failures(board: &StateReader, job: &str, reader: Reader) -> Result<Vec<Entry>, Status> {
     let _turn = READING.acquire().await.map_err(|_| Status::unavailable("the agent is stopping"))?;
     let (mut entries, mut cursor) = (Vec::new(), 0);
+    let (mut owners, mut withheld) = (Owners::default(), false);
     loop {
         let read = read(board, cursor, CHUNK).await?;
-        let Some(last) = read.entries.last() else { return Ok(entries) };
+        let Some(last) = read.entries.last() else {
+            return if entries.is_empty() && withheld { Err(not_theirs(job)) } else { Ok(entries) };
+        };
         cursor = last.seq;
+        let view = board.view();
         let surplus = entries.len().saturating_sub(MOST_OF_FAILURES);
         entries.drain(..surplus);
         entries.extend(read.entries.into_iter().filter(|entry| {
@@ -141,19 +154,35 @@ async fn of_failures(board: &StateReader, job: &str) -> Result<Vec<Entry>, Statu
                     | Body::Finding(_)
                     | Body::Fact(Fact::JobStarted(_))
             );
-            tells && entry.job.as_ref().is_some_and(|of| of.0 == job)
+            let is_of_job = entry.job.as_ref().is_some_and(|of| of.0 == job);
+            let may_read = owners.may_read(reader, entry, &view);
+            withheld |= is_of_job && !may_read;
+            tells && is_of_job && may_read
         }));
     }
+}
+
+fn not_theirs(job: &str) -> Status {
+    Status::permission_denied(format!(
+        "why job {job:?} failed is for its user and for operators, on the agent's Unix socket: ask as that user, or have \
+         job_texts = \"everyone\" put into the agent's configuration"
+    ))
+}
+
+/// An entry as the caller may read it.
+fn told(entry: &Entry, with_texts: bool) -> Event {
+    if with_texts { convert::event(entry) } else { convert::without_texts(entry) }
 }
 
 /// Tells everything up to the stop: how a job ended is the last thing that its launcher records.
 async fn watch(
     mut board: StateReader,
     mut cursor: u64,
-    filter: EventFilter,
+    (filter, reader): (EventFilter, Reader),
     stop: CancellationToken,
     caller: Caller<WatchEventsResponse>,
 ) -> End {
+    let mut owners = Owners::default();
     loop {
         let newest = board.newest();
         let read = match read(&board, cursor, CHUNK).await {
@@ -161,8 +190,10 @@ async fn watch(
             Err(status) => return status.into(),
         };
         let gap = gap(&read).map(Item::Gap);
-        let events = read.entries.iter().map(convert::event).filter(|event| passes(event, &filter));
-        for item in gap.into_iter().chain(events.map(Item::Event)) {
+        let view = board.view();
+        let events = read.entries.iter().map(|entry| told(entry, owners.may_read(reader, entry, &view)));
+        let events: Vec<Event> = events.filter(|event| passes(event, &filter)).collect();
+        for item in gap.into_iter().chain(events.into_iter().map(Item::Event)) {
             if let Err(left) = caller.send(WatchEventsResponse { item: Some(item) }).await {
                 return left.into();
             }

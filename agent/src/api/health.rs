@@ -17,6 +17,7 @@ use super::ReadSide;
 use super::convert::device::device;
 use super::convert::health as convert;
 use super::preflight::{self, Wanted};
+use super::readers::Reader;
 use super::replicas::Replicas;
 use super::saving;
 use super::stream::{Answers, Caller, End, answer};
@@ -37,12 +38,17 @@ impl HealthService for Health {
         Ok(Response::new(GetNodeResponse { node: Some(node), server: Some(server) }))
     }
 
-    async fn list_jobs(&self, _: Request<ListJobsRequest>) -> Result<Response<ListJobsResponse>, Status> {
-        let jobs = self.0.jobs(&self.0.board.view(), (self.0.clock)());
+    async fn list_jobs(
+        &self,
+        request: Request<ListJobsRequest>,
+    ) -> Result<Response<ListJobsResponse>, Status> {
+        let reader = self.0.readers.reader(&request);
+        let jobs = self.0.jobs(&self.0.board.view(), (self.0.clock)(), reader);
         Ok(Response::new(ListJobsResponse { jobs }))
     }
 
     async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<GetJobResponse>, Status> {
+        let reader = self.0.readers.reader(&request);
         let id = JobId(request.into_inner().id);
         let view = self.0.board.view();
         let Some(job) = view.jobs.get(&id) else {
@@ -50,7 +56,7 @@ impl HealthService for Health {
             return Err(Status::not_found(format!("no job {:?} here; known: {known:?}", id.0)));
         };
         let now = (self.0.clock)();
-        let job = self.0.job(job, now, &Replicas::of(self.0.checkpoints.as_deref()));
+        let job = self.0.job(job, now, &Replicas::of(self.0.checkpoints.as_deref()), reader);
         Ok(Response::new(GetJobResponse { job: Some(job) }))
     }
 
@@ -69,9 +75,10 @@ impl HealthService for Health {
         &self,
         request: Request<WatchNodeRequest>,
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
+        let reader = self.0.readers.reader(&request);
         let interval = interval(request.into_inner().min_interval);
         let read = self.0.clone();
-        Ok(Response::new(answer(read.stop.clone(), move |caller| watch(read, interval, caller))))
+        Ok(Response::new(answer(read.stop.clone(), move |caller| watch(read, interval, reader, caller))))
     }
 
     type RunPreflightStream = Answers<RunPreflightResponse>;
@@ -87,7 +94,7 @@ impl HealthService for Health {
 }
 
 /// The newest whole state after each change. While the caller is busy or the interval runs, changes coalesce.
-async fn watch(read: ReadSide, interval: Duration, caller: Caller<WatchNodeResponse>) -> End {
+async fn watch(read: ReadSide, interval: Duration, reader: Reader, caller: Caller<WatchNodeResponse>) -> End {
     let mut board = read.board.clone();
     loop {
         let now = (read.clock)();
@@ -95,7 +102,7 @@ async fn watch(read: ReadSide, interval: Duration, caller: Caller<WatchNodeRespo
         let message = WatchNodeResponse {
             node: Some(convert::node(&view, now)),
             server: Some(read.server(now)),
-            jobs: read.jobs(&view, now),
+            jobs: read.jobs(&view, now, reader),
         };
         if let Err(left) = caller.send(message).await {
             return left.into();
@@ -112,16 +119,19 @@ impl ReadSide {
         convert::server(&self.about, self.board.journal_error().as_deref(), now)
     }
 
-    fn job(&self, job: &JobView, now: Stamp, replicas: &Replicas) -> Job {
+    fn job(&self, job: &JobView, now: Stamp, replicas: &Replicas, reader: Reader) -> Job {
         let tiers = saving::by_tier(job, self.checkpoints.as_deref());
         let mut told = convert::job(job, now, self.pace.of(&job.id, now.mono), &tiers);
         replicas.add_to(&mut told);
+        if !reader.may_read(Some(job.spec.uid)) {
+            convert::withhold_texts(&mut told);
+        }
         told
     }
 
-    fn jobs(&self, view: &NodeView, now: Stamp) -> Vec<Job> {
+    fn jobs(&self, view: &NodeView, now: Stamp, reader: Reader) -> Vec<Job> {
         let replicas = Replicas::of(self.checkpoints.as_deref());
-        view.jobs.values().map(|job| self.job(job, now, &replicas)).collect()
+        view.jobs.values().map(|job| self.job(job, now, &replicas, reader)).collect()
     }
 }
 

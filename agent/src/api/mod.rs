@@ -23,6 +23,7 @@ pub mod operator;
 pub mod orders;
 mod pace;
 mod preflight;
+pub mod readers;
 mod replicas;
 pub mod roles;
 mod saving;
@@ -51,6 +52,7 @@ pub use preflight::DeepChecks;
 
 use crate::state::StateReader;
 use pace::Pace;
+use readers::Readers;
 
 /// How long open calls may take to end after the stop was asked for.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -103,6 +105,8 @@ pub struct Listeners {
     pub deep: Option<DeepChecks>,
     /// What is known of checkpoints, for metrics.
     pub checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
+    /// Who may read what the programs of jobs wrote.
+    pub readers: Readers,
 }
 
 /// Why the API cannot be served.
@@ -132,6 +136,7 @@ struct ReadSide {
     deep: Option<DeepChecks>,
     /// What is known of checkpoints; none where this agent has no peers.
     checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
+    readers: Readers,
     /// Cancelled once nothing writes to the board any more.
     board_gone: CancellationToken,
     stop: CancellationToken,
@@ -157,6 +162,7 @@ pub async fn serve(
         pace: Pace::default(),
         deep: None,
         checkpoints: listeners.checkpoints,
+        readers: listeners.readers,
         board_gone: CancellationToken::new(),
         stop: stop.clone(),
     };

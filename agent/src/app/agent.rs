@@ -29,6 +29,7 @@ use crate::api::attach::Launchers;
 use crate::api::checkpoint::Checkpoints;
 use crate::api::handover;
 use crate::api::operator::Operators;
+use crate::api::readers::Readers;
 use crate::api::roles::{Allowed, Roles};
 use crate::api::{self, DeepChecks, Listeners, Mode, UnixSocket};
 use crate::app::about;
@@ -39,7 +40,7 @@ use crate::app::kernel_log::{self, Following};
 use crate::app::nvrx;
 use crate::app::recalled::Recalled;
 use crate::app::sensors;
-use crate::config::Config;
+use crate::config::{Config, JobTexts};
 use crate::launcher_link::handover::socket_of;
 use crate::node::{Before, DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
@@ -75,6 +76,10 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let peers = keeping.peers.clone();
     let launchers = Launchers::new(inputs.clone(), callers, roles.clone(), keeping.peers.clone());
     listeners.checkpoints.clone_from(&keeping.peers);
+    listeners.readers = match config.job_texts {
+        JobTexts::Owner => Readers::Owners(roles.clone()),
+        JobTexts::Everyone => Readers::Everyone,
+    };
     if let Some(files) = &keeping.files {
         checkpoint::follow_aside(Arc::clone(files), stop.clone())
             .context("starting the thread that follows watched directories")?;
@@ -239,6 +244,7 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
         http: tcp(config.http, "http").await?,
         deep: Some(active_probes(config)),
         checkpoints: None,
+        readers: Readers::Everyone,
     })
 }
 

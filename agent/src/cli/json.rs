@@ -80,6 +80,7 @@ pub(super) fn job(job: &Job) -> Value {
         "steps_per_second": job.steps_per_second,
         "start_time": job.start_time.as_ref().map(time),
         "command": job.command,
+        "texts_withheld": job.texts_withheld.then_some(true),
         "world_size": job.world_size,
         "local_world_size": job.local_world_size,
         "launcher_pid": job.launcher_pid,

@@ -169,7 +169,11 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
         screen,
         &format!("job {}  {}  {}", paint.bold(&clean(&job.id)), phase(job, paint), facts.join(", ")),
     );
-    line(screen, &format!("  {}", paint.dim(&shortened(&clean(&job.command.join(" ")), COMMAND_WIDTH))));
+    let command = match job.texts_withheld {
+        true => format!("(user {} and operators can see its command and its messages)", job.uid),
+        false => shortened(&clean(&job.command.join(" ")), COMMAND_WIDTH),
+    };
+    line(screen, &format!("  {}", paint.dim(&command)));
     if !job.run.is_empty() && !is_over(job) {
         line(screen, &format!("  run id:       {}", clean(&job.run)));
     }

@@ -120,18 +120,21 @@ impl Host {
 
     /// A job of this user whose rank fails once, with the agent.
     fn run_a_job_that_restarts(&self, uid: u32) {
+        let end = self.run_a_job(uid, &["--max-restarts", "1"], "[ -e mark ] || { touch mark; exit 1; }");
+        assert!(end.status.success(), "{end:?}");
+        assert!(String::from_utf8_lossy(&end.stderr).contains("1 restart"), "{end:?}");
+    }
+
+    /// A job of this user, in a directory of its own, with the agent.
+    fn run_a_job(&self, uid: u32, options: &[&str], script: &str) -> Output {
         let home = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(home.path(), Some(uid), Some(GROUP)).unwrap();
         let place = |name: &str| home.path().join(name).display().to_string();
-        let (logs, pages, mark) = (place("logs"), place("pages"), place("mark"));
-        let socket = self.socket().display().to_string();
-        let script = format!("[ -e {mark} ] || {{ touch {mark}; exit 1; }}");
-        let options = ["--socket", &socket, "--log-dir", &logs, "--runtime-dir", &pages];
+        let (logs, pages) = (place("logs"), place("pages"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
-        command.arg("run").args(["--max-restarts", "1", "--no-python"]).args(options);
-        let end = command.args(["sh", "-c", &script]).uid(uid).gid(GROUP).output().unwrap();
-        assert!(end.status.success(), "{end:?}");
-        assert!(String::from_utf8_lossy(&end.stderr).contains("1 restart"), "{end:?}");
+        command.args(["run", "--no-python", "--log-dir", &logs, "--runtime-dir", &pages, "--socket"]);
+        command.arg(self.socket()).args(options).args(["sh", "-c", script]);
+        command.current_dir(home.path()).uid(uid).gid(GROUP).output().unwrap()
     }
 }
 
@@ -191,6 +194,36 @@ fn a_user_is_no_operator_and_what_is_refused_is_written_down() {
     let answered =
         stranger.args(["status", "--socket"]).arg(host.socket()).uid(61_003).gid(61_003).output().unwrap();
     assert!(!answered.status.success(), "{answered:?}");
+}
+
+#[test]
+fn what_a_users_program_wrote_is_for_that_user_and_for_operators() {
+    let Some(host) = host() else { return };
+    let script = "echo 'SECRET in its output' >&2; exit 7";
+    let end = host.run_a_job(A, &["--max-restarts", "0", "--rdzv-id", "private"], script);
+    assert_eq!(end.status.code(), Some(7), "{end:?}");
+    host.agent.wait_for("job_ended");
+    let root = 0;
+    for arguments in [&["status", "--json"][..], &["status"], &["events", "--json"], &["explain", "private"]]
+    {
+        let seen = |uid| {
+            let Output { stdout, stderr, .. } = host.run_as(uid, arguments);
+            String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr)
+        };
+        for uid in [A, root] {
+            assert!(seen(uid).contains("SECRET"), "{arguments:?} as {uid}: {}", seen(uid));
+        }
+        let of_another = seen(B);
+        assert!(!of_another.contains("SECRET"), "{arguments:?}: {of_another}");
+        let named = if arguments[0] == "explain" { "for its user and for operators" } else { "private" };
+        assert!(of_another.contains(named), "{arguments:?}: {of_another}");
+    }
+    // What others may know of it is whole: that it failed, and with what.
+    let events = String::from_utf8(host.run_as(B, &["events", "--json"]).stdout).unwrap();
+    assert!(
+        events.contains("\"status.code\":\"7\"") && events.contains("job ended with exit status 7"),
+        "{events}"
+    );
 }
 
 #[test]

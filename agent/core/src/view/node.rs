@@ -106,6 +106,8 @@ pub struct JobView {
     pub attempt_started: Mono,
     /// When the launcher began.
     pub started: Stamp,
+    /// The number of the journal's entry with which it began.
+    pub began: u64,
     /// The newest step that all ranks are known to have completed.
     pub step: Option<u64>,
     /// The ranks of the current attempt. Each is shared with the snapshots that show it as it is now: a job may have 100,000 ranks, and
@@ -180,7 +182,7 @@ impl NodeView {
                 self.attention.take_in(entry.at, &entry.boot, observation);
             }
             (Some(id), Body::Fact(Fact::JobStarted(spec))) => {
-                self.jobs.insert(id.clone(), JobView::new(id.clone(), spec.clone(), entry.at));
+                self.jobs.insert(id.clone(), JobView::new(id.clone(), spec.clone(), (entry.at, entry.seq)));
             }
             (Some(id), body) => {
                 if let Some(job) = self.jobs.get_mut(id) {
@@ -211,7 +213,8 @@ impl NodeView {
 }
 
 impl JobView {
-    fn new(id: JobId, spec: JobSpec, started: Stamp) -> JobView {
+    /// When it began, and the number of that entry.
+    fn new(id: JobId, spec: JobSpec, (started, began): (Stamp, u64)) -> JobView {
         JobView {
             id,
             spec: Arc::new(spec),
@@ -219,6 +222,7 @@ impl JobView {
             attempt: Attempt(0),
             attempt_started: started.mono,
             started,
+            began,
             step: None,
             ranks: BTreeMap::new(),
             hang: None,
@@ -444,7 +448,7 @@ mod tests {
 
     #[test]
     fn the_last_step_of_a_job_comes_from_the_exits_of_its_ranks() {
-        let mut job = JobView::new(JobId("j".to_owned()), JobSpec::default(), Stamp::default());
+        let mut job = JobView::new(JobId("j".to_owned()), JobSpec::default(), (Stamp::default(), 1));
         let ranks =
             [0, 1].map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(100), page: None });
         job.apply_fact(&Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() });

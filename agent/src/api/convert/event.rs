@@ -15,7 +15,24 @@ use super::{sentence, timestamp};
 
 /// The entry as the API tells it.
 pub fn event(entry: &Entry) -> Event {
-    let mut attributes = attributes(&entry.body);
+    with(entry, attributes(&entry.body, &|_| true), sentence::of(&entry.body), false)
+}
+
+/// The same for a caller who may not read what the program of the job wrote: numbers, and texts that have one of a few values.
+pub fn without_texts(entry: &Entry) -> Event {
+    let attributes = attributes(&entry.body, &|name| WORDS.contains(&name));
+    with(entry, attributes, sentence::without_texts(&entry.body), true)
+}
+
+/// Attributes that have one of a few values, which Mainstay gives.
+const WORDS: [&str; 5] = ["action.type", "cause.type", "class", "domain", "hang.kind"];
+
+fn with(
+    entry: &Entry,
+    mut attributes: BTreeMap<String, String>,
+    message: String,
+    texts_withheld: bool,
+) -> Event {
     if let Some(origin) = entry.origin_seq {
         attributes.insert("origin_cursor".to_owned(), origin.to_string());
     }
@@ -31,8 +48,9 @@ pub fn event(entry: &Entry) -> Event {
         attempt: attempt(&entry.body).map(|attempt| attempt.0),
         rank: rank(&entry.body).map(|rank| rank.0),
         incident: entry.body.incident().map(|incident| incident.0),
-        message: sentence::of(&entry.body),
+        message,
         attributes,
+        texts_withheld,
     }
 }
 
@@ -228,51 +246,62 @@ fn rank(body: &Body) -> Option<Rank> {
 
 /// The fields of the journal's JSON form, flat: names joined by dots, lists of texts by line ends, lists of
 /// numbers by commas. What the event has fields for is left out. The journal's names never change, so these
-/// never do either.
-fn attributes(body: &Body) -> BTreeMap<String, String> {
-    let mut flat = BTreeMap::new();
+/// never do either. Texts are there only under names of which `text` says so.
+fn attributes(body: &Body, text: &dyn Fn(&str) -> bool) -> BTreeMap<String, String> {
+    let mut flat = Flat { attributes: BTreeMap::new(), text };
     if let Ok(Value::Object(fields)) = serde_json::to_value(body) {
         for (name, value) in fields {
             if !matches!(name.as_str(), "kind" | "what" | "attempt" | "rank" | "incident") {
-                flatten(name, value, &mut flat);
+                flat.add(name, value);
             }
         }
     }
-    flat
+    flat.attributes
 }
 
-fn flatten(name: String, value: Value, flat: &mut BTreeMap<String, String>) {
-    match value {
-        Value::Null => {}
-        Value::Bool(yes) => {
-            flat.insert(name, yes.to_string());
-        }
-        Value::Number(number) => {
-            flat.insert(name, number.to_string());
-        }
-        Value::String(text) => {
-            flat.insert(name, text);
-        }
-        Value::Array(items) => flatten_list(name, items, flat),
-        Value::Object(fields) => {
-            for (field, value) in fields {
-                flatten(format!("{name}.{field}"), value, flat);
+struct Flat<'a> {
+    attributes: BTreeMap<String, String>,
+    text: &'a dyn Fn(&str) -> bool,
+}
+
+impl Flat<'_> {
+    fn add(&mut self, name: String, value: Value) {
+        match value {
+            Value::Null => {}
+            Value::Bool(yes) => self.insert(name, yes.to_string()),
+            Value::Number(number) => self.insert(name, number.to_string()),
+            Value::String(text) => self.add_text(name, text),
+            Value::Array(items) => self.add_list(name, items),
+            Value::Object(fields) => {
+                for (field, value) in fields {
+                    self.add(format!("{name}.{field}"), value);
+                }
             }
         }
     }
-}
 
-fn flatten_list(name: String, items: Vec<Value>, flat: &mut BTreeMap<String, String>) {
-    let texts: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
-    if let Some(texts) = texts {
-        flat.insert(name, texts.join("\n"));
-    } else if items.iter().all(Value::is_number) {
-        let numbers: Vec<String> = items.iter().map(Value::to_string).collect();
-        flat.insert(name, numbers.join(","));
-    } else {
-        for (place, item) in items.into_iter().enumerate() {
-            flatten(format!("{name}.{place}"), item, flat);
+    fn add_list(&mut self, name: String, items: Vec<Value>) {
+        let texts: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
+        if let Some(texts) = texts {
+            self.add_text(name, texts.join("\n"));
+        } else if items.iter().all(Value::is_number) {
+            let numbers: Vec<String> = items.iter().map(Value::to_string).collect();
+            self.insert(name, numbers.join(","));
+        } else {
+            for (place, item) in items.into_iter().enumerate() {
+                self.add(format!("{name}.{place}"), item);
+            }
         }
+    }
+
+    fn add_text(&mut self, name: String, text: String) {
+        if (self.text)(&name) {
+            self.insert(name, text);
+        }
+    }
+
+    fn insert(&mut self, name: String, value: String) {
+        self.attributes.insert(name, value);
     }
 }
 
@@ -285,14 +314,18 @@ mod tests {
     use super::*;
 
     fn of(body: Body) -> Event {
-        event(&Entry {
+        event(&entry(body))
+    }
+
+    fn entry(body: Body) -> Entry {
+        Entry {
             seq: 7,
             at: Stamp { mono: Mono(5), wall: Wall(1_500_000_000) },
             boot: BootId("b".into()),
             job: Some(JobId("demo".into())),
             origin_seq: None,
             body,
-        })
+        }
     }
 
     #[test]
@@ -345,6 +378,35 @@ mod tests {
         }));
         assert_eq!(event.severity(), Severity::Info);
         assert_eq!(event.message, "rank 0 (pid 98) ended as told: SIGTERM");
+    }
+
+    #[test]
+    fn without_texts_an_event_has_its_numbers_and_nothing_that_a_program_wrote() {
+        let exited = Fact::RankExited {
+            attempt: Attempt(2),
+            rank: Rank(1),
+            pid: Pid(99),
+            status: ExitStatus::Code(3),
+            step: Some(41),
+            data: None,
+            after_stop: false,
+            // A number among the lines of a program is a text too.
+            stderr_tail: vec!["5".into()],
+            stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
+        };
+        let entry = entry(Body::Fact(exited));
+        let event = without_texts(&entry);
+        assert!(event.texts_withheld);
+        assert_eq!(event.message, "rank 1 (pid 99) exited with code 3 after step 41");
+        let names: Vec<&str> = event.attributes.keys().map(String::as_str).collect();
+        assert_eq!(names, ["after_stop", "pid", "status.code", "step"]);
+
+        let spec = JobSpec { command: vec!["python".into(), "--token=x".into()], ..JobSpec::default() };
+        let event = without_texts(&self::entry(Body::Fact(Fact::JobStarted(spec))));
+        assert_eq!(event.message, "job started with 0 ranks on this host");
+        assert!(!event.attributes.contains_key("command") && event.attributes.contains_key("world_size"));
     }
 
     #[test]

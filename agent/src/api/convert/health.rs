@@ -167,6 +167,33 @@ pub(in crate::api) fn job(
         }),
         copies_behind: job.copies_behind.clone().unwrap_or_default(),
         waits_as_spare: job.waits.clone().unwrap_or_default(),
+        texts_withheld: false,
+    }
+}
+
+/// Takes out of a job what its program or its user wrote.
+pub(in crate::api) fn withhold_texts(job: &mut v1::Job) {
+    job.texts_withheld = true;
+    (job.command, job.end_reason) = (Vec::new(), None);
+    (job.run_dir, job.checkpoint_dir, job.policy_trouble) = (String::new(), String::new(), String::new());
+    if let Some(verdict) = &mut job.last_verdict {
+        verdict.headline = match verdict.culprit {
+            Some(rank) => format!("rank {rank} failed"),
+            None => "the job failed".to_owned(),
+        };
+        (verdict.evidence, verdict.against, verdict.would_change) = (Vec::new(), Vec::new(), Vec::new());
+    }
+    if let Some(decision) = &mut job.last_decision {
+        decision.why = String::new();
+    }
+    if let Some(hang) = &mut job.hang {
+        hang.headline = "the ranks do not move".to_owned();
+    }
+    for finding in &mut job.findings {
+        (finding.headline, finding.evidence) = (finding.what.clone(), Vec::new());
+    }
+    for rank in &mut job.ranks {
+        (rank.refusal, rank.sections) = (rank.refusal.take().map(|_| String::new()), Vec::new());
     }
 }
 

@@ -20,6 +20,69 @@ pub(super) fn of(body: &Body) -> String {
     }
 }
 
+/// The same without what the program or the user of a job wrote.
+pub(super) fn without_texts(body: &Body) -> String {
+    match body {
+        Body::Fact(Fact::JobStarted(spec)) => {
+            format!(
+                "job started with {} on this host",
+                counted(spec.local_world_size.into(), "rank", "ranks")
+            )
+        }
+        Body::Fact(Fact::StartFailed { attempt, .. }) => {
+            format!("{}: the ranks could not be started", run(*attempt))
+        }
+        Body::Fact(Fact::RankRefused { rank, .. }) => format!("{rank} trains without heartbeats"),
+        Body::Fact(Fact::PagesUnavailable { .. }) => "the job runs without heartbeats".to_owned(),
+        Body::Fact(Fact::RankRaised { rank, pid, note, .. }) => {
+            format!("{rank} (pid {}) raised an exception{}", pid.0, after(note.step))
+        }
+        Body::Fact(Fact::RanksHung { .. }) => "ranks of the job do not move".to_owned(),
+        Body::Fact(Fact::EvidenceTaken { took, .. }) => {
+            format!("what the ranks were at was written down in {took}")
+        }
+        Body::Fact(Fact::Observed(observation)) => {
+            format!("{}: {}", observation.component, observation.event)
+        }
+        Body::Fact(Fact::JobEnded { exit, .. }) => format!("job ended with exit status {exit}"),
+        Body::Verdict(verdict) => match verdict.culprit {
+            Some(rank) => format!("failure {}: {rank} failed", verdict.incident.0),
+            None => format!("failure {}", verdict.incident.0),
+        },
+        Body::Decision(decision) => format!("failure {}: {}", decision.incident.0, decision.action.word()),
+        Body::Finding(finding) => finding.what.word().to_owned(),
+        Body::Fact(
+            Fact::AgentStarted { .. }
+            | Fact::AgentStopped
+            | Fact::OutOfMemoryKills { .. }
+            | Fact::Xid(_)
+            | Fact::Sxid(_)
+            | Fact::KernelReport(_)
+            | Fact::KernelLinesLeftOut { .. }
+            | Fact::KernelLogGap { .. }
+            | Fact::HostTestified { .. }
+            | Fact::GpuDriverSilent { .. }
+            | Fact::GpuDriverAnswered { .. }
+            | Fact::AttemptStarted { .. }
+            | Fact::RankConnected { .. }
+            | Fact::RanksStepping { .. }
+            | Fact::Progress { .. }
+            | Fact::RankEnding { .. }
+            | Fact::RankExited { .. }
+            | Fact::HostLost { .. }
+            | Fact::WorldChanged { .. }
+            | Fact::HangPassed { .. }
+            | Fact::AttemptEnded { .. }
+            | Fact::StopRequested { .. }
+            | Fact::LauncherLost { .. }
+            | Fact::AgentFound { .. }
+            | Fact::AgentLost { .. },
+        )
+        | Body::Health(_)
+        | Body::Outcome(_) => of(body),
+    }
+}
+
 fn fact_sentence(fact: &Fact) -> String {
     match fact {
         Fact::AgentStarted { version, pid } => format!("agent {version} started (pid {})", pid.0),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper_util::rt::TokioIo;
+use mainstay_agent::api::readers::Readers;
 use mainstay_agent::api::{self, About, DeepChecks, ListenError, Listeners, Mode, ServeError, UnixSocket};
 use mainstay_agent::state::StateWriter;
 use mainstay_agent::store::journal::{Journal, JournalError, Limits};
@@ -79,6 +80,7 @@ impl Server {
             http: Some(api::tcp("127.0.0.1:0").await.unwrap()),
             deep,
             checkpoints,
+            readers: Readers::default(),
         };
         let grpc = listeners.grpc.as_ref().unwrap().local_addr().unwrap();
         let http = listeners.http.as_ref().unwrap().local_addr().unwrap();

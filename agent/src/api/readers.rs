@@ -1,0 +1,133 @@
+//! Who may read what the program of a job wrote: its command line, its paths, its messages and tracebacks. They can hold names of data
+//! sets, prompts, or a token in an address. Health, phases, steps, causes and all other numbers are for everyone who can connect.
+
+use std::collections::BTreeMap;
+
+use mainstay_core::base::id::JobId;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::view::node::NodeView;
+use tonic::Request;
+use tonic::transport::server::UdsConnectInfo;
+
+use super::roles::Roles;
+use mainstay_tier::peer::User;
+
+/// Who may read the texts of jobs.
+#[derive(Clone, Debug, Default)]
+pub enum Readers {
+    /// Everyone who can connect. A launcher serves its own user.
+    #[default]
+    Everyone,
+    /// A job's user, and operators.
+    Owners(Roles),
+}
+
+/// A caller, as far as texts are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reader {
+    /// May read the texts of all jobs.
+    All,
+    /// May read those of this user's jobs.
+    User(u32),
+    /// May read none: it came over the network, where nobody says who calls.
+    Stranger,
+}
+
+impl Readers {
+    /// Who asks.
+    pub(super) fn reader<T>(&self, request: &Request<T>) -> Reader {
+        let Readers::Owners(roles) = self else { return Reader::All };
+        let connection = request.extensions().get::<UdsConnectInfo>();
+        let Some(credentials) = connection.and_then(|connection| connection.peer_cred) else {
+            return Reader::Stranger;
+        };
+        let user = User { uid: credentials.uid(), gid: credentials.gid() };
+        if roles.is_operator(user) { Reader::All } else { Reader::User(user.uid) }
+    }
+}
+
+impl Reader {
+    /// Whether the caller may read the texts of a job of this user; none for one whose user is not known.
+    pub(super) fn may_read(self, owner: Option<u32>) -> bool {
+        match self {
+            Reader::All => true,
+            Reader::User(uid) => owner == Some(uid),
+            Reader::Stranger => false,
+        }
+    }
+}
+
+/// Whose the jobs of the journal are, for entries that are read in their order.
+#[derive(Debug, Default)]
+pub(super) struct Owners(BTreeMap<JobId, u32>);
+
+/// So many jobs are remembered while the journal is read.
+const JOBS: usize = 4096;
+
+impl Owners {
+    /// Whether the caller may read the texts of the next entry. What belongs to no job is for everyone.
+    ///
+    /// A name can be taken by another user once its job has ended. So the user of a job that `view` shows counts only from the entry
+    /// on with which it began.
+    pub(super) fn may_read(&mut self, reader: Reader, entry: &Entry, view: &NodeView) -> bool {
+        let Some(job) = &entry.job else { return true };
+        if let Body::Fact(Fact::JobStarted(spec)) = &entry.body {
+            if self.0.len() >= JOBS {
+                self.0.pop_first();
+            }
+            self.0.insert(job.clone(), spec.uid);
+        }
+        let shown = || view.jobs.get(job).filter(|job| job.began <= entry.seq).map(|job| job.spec.uid);
+        reader.may_read(self.0.get(job).copied().or_else(shown))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_core::base::id::BootId;
+    use mainstay_core::base::time::Stamp;
+    use mainstay_core::model::entry::JobSpec;
+
+    use super::*;
+
+    fn entry(seq: u64, job: Option<&str>, fact: Fact) -> Entry {
+        let job = job.map(|job| JobId(job.to_owned()));
+        let boot = BootId("b".to_owned());
+        Entry { seq, at: Stamp::default(), boot, job, origin_seq: None, body: Body::Fact(fact) }
+    }
+
+    fn started(seq: u64, uid: u32) -> Entry {
+        entry(seq, Some("x"), Fact::JobStarted(JobSpec { uid, ..JobSpec::default() }))
+    }
+
+    fn said(seq: u64) -> Entry {
+        entry(seq, Some("x"), Fact::PagesUnavailable { reason: "full".to_owned() })
+    }
+
+    #[test]
+    fn a_user_who_takes_the_name_of_an_ended_job_reads_nothing_of_the_job_before() {
+        let all = [started(1, 7), said(2), started(3, 8), said(4)];
+        let mut view = NodeView::default();
+        all.iter().for_each(|entry| view.apply(entry));
+        let read = |uid, from: usize| {
+            let mut owners = Owners::default();
+            let entries = all.iter().skip(from);
+            entries.map(|entry| owners.may_read(Reader::User(uid), entry, &view)).collect::<Vec<bool>>()
+        };
+        assert_eq!(read(7, 0), [true, true, false, false]);
+        assert_eq!(read(8, 0), [false, false, true, true]);
+        // Where reading begins in the middle, it is not known whose the first entry is.
+        assert_eq!(read(7, 1), [false, false, false]);
+        assert_eq!(read(8, 1), [false, true, true]);
+        assert_eq!(read(8, 3), [true]);
+    }
+
+    #[test]
+    fn what_belongs_to_no_job_is_for_everyone_and_operators_read_all() {
+        let view = NodeView::default();
+        let of_the_host = entry(1, None, Fact::AgentStopped);
+        assert!(Owners::default().may_read(Reader::Stranger, &of_the_host, &view));
+        assert!(!Owners::default().may_read(Reader::Stranger, &said(2), &view));
+        assert!(Owners::default().may_read(Reader::All, &said(2), &view));
+    }
+}
