@@ -263,14 +263,16 @@ fn pull_caches(files: &Files, user: User) {
     }
 }
 
-/// What this agent cannot do for the user of a directory, and why.
-fn problem_of(place: &Watched) -> Option<String> {
+/// What this agent cannot do for the user of a directory, and why. `kind`: whose format the files there are; empty for ours.
+fn problem_of(place: &Watched, kind: &str) -> Option<String> {
     let directory = place.directory.display();
     match reach(place.user, &place.directory) {
         Reach::All => None,
+        // Shards are restored into files that the user's process lends.
+        Reach::Reads if kind.is_empty() => None,
         Reach::Reads => Some(format!(
             "the agent runs as user {} and may not act as user {}: it replicates what it reads in {directory}, and cannot \
-             write restored steps there",
+             write restored steps of {kind} there",
             nix::unistd::geteuid(),
             place.user.uid
         )),
@@ -308,7 +310,7 @@ impl CheckpointService for Checkpoints {
             let of = format!("run {} in {}", owner::name(&place.run), place.directory.display());
             let watching = self.watching();
             problem = aside(move || {
-                let problem = problem_of(&place).unwrap_or_default();
+                let problem = problem_of(&place, "").unwrap_or_default();
                 watching.remember(&place);
                 peers.watch(place);
                 problem
@@ -398,15 +400,19 @@ impl CheckpointService for Checkpoints {
             }
             files.iter().for_each(|files| pull_caches(files, user));
             let ranks = (!ranks.is_empty()).then_some(ranks.as_slice());
-            if let Some(told) = problem_of(&place) {
+            // Trainers' own files are unpacked into directories, for which no file can be lent.
+            if let Some(told) = watch.as_ref().and_then(|_| problem_of(&place, &files_kind)) {
                 tracing::warn!("{told}");
                 let told = Message::Progress(RestoreProgress { told, ..RestoreProgress::default() });
                 let _ = sender.blocking_send(Ok(RestoreCheckpointResponse { message: Some(told) }));
             }
             let progress = |at: Progress| {
-                let message = Message::Progress(progress_out(at));
+                let waits = at.files_wanted > 0;
+                let message =
+                    Ok(RestoreCheckpointResponse { message: Some(Message::Progress(progress_out(at))) });
                 // Counts that nobody has read yet are not waited for.
-                let _ = sender.try_send(Ok(RestoreCheckpointResponse { message: Some(message) }));
+                let _ =
+                    if waits { sender.blocking_send(message).ok() } else { sender.try_send(message).ok() };
             };
             let restored = match watch {
                 Some(watch) => watch.restore(again, &progress).map_err(refused),

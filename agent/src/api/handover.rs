@@ -1,18 +1,17 @@
-//! Where launchers hand over the directories with their checkpoints. The kernel says whose process it is; what is handed over is used only
+//! Where launchers hand over the directories with their checkpoints, and lend files for shards that are to be restored. The kernel says whose process it is; what is handed over is used only
 //! for what that user asks for later, and only where this agent may not act as that user.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mainstay_tier::handed;
+use mainstay_tier::{handed, lent_files};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use super::listen::UnixSocket;
-use crate::os::handover::receive;
+use crate::os::handover::{Said, receive};
 
 /// How long a caller may take.
 const WITHIN: Duration = Duration::from_secs(1);
@@ -64,7 +63,15 @@ fn serve(mut stream: &UnixStream, uid: u32) -> io::Result<()> {
     stream.set_read_timeout(Some(WITHIN))?;
     stream.set_write_timeout(Some(WITHIN))?;
     let (names, directories) = receive(stream)?;
-    let names: Vec<PathBuf> = serde_json::from_slice(&names)?;
+    let names = match serde_json::from_slice(&names)? {
+        Said::Directories(names) => names,
+        Said::Files { restore_into, first } => {
+            return match lent_files::lend(uid, &restore_into, first, directories) {
+                Ok(()) => Ok(()),
+                Err(error) => stream.write_all(error.to_string().as_bytes()),
+            };
+        }
+    };
     if names.len() != directories.len() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not a name for each directory"));
     }

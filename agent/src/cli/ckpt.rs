@@ -9,10 +9,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use mainstay_core::checkpoint::lineage;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{ListCheckpointsResponse, RestoreCheckpointResponse};
 use serde_json::json;
+
+use crate::launcher_link::lent_files::LentFiles;
 
 use super::client::Client;
 use super::find::{Ask, find};
@@ -228,6 +231,7 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
     let known = client.list_checkpoints(Some(args.run.clone()), true).await?;
     let run = one_of(&args.run, known.steps.iter().filter(|step| step.whole).map(|step| &*step.run))?;
     let mut messages = client.restore_checkpoint(run, &directory, args.ranks).await?;
+    let files = LentFiles::new(&directory);
     loop {
         let message = match messages.message().await {
             Ok(Some(RestoreCheckpointResponse { message: Some(message) })) => message,
@@ -235,8 +239,16 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
             Err(status) => anyhow::bail!("{}", output::clean(status.message())),
         };
         match message {
+            Message::Progress(at) if at.files_wanted > 0 => {
+                // The agent waits for them, and says that none came.
+                if let Err(error) = files.lend(client.socket(), at.files_wanted).await {
+                    output::note(&output::clean(&format!("no files can be lent to the agent: {error}")));
+                }
+            }
             Message::Progress(at) => output::note(&show::progress(&at)),
-            Message::Result(result) => {
+            Message::Result(mut result) => {
+                let settled = files.settle(std::mem::take(&mut result.lent)).await;
+                settled.context("putting the restored shards in their places")?;
                 let status = if result.step.is_some() { exit::OK } else { exit::UNKNOWN };
                 said(
                     args.ask.json,

@@ -309,6 +309,11 @@ impl Client {
         .await
     }
 
+    /// Where the server is asked.
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Has the newest whole step brought into a directory.
     pub(super) async fn restore_checkpoint(
         &self,

@@ -103,7 +103,8 @@ fn acts_for_users(socket: &Path) -> Option<Finding> {
         true => "the agent may act as the users of jobs".to_owned(),
         false => format!(
             "the agent runs as user {} and may not act as the users of jobs: it replicates checkpoints that launchers hand \
-             over, and cannot write restored steps into directories of users. Run it as root for that",
+             over, restores shards into files that launchers lend, and cannot restore steps that trainers wrote in their own \
+             formats. Run it as root for that",
             agent.uid()
         ),
     };

@@ -13,6 +13,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
 use super::agent::connect;
+use super::lent_files::LentFiles;
 
 /// How long the agent may take to answer at all.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -207,10 +208,21 @@ async fn ask(
         tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
     let mut messages = answer?.into_inner();
     let mut last_told = Instant::now();
+    let files = LentFiles::new(place.directory);
     loop {
         let next = tokio::time::timeout(GO_ON_WITHIN, messages.message()).await.map_err(late)?;
         match next?.and_then(|message| message.message) {
-            Some(Message::Result(result)) => return Ok(Some(result)),
+            Some(Message::Result(mut result)) => {
+                let settled = files.settle(std::mem::take(&mut result.lent)).await;
+                settled.map_err(|error| Status::aborted(format!("what was restored: {error}")))?;
+                return Ok(Some(result));
+            }
+            Some(Message::Progress(at)) if at.files_wanted > 0 => {
+                // The agent waits for them, and says that none came.
+                if let Err(error) = files.lend(socket, at.files_wanted).await {
+                    say(format!("checkpoint: no files can be lent to the agent: {error}"));
+                }
+            }
             Some(Message::Progress(at)) if !at.told.is_empty() => say(format!("checkpoint: {}", at.told)),
             Some(Message::Progress(at)) => {
                 if at.bytes > 0 && last_told.elapsed() >= TELL_EVERY {

@@ -1,5 +1,6 @@
 //! Hands the agent the directories with this job's checkpoints, open: an agent that may not act as this user reads them so.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use super::trust::is_trusted;
-use crate::os::handover::{self, MOST};
+use crate::os::handover::{self, MOST, Said};
 
 /// How long the agent may take.
 const WITHIN: Duration = Duration::from_secs(2);
@@ -26,14 +27,7 @@ pub fn socket_of(socket: &Path) -> PathBuf {
 /// # Errors
 /// There is no agent that takes them.
 pub fn hand_over(socket: &Path, directories: &[PathBuf]) -> std::io::Result<String> {
-    let stream = UnixStream::connect(socket_of(socket))?;
-    let owner = getsockopt(&stream, PeerCredentials)?.uid();
-    if !is_trusted(socket, owner) {
-        let problem = format!("{} is served by user {owner}, who is not trusted", socket.display());
-        return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, problem));
-    }
-    stream.set_read_timeout(Some(WITHIN))?;
-    stream.set_write_timeout(Some(WITHIN))?;
+    let stream = trusted(socket)?;
     let opened = directories.iter().filter_map(|path| {
         let flags = nix::libc::O_DIRECTORY | nix::libc::O_NONBLOCK;
         let directory = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
@@ -43,6 +37,40 @@ pub fn hand_over(socket: &Path, directories: &[PathBuf]) -> std::io::Result<Stri
     if names.is_empty() {
         return Ok(String::new());
     }
-    let answer = handover::send(&stream, &serde_json::to_vec(&names)?, &directories)?;
+    let said = Said::Directories(names.into_iter().cloned().collect());
+    let answer = handover::send(&stream, &serde_json::to_vec(&said)?, &directories)?;
     Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// Lends files for shards to the agent at `socket`, which wants to restore into `directory`. Blocks.
+///
+/// # Errors
+/// There is no agent that takes them, or it refused.
+pub(super) fn lend(socket: &Path, directory: &Path, files: Vec<OwnedFd>) -> io::Result<()> {
+    let (mut files, mut first) = (files, 0);
+    while !files.is_empty() {
+        let rest = files.split_off(files.len().min(MOST));
+        let said = Said::Files { restore_into: directory.to_owned(), first };
+        // The agent takes one message of a connection.
+        let answer = handover::send(&trusted(socket)?, &serde_json::to_vec(&said)?, &files)?;
+        if !answer.is_empty() {
+            return Err(io::Error::other(String::from_utf8_lossy(&answer).into_owned()));
+        }
+        first += files.len();
+        files = rest;
+    }
+    Ok(())
+}
+
+/// A connection to the agent that listens beside `socket`, if it is one that may read what this user hands over.
+fn trusted(socket: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(socket_of(socket))?;
+    let owner = getsockopt(&stream, PeerCredentials)?.uid();
+    if !is_trusted(socket, owner) {
+        let problem = format!("{} is served by user {owner}, who is not trusted", socket.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+    }
+    stream.set_read_timeout(Some(WITHIN))?;
+    stream.set_write_timeout(Some(WITHIN))?;
+    Ok(stream)
 }

@@ -3,5 +3,6 @@
 pub mod agent;
 pub mod checkpoint;
 pub mod handover;
+pub mod lent_files;
 mod trust;
 pub mod wire;

@@ -1,9 +1,12 @@
-//! Open directories from one process to another, over a Unix socket (`SCM_RIGHTS`): one message with their names and descriptors, and one
-//! answer. gRPC over the agent's socket cannot carry descriptors, so this has a socket of its own.
+//! Open directories and files from one process to another, over a Unix socket (`SCM_RIGHTS`): one message with what they are and their
+//! descriptors, and one answer. gRPC over the agent's socket cannot carry descriptors, so this has a socket of its own.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
@@ -12,6 +15,21 @@ pub const MOST: usize = 16;
 
 /// Bytes of the names in one message, and of an answer, at most.
 pub const LONGEST: usize = 64 << 10;
+
+/// What the descriptors of one message are.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Said {
+    /// Directories with checkpoints, by name.
+    Directories(Vec<PathBuf>),
+    /// Files for shards that are to be restored.
+    Files {
+        /// Into this checkpoint directory.
+        restore_into: PathBuf,
+        /// The number of the first of them.
+        first: usize,
+    },
+}
 
 /// Sends the names and the descriptors; what is answered.
 ///

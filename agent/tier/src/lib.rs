@@ -10,6 +10,7 @@ pub mod bytes;
 pub mod disk;
 pub mod files;
 pub mod handed;
+pub mod lent_files;
 mod os;
 pub mod parity;
 pub mod peer;

@@ -8,8 +8,9 @@
     reason = "in a test, a panic is the report"
 )]
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown, lchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -167,6 +168,24 @@ fn saved(hosts: &Hosts, name: &str, uid: u32, mode: u32) -> PathBuf {
     directory
 }
 
+/// The names of all files below a directory, each of which is this user's.
+fn files_of(directory: &Path, uid: u32) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut left = vec![directory.to_owned()];
+    while let Some(at) = left.pop() {
+        for entry in fs::read_dir(&at).unwrap() {
+            let path = entry.unwrap().path();
+            assert_eq!(fs::symlink_metadata(&path).unwrap().uid(), uid, "{}", path.display());
+            if path.is_dir() {
+                left.push(path)
+            } else {
+                _ = found.insert(path.strip_prefix(directory).unwrap().to_owned())
+            }
+        }
+    }
+    found
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -184,8 +203,6 @@ fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
     let place = of_a.display().to_string();
     let pushed = agent.asked(&program, A, &["ckpt", "push", "train", &place, "--wait", "90", "--json"]);
     assert_eq!(json(&pushed)["copies"], 2, "{}", text(&pushed.stderr));
-    let said = text(&pushed.stderr);
-    assert!(said.contains("cannot write restored steps there"), "{said}");
     let listed = json(&ckpt(&peer, &["ls", "--run", "train", "--json"]));
     assert_eq!(listed["steps"][0]["whole"], true, "{listed}");
 
@@ -199,16 +216,33 @@ fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
     let seen = json(&agent.asked(&program, B, &["ckpt", "ls", "--json"]));
     assert!(seen["steps"].as_array().is_none_or(Vec::is_empty), "{seen}");
 
-    // What it cannot do is refused with words, by the call and by the doctor.
+    // What is restored comes into files that the user's process lends, and is whole and the user's own.
     let back = hosts.stages[0].work().join("back");
     fs::create_dir(&back).unwrap();
     give(&back, A);
-    let pulled = agent.asked(&program, A, &["ckpt", "pull", "train", &back.display().to_string()]);
-    let said = text(&pulled.stderr);
-    assert!(!pulled.status.success() && said.contains(&format!("cannot act as user {A}")), "{said}");
+    fs::set_permissions(&back, fs::Permissions::from_mode(0o700)).unwrap();
+    let there = back.display().to_string();
+    let pulled = agent.asked(&program, A, &["ckpt", "pull", "train", &there, "--json"]);
+    assert_eq!(json(&pulled)["step"], 40, "{}", text(&pulled.stderr));
+    let verified = Command::new(&program).args(["ckpt", "verify", &there]).output().unwrap();
+    assert!(text(&verified.stdout).contains("2 shard(s)"), "{verified:?}");
+    assert_eq!(files_of(&back, A), files_of(&of_a, A), "nothing else is there, and all is the user's");
+
+    // Into another user's directory no files can be lent: nothing is written, and words say why.
+    let of_b = saved(&hosts, "of-b", B, 0o700).display().to_string();
+    let pushed = agent.asked(&program, B, &["ckpt", "push", "train", &of_b, "--wait", "90", "--json"]);
+    assert_eq!(json(&pushed)["copies"], 2, "{}", text(&pushed.stderr));
+    let tried = agent.asked(&program, B, &["ckpt", "pull", "train", &there]);
+    let said = text(&tried.stderr);
+    assert!(!tried.status.success() && said.contains("no files were lent for its 2 shard(s)"), "{said}");
+    assert!(said.contains("no files can be lent to the agent: Permission denied"), "{said}");
+    assert_eq!(files_of(&back, A), files_of(&of_a, A));
     let checked = agent.asked(&program, A, &["doctor"]);
     let said = text(&checked.stdout);
-    assert!(said.contains("checkpoints of users") && said.contains("cannot write restored steps"), "{said}");
+    assert!(
+        said.contains("checkpoints of users") && said.contains("cannot restore steps that trainers"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -156,6 +156,9 @@ pub enum PeerError {
     /// Something on this host.
     #[error("{0}")]
     Local(String),
+    /// This process may not write as the user, who lent no files.
+    #[error("{0}")]
+    NoFiles(String),
 }
 
 /// Why a peer refused something.
@@ -235,6 +238,12 @@ impl PeerError {
 
     /// Whether the peer itself is well and only this one thing could not be done.
     pub fn is_about_the_request(&self) -> bool {
-        matches!(self, PeerError::Reported { .. } | PeerError::TooLong { .. } | PeerError::Local(_))
+        matches!(
+            self,
+            PeerError::Reported { .. }
+                | PeerError::TooLong { .. }
+                | PeerError::Local(_)
+                | PeerError::NoFiles(_)
+        )
     }
 }

@@ -1,4 +1,5 @@
 //! A shard on its way into a job's checkpoint directory: it takes its place there when all its bytes have come and were right.
+//! Where this agent may not write there, it comes into a file that the user's process lent, which puts it in its place.
 //!
 //! Where the directory lies in the same memory as this agent's store, it is received into pages that are there already (`store`'s ready
 //! memory), and its file moves over when it is whole: until then no user sees what other shards may have left in those pages.
@@ -7,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use mainstay_checkpoint::MANIFEST_NAME;
 
@@ -16,6 +18,7 @@ use super::sealed::Sealed;
 use super::store::{Ready, Store};
 use super::user::{As, User};
 use crate::beneath::Beneath;
+use crate::lent_files::{Landed, Lot};
 use crate::os::Lent;
 
 /// Beside its place first, and in it when all bytes are there.
@@ -23,7 +26,15 @@ pub(super) struct Landing<'a> {
     directory: &'a Path,
     user: User,
     store: &'a Store,
+    lot: Option<Arc<Lot>>,
     taken: Option<Taken<'a>>,
+    lent: Option<LentFile>,
+}
+
+/// A lent file, and what it becomes.
+struct LentFile {
+    file: File,
+    shard: Landed,
 }
 
 struct Taken<'a> {
@@ -54,7 +65,13 @@ pub(super) fn shard_directory(sealed: &Sealed) -> PathBuf {
 
 impl<'a> Landing<'a> {
     pub(super) fn new(directory: &'a Path, user: User, store: &'a Store) -> Landing<'a> {
-        Landing { directory, user, store, taken: None }
+        Landing { directory, user, store, lot: None, taken: None, lent: None }
+    }
+
+    /// One that lands in the files of this lot, if there is one.
+    pub(super) fn in_files(mut self, lot: Option<Arc<Lot>>) -> Landing<'a> {
+        self.lot = lot;
+        self
     }
 
     fn told(&self, what: &str, error: &io::Error) -> PeerError {
@@ -63,6 +80,16 @@ impl<'a> Landing<'a> {
 
     /// All bytes were right: the manifest is written, and the shard takes its place.
     pub(super) fn finish(mut self) -> Result<(), PeerError> {
+        if let (Some(lot), Some(LentFile { file, shard })) = (&self.lot, self.lent.take()) {
+            let synced = file.sync_data();
+            return match synced {
+                Ok(()) => {
+                    lot.landed(shard);
+                    Ok(())
+                }
+                Err(error) => Err(self.told("writing a shard for", &error)),
+            };
+        }
         let Some(taken) = self.taken.take() else {
             return Err(PeerError::Local("nothing came".to_owned()));
         };
@@ -70,21 +97,21 @@ impl<'a> Landing<'a> {
         let put = || -> io::Result<()> {
             let manifest = taken.fill_directory(self.user)?;
             let _as_user = As::user(self.user)?;
-            write_manifest(&at, &aside, &manifest)?;
-            if at.is_there(&home) {
-                // What is there is another shard of this step, or a damaged one.
-                at.exchange(&aside, &home)?;
-                at.remove_tree(&aside)?;
-            } else {
-                at.rename(&aside, &home)?;
-            }
-            at.sync_directory(home.parent().unwrap_or(Path::new("")))?;
-            at.sync_directory(Path::new(""))
+            settle(&at, &aside, &home, &manifest)
         };
         put().map_err(|error| {
             remove(&at, &aside, self.user);
             self.told("writing a shard into", &error)
         })
+    }
+
+    fn begin_in_file(&self, lot: &Lot, sealed: &Sealed) -> io::Result<LentFile> {
+        let (number, file) = lot.take().ok_or_else(|| io::Error::other("no lent file is left"))?;
+        file.set_len(0)?;
+        make_room(&file, sealed.shard.bytes)?;
+        let written = sealed.clone().as_written().map_err(|error| io::Error::other(error.to_string()))?;
+        let (home, name) = (shard_directory(sealed), sealed.file.clone());
+        Ok(LentFile { file, shard: Landed { file: number, home, name, manifest: written.manifest } })
     }
 
     fn begin_as_user(&self, sealed: &Sealed) -> io::Result<(Beneath, PathBuf, PathBuf, File)> {
@@ -122,6 +149,10 @@ impl Taken<'_> {
 
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
+        // Another copy of the shard may come into the same file.
+        if let (Some(lot), Some(LentFile { file, shard })) = (&self.lot, self.lent.take()) {
+            lot.give_back(shard.file, file);
+        }
         if let Some(taken) = self.taken.take() {
             remove(&taken.at, &taken.aside, self.user);
         }
@@ -130,6 +161,11 @@ impl Drop for Landing<'_> {
 
 impl Target for Landing<'_> {
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
+        if let Some(lot) = &self.lot {
+            let begun = self.begin_in_file(lot, sealed);
+            self.lent = Some(begun.map_err(|error| self.told("making room for a shard of", &error))?);
+            return Ok(());
+        }
         let begin = || -> io::Result<Taken<'_>> {
             let (at, home, aside, opened) = self.begin_as_user(sealed)?;
             let bytes = sealed.shard.bytes;
@@ -155,10 +191,11 @@ impl Target for Landing<'_> {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
-        let Some(taken) = &self.taken else { return Ok(()) };
-        let file = match &taken.room {
-            Room::New(file) => file,
-            Room::Ready(ready) => &ready.file,
+        let file = match (&self.lent, &self.taken) {
+            (Some(lent), _) => &lent.file,
+            (None, Some(Taken { room: Room::New(file), .. })) => file,
+            (None, Some(Taken { room: Room::Ready(ready), .. })) => &ready.file,
+            (None, None) => return Ok(()),
         };
         file.write_all_at(bytes, offset).map_err(|error| self.told("writing a shard into", &error))
     }
@@ -169,6 +206,44 @@ impl Target for Landing<'_> {
             Room::Ready(ready) => ready.memory(offset, length),
         }
     }
+}
+
+/// A shard's directory, in which its file is, gets its manifest and takes its place.
+fn settle(at: &Beneath, aside: &Path, home: &Path, manifest: &[u8]) -> io::Result<()> {
+    write_manifest(at, aside, manifest)?;
+    if at.is_there(home) {
+        // What is there is another shard of this step, or a damaged one.
+        at.exchange(aside, home)?;
+        at.remove_tree(aside)?;
+    } else {
+        at.rename(aside, home)?;
+    }
+    at.sync_directory(home.parent().unwrap_or(Path::new("")))?;
+    at.sync_directory(Path::new(""))
+}
+
+/// Puts a shard that an agent wrote into a lent file in its place, with the rights of this process. `file` is the file below
+/// `directory`.
+///
+/// # Errors
+/// The agent names a place that no shard has, or what the disk says.
+pub fn settle_lent(directory: &Path, file: &Path, shard: &Landed) -> io::Result<()> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the agent names a place that no shard has");
+    let sealed = Sealed::of(shard.manifest.clone()).map_err(|error| io::Error::other(error.to_string()))?;
+    if shard_directory(&sealed) != shard.home || sealed.file != shard.name || shard.name.contains('/') {
+        return Err(wrong());
+    }
+    let at = Beneath::open(directory)?;
+    let step = shard.home.parent().ok_or_else(wrong)?;
+    at.make_directories(step)?;
+    let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
+    at.remove_tree(&aside)?;
+    at.make_directory(&aside)?;
+    let put = || {
+        at.rename(file, &aside.join(&shard.name))?;
+        settle(&at, &aside, &shard.home, &shard.manifest)
+    };
+    put().inspect_err(|_| _ = at.remove_tree(&aside))
 }
 
 fn write_manifest(at: &Beneath, aside: &Path, manifest: &[u8]) -> io::Result<()> {

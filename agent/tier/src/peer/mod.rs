@@ -42,6 +42,7 @@ const REPLICATE_NICE: i32 = 10;
 
 pub use crate::os::monotonic;
 pub use durable::{Durable, Figures};
+pub use landing::settle_lent;
 pub use local_shards::{Opened, Watched};
 pub use message::{Held, Inventory};
 pub(crate) use restore::land;

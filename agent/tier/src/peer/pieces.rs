@@ -12,7 +12,6 @@ use mainstay_core::checkpoint::plan::Transfer;
 use super::client::Target;
 use super::error::PeerError;
 use super::landing::Landing;
-use super::local_shards::Watched;
 use super::sealed::Sealed;
 use super::service::Shared;
 use super::store::Store;
@@ -23,9 +22,9 @@ use crate::seal::ReadAt;
 ///
 /// # Errors
 /// Too few pieces are left that are what they should be.
-pub(super) fn bring(
+pub(super) fn bring<'a>(
     shared: &Shared,
-    place: &Watched,
+    landing: &dyn Fn() -> Landing<'a>,
     transfer: &Transfer,
     tell: &(dyn Fn(String) + Sync),
 ) -> Result<u64, PeerError> {
@@ -35,7 +34,7 @@ pub(super) fn bring(
         let left: Vec<&Copy> =
             transfer.pieces.iter().filter(|copy| way_of(copy) == Some(way.of)).rev().collect();
         let mut gathering = Gathering { shared, rank: transfer.rank, of: way.of, left, bytes: 0, tell };
-        match gathering.make(place) {
+        match gathering.make(landing) {
             Ok(()) => return Ok(gathering.bytes),
             Err(error) => last = Some(error),
         }
@@ -82,10 +81,10 @@ struct Gathering<'a> {
 }
 
 impl<'a> Gathering<'a> {
-    fn make(&mut self, place: &Watched) -> Result<(), PeerError> {
+    fn make<'b>(&mut self, landing: &dyn Fn() -> Landing<'b>) -> Result<(), PeerError> {
         let given = self.gather()?;
         let all: Vec<&Given> = given.iter().collect();
-        let mut failed = match self.land(place, &all) {
+        let mut failed = match self.land(landing(), &all) {
             Err(error) if is_of_the_pieces(&error) => error,
             other => return other,
         };
@@ -102,7 +101,7 @@ impl<'a> Gathering<'a> {
                 if numbers.len() < chosen.len() {
                     continue;
                 }
-                match self.land(place, &chosen) {
+                match self.land(landing(), &chosen) {
                     Ok(()) => {
                         let left_out = (0..have.len()).filter(|at| !rest.contains(at));
                         self.blame(&left_out.map(|at| &have[at]).collect::<Vec<_>>());
@@ -215,11 +214,10 @@ impl<'a> Gathering<'a> {
     }
 
     /// Makes the shard of these pieces in its place.
-    fn land(&self, place: &Watched, given: &[&Given]) -> Result<(), PeerError> {
+    fn land(&self, mut landing: Landing<'_>, given: &[&Given]) -> Result<(), PeerError> {
         let first = given.first().ok_or_else(|| PeerError::Local("no piece came".to_owned()))?;
         let whole = given.iter().find_map(|piece| whole_of(piece).ok());
         let whole = whole.map_or_else(|| whole_of(first), Ok)?;
-        let mut landing = Landing::new(&place.directory, place.user, &self.shared.store);
         landing.begin(&whole)?;
         join(&whole, self.of, given, &landing, &|bytes| self.shared.store.scratch(bytes))?;
         landing.finish()
@@ -237,7 +235,7 @@ fn fetch(shared: &Shared, copy: &Copy) -> Result<(Given, u64), PeerError> {
         shared.asking().get(&copy.holder, &copy.shard.root, &mut room, shared.settings.streams)?
     };
     let file = room.file.ok_or_else(|| PeerError::Local("nothing came".to_owned()))?;
-    Ok((Given { shard: copy.shard.clone(), holder: copy.holder.clone(), file }, bytes))
+    Ok((Given { shard: copy.shard.clone(), holder: copy.holder.to_string(), file }, bytes))
 }
 
 /// Takes one that is kept here.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::decision::Decision;
@@ -20,6 +20,7 @@ use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
 use super::user::{As, User};
 use crate::beneath::Beneath;
+use crate::lent_files::{self, Landed, Lot};
 use crate::seal::ReadAt;
 
 /// Shards that are fetched at once.
@@ -27,6 +28,9 @@ const AT_ONCE: usize = 4;
 
 /// Decisions that are tried: each that fails leaves out the copies that were found to be bad.
 const TRIES: usize = 4;
+
+/// The process that asked for the restore lends its files within this time.
+const LENT_WITHIN: Duration = Duration::from_secs(10);
 
 /// How far it is.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +43,14 @@ pub struct Progress {
     pub bytes: (u64, u64),
     /// What is worth to be told, in one line; empty if it is only a count.
     pub told: String,
+    /// So many files are to be lent for its shards (`lent_files`); 0 where this agent makes them itself.
+    pub files_wanted: usize,
+}
+
+impl Progress {
+    fn words(step: u64, shards: usize, told: String) -> Progress {
+        Progress { step, shards: (0, shards), bytes: (0, 0), told, files_wanted: 0 }
+    }
 }
 
 /// What came of it.
@@ -54,6 +66,8 @@ pub struct Restored {
     pub here: usize,
     /// Seconds that it took.
     pub seconds: f64,
+    /// Shards that are in lent files, for the process that puts them in their places.
+    pub landed: Vec<Landed>,
 }
 
 impl Service {
@@ -83,10 +97,11 @@ impl Service {
                     fetched: 0,
                     here: 0,
                     seconds: began.elapsed().as_secs_f64(),
+                    landed: Vec::new(),
                 });
             };
             match shared.bring(&key, place, ranks, tell) {
-                Ok((bytes, fetched, here)) => {
+                Ok(Came { bytes, fetched, here, landed }) => {
                     shared.own.look();
                     return Ok(Restored {
                         decision,
@@ -94,15 +109,18 @@ impl Service {
                         fetched,
                         here,
                         seconds: began.elapsed().as_secs_f64(),
+                        landed,
                     });
                 }
+                // It would be the same for each step.
+                Err(error @ PeerError::NoFiles(_)) => return Err(error),
                 Err(error) => {
                     let told = format!(
                         "step {} cannot be restored: {error}; the next older whole one is looked for",
                         key.step
                     );
                     tracing::warn!("{told}");
-                    tell(Progress { step: key.step, shards: (0, key.world as usize), bytes: (0, 0), told });
+                    tell(Progress::words(key.step, key.world as usize, told));
                     last = Some(error);
                 }
             }
@@ -125,7 +143,7 @@ impl Shared {
                     key.step
                 );
                 tracing::warn!("{told}");
-                tell(Progress { step: key.step, shards: (0, key.world as usize), bytes: (0, 0), told });
+                tell(Progress::words(key.step, key.world as usize, told));
             }
         }
     }
@@ -157,14 +175,14 @@ impl Shared {
         Err(last.unwrap_or_else(|| PeerError::Local("no host decides".to_owned())))
     }
 
-    /// Brings the shards of one step; bytes and shards that came, and shards that were here.
+    /// Brings the shards of one step.
     pub(super) fn bring(
         &self,
         key: &StepKey,
         place: &Watched,
         ranks: Option<&[u32]>,
         tell: &(dyn Fn(Progress) + Sync),
-    ) -> Result<(u64, usize, usize), PeerError> {
+    ) -> Result<Came, PeerError> {
         let step = self
             .step(key)
             .ok_or_else(|| PeerError::Local("no peer that answers has any of it".to_owned()))?;
@@ -177,9 +195,11 @@ impl Shared {
             return Err(PeerError::Local(format!("no peer that answers has the shard of rank {rank}")));
         }
         let count = plan.transfers.len();
+        let lot = self.lent_files(key, place, count, tell)?;
         let work = Work {
             shared: self,
             place,
+            lot: lot.clone(),
             left: Mutex::new(plan.transfers.iter().rev().collect()),
             done: AtomicUsize::new(0),
             fetched: AtomicUsize::new(0),
@@ -191,6 +211,7 @@ impl Shared {
                     shards: (progress.done.load(Ordering::Relaxed), count),
                     bytes: (progress.bytes.load(Ordering::Relaxed), plan.bytes()),
                     told,
+                    files_wanted: 0,
                 });
             },
         };
@@ -203,8 +224,37 @@ impl Shared {
             return Err(error);
         }
         let fetched = work.fetched.into_inner();
-        Ok((work.bytes.into_inner(), fetched, count - fetched))
+        let landed = lot.map(|lot| lot.all_landed()).unwrap_or_default();
+        Ok(Came { bytes: work.bytes.into_inner(), fetched, here: count - fetched, landed })
     }
+
+    /// Where this agent may not write as the user, the files that the user's process lends for `count` shards.
+    fn lent_files(
+        &self,
+        key: &StepKey,
+        place: &Watched,
+        count: usize,
+        tell: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Option<Arc<Lot>>, PeerError> {
+        let Err(cannot) = As::to_write(place.user) else { return Ok(None) };
+        let wanted = Progress { files_wanted: count, ..Progress::words(key.step, count, String::new()) };
+        tell(wanted);
+        let lot = lent_files::wait(place.user.uid, &place.directory, count, LENT_WITHIN);
+        let none =
+            || PeerError::NoFiles(format!("{cannot}, and no files were lent for its {count} shard(s)"));
+        lot.ok_or_else(none).map(Some)
+    }
+}
+
+/// What came of bringing one step.
+pub(super) struct Came {
+    /// Bytes that came.
+    pub(super) bytes: u64,
+    /// Shards that came, and shards that were here.
+    pub(super) fetched: usize,
+    here: usize,
+    /// Those in lent files.
+    landed: Vec<Landed>,
 }
 
 /// Whether just this shard lies in the directory; its bytes were compared by the caller.
@@ -220,6 +270,7 @@ fn lies_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
 struct Work<'a> {
     shared: &'a Shared,
     place: &'a Watched,
+    lot: Option<Arc<Lot>>,
     left: Mutex<Vec<&'a Transfer>>,
     done: AtomicUsize,
     fetched: AtomicUsize,
@@ -268,7 +319,7 @@ impl Work<'_> {
         }
         if !transfer.pieces.is_empty() {
             let told = |told: String| (self.tell)(self, told);
-            let bytes = super::pieces::bring(self.shared, self.place, transfer, &told)?;
+            let bytes = super::pieces::bring(self.shared, &|| self.landing(), transfer, &told)?;
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
             self.fetched.fetch_add(1, Ordering::Relaxed);
             return Ok(());
@@ -277,7 +328,7 @@ impl Work<'_> {
     }
 
     fn landing(&self) -> Landing<'_> {
-        Landing::new(&self.place.directory, self.place.user, &self.shared.store)
+        Landing::new(&self.place.directory, self.place.user, &self.shared.store).in_files(self.lot.clone())
     }
 
     fn bring_from(&self, copy: &Copy) -> Result<(), PeerError> {

@@ -81,7 +81,8 @@ impl Service {
                     || PeerError::Local(format!("no host that answers has a good shard of rank {rank}"));
                 roots.insert(*rank, copies.ok_or_else(none)?.shard.root.clone());
             }
-            (bytes, fetched, _) = shared.bring(key, place, Some(&absent), tell)?;
+            let came = shared.bring(key, place, Some(&absent), tell)?;
+            (bytes, fetched) = (came.bytes, came.fetched);
             shared.own.look();
         }
         Ok(Brought { roots, fetched, bytes })
