@@ -43,7 +43,7 @@ const SHARED: &[u8] = &[3, 5, 6];
 
 /// What the core may depend on; anything else could bring in a clock, a file or a thread.
 const CORE_DEPENDENCIES: &[&str] =
-    &["aho-corasick", "memchr", "postcard", "regex", "serde", "serde_json", "thiserror", "toml"];
+    &["aho-corasick", "memchr", "postcard", "smol_str", "regex", "serde", "serde_json", "thiserror", "toml"];
 
 /// What policies in Starlark may depend on: they are as pure as the core.
 const POLICY_DEPENDENCIES: &[&str] = &["mainstay-core", "serde", "toml"];

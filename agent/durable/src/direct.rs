@@ -164,7 +164,7 @@ impl Direct {
             found.extend(sealed.ok().map(|sealed| (sealed, path.to_owned())))
         });
         let copy = |sealed: &Sealed| Copy {
-            holder: String::new(),
+            holder: "".into(),
             medium: Medium::Disk,
             own: true,
             verified: true,

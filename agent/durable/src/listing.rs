@@ -26,7 +26,13 @@ pub struct Steps {
 #[must_use]
 pub fn key(record: &StepRecord) -> StepKey {
     let of = record.of.clone();
-    StepKey { step: of.step, job: of.job, run: of.run, attempt: of.attempt, world: of.world_size }
+    StepKey {
+        step: of.step,
+        job: of.job.into(),
+        run: of.run.into(),
+        attempt: of.attempt,
+        world: of.world_size,
+    }
 }
 
 /// The shards of a record, in the words of the core.
@@ -48,7 +54,7 @@ pub fn shards(record: &StepRecord) -> Vec<Shard> {
 #[must_use]
 pub fn copies(record: &StepRecord, holder: &str) -> Vec<Copy> {
     let copy = |shard| Copy {
-        holder: holder.to_owned(),
+        holder: holder.into(),
         medium: Medium::Durable,
         own: false,
         // Of the record; each byte is compared when it is fetched.

@@ -272,7 +272,7 @@ impl Inner {
     fn tidy(&self, run: &str) -> Result<(), DurableError> {
         let candidates = self.candidates(run, &[]);
         for gone in expired(&candidates, self.settings.keep) {
-            let name = if gone.durable { step_name(&gone.key).directory() } else { gone.key.job.clone() };
+            let name = if gone.durable { step_name(&gone.key).directory() } else { gone.key.job.to_string() };
             self.runtime.block_on(listing::delete(&self.bucket, &run_directory(run), &name))?;
             if let Some((_, steps)) = self.state().runs.get_mut(run) {
                 steps.whole.remove(&name);
@@ -326,7 +326,7 @@ impl Inner {
             });
         let half = there.begun.iter().filter(|name| !named.contains(*name)).filter_map(|name| {
             let (step, attempt) = step_of_directory(name)?;
-            let key = StepKey { step, attempt, job: name.clone(), run: run.to_owned(), world: 0 };
+            let key = StepKey { step, attempt, job: name.into(), run: run.into(), world: 0 };
             Some(Candidate { key, created: 0, here: false, begun: true, durable: false })
         });
         here.chain(whole).chain(half).collect()

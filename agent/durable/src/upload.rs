@@ -54,8 +54,8 @@ pub(crate) fn in_step(of: &StepName, name: &str) -> String {
 /// Which step a shard is of, in the words of a bucket.
 pub(crate) fn step_name(of: &mainstay_core::checkpoint::inventory::StepKey) -> StepName {
     StepName {
-        job: of.job.clone(),
-        run: of.run.clone(),
+        job: of.job.to_string(),
+        run: of.run.to_string(),
         attempt: of.attempt,
         step: of.step,
         world_size: of.world,

@@ -112,8 +112,10 @@ fn lagging(replicas: &Service, behind: &mut BTreeSet<String>) -> Vec<Observation
     let mut news = Vec::new();
     for lag in lags {
         let (event, weight, detail) = match lag.sentence() {
-            Some(sentence) if behind.insert(lag.of.run.clone()) => (COPIES_BEHIND, Weight::Warning, sentence),
-            None if behind.remove(&lag.of.run) => {
+            Some(sentence) if behind.insert(lag.of.run.to_string()) => {
+                (COPIES_BEHIND, Weight::Warning, sentence)
+            }
+            None if behind.remove(lag.of.run.as_str()) => {
                 let detail = "checkpoint: a newer step has its copies on peers again".to_owned();
                 (COPIES_CAUGHT_UP, Weight::Info, detail)
             }

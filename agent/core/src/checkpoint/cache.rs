@@ -102,14 +102,14 @@ mod tests {
     fn sealed(name: &str, host: &str, holder: &str, created: i64, bytes: u64) -> Copy {
         let run = run_of(name, host);
         let step = created.unsigned_abs();
-        let of = StepKey { step, job: "cache".to_owned(), run, attempt: 0, world: 1 };
+        let of = StepKey { step, job: "cache".into(), run: run.into(), attempt: 0, world: 1 };
         let shard = Shard { of, rank: 0, root: format!("{host}{created}"), bytes, created, piece: None };
-        Copy { holder: holder.to_owned(), medium: Medium::Disk, own: holder == host, verified: true, shard }
+        Copy { holder: holder.into(), medium: Medium::Disk, own: holder == host, verified: true, shard }
     }
 
     fn brought(copies: &[Copy], quota: u64) -> Vec<(String, i64)> {
         let worth = worth_bringing(copies, "xla", "me", quota);
-        worth.iter().map(|state| (state.key.run.clone(), state.created)).collect()
+        worth.iter().map(|state| (state.key.run.to_string(), state.created)).collect()
     }
 
     #[test]

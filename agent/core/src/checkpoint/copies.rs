@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use smol_str::SmolStr;
 
 /// One step of one attempt of one run: what is restored together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -11,10 +12,10 @@ pub struct StepKey {
     /// The step. It weighs first: keys sort by it.
     pub step: u64,
     /// The launch of the job, as its launcher named it on its host.
-    pub job: String,
+    pub job: SmolStr,
     /// The run id that the user gave, the same on every host and in every launch; and behind an `@`, which no run id has, what
     /// tells launches of one name apart.
-    pub run: String,
+    pub run: SmolStr,
     /// The attempt that saved it: the epoch that fences late writers.
     pub attempt: u64,
     /// How many ranks the step has.
@@ -51,7 +52,7 @@ impl Shard {
     #[must_use]
     pub fn understood(mut self) -> Shard {
         if let Some((piece, run)) = Piece::read(&self.of.run) {
-            let run = run.to_owned();
+            let run = SmolStr::new(run);
             (self.piece, self.of.run) = (Some(piece), run);
         }
         self
@@ -84,7 +85,7 @@ pub enum Medium {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copy {
     /// The host that has it.
-    pub holder: String,
+    pub holder: SmolStr,
     /// Where it lies there.
     pub medium: Medium,
     /// Whether it is the holder's own: made by a rank there, not kept for others.
@@ -192,7 +193,7 @@ impl From<Shard> for ShardRecord {
     fn from(shard: Shard) -> ShardRecord {
         let Shard { mut of, rank, root, bytes, created, piece } = shard;
         if let Some(piece) = piece {
-            of.run = piece.name(&of.run);
+            of.run = piece.name(&of.run).into();
         }
         ShardRecord { of, rank, root, bytes, created }
     }

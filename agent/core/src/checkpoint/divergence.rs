@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     fn key(step: u64, attempt: u64) -> StepKey {
-        StepKey { step, job: "job".to_owned(), run: "run@1".to_owned(), attempt, world: 4 }
+        StepKey { step, job: "job".into(), run: "run@1".into(), attempt, world: 4 }
     }
 
     fn told(of: StepKey, group: &str, rank: u32, root: &str) -> SavedShard {

@@ -4,6 +4,8 @@ use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use smol_str::SmolStr;
+
 pub use crate::checkpoint::copies::{Copy, Medium, Shard, StepKey};
 use crate::checkpoint::parity::by_way;
 
@@ -132,7 +134,7 @@ pub fn steps_among<'a>(
 /// one that sealed last.
 fn newest_first(states: &mut [StepState<&Copy>]) {
     let launch = |key: &StepKey| (key.step, key.job.clone(), key.run.clone());
-    let mut sealed: BTreeMap<(u64, String, String), i64> = BTreeMap::new();
+    let mut sealed: BTreeMap<(u64, SmolStr, SmolStr), i64> = BTreeMap::new();
     for state in states.iter() {
         let last = sealed.entry(launch(&state.key)).or_insert(i64::MIN);
         *last = state.created.max(*last);

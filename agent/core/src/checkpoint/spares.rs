@@ -39,11 +39,10 @@ mod tests {
     use crate::checkpoint::inventory::StepKey;
 
     fn copy(holder: &str, step: u64, rank: u32) -> Copy {
-        let (job, run) = ("job".to_owned(), "run@1".to_owned());
-        let of = StepKey { step, job, run, attempt: 0, world: 4 };
+        let of = StepKey { step, job: "job".into(), run: "run@1".into(), attempt: 0, world: 4 };
         let root = format!("{step}/{rank}");
         let shard = Shard { of, rank, root, bytes: 10, created: 1, piece: None };
-        Copy { holder: holder.to_owned(), medium: Medium::Memory, own: holder == "a", verified: true, shard }
+        Copy { holder: holder.into(), medium: Medium::Memory, own: holder == "a", verified: true, shard }
     }
 
     fn spare(name: &str, room: u64) -> SpareHost {

@@ -17,13 +17,13 @@ fn host(name: &str, domain: &str) -> Host {
 }
 
 fn key(step: u64, attempt: u64, world: u32) -> StepKey {
-    StepKey { step, job: "job.2".to_owned(), run: "job".to_owned(), attempt, world }
+    StepKey { step, job: "job.2".into(), run: "job".into(), attempt, world }
 }
 
 fn copy(holder: &str, own: bool, of: &StepKey, rank: u32) -> Copy {
     let root = format!("{}-{}-{rank}", of.step, of.attempt);
     let shard = Shard { of: of.clone(), rank, root, bytes: 100, created: of.step.cast_signed(), piece: None };
-    Copy { holder: holder.to_owned(), medium: Medium::Disk, own, verified: true, shard }
+    Copy { holder: holder.into(), medium: Medium::Disk, own, verified: true, shard }
 }
 
 fn rules(copies: usize) -> Rules {
@@ -58,7 +58,7 @@ fn of_a_shard_that_was_sealed_twice_the_later_one_counts_and_copies_of_the_other
 
 #[test]
 fn memory_is_made_ready_where_a_step_may_come_and_none_is_used_again() {
-    let (small, large) = (key(20, 0, 1), StepKey { run: "large".to_owned(), ..key(10, 0, 2) });
+    let (small, large) = (key(20, 0, 1), StepKey { run: "large".into(), ..key(10, 0, 2) });
     let sized = |holder: &str, own, of: &StepKey, rank, bytes| {
         let mut copy = copy(holder, own, of, rank);
         copy.shard.root.push_str(&of.run);
@@ -82,7 +82,7 @@ fn memory_is_made_ready_where_a_step_may_come_and_none_is_used_again() {
 
 #[test]
 fn launches_of_one_run_are_found_under_its_id_and_not_mixed() {
-    let of = |launch: &str| StepKey { run: format!("job@{launch}"), ..key(5, 0, 2) };
+    let of = |launch: &str| StepKey { run: format!("job@{launch}").into(), ..key(5, 0, 2) };
     let mut copies = vec![copy("a", true, &of("a-17"), 0), copy("b", true, &of("b-4"), 1)];
     assert!(newest_whole(&copies, "job").is_none(), "a half of each launch");
     copies.push(copy("a", true, &of("a-17"), 1));
@@ -137,7 +137,7 @@ fn a_clock_that_jumps_makes_no_step_older_or_newer() {
     // Two launches have no other order than that of their clocks, and each stays together.
     let of = |job: &str, attempt, created| {
         let mut copy = sealed(20, attempt, created);
-        copy.shard.of.job = job.to_owned();
+        copy.shard.of.job = job.into();
         copy
     };
     let copies = [of("x", 0, 5), of("y", 1, 7), of("y", 2, 3)];
@@ -201,7 +201,8 @@ fn a_plan_takes_the_nearest_copy_and_spreads_the_rest() {
     far.medium = Medium::Durable;
     near.push(far);
     let state = newest_whole(&near, "job").unwrap();
-    let order: Vec<String> = sources_of_rank_0(&state).into_iter().map(|copy| copy.holder).collect();
+    let order: Vec<String> =
+        sources_of_rank_0(&state).into_iter().map(|copy| copy.holder.to_string()).collect();
     assert_eq!(order, ["y", "x", "bucket"]);
 }
 
@@ -441,8 +442,13 @@ impl Cluster {
             !self.copies.iter().any(|copy| copy.holder == repair.to && copy.shard == repair.shard),
             "nothing is sent twice"
         );
-        let copy =
-            Copy { holder: repair.to, medium: Medium::Disk, own: false, verified: true, shard: repair.shard };
+        let copy = Copy {
+            holder: repair.to.into(),
+            medium: Medium::Disk,
+            own: false,
+            verified: true,
+            shard: repair.shard,
+        };
         self.copies.push(copy);
         true
     }
@@ -463,7 +469,7 @@ impl Cluster {
 
     fn lose(&mut self, lost: &BTreeSet<usize>) {
         let names: BTreeSet<&String> = lost.iter().map(|index| &self.hosts[*index].name).collect();
-        self.copies.retain(|copy| !names.contains(&copy.holder));
+        self.copies.retain(|copy| !names.iter().any(|name| copy.holder == **name));
     }
 
     /// New hosts take the places, the ranks go back to the newest whole step, and everything is copied again.

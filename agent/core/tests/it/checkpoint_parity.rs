@@ -14,7 +14,7 @@ use proptest::prelude::*;
 const OF: Parity = Parity { data: 3, parity: 2 };
 
 fn key(step: u64, attempt: u64) -> StepKey {
-    StepKey { step, job: "job.2".to_owned(), run: "job@7".to_owned(), attempt, world: 1 }
+    StepKey { step, job: "job.2".into(), run: "job@7".into(), attempt, world: 1 }
 }
 
 fn shard(of: &StepKey) -> Shard {
@@ -24,7 +24,7 @@ fn shard(of: &StepKey) -> Shard {
 
 fn whole(holder: &str, of: &StepKey) -> Copy {
     let shard = shard(of);
-    Copy { holder: holder.to_owned(), medium: Medium::Memory, own: true, verified: true, shard }
+    Copy { holder: holder.into(), medium: Medium::Memory, own: true, verified: true, shard }
 }
 
 fn piece(holder: &str, of: &StepKey, way: Parity, index: u32) -> Copy {
@@ -32,7 +32,7 @@ fn piece(holder: &str, of: &StepKey, way: Parity, index: u32) -> Copy {
     let which = Piece { root: shard.root.clone(), bytes: shard.bytes, of: way, index };
     let root = format!("{}.{way}.{index}", shard.root);
     let shard = Shard { root, bytes: 1_024, piece: Some(which), ..shard };
-    Copy { holder: holder.to_owned(), medium: Medium::Memory, own: false, verified: true, shard }
+    Copy { holder: holder.into(), medium: Medium::Memory, own: false, verified: true, shard }
 }
 
 fn host(index: usize) -> Host {
@@ -70,7 +70,7 @@ fn whoever_knows_nothing_of_pieces_takes_them_for_those_of_another_run() {
         "parity/4/3+9/1/r/x",
         "parity/+4/3+2/1/r/x",
     ] {
-        let of = StepKey { run: run.to_owned(), ..key(10, 0) };
+        let of = StepKey { run: run.into(), ..key(10, 0) };
         assert!(Shard { of, ..shard(&key(10, 0)) }.understood().piece.is_none(), "{run}");
     }
     let slashes = Piece { root: "r".to_owned(), bytes: 1, of: OF, index: 0 };
@@ -195,11 +195,11 @@ proptest! {
             copies.push(whole("h9", &of));
         }
         let least = newest_whole(&copies, "job").unwrap().least_copies();
-        let hosts: Vec<String> = copies.iter().map(|copy| copy.holder.clone()).collect::<BTreeSet<_>>().into_iter().collect();
+        let hosts: Vec<String> = copies.iter().map(|copy| copy.holder.to_string()).collect::<BTreeSet<_>>().into_iter().collect();
         let mut ever_lost = false;
         for choice in 0_u32..1 << hosts.len() {
             let is_lost = |name: &String| hosts.iter().position(|host| host == name).is_some_and(|at| choice >> at & 1 == 1);
-            let left: Vec<Copy> = copies.iter().filter(|copy| !is_lost(&copy.holder)).cloned().collect();
+            let left: Vec<Copy> = copies.iter().filter(|copy| !is_lost(&copy.holder.to_string())).cloned().collect();
             let whole = newest_whole(&left, "job").is_some();
             prop_assert!(whole || choice.count_ones() as usize >= least);
             ever_lost |= !whole && choice.count_ones() as usize == least;

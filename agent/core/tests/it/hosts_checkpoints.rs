@@ -16,13 +16,13 @@ use crate::support::cluster::{Chance, members};
 const ATTEMPT: Attempt = Attempt(1);
 
 fn key() -> StepKey {
-    StepKey { step: 7, job: "job".to_owned(), run: "run@1".to_owned(), attempt: 0, world: 2 }
+    StepKey { step: 7, job: "job".into(), run: "run@1".into(), attempt: 0, world: 2 }
 }
 
 fn own(rank: u32) -> Copy {
     let root = format!("7.{rank}");
     let shard = Shard { of: key(), rank, root, bytes: 1, created: 0, piece: None };
-    Copy { holder: format!("h{rank}:1"), medium: Medium::Memory, own: true, verified: true, shard }
+    Copy { holder: format!("h{rank}:1").into(), medium: Medium::Memory, own: true, verified: true, shard }
 }
 
 fn commands(next: &mut VecDeque<Next>) -> Vec<Command> {

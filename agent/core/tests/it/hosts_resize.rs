@@ -74,9 +74,9 @@ fn member(name: &str, ranks: u32, domain: String) -> Member {
 }
 
 fn shard(step: u64, world: u32, rank: u32) -> Copy {
-    let of = StepKey { step, job: "job".to_owned(), run: "run@1".to_owned(), attempt: 0, world };
+    let of = StepKey { step, job: "job".into(), run: "run@1".into(), attempt: 0, world };
     let shard = Shard { of, rank, root: format!("{step}.{world}.{rank}"), bytes: 1, created: 0, piece: None };
-    Copy { holder: format!("h{rank}"), medium: Medium::Memory, own: true, verified: true, shard }
+    Copy { holder: format!("h{rank}").into(), medium: Medium::Memory, own: true, verified: true, shard }
 }
 
 struct World {

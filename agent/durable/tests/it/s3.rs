@@ -122,7 +122,7 @@ fn bring(
 ) -> Result<upload::Sent, String> {
     let (sealed, bytes) = sealed(directory);
     let copy = Copy {
-        holder: String::new(),
+        holder: "".into(),
         medium: Medium::Disk,
         own: true,
         verified: true,

@@ -71,12 +71,12 @@ fn exited(attempt: Attempt, rank: Rank, after_stop: bool) -> Fact {
 fn holding(plan: &Plan, host: &Follower) -> Vec<Copy> {
     let world = plan.hosts * plan.ranks;
     let copy = |rank: u32, step: u64, own: bool| Copy {
-        holder: String::new(),
+        holder: "".into(),
         medium: Medium::Memory,
         own,
         verified: own,
         shard: Shard {
-            of: StepKey { step, job: "job".to_owned(), run: "llm@1732535000".to_owned(), attempt: 0, world },
+            of: StepKey { step, job: "job".into(), run: "llm@1732535000".into(), attempt: 0, world },
             rank,
             root: format!("{rank:064x}"),
             bytes: 400_000_000,

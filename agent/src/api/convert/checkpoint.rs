@@ -5,9 +5,10 @@ use mainstay_core::checkpoint::{lineage, owner};
 use mainstay_core::view::node::JobView;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::{
-    CheckpointAdvice, CheckpointCopy, CheckpointCounts, CheckpointPeer, CheckpointStep,
+    CheckpointAdvice, CheckpointCopy, CheckpointCounts, CheckpointPeer, CheckpointStep, LentShard,
     ListCheckpointsResponse, RestoreProgress, RestoreResult,
 };
+use mainstay_tier::lent_files::Landed;
 use mainstay_tier::peer::{Peer, Progress, Restored, Service};
 
 use crate::api::{divergence, saving};
@@ -81,7 +82,7 @@ pub(in crate::api) fn step_out(state: &StepState) -> CheckpointStep {
     copies.sort_by_key(|(rank, copy)| (*rank, copy.shard.piece.as_ref().map(|piece| piece.index)));
     let copies = copies.into_iter().map(|(rank, copy)| CheckpointCopy {
         rank,
-        holder: copy.holder.clone(),
+        holder: copy.holder.to_string(),
         medium: match copy.medium {
             Medium::Memory => "memory",
             Medium::Disk => "disk",
@@ -96,7 +97,7 @@ pub(in crate::api) fn step_out(state: &StepState) -> CheckpointStep {
     CheckpointStep {
         run: owner::name(&state.key.run).to_owned(),
         owner: owner::owner(&state.key.run),
-        job: state.key.job.clone(),
+        job: state.key.job.to_string(),
         attempt: state.key.attempt,
         step: state.key.step,
         world_size: state.key.world,
@@ -138,6 +139,16 @@ pub(in crate::api) fn progress_out(at: Progress) -> RestoreProgress {
         bytes_done: at.bytes.0,
         bytes: at.bytes.1,
         told: at.told,
+        files_wanted: small(at.files_wanted),
+    }
+}
+
+fn lent_out(landed: Landed) -> LentShard {
+    LentShard {
+        file: small(landed.file),
+        directory: landed.home.display().to_string(),
+        name: landed.name,
+        manifest: landed.manifest,
     }
 }
 
@@ -165,5 +176,6 @@ pub(in crate::api) fn result_out(restored: Restored) -> RestoreResult {
         shards_fetched: small(restored.fetched),
         shards_here: small(restored.here),
         seconds: restored.seconds,
+        lent: restored.landed.into_iter().map(lent_out).collect(),
     }
 }

@@ -79,7 +79,7 @@ pub(super) fn weighed(good: usize, bytes: u64, bad: &[String], as_json: bool) ->
 
 fn copy(sealed: Sealed) -> Copy {
     // There is one holder: this host.
-    Copy { holder: String::new(), medium: Medium::Disk, own: true, verified: true, shard: sealed.shard }
+    Copy { holder: "".into(), medium: Medium::Disk, own: true, verified: true, shard: sealed.shard }
 }
 
 fn line(state: &StepState) -> String {

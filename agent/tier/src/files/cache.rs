@@ -222,7 +222,7 @@ impl Inner {
                 Ok(files) => added += files,
                 // What others have compiled may be the same.
                 Err(error) => {
-                    tracing::warn!(cache = self.settings.name, run = source.key.run, %error, "a cache was not brought");
+                    tracing::warn!(cache = self.settings.name, run = %source.key.run, %error, "a cache was not brought");
                     failed = Some(error);
                 }
             }

@@ -113,7 +113,7 @@ fn seal(whole: &Sealed, of: Parity, index: u32, file: &File, size: u64) -> io::R
     let key = &shard.of;
     Ok(Manifest {
         identity: Identity {
-            job: key.job.clone(),
+            job: key.job.to_string(),
             attempt: key.attempt,
             step: key.step,
             rank: shard.rank,

@@ -54,7 +54,7 @@ pub trait Durable: Debug + Send + Sync {
 pub(crate) fn copies(durable: &dyn Durable) -> impl Iterator<Item = Copy> {
     let holder = durable.name();
     durable.shards().into_iter().map(move |shard| Copy {
-        holder: holder.clone(),
+        holder: holder.as_str().into(),
         medium: Medium::Durable,
         own: false,
         verified: true,

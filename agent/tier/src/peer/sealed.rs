@@ -65,8 +65,8 @@ impl Sealed {
         let identity = read.identity;
         let of = StepKey {
             step: identity.step,
-            job: identity.job,
-            run: read.run,
+            job: identity.job.into(),
+            run: read.run.into(),
             attempt: identity.attempt,
             world: identity.world_size,
         };
@@ -111,7 +111,7 @@ impl Sealed {
     }
 
     fn renamed(self, run: String) -> Result<Sealed, SealedError> {
-        if run == self.shard.of.run {
+        if self.shard.of.run == run {
             return Ok(self);
         }
         // A manifest of a piece has a name of its own, which is made of the run.

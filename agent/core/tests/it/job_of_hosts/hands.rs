@@ -15,7 +15,7 @@ use crate::support::cluster::{exited, started};
 
 /// The step of the simulated job's checkpoints.
 fn step_key(step: u64, world: u32) -> StepKey {
-    StepKey { step, job: "job".to_owned(), run: "run@1".to_owned(), attempt: 0, world }
+    StepKey { step, job: "job".into(), run: "run@1".into(), attempt: 0, world }
 }
 
 impl Launcher {
@@ -23,7 +23,7 @@ impl Launcher {
     fn copies(&self) -> Vec<Copy> {
         let Some(Seat { world_size: world, group_rank, .. }) = self.seat else { return Vec::new() };
         let copy = |step, rank, own| Copy {
-            holder: format!("h{group_rank}:1"),
+            holder: format!("h{group_rank}:1").into(),
             medium: Medium::Memory,
             own,
             verified: true,

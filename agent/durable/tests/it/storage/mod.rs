@@ -102,7 +102,7 @@ fn bring(bucket: &Bucket, directory: &Path, notes: Option<&Path>) -> Result<uplo
         found.push(sealed);
     });
     let copies = found.iter().map(|sealed| Copy {
-        holder: String::new(),
+        holder: "".into(),
         medium: Medium::Disk,
         own: true,
         verified: true,

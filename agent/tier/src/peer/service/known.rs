@@ -38,7 +38,7 @@ impl Shared {
         let mut copies = Vec::new();
         let named = |holder: &str, held: Held| Copy {
             // A peer can speak for itself only.
-            holder: holder.to_owned(),
+            holder: holder.into(),
             medium: held.medium,
             own: held.own,
             verified: held.verified,
@@ -51,7 +51,7 @@ impl Shared {
         copies.extend(self.durable().into_iter().flat_map(durable::copies));
         let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
         distrusted.retain(|_, since| since.elapsed() < DISTRUST);
-        copies.retain(|copy| !distrusted.contains_key(&(copy.holder.clone(), copy.shard.root.clone())));
+        copies.retain(|copy| !distrusted.contains_key(&(copy.holder.to_string(), copy.shard.root.clone())));
         drop(distrusted);
         // Holders that have not heard yet would have it copied again.
         let withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);

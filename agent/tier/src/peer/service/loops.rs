@@ -16,7 +16,7 @@ pub(super) fn verify(shared: &Shared) {
     shared.store.verify_all(|shard| {
         shared.counters.damaged.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
-            run = shard.of.run,
+            run = %shard.of.run,
             step = shard.of.step,
             rank = shard.rank,
             "a replica was damaged and is deleted"

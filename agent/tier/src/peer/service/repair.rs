@@ -148,7 +148,7 @@ impl Shared {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         if is_ours(error) {
             tracing::error!(
-                run = shard.of.run,
+                run = %shard.of.run,
                 step = shard.of.step,
                 rank = shard.rank,
                 "the bytes of a shard are not those that were sealed: it is offered no more"

@@ -48,7 +48,10 @@ fn hosts_that_meet_keep_copies_for_each_other_and_a_new_one_gets_the_shards_of_i
     hosts[0].wait_for_copies(7, 2);
     until("both to know it", || {
         hosts[..2].iter().all(|host| {
-            host.service().copied(&newest(&[host]).map_or_else(String::new, |key| key.run)).first().copied()
+            host.service()
+                .copied(&newest(&[host]).map_or_else(String::new, |key| key.run.to_string()))
+                .first()
+                .copied()
                 == Some((0, 7))
         })
     });

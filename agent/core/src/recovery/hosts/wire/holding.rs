@@ -3,6 +3,7 @@
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use smol_str::SmolStr;
 
 use crate::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 
@@ -14,14 +15,14 @@ struct Listed {
 
 /// Which of the steps, the rank, the root, bytes, when it was sealed; where it is, whether it is the holder's own and was
 /// verified, and the holder.
-type Entry = (usize, u32, String, u64, i64, Medium, bool, bool, String);
+type Entry = (usize, u32, String, u64, i64, Medium, bool, bool, SmolStr);
 
 pub(super) fn serialize<S: Serializer>(copies: &[Copy], to: S) -> Result<S::Ok, S::Error> {
     let mut steps: Vec<StepKey> = Vec::new();
     let copies = copies.iter().map(|Copy { holder, medium, own, verified, shard }| {
         let Shard { of, rank, root, bytes, created, piece } = shard;
         // As everywhere on the wire, the name of a piece stands in the place of the run.
-        let run = piece.as_ref().map_or_else(|| of.run.clone(), |piece| piece.name(&of.run));
+        let run = piece.as_ref().map_or_else(|| of.run.clone(), |piece| piece.name(&of.run).into());
         let of = StepKey { run, ..of.clone() };
         let step = steps.iter().rposition(|known| *known == of).unwrap_or_else(|| {
             steps.push(of);
@@ -54,9 +55,9 @@ mod tests {
     use super::*;
 
     fn copy(step: u64, rank: u32, piece: Option<Piece>) -> Copy {
-        let of = StepKey { step, job: "job".to_owned(), run: "llm@5".to_owned(), attempt: 2, world: 8 };
+        let of = StepKey { step, job: "job".into(), run: "llm@5".into(), attempt: 2, world: 8 };
         let shard = Shard { of, rank, root: format!("{rank:064x}"), bytes: 7, created: -1, piece };
-        Copy { holder: "a:1".to_owned(), medium: Medium::Memory, own: true, verified: false, shard }
+        Copy { holder: "a:1".into(), medium: Medium::Memory, own: true, verified: false, shard }
     }
 
     #[test]
