@@ -8,6 +8,7 @@
 mod follower;
 mod messages;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use mainstay_core::base::id::{Attempt, BootId, JobId, Rank};
@@ -317,8 +318,13 @@ impl Crowd {
         what(self);
         self.settle(from, began);
         if self.lead.is_feed_due(Mono(self.busy)) {
-            // More is kept than a round records between two times: nothing is read back.
-            self.lead.feed(|_| None);
+            // More is kept than a round records: nothing is read back.
+            let is_behind = Cell::new(false);
+            self.lead.feed(|_, _| {
+                is_behind.set(true);
+                None
+            });
+            assert!(!is_behind.get(), "followers are further behind than the leader keeps its journal");
             self.settle(from, began);
         }
         let took = self.used_since(began);

@@ -47,9 +47,9 @@ pub(super) enum ToLeader {
     Store(FromStore),
 }
 
-/// What is older than what the leader keeps in memory; none if the journal cannot be read now.
-fn entries_after(reader: &StateReader, have: u64) -> Option<Vec<Entry>> {
-    reader.entries_after(have, usize::MAX).ok().map(|read| read.entries)
+/// So many entries of what is older than what the leader keeps in memory; none if the journal cannot be read now.
+fn entries_after(reader: &StateReader, have: u64, most: usize) -> Option<Vec<Entry>> {
+    reader.entries_after(have, most).ok().map(|read| read.entries)
 }
 
 impl Leading {
@@ -182,7 +182,7 @@ impl Launcher {
             // A follower reads nothing that comes after it.
             let reader = self.board.reader();
             if let Brain::Leading(leading) = &mut self.brain {
-                leading.lead.feed_all(|have| entries_after(&reader, have));
+                leading.lead.feed_all(|have, most| entries_after(&reader, have, most));
             }
         }
         if let Brain::Leading(leading) = &mut self.brain {
@@ -198,7 +198,7 @@ impl Launcher {
     fn feed(&mut self) {
         let reader = self.board.reader();
         if let Brain::Leading(leading) = &mut self.brain {
-            leading.lead.feed(|have| entries_after(&reader, have));
+            leading.lead.feed(|have, most| entries_after(&reader, have, most));
         }
     }
 

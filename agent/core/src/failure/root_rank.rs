@@ -189,7 +189,11 @@ fn raised_the_same(culprit: Rank, end: &RankEnd, ends: &BTreeMap<Rank, RankEnd>)
     let others = ends.iter().filter(|(rank, _)| **rank != culprit);
     let notes = others.filter_map(|(rank, end)| Some((*rank, end.note.as_ref()?)));
     // The exception's name is compared first: a fingerprint reads the whole traceback, and ranks can be 100,000.
-    let alike = notes.filter(|(_, note)| note.exception == first.exception && fingerprint(note) == same);
+    let is_alike = |note: &Note| {
+        let equal = note.message == first.message && note.traceback == first.traceback;
+        note.exception == first.exception && (equal || fingerprint(note) == same)
+    };
+    let alike = notes.filter(|(_, note)| is_alike(note));
     alike.map(|(rank, _)| rank).collect()
 }
 

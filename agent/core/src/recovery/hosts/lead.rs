@@ -152,8 +152,9 @@ pub struct Lead {
     looked: Mono,
     /// When followers were last sent of the journal.
     fed: Mono,
-    /// With which seat that goes on.
+    /// With which seat that goes on, and whether something is left.
     fed_from: usize,
+    feeds: bool,
     /// What it wrote last, for the followers; none before the first entry.
     recent: Option<Recent>,
 }
@@ -189,6 +190,7 @@ impl Lead {
             looked: at,
             fed: Mono(0),
             fed_from: 0,
+            feeds: false,
             recent: None,
         }
     }

@@ -194,14 +194,16 @@ impl World {
     fn feed(&mut self, me: usize) {
         let Launcher { brain, journal, .. } = &mut self.launchers[me];
         if let Brain::Leads(lead) = brain {
-            lead.feed(|have| Some(journal.iter().skip(have as usize).cloned().collect()));
+            lead.feed(|have, most| Some(journal.iter().skip(have as usize).take(most).cloned().collect()));
         }
     }
 
     pub fn feed_all(&mut self, me: usize) {
         let Launcher { brain, journal, .. } = &mut self.launchers[me];
         if let Brain::Leads(lead) = brain {
-            lead.feed_all(|have| Some(journal.iter().skip(have as usize).cloned().collect()));
+            lead.feed_all(|have, most| {
+                Some(journal.iter().skip(have as usize).take(most).cloned().collect())
+            });
         }
     }
 

@@ -26,8 +26,15 @@ const FED_EVERY: Span = Span::millis(50);
 const FED_IN_A_ROUND: Span = Span::millis(500);
 const FED_IN_A_LARGE_ROUND: Span = Span::seconds(10);
 
-/// So many entries are sent at one time, to all followers together: beats and reports are not held up behind more.
+/// So many entries are sent at one time in a large job, to all followers together: beats and reports are not held up behind more.
 const AT_ONE_TIME: usize = 4096;
+
+/// So many are read back from the disk at one time.
+const READ_AT_ONE_TIME: usize = 1 << 15;
+
+/// With the last command, a follower gets all of as many entries, and else its part of them: more than its connection takes at once
+/// would end it.
+const AT_THE_END: usize = 4096;
 
 impl Lead {
     /// Keeps an entry that was written just now for the followers, so that none is read back from the disk.
@@ -38,10 +45,12 @@ impl Lead {
     /// Whether followers are to be sent what is new in the journal: in parts, and not while they are to stop or start ranks.
     /// What is ordered comes first.
     pub fn is_feed_due(&mut self, now: Mono) -> bool {
-        let every = match (self.merge.is_settled(), self.links.len() <= WHOLE_UP_TO) {
-            (true, _) => FED_EVERY,
-            (false, true) => FED_IN_A_ROUND,
-            (false, false) => FED_IN_A_LARGE_ROUND,
+        let is_large = self.links.len() > WHOLE_UP_TO;
+        let every = match self.merge.is_settled() {
+            true => FED_EVERY,
+            // What was begun goes on: a job can wait for a lost host for long.
+            false if is_large && !self.feeds => FED_IN_A_LARGE_ROUND,
+            false => FED_IN_A_ROUND,
         };
         let due = !self.deposed && now.since(self.fed) >= every;
         if due {
@@ -50,61 +59,81 @@ impl Lead {
         due
     }
 
-    /// Sends what followers have not of the job's journal, or as much as is sent at one time: the rest follows with the next call.
-    /// `read` has what is older than what is kept in memory; none if it cannot be read now.
-    pub fn feed(&mut self, read: impl Fn(u64) -> Option<Vec<Entry>>) {
-        self.feed_at_most(AT_ONE_TIME, read);
+    /// Sends what followers have not of the job's journal; in a large job as much as is sent at one time, and the rest with the next
+    /// calls. `read` has so many entries of what is older than what is kept in memory; none if it cannot be read now.
+    pub fn feed(&mut self, read: impl Fn(u64, usize) -> Option<Vec<Entry>>) {
+        let most = if self.links.len() <= WHOLE_UP_TO { usize::MAX } else { AT_ONE_TIME };
+        self.feeds = self.feed_at_most(most, usize::MAX, READ_AT_ONE_TIME, read);
     }
 
-    /// Sends all that followers have not, before the last command.
-    pub fn feed_all(&mut self, read: impl Fn(u64) -> Option<Vec<Entry>>) {
-        self.feed_at_most(usize::MAX, read);
+    /// Sends what followers have not, before the last command.
+    pub fn feed_all(&mut self, read: impl Fn(u64, usize) -> Option<Vec<Entry>>) {
+        self.feed_at_most(usize::MAX, AT_THE_END, usize::MAX, read);
     }
 
-    fn feed_at_most(&mut self, most: usize, read: impl Fn(u64) -> Option<Vec<Entry>>) {
-        let Some(recent) = &mut self.recent else { return };
+    /// At most so many entries in all, all of at most `whole` to each, and so many read back. Whether something is left.
+    fn feed_at_most(
+        &mut self,
+        most: usize,
+        whole: usize,
+        read_back: usize,
+        read: impl Fn(u64, usize) -> Option<Vec<Entry>>,
+    ) -> bool {
+        let Some(recent) = &mut self.recent else { return false };
         // What a leader wrote before it led is of the leader before it, or of its host alone.
         let since = self.predecessor.as_ref().map_or(0, Predecessor::since);
         let all = self.links.len() <= WHOLE_UP_TO;
         let connected = self.links.iter().filter(|link| link.connection.is_some());
         let Some(behind) = connected.map(|link| link.entries).min() else {
-            return recent.sent(recent.newest());
+            recent.sent(recent.newest());
+            return false;
         };
         let complete_after = recent.complete_after();
         // Once for all of them: each of many thousand followers may need it.
-        let older = if behind < complete_after { read(behind) } else { Some(Vec::new()) };
+        let older = if behind < complete_after { read(behind, read_back) } else { Some(Vec::new()) };
         let is_read = older.is_some();
         let older = older.unwrap_or_default();
+        let is_cut = older.len() >= read_back;
         let older = older.iter().filter(|entry| entry.seq <= complete_after).map(Recorded::of);
         let older: Vec<Recorded> = older.collect();
-        let news = News::of(older.iter().chain(recent.after(behind)), all);
+        // What is kept goes on where all that is older was read.
+        let newest = if is_cut { older.last().map_or(behind, |entry| entry.seq) } else { recent.newest() };
+        let kept = recent.after(behind.max(complete_after)).filter(|_| !is_cut);
+        let news = News::of(older.iter().chain(kept));
         let (count, mut left) = (self.links.len(), most);
-        let first = self.fed_from.min(count.saturating_sub(1));
-        for seat in (first..count).chain(0..first) {
+        let keepers = if all { count } else { KEEPERS.min(count) };
+        let first = self.fed_from.clamp(keepers, count);
+        // Those who have the whole journal come first: one of them may lead next.
+        for seat in (0..keepers).chain(first..count).chain(keepers..first) {
             let Some(link) = self.links.get_mut(seat) else { continue };
             let Some(connection) = link.connection else { continue };
-            if left == 0 {
-                self.fed_from = seat;
-                break;
-            }
             // Nothing newer goes before what cannot be read now: it is read again later.
-            if !is_read && link.entries < complete_after {
+            if link.entries >= newest || (!is_read && link.entries < complete_after) {
                 continue;
             }
-            let keeps = all || seat < KEEPERS;
-            let (mut part, is_rest) = match keeps {
-                true => news.all_after(link.entries, left),
-                false => (news.for_host(link.entries, &link.seated.ranks()), true),
+            // The keepers leave half of it to the others.
+            let room = if all || seat >= keepers { left } else { left.saturating_sub(most / 2) };
+            if room == 0 {
+                if seat >= keepers {
+                    self.fed_from = seat;
+                    break;
+                }
+                continue;
+            }
+            let keeps = seat < keepers && news.count_after(link.entries) <= whole;
+            let (part, through) = match keeps {
+                true => news.all_after(link.entries, room),
+                false => (news.for_host(link.entries, &link.seated.ranks()), None),
             };
             left = left.saturating_sub(part.len());
-            let through = if is_rest { Some(recent.newest()) } else { part.last().map(|entry| entry.seq) };
-            let sent = part.drain(..).filter_map(|entry| link.entry(connection, entry, since, keeps));
+            let sent = part.into_iter().filter_map(|entry| link.entry(connection, entry, since, keeps));
             self.acts.extend(sent);
-            link.entries = link.entries.max(through.unwrap_or(0));
+            link.entries = through.unwrap_or(newest);
         }
         let connected = self.links.iter().filter(|link| link.connection.is_some());
-        let through = connected.map(|link| link.entries).min().unwrap_or(recent.newest());
+        let through = connected.map(|link| link.entries).min().unwrap_or(newest);
         recent.sent(through);
+        through < recent.newest()
     }
 }
 
@@ -133,10 +162,10 @@ struct News<'a> {
 }
 
 impl<'a> News<'a> {
-    /// Of entries in their order. `whole`: everyone gets all of them.
-    fn of(entries: impl Iterator<Item = &'a Recorded>, whole: bool) -> News<'a> {
+    /// Of entries in their order.
+    fn of(entries: impl Iterator<Item = &'a Recorded>) -> News<'a> {
         let mut news = News { all: entries.collect(), of_the_job: Vec::new(), of_ranks: Vec::new() };
-        for entry in news.all.iter().filter(|_| !whole) {
+        for entry in &news.all {
             match only_rank(&entry.body) {
                 Some(rank) => news.of_ranks.push((rank, entry)),
                 None => news.of_the_job.push(entry),
@@ -147,11 +176,17 @@ impl<'a> News<'a> {
         news
     }
 
-    /// At most so many of all, in order; and whether nothing is behind them.
-    fn all_after(&self, known: u64, most: usize) -> (Vec<&'a Recorded>, bool) {
+    fn count_after(&self, known: u64) -> usize {
+        self.all.len() - self.all.partition_point(|entry| entry.seq <= known)
+    }
+
+    /// At most so many of all, in order; and the number of the last of them, where more are behind it.
+    fn all_after(&self, known: u64, most: usize) -> (Vec<&'a Recorded>, Option<u64>) {
         let from = self.all.partition_point(|entry| entry.seq <= known);
         let to = self.all.len().min(from.saturating_add(most));
-        (self.all.get(from..to).unwrap_or_default().to_vec(), to == self.all.len())
+        let part = self.all.get(from..to).unwrap_or_default().to_vec();
+        let last = part.last().filter(|_| to < self.all.len()).map(|entry| entry.seq);
+        (part, last)
     }
 
     /// What a host with these ranks gets, in order.
@@ -196,14 +231,15 @@ mod tests {
         let of_the_job = |seq| recorded(seq, Fact::RanksStepping { attempt: Attempt(0), step: seq });
         let entries =
             [of_rank(1, 9), of_the_job(2), of_rank(3, 20), of_rank(4, 8), of_rank(5, 9), of_the_job(6)];
-        let news = News::of(entries.iter(), false);
+        let news = News::of(entries.iter());
         let numbers = |of: Vec<&Recorded>| of.into_iter().map(|entry| entry.seq).collect::<Vec<u64>>();
         assert_eq!(numbers(news.for_host(0, &(8..16))), [1, 2, 4, 5, 6]);
         assert_eq!(numbers(news.for_host(4, &(8..16))), [5, 6]);
         assert_eq!(numbers(news.for_host(0, &(24..32))), [2, 6]);
-        let (all, is_rest) = news.all_after(3, 10);
-        assert_eq!((numbers(all), is_rest), (vec![4, 5, 6], true));
-        let (some, is_rest) = news.all_after(1, 2);
-        assert_eq!((numbers(some), is_rest), (vec![2, 3], false));
+        let (all, more_after) = news.all_after(3, 10);
+        assert_eq!((numbers(all), more_after), (vec![4, 5, 6], None));
+        let (some, more_after) = news.all_after(1, 2);
+        assert_eq!((numbers(some), more_after), (vec![2, 3], Some(3)));
+        assert_eq!((news.count_after(0), news.count_after(4)), (6, 2));
     }
 }
