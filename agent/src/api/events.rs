@@ -61,6 +61,9 @@ impl EventService for Events {
                 break;
             }
             looked_at += read.entries.len();
+            if has_gap(&read) {
+                owners.after_a_gap();
+            }
             let view = board.view();
             for entry in &read.entries {
                 answer.next_cursor = entry.seq;
@@ -142,6 +145,9 @@ async fn of_failures(board: &StateReader, job: &str, reader: Reader) -> Result<V
             return if entries.is_empty() && withheld { Err(not_theirs(job)) } else { Ok(entries) };
         };
         cursor = last.seq;
+        if has_gap(&read) {
+            owners.after_a_gap();
+        }
         let view = board.view();
         let surplus = entries.len().saturating_sub(MOST_OF_FAILURES);
         entries.drain(..surplus);
@@ -169,6 +175,11 @@ fn not_theirs(job: &str) -> Status {
     ))
 }
 
+/// Whether entries are missing among those that were read, or before them.
+fn has_gap(read: &Read) -> bool {
+    read.gap.is_some() || read.skipped > 0
+}
+
 /// An entry as the caller may read it.
 fn told(entry: &Entry, with_texts: bool) -> Event {
     if with_texts { convert::event(entry) } else { convert::without_texts(entry) }
@@ -189,6 +200,9 @@ async fn watch(
             Ok(read) => read,
             Err(status) => return status.into(),
         };
+        if has_gap(&read) {
+            owners.after_a_gap();
+        }
         let gap = gap(&read).map(Item::Gap);
         let view = board.view();
         let events = read.entries.iter().map(|entry| told(entry, owners.may_read(reader, entry, &view)));

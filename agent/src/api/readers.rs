@@ -4,13 +4,15 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::base::id::JobId;
+use mainstay_core::checkpoint::divergence::REPLICAS;
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::view::node::NodeView;
+use mainstay_tier::peer::User;
 use tonic::Request;
 use tonic::transport::server::UdsConnectInfo;
 
 use super::roles::Roles;
-use mainstay_tier::peer::User;
+use crate::node::CALLS;
 
 /// Who may read the texts of jobs.
 #[derive(Clone, Debug, Default)]
@@ -61,16 +63,32 @@ impl Reader {
 #[derive(Debug, Default)]
 pub(super) struct Owners(BTreeMap<JobId, u32>);
 
+/// Components whose observations belong to the user in their value `uid`.
+const OF_A_USER: [&str; 2] = [CALLS, REPLICAS];
+
 /// So many jobs are remembered while the journal is read.
 const JOBS: usize = 4096;
 
 impl Owners {
-    /// Whether the caller may read the texts of the next entry. What belongs to no job is for everyone.
+    /// Entries are missing before the next one: who began a job there is not known.
+    pub(super) fn after_a_gap(&mut self) {
+        self.0.clear();
+    }
+
+    /// Whether the caller may read the texts of the next entry. What belongs to no job and to no user is for everyone.
     ///
     /// A name can be taken by another user once its job has ended. So the user of a job that `view` shows counts only from the entry
     /// on with which it began.
     pub(super) fn may_read(&mut self, reader: Reader, entry: &Entry, view: &NodeView) -> bool {
-        let Some(job) = &entry.job else { return true };
+        let Some(job) = &entry.job else {
+            return match &entry.body {
+                // Calls name the directories of users, and differing replicas the groups that programs named.
+                Body::Fact(Fact::Observed(seen)) if OF_A_USER.contains(&seen.component.as_str()) => {
+                    reader.may_read(seen.values.get("uid").and_then(|uid| uid.parse().ok()))
+                }
+                _ => true,
+            };
+        };
         if let Body::Fact(Fact::JobStarted(spec)) = &entry.body {
             if self.0.len() >= JOBS {
                 self.0.pop_first();
@@ -78,7 +96,7 @@ impl Owners {
             self.0.insert(job.clone(), spec.uid);
         }
         let shown = || view.jobs.get(job).filter(|job| job.began <= entry.seq).map(|job| job.spec.uid);
-        reader.may_read(self.0.get(job).copied().or_else(shown))
+        reader.may_read(shown().or_else(|| self.0.get(job).copied()))
     }
 }
 
@@ -87,6 +105,7 @@ mod tests {
     use mainstay_core::base::id::BootId;
     use mainstay_core::base::time::Stamp;
     use mainstay_core::model::entry::JobSpec;
+    use mainstay_core::model::observation::{Observation, Weight};
 
     use super::*;
 
@@ -120,6 +139,30 @@ mod tests {
         assert_eq!(read(7, 1), [false, false, false]);
         assert_eq!(read(8, 1), [false, true, true]);
         assert_eq!(read(8, 3), [true]);
+    }
+
+    #[test]
+    fn what_is_not_known_after_a_gap_is_withheld() {
+        let view = NodeView::default();
+        let mut owners = Owners::default();
+        assert!(owners.may_read(Reader::User(7), &started(1, 7), &view));
+        assert!(owners.may_read(Reader::User(7), &said(2), &view));
+        owners.after_a_gap();
+        assert!(!owners.may_read(Reader::User(7), &said(9), &view));
+    }
+
+    #[test]
+    fn a_users_calls_are_for_that_user_and_operators() {
+        let values = BTreeMap::from([("uid".to_owned(), "7".to_owned())]);
+        let (component, event) = (CALLS.to_owned(), "called".to_owned());
+        let (weight, detail) = (Weight::Info, "run x into /home/a/secret".to_owned());
+        let called = entry(1, None, Fact::Observed(Observation { component, event, weight, detail, values }));
+        let view = NodeView::default();
+        let read = |reader| Owners::default().may_read(reader, &called, &view);
+        assert_eq!(
+            [read(Reader::User(7)), read(Reader::User(8)), read(Reader::Stranger), read(Reader::All)],
+            [true, false, false, true]
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use anyhow::Context;
 use mainstay_core::base::id::{BootId, Pid};
 use mainstay_core::base::time::{Mono, Stamp};
 use mainstay_core::base::units::Period;
-use mainstay_core::checkpoint::divergence::ReplicaDivergence;
+use mainstay_core::checkpoint::divergence::{REPLICAS, ReplicaDivergence};
 use mainstay_core::checkpoint::eligibility::PlacementEligibility;
 use mainstay_core::hang::nccl_ras::{Asked, NcclJudge};
 use mainstay_core::hardware::dcgm::{DcgmJudge, ExporterJudge};
@@ -38,8 +38,7 @@ use crate::source::tpu::{TpuPlan, TpuSource};
 use crate::state::{Roster, StateReader};
 use crate::store::kept::Kept;
 
-/// What observations of checkpoints on hosts are about, and that of ranks that should have saved the same and did not.
-const REPLICAS: &str = "checkpoint.replicas";
+/// That ranks should have saved the same and did not, and that copies do not keep up.
 const REPLICAS_DIFFER: &str = "replicas_differ";
 const COPIES_BEHIND: &str = "copies_behind";
 const COPIES_CAUGHT_UP: &str = "copies_caught_up";
@@ -96,6 +95,7 @@ fn observed(found: &ReplicaDivergence) -> Observation {
     values.insert("step".to_owned(), of.step.to_string());
     values.insert("attempt".to_owned(), of.attempt.to_string());
     values.insert("group".to_owned(), found.group.clone());
+    values.extend(uid_of(of.run_id()));
     Observation {
         component: REPLICAS.to_owned(),
         event: REPLICAS_DIFFER.to_owned(),
@@ -103,6 +103,11 @@ fn observed(found: &ReplicaDivergence) -> Observation {
         detail: found.sentence(),
         values,
     }
+}
+
+/// The user of a run, as a value of an observation; none for the agents' own runs.
+fn uid_of(run: &str) -> Option<(String, String)> {
+    mainstay_core::checkpoint::owner::owner(run).map(|uid| ("uid".to_owned(), uid.to_string()))
 }
 
 /// What is told of replicas that do not keep up with saves, and when they do again: each once. `behind` has the runs that were told of.
@@ -127,6 +132,7 @@ fn lagging(replicas: &Service, behind: &mut BTreeSet<String>) -> Vec<Observation
             ("reason".to_owned(), lag.reason.word().to_owned()),
             ("saved".to_owned(), lag.of.saved.to_string()),
         ]);
+        values.extend(uid_of(&lag.of.run));
         values.extend(lag.of.copied.map(|(of, _)| ("step".to_owned(), of.step.to_string())));
         match weight {
             Weight::Warning => tracing::warn!(run = values["run"], "{detail}"),

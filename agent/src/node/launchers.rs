@@ -105,6 +105,10 @@ impl Node {
         if let Some(most) = self.has_most_jobs(&hello) {
             return Err(most);
         }
+        if !same {
+            // What is judged late of a job before it is not recorded as this one's.
+            self.ruled.retain(|ruled| ruled.session.job != hello.job);
+        }
         let now = clock::now().wall;
         if let Some((_, leave)) = self.leave.as_ref().filter(|(_, leave)| leave.by.is_none_or(|by| by > now))
         {

@@ -8,6 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::checkpoint::inventory::StepKey;
 use crate::checkpoint::owner;
 
+/// The component of what is observed of checkpoints over hosts. Its value `uid` is the user of the run.
+pub const REPLICAS: &str = "checkpoint.replicas";
+
 /// What one rank saved, as its own agent tells of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedShard {

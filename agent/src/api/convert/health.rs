@@ -175,7 +175,9 @@ pub(in crate::api) fn job(
 pub(in crate::api) fn withhold_texts(job: &mut v1::Job) {
     job.texts_withheld = true;
     (job.command, job.end_reason) = (Vec::new(), None);
-    (job.run_dir, job.checkpoint_dir, job.policy_trouble) = (String::new(), String::new(), String::new());
+    for text in [&mut job.run_dir, &mut job.checkpoint_dir, &mut job.policy_trouble, &mut job.copies_behind] {
+        text.clear();
+    }
     if let Some(verdict) = &mut job.last_verdict {
         verdict.headline = match verdict.culprit {
             Some(rank) => format!("rank {rank} failed"),

@@ -45,6 +45,10 @@ pub(super) fn without_texts(body: &Body) -> String {
             format!("{}: {}", observation.component, observation.event)
         }
         Body::Fact(Fact::JobEnded { exit, .. }) => format!("job ended with exit status {exit}"),
+        Body::Fact(Fact::StopRequested { .. }) => "the launcher was asked to stop".to_owned(),
+        Body::Fact(Fact::AgentLost { .. }) => {
+            "the launcher lost its agent and decides alone until it is back".to_owned()
+        }
         Body::Verdict(verdict) => match verdict.culprit {
             Some(rank) => format!("failure {}: {rank} failed", verdict.incident.0),
             None => format!("failure {}", verdict.incident.0),
@@ -73,10 +77,8 @@ pub(super) fn without_texts(body: &Body) -> String {
             | Fact::WorldChanged { .. }
             | Fact::HangPassed { .. }
             | Fact::AttemptEnded { .. }
-            | Fact::StopRequested { .. }
             | Fact::LauncherLost { .. }
-            | Fact::AgentFound { .. }
-            | Fact::AgentLost { .. },
+            | Fact::AgentFound { .. },
         )
         | Body::Health(_)
         | Body::Outcome(_) => of(body),
