@@ -65,8 +65,8 @@ fn serve(mut stream: &UnixStream, uid: u32) -> io::Result<()> {
     let (names, directories) = receive(stream)?;
     let names = match serde_json::from_slice(&names)? {
         Said::Directories(names) => names,
-        Said::Files { restore_into, first } => {
-            return match lent_files::lend(uid, &restore_into, first, directories) {
+        Said::Files { token, first } => {
+            return match lent_files::lend(uid, &token, first, directories) {
                 Ok(()) => Ok(()),
                 Err(error) => stream.write_all(error.to_string().as_bytes()),
             };

@@ -241,7 +241,7 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
         match message {
             Message::Progress(at) if at.files_wanted > 0 => {
                 // The agent waits for them, and says that none came.
-                if let Err(error) = files.lend(client.socket(), at.files_wanted).await {
+                if let Err(error) = files.lend(client.socket(), at).await {
                     output::note(&output::clean(&format!("no files can be lent to the agent: {error}")));
                 }
             }

@@ -219,7 +219,7 @@ async fn ask(
             }
             Some(Message::Progress(at)) if at.files_wanted > 0 => {
                 // The agent waits for them, and says that none came.
-                if let Err(error) = files.lend(socket, at.files_wanted).await {
+                if let Err(error) = files.lend(socket, at).await {
                     say(format!("checkpoint: no files can be lent to the agent: {error}"));
                 }
             }

@@ -42,24 +42,19 @@ pub fn hand_over(socket: &Path, directories: &[PathBuf]) -> std::io::Result<Stri
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Lends files for shards to the agent at `socket`, which wants to restore into `directory`. Blocks.
+/// Lends files for shards to the agent at `socket`, for the restore with this token. `first` is the number of the first; they are
+/// [`MOST`] at most. Blocks.
 ///
 /// # Errors
 /// There is no agent that takes them, or it refused.
-pub(super) fn lend(socket: &Path, directory: &Path, files: Vec<OwnedFd>) -> io::Result<()> {
-    let (mut files, mut first) = (files, 0);
-    while !files.is_empty() {
-        let rest = files.split_off(files.len().min(MOST));
-        let said = Said::Files { restore_into: directory.to_owned(), first };
-        // The agent takes one message of a connection.
-        let answer = handover::send(&trusted(socket)?, &serde_json::to_vec(&said)?, &files)?;
-        if !answer.is_empty() {
-            return Err(io::Error::other(String::from_utf8_lossy(&answer).into_owned()));
-        }
-        first += files.len();
-        files = rest;
+pub(super) fn lend(socket: &Path, token: &str, first: usize, files: &[OwnedFd]) -> io::Result<()> {
+    let said = Said::Files { token: token.to_owned(), first };
+    // The agent takes one message of a connection.
+    let answer = handover::send(&trusted(socket)?, &serde_json::to_vec(&said)?, files)?;
+    if answer.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    Err(io::Error::other(String::from_utf8_lossy(&answer).into_owned()))
 }
 
 /// A connection to the agent that listens beside `socket`, if it is one that may read what this user hands over.

@@ -24,8 +24,8 @@ pub enum Said {
     Directories(Vec<PathBuf>),
     /// Files for shards that are to be restored.
     Files {
-        /// Into this checkpoint directory.
-        restore_into: PathBuf,
+        /// Of the restore with this token.
+        token: String,
         /// The number of the first of them.
         first: usize,
     },

@@ -15,21 +15,18 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FileType, OFlags};
 
 /// Files of one restore at most.
 pub const MOST: usize = 4096;
 
-/// Restores of one user for which files are kept at once, and users.
-const EACH: usize = 8;
-const USERS: usize = 64;
-
-/// Files that no restore has taken by then are closed.
-const KEPT: Duration = Duration::from_secs(60);
+/// Files of all restores together at most: the shipped unit may have 65,536 open.
+const MOST_OF_ALL: usize = 16_384;
 
 /// A shard that was written into a lent file, for the process that puts it in its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,9 +44,9 @@ pub struct Landed {
 /// The files that one restore may write into.
 #[derive(Debug)]
 pub(crate) struct Lot {
+    wanted: usize,
     files: Mutex<Vec<Option<File>>>,
     landed: Mutex<Vec<Landed>>,
-    lent: Instant,
 }
 
 impl Lot {
@@ -77,14 +74,15 @@ impl Lot {
         std::mem::take(&mut *lock(&self.landed))
     }
 
-    fn count(&self) -> usize {
-        lock(&self.files).len()
+    fn is_short(&self) -> bool {
+        lock(&self.files).len() < self.wanted
     }
 }
 
-/// For a user, and the checkpoint directory.
-type Lots = BTreeMap<(u32, PathBuf), Arc<Lot>>;
+/// For a user, and the token of a restore.
+type Lots = BTreeMap<(u32, String), Arc<Lot>>;
 
+/// The restores that wait for their files. What no restore waits for is not kept.
 static ALL: Mutex<Lots> = Mutex::new(BTreeMap::new());
 
 /// Notified when files were lent.
@@ -94,12 +92,65 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps files that the user `uid`, whom the kernel named, opened for a restore into `directory`. `first` is the number of the first: 0
-/// begins anew, and more than one message may bring can follow.
+/// A restore that wants files. It takes none any more once it is dropped.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    key: (u32, String),
+    lot: Arc<Lot>,
+}
+
+impl Wanted {
+    /// So many, of this user.
+    ///
+    /// # Errors
+    /// It is too many, by itself or with those of other restores.
+    pub(crate) fn new(uid: u32, count: usize) -> io::Result<Wanted> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        // Other than those of an agent before: its callers may still lend.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let token = format!("{since:x}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let lot = Arc::new(Lot { wanted: count, files: Mutex::default(), landed: Mutex::default() });
+        let mut all = lock(&ALL);
+        let of_others: usize = all.values().map(|lot| lot.wanted).sum();
+        if count > MOST || of_others + count > MOST_OF_ALL {
+            let problem = format!(
+                "{count} files are more than can be lent: {MOST} for one restore, {MOST_OF_ALL} in all"
+            );
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, problem));
+        }
+        let key = (uid, token);
+        all.insert(key.clone(), Arc::clone(&lot));
+        Ok(Wanted { key, lot })
+    }
+
+    /// By which the files are lent.
+    pub(crate) fn token(&self) -> &str {
+        &self.key.1
+    }
+
+    /// The files, when all have come; none after `within`.
+    pub(crate) fn wait(self, within: Duration) -> Option<Arc<Lot>> {
+        let waited = CAME.wait_timeout_while(lock(&ALL), within, |_| self.lot.is_short());
+        let (all, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(all);
+        (!self.lot.is_short()).then(|| Arc::clone(&self.lot))
+    }
+}
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        let lot = lock(&ALL).remove(&self.key);
+        // To close a file may take long, and others need the list meanwhile.
+        drop(lot);
+    }
+}
+
+/// Keeps files that the user `uid`, whom the kernel named, opened for the restore with this token. `first` is the number of the first:
+/// one message brings a part of them.
 ///
 /// # Errors
-/// One is no file of that user's that is open for writing, or there are too many.
-pub fn lend(uid: u32, directory: &Path, first: usize, files: Vec<OwnedFd>) -> io::Result<()> {
+/// One is no file of that user's that is open for writing, or no restore waits for them.
+pub fn lend(uid: u32, token: &str, first: usize, files: Vec<OwnedFd>) -> io::Result<()> {
     let refused = |problem: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
     for file in &files {
         let found = rustix::fs::fstat(file)?;
@@ -111,47 +162,24 @@ pub fn lend(uid: u32, directory: &Path, first: usize, files: Vec<OwnedFd>) -> io
             return refused("a file that is not open for writing".to_owned());
         }
     }
-    let mut all = lock(&ALL);
-    all.retain(|_, lot| lot.lent.elapsed() < KEPT || Arc::strong_count(lot) > 1);
-    let key = (uid, directory.to_owned());
-    let mut known = if first == 0 { Vec::new() } else { known(&mut all, &key) };
-    if known.len() != first || first + files.len() > MOST {
-        return refused(format!("{} files came before, and not {first}; {MOST} is the most", known.len()));
+    let all = lock(&ALL);
+    let Some(lot) = all.get(&(uid, token.to_owned())) else {
+        return refused("no restore of this user waits for these files".to_owned());
+    };
+    let mut kept = lock(&lot.files);
+    if kept.len() != first || first + files.len() > lot.wanted {
+        let (came, wanted) = (kept.len(), lot.wanted);
+        return refused(format!("{came} files came before, and not {first}; {wanted} are wanted"));
     }
-    let of_user = all.keys().filter(|(other, path)| *other == uid && path != directory).count();
-    let users = all.keys().map(|(other, _)| *other).filter(|other| *other != uid);
-    if of_user >= EACH || users.collect::<std::collections::BTreeSet<u32>>().len() >= USERS {
-        return refused("too many restores are waiting for their files or have them".to_owned());
-    }
-    known.extend(files.into_iter().map(|file| Some(File::from(file))));
-    let lot = Lot { files: Mutex::new(known), landed: Mutex::default(), lent: Instant::now() };
-    all.insert(key, Arc::new(lot));
+    kept.extend(files.into_iter().map(|file| Some(File::from(file))));
     CAME.notify_all();
     Ok(())
-}
-
-/// The files that came so far, of a restore that has not begun to use them.
-fn known(all: &mut Lots, key: &(u32, PathBuf)) -> Vec<Option<File>> {
-    let Some(lot) = all.get(key).filter(|lot| Arc::strong_count(lot) == 1) else { return Vec::new() };
-    std::mem::take(&mut *lock(&lot.files))
-}
-
-/// Waits until so many files are lent for a restore into `directory`, and takes them from those that are kept; none after `within`.
-pub(crate) fn wait(uid: u32, directory: &Path, count: usize, within: Duration) -> Option<Arc<Lot>> {
-    let key = (uid, directory.to_owned());
-    let too_few = |all: &mut Lots| all.get(&key).is_none_or(|lot| lot.count() < count);
-    let waited = CAME.wait_timeout_while(lock(&ALL), within, too_few);
-    let (mut all, late) = waited.unwrap_or_else(PoisonError::into_inner);
-    if late.timed_out() {
-        return None;
-    }
-    all.remove(&key)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::Write;
+    use std::path::Path;
 
     use super::*;
 
@@ -164,24 +192,44 @@ mod tests {
     }
 
     #[test]
-    fn a_restore_gets_the_files_when_all_have_come_and_once() {
+    fn a_restore_gets_its_files_when_all_have_come() {
         let at = tempfile::tempdir().unwrap();
-        let place = at.path().to_owned();
-        let waits = std::thread::spawn(move || wait(own(), &place, 3, Duration::from_secs(60)).unwrap());
-        lend(own(), at.path(), 0, files(at.path(), 2)).unwrap();
-        lend(own(), at.path(), 2, files(at.path(), 1)).unwrap();
+        let (wanted, other) = (Wanted::new(own(), 3).unwrap(), Wanted::new(own(), 1).unwrap());
+        let token = wanted.token().to_owned();
+        let waits = std::thread::spawn(move || wanted.wait(Duration::from_secs(60)).unwrap());
+        lend(own(), &token, 0, files(at.path(), 2)).unwrap();
+        lend(own(), &token, 2, files(at.path(), 1)).unwrap();
         let lot = waits.join().unwrap();
         let mut numbers: Vec<usize> = std::iter::from_fn(|| lot.take()).map(|(number, _)| number).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, [0, 1, 2]);
-        assert!(wait(own(), at.path(), 1, Duration::ZERO).is_none(), "they are taken");
+        assert!(other.wait(Duration::ZERO).is_none(), "they are another restore's");
     }
 
     #[test]
-    fn files_that_follow_no_others_begin_nothing() {
+    fn files_that_no_restore_waits_for_are_not_kept() {
         let at = tempfile::tempdir().unwrap();
-        let error = lend(own(), at.path(), 16, files(at.path(), 1)).unwrap_err().to_string();
-        assert!(error.contains("0 files came before, and not 16"), "{error}");
+        let wanted = Wanted::new(own(), 2).unwrap();
+        let token = wanted.token().to_owned();
+        let lent =
+            |uid, first, count| lend(uid, &token, first, files(at.path(), count)).unwrap_err().to_string();
+        assert!(lent(own(), 1, 1).contains("0 files came before, and not 1"));
+        assert!(lent(own(), 0, 3).contains("2 are wanted"));
+        // What comes too late is no other restore's.
+        assert!(wanted.wait(Duration::ZERO).is_none());
+        assert!(lent(own(), 0, 2).contains("no restore of this user waits"));
+    }
+
+    #[test]
+    fn a_file_that_was_not_used_to_an_end_is_used_again() {
+        let at = tempfile::tempdir().unwrap();
+        let wanted = Wanted::new(own(), 1).unwrap();
+        lend(own(), wanted.token(), 0, files(at.path(), 1)).unwrap();
+        let lot = wanted.wait(Duration::ZERO).unwrap();
+        let (number, file) = lot.take().unwrap();
+        assert!(lot.take().is_none());
+        lot.give_back(number, file);
+        assert!(lot.take().is_some());
     }
 
     #[test]
@@ -189,7 +237,8 @@ mod tests {
         let at = tempfile::tempdir().unwrap();
         let path = at.path().join("file");
         fs::write(&path, "words").unwrap();
-        let told = |file: File| lend(own(), at.path(), 0, vec![file.into()]).unwrap_err().to_string();
+        let wanted = Wanted::new(own(), 1).unwrap();
+        let told = |file: File| lend(own(), wanted.token(), 0, vec![file.into()]).unwrap_err().to_string();
         assert!(told(File::open(&path).unwrap()).contains("not open for writing"));
         assert!(told(File::open(at.path()).unwrap()).contains("no file of user"));
         assert!(told(File::options().write(true).open("/dev/null").unwrap()).contains("no file of user"));
@@ -198,20 +247,15 @@ mod tests {
         assert!(
             told(File::options().read(true).write(true).open(&fifo).unwrap()).contains("no file of user")
         );
-        let of_another = lend(own() + 1, at.path(), 0, files(at.path(), 1)).unwrap_err().to_string();
+        let of_another = lend(own() + 1, wanted.token(), 0, files(at.path(), 1)).unwrap_err().to_string();
         assert!(of_another.contains("no file of user"), "{of_another}");
-        let mut written = File::create(&path).unwrap();
-        written.write_all(b"as before").unwrap();
-        lend(own(), &at.path().join("other"), 0, vec![written.into()]).unwrap();
+        lend(own(), wanted.token(), 0, vec![File::create(&path).unwrap().into()]).unwrap();
     }
 
     #[test]
-    fn one_user_has_files_for_a_few_restores_only() {
-        let at = tempfile::tempdir().unwrap();
-        let each = |number: usize| lend(own(), &at.path().join(number.to_string()), 0, files(at.path(), 1));
-        let refused = (0..=EACH + 1).filter(|number| each(*number).is_err()).count();
-        assert!(refused >= 1, "none was refused");
-        (0..=EACH + 1)
-            .for_each(|number| _ = wait(own(), &at.path().join(number.to_string()), 1, Duration::ZERO));
+    fn restores_want_no_more_files_than_the_agent_can_hold() {
+        assert!(Wanted::new(own(), MOST + 1).is_err());
+        let held: Vec<Wanted> = (0..8).filter_map(|_| Wanted::new(own(), MOST).ok()).collect();
+        assert!(held.len() <= MOST_OF_ALL / MOST, "{}", held.len());
     }
 }

@@ -140,6 +140,7 @@ pub(in crate::api) fn progress_out(at: Progress) -> RestoreProgress {
         bytes: at.bytes.1,
         told: at.told,
         files_wanted: small(at.files_wanted),
+        files_token: at.files_token,
     }
 }
 

@@ -377,6 +377,7 @@ mod tests {
             shards_done: 1,
             told: String::new(),
             files_wanted: 0,
+            files_token: String::new(),
         };
         assert_eq!(progress(&at), "step 3 [#####...............] 1 of 4 shards, 50 B of 200 B from peers");
         let none = RestoreProgress { bytes: 0, bytes_done: 0, ..at };

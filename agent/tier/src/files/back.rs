@@ -332,5 +332,5 @@ fn set_time(place: &Place, member: &mut Member, second: u64) -> io::Result<()> {
 }
 
 fn say(tell: &(dyn Fn(Progress) + Sync), step: u64, told: String) {
-    tell(Progress { step, shards: (0, 0), bytes: (0, 0), told, files_wanted: 0 });
+    tell(Progress { step, shards: (0, 0), bytes: (0, 0), told, files_wanted: 0, files_token: String::new() });
 }

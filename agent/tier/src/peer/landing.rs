@@ -87,7 +87,10 @@ impl<'a> Landing<'a> {
                     lot.landed(shard);
                     Ok(())
                 }
-                Err(error) => Err(self.told("writing a shard for", &error)),
+                Err(error) => {
+                    lot.give_back(shard.file, file);
+                    Err(self.told("writing a shard for", &error))
+                }
             };
         }
         let Some(taken) = self.taken.take() else {
@@ -107,8 +110,10 @@ impl<'a> Landing<'a> {
 
     fn begin_in_file(&self, lot: &Lot, sealed: &Sealed) -> io::Result<LentFile> {
         let (number, file) = lot.take().ok_or_else(|| io::Error::other("no lent file is left"))?;
-        file.set_len(0)?;
-        make_room(&file, sealed.shard.bytes)?;
+        if let Err(error) = file.set_len(0).and_then(|()| make_room(&file, sealed.shard.bytes)) {
+            lot.give_back(number, file);
+            return Err(error);
+        }
         let written = sealed.clone().as_written().map_err(|error| io::Error::other(error.to_string()))?;
         let (home, name) = (shard_directory(sealed), sealed.file.clone());
         Ok(LentFile { file, shard: Landed { file: number, home, name, manifest: written.manifest } })
@@ -226,7 +231,7 @@ fn settle(at: &Beneath, aside: &Path, home: &Path, manifest: &[u8]) -> io::Resul
 /// `directory`.
 ///
 /// # Errors
-/// The agent names a place that no shard has, or what the disk says.
+/// The agent names a place that no shard has, the bytes are not those of the manifest, or what the disk says.
 pub fn settle_lent(directory: &Path, file: &Path, shard: &Landed) -> io::Result<()> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the agent names a place that no shard has");
     let sealed = Sealed::of(shard.manifest.clone()).map_err(|error| io::Error::other(error.to_string()))?;
@@ -234,6 +239,11 @@ pub fn settle_lent(directory: &Path, file: &Path, shard: &Landed) -> io::Result<
         return Err(wrong());
     }
     let at = Beneath::open(directory)?;
+    // What takes the place of another shard is compared first, whoever wrote it.
+    let written = at.read(file)?;
+    if written.metadata()?.len() != sealed.shard.bytes || sealed.first_bad(&written)?.is_some() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "what was written is not what was sealed"));
+    }
     let step = shard.home.parent().ok_or_else(wrong)?;
     at.make_directories(step)?;
     let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));

@@ -20,7 +20,7 @@ use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
 use super::user::{As, User};
 use crate::beneath::Beneath;
-use crate::lent_files::{self, Landed, Lot};
+use crate::lent_files::{Landed, Lot, Wanted};
 use crate::seal::ReadAt;
 
 /// Shards that are fetched at once.
@@ -43,13 +43,22 @@ pub struct Progress {
     pub bytes: (u64, u64),
     /// What is worth to be told, in one line; empty if it is only a count.
     pub told: String,
-    /// So many files are to be lent for its shards (`lent_files`); 0 where this agent makes them itself.
+    /// So many files are to be lent for its shards (`lent_files`), with this token; 0 where this agent makes them itself.
     pub files_wanted: usize,
+    /// The token; empty where no files are wanted.
+    pub files_token: String,
 }
 
 impl Progress {
     fn words(step: u64, shards: usize, told: String) -> Progress {
-        Progress { step, shards: (0, shards), bytes: (0, 0), told, files_wanted: 0 }
+        Progress {
+            step,
+            shards: (0, shards),
+            bytes: (0, 0),
+            told,
+            files_wanted: 0,
+            files_token: String::new(),
+        }
     }
 }
 
@@ -212,6 +221,7 @@ impl Shared {
                     bytes: (progress.bytes.load(Ordering::Relaxed), plan.bytes()),
                     told,
                     files_wanted: 0,
+                    files_token: String::new(),
                 });
             },
         };
@@ -237,9 +247,12 @@ impl Shared {
         tell: &(dyn Fn(Progress) + Sync),
     ) -> Result<Option<Arc<Lot>>, PeerError> {
         let Err(cannot) = As::to_write(place.user) else { return Ok(None) };
-        let wanted = Progress { files_wanted: count, ..Progress::words(key.step, count, String::new()) };
-        tell(wanted);
-        let lot = lent_files::wait(place.user.uid, &place.directory, count, LENT_WITHIN);
+        let wanted = Wanted::new(place.user.uid, count)
+            .map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
+        let files_token = wanted.token().to_owned();
+        let words = Progress::words(key.step, count, String::new());
+        tell(Progress { files_wanted: count, files_token, ..words });
+        let lot = wanted.wait(LENT_WITHIN);
         let none =
             || PeerError::NoFiles(format!("{cannot}, and no files were lent for its {count} shard(s)"));
         lot.ok_or_else(none).map(Some)
