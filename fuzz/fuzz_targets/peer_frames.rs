@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(inventory) = serde_json::from_slice::<Inventory>(bytes) {
         let copies = inventory.copies.into_iter().map(|held| Copy {
-            holder: "peer".to_owned(),
+            holder: "peer".into(),
             medium: held.medium,
             own: held.own,
             verified: held.verified,
