@@ -27,7 +27,7 @@ const FED_IN_A_ROUND: Span = Span::millis(500);
 const FED_IN_A_LARGE_ROUND: Span = Span::seconds(10);
 
 /// So many entries are sent at one time in a large job, to all followers together: beats and reports are not held up behind more.
-const AT_ONE_TIME: usize = 4096;
+const AT_ONE_TIME: usize = 8192;
 
 /// So many are read back from the disk at one time.
 const READ_AT_ONE_TIME: usize = 1 << 15;
