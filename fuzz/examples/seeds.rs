@@ -167,9 +167,9 @@ fn two_files() -> Result<Vec<u8>, Box<dyn std::error::Error>> {
 /// One message of each form that launchers of a job send each other.
 fn between_hosts() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
     let attempt = Attempt(2);
-    let of = StepKey { step: 7, job: "a".to_owned(), run: "a".to_owned(), attempt: 1, world: 2 };
+    let of = StepKey { step: 7, job: "a".into(), run: "a".into(), attempt: 1, world: 2 };
     let shard = Shard { of, rank: 1, root: "00".repeat(32), bytes: 4, created: 7, piece: None };
-    let copies = vec![Copy { holder: "b:1".to_owned(), medium: Medium::Memory, own: true, verified: false, shard }];
+    let copies = vec![Copy { holder: "b:1".into(), medium: Medium::Memory, own: true, verified: false, shard }];
     let report = |report| Up::Report { number: 1, at: Mono(5), report };
     let ups = [
         Up::Join(Join::default()),
