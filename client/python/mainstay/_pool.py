@@ -262,7 +262,7 @@ class Copy(NamedTuple):
 
 
 def sealed(pool: str, world_size: int, read_manifest) -> Dict[int, List[Copy]]:
-    """What is sealed in memory, by rank, after the keeper is done with what was filled before this attempt."""
+    """What is sealed in memory, by rank, after the keeper is done with what is filled at the time of the call."""
     pages = {}
     for rank in range(world_size):
         home = os.path.join(pool, f"rank-{rank:05d}")
@@ -300,20 +300,26 @@ def own(directory: str, rank: int, root: str, read_manifest) -> Optional[Copy]:
 
 
 def _settle(pages: list, pool: str) -> None:
-    def busy(control) -> bool:
-        epoch = control.epoch()
-        return any(
-            slot.state == "sealing" or (slot.state in ("filled", "filling") and slot.epoch < epoch)
-            for slot in control.slots()
-        )
+    """Waits for the keeper to seal what is filled now. What ranks of this attempt fill from here on is not waited for: they may never
+    pause."""
 
+    def unsealed() -> set:
+        return {
+            (rank, slot.index, slot.epoch, slot.step)
+            for rank, control in enumerate(pages)
+            for slot in control.slots()
+            if slot.state in ("filled", "sealing") or (slot.state == "filling" and slot.epoch < control.epoch())
+        }
+
+    waits_for = unsealed()
     end = time.monotonic() + _RESERVED_WITHIN_S
-    while any(busy(control) for control in pages) and time.monotonic() < end:
+    while waits_for and time.monotonic() < end:
         try:
             os.kill(pages[0].keeper(), 0)
         except OSError:
             return
         time.sleep(0.002)
+        waits_for &= unsealed()
 
 
 def _mapped(copy: Copy):

@@ -179,6 +179,28 @@ def test_ranks_that_say_that_they_save_the_same_have_one_root_over_their_tensors
     assert saved(3, "assert checkpoint.save(3, state())") == [None, None], "who does not say so is not compared"
 
 
+def test_what_was_saved_a_moment_ago_is_found_although_its_checksums_are_not_taken_yet(launch):
+    end(launch(
+        """
+        assert checkpoint.save(1, state(1)) and checkpoint.latest() == 1
+        keeper = _pool.of(os.environ["MAINSTAY_CHECKPOINT_DIR"], rank).control.keeper()
+        class Clock:
+            monotonic = time.monotonic
+            def sleep(seconds):
+                # Somebody waits for the keeper: now it may work.
+                os.kill(keeper, signal.SIGCONT)
+                time.sleep(seconds)
+        _pool.time = Clock
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            assert checkpoint.save(2, state(2)) and checkpoint.latest() == 2
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        """,
+        ranks=1,
+    ))  # fmt: skip
+
+
 def test_a_rank_killed_in_the_middle_of_a_save_loses_that_step_only(launch):
     said = end(launch(
         """
