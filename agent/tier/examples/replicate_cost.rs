@@ -100,7 +100,7 @@ fn rounds_with(
         // Another step with the same bytes: the holder cannot know that.
         let sealed = sealed(round as u64, bytes as u64, shard.sum, &shard.sums);
         let asking = Asking { pass, patience: Patience::default() };
-        let sending = Sending { limit: &Limit::new(0), streams: STREAMS, going: &|| () };
+        let sending = Sending { limit: &Limit::new(0), streams: STREAMS, going: &|| (), lock: None };
         let (began, cpu) = (Instant::now(), cpu());
         asking.put(&at, &sealed, &shard.from, &sending).expect("the holder takes it");
         let (took, cpu) = (began.elapsed().as_secs_f64(), self::cpu() - cpu);

@@ -17,3 +17,4 @@ pub mod peer;
 pub mod pool;
 pub mod seal;
 pub mod shelf;
+mod small_file;

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::FilesError;
 use super::pack::{Content, Pack};
 use super::tree::Member;
-use crate::peer::store::write_at_once;
 use crate::peer::user::User;
+use crate::small_file::write_at_once;
 
 /// The name of the file with the decision that holds.
 const DECISION_NAME: &str = "decision.json";

@@ -25,8 +25,8 @@ use super::tree::{self, Member};
 use super::unpack::{Way, unpack};
 use crate::os::stand_back;
 use crate::peer::sealed::Sealed;
-use crate::peer::store::write_at_once;
 use crate::peer::{Progress, Service};
+use crate::small_file::write_at_once;
 
 /// The name of the job to which the steps belong; the run id tells one from another.
 const JOB: &str = "replicator";

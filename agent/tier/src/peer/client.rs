@@ -13,11 +13,12 @@ use twox_hash::XxHash3_64;
 
 use super::error::{PeerError, Reason};
 use super::frame::{Header, Kind};
-use super::message::{Decide, Drop, Dropped, Get, Inventory, Wanted};
+use super::message::{Decide, Dropped, Get, Inventory, Wanted, Withdrawal};
 use super::pace::{Limit, pace};
 use super::pass::Pass;
 use super::sealed::Sealed;
 use super::wire::{Frame, Patience, Wire};
+use super::withdrawal::WithdrawalLock;
 use crate::bytes::Bytes;
 use crate::os::{Lent, monotonic_ms, signs};
 
@@ -44,6 +45,8 @@ pub struct Sending<'a> {
     pub streams: usize,
     /// Is called before each chunk, or piece of one: the file is still needed.
     pub going: &'a (dyn Fn() + Sync),
+    /// Who may have it deleted there.
+    pub lock: Option<WithdrawalLock>,
 }
 
 impl std::fmt::Debug for Sending<'_> {
@@ -107,26 +110,15 @@ impl Asking<'_> {
         wire.expect_json(Kind::Told)
     }
 
-    /// Tells `address` that it need not keep replicas any more; how many it had.
+    /// Tells `address` that it need not keep replicas any more. With `everything` it deletes what its own ranks have written of these
+    /// shards too. How many there were, and how many it keeps for other hosts.
     ///
     /// # Errors
     /// It does not answer as it should.
-    pub fn forget(&self, address: &str, roots: Vec<String>) -> Result<usize, PeerError> {
-        self.drop_at(address, &Drop { roots, everything: false })
-    }
-
-    /// Has `address` delete its replicas, and what its own ranks have written of these shards; how many there were.
-    ///
-    /// # Errors
-    /// It does not answer as it should.
-    pub fn remove(&self, address: &str, roots: Vec<String>) -> Result<usize, PeerError> {
-        self.drop_at(address, &Drop { roots, everything: true })
-    }
-
-    fn drop_at(&self, address: &str, what: &Drop) -> Result<usize, PeerError> {
+    pub(crate) fn forget(&self, address: &str, what: &Withdrawal) -> Result<Dropped, PeerError> {
         let mut wire = self.connect(address)?;
         wire.send_json(Header::of(Kind::Drop), what)?;
-        Ok(wire.expect_json::<Dropped>(Kind::Dropped)?.count)
+        wire.expect_json(Kind::Dropped)
     }
 
     /// Gives `address` a shard to keep.
@@ -141,7 +133,7 @@ impl Asking<'_> {
         how: &Sending<'_>,
     ) -> Result<Sent, PeerError> {
         let began = Instant::now();
-        let Some((mut first, wanted)) = self.offer(address, sealed)? else {
+        let Some((mut first, wanted)) = self.offer(address, sealed, how.lock)? else {
             return Ok(Sent { bytes: 0, took: began.elapsed() });
         };
         let chunks: Vec<u32> =
@@ -179,9 +171,15 @@ impl Asking<'_> {
     }
 
     /// Offers a shard: none if it lies there already.
-    fn offer(&self, address: &str, sealed: &Sealed) -> Result<Option<(Wire, Wanted)>, PeerError> {
+    fn offer(
+        &self,
+        address: &str,
+        sealed: &Sealed,
+        lock: Option<WithdrawalLock>,
+    ) -> Result<Option<(Wire, Wanted)>, PeerError> {
         let mut wire = self.connect(address)?;
-        wire.send(header_of(sealed, Kind::Put), &sealed.manifest)?;
+        let (offset, digest) = lock.map_or((0, 0), |lock| lock.words());
+        wire.send(Header { offset, digest, ..header_of(sealed, Kind::Put) }, &sealed.manifest)?;
         match wire.receive()? {
             Some(Frame::Message(header, message)) if header.kind == Kind::Stored => {
                 check_root(&wire, sealed, &message)?;
@@ -208,7 +206,7 @@ impl Asking<'_> {
 
     /// One more connection for a shard that is being sent.
     fn help(&self, address: &str, job: &Job<'_>) -> Result<(), PeerError> {
-        let Some((mut wire, _)) = self.offer(address, job.sealed)? else { return Ok(()) };
+        let Some((mut wire, _)) = self.offer(address, job.sealed, job.how.lock)? else { return Ok(()) };
         job.send(&mut wire)?;
         wire.send(header_of(job.sealed, Kind::End), &[])
     }

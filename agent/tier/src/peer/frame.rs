@@ -14,6 +14,7 @@
 //! | 32..40 | key of the shard: the first half of its root |
 //! | 40..48 | offset in the shard |
 //! | 48..56 | xxh3 of the chunk that follows |
+//! | 40..56 | in `Put`: the lock of the shard (`withdrawal`), or zero |
 //! | 56..60 | number of the chunk |
 //! | 60..64 | zero |
 //! | 64..80 | keyed BLAKE3 over direction, sequence number, the 64 bytes before, and what follows unless it is a chunk |

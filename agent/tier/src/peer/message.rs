@@ -5,6 +5,8 @@ use mainstay_core::checkpoint::inventory::{Medium, Shard};
 use mainstay_core::failure::repeats::RemoteFailure;
 use serde::{Deserialize, Serialize};
 
+use super::withdrawal::WithdrawalKey;
+
 /// What is missing of a shard that is offered.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Wanted {
@@ -81,15 +83,30 @@ pub(crate) struct Decide {
 
 /// Replicas are not needed any more.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Drop {
+pub(crate) struct Withdrawal {
     pub(crate) roots: Vec<String>,
+    /// The secrets to their locks, one for each root.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) secrets: Vec<String>,
     /// A person wants the step gone: what ranks of that host have written of it themselves goes too.
     #[serde(default)]
     pub(crate) everything: bool,
+}
+
+impl Withdrawal {
+    /// Replicas that this agent has put there, or a part of which; its key has the secrets.
+    pub(crate) fn of<'s>(shards: impl IntoIterator<Item = &'s Shard>, key: &WithdrawalKey) -> Withdrawal {
+        let both = shards.into_iter().map(|shard| (shard.root.clone(), key.secret(shard.whole())));
+        let (roots, secrets) = both.unzip();
+        Withdrawal { roots, secrets, everything: false }
+    }
 }
 
 /// How many of them were there.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Dropped {
     pub(crate) count: usize,
+    /// How many stay, for another host has put them there.
+    #[serde(default)]
+    pub(crate) refused: usize,
 }

@@ -2,7 +2,7 @@
 //!
 //! From the bottom: `frame` (headers), `error`, `token` and `tls` (who may), `pass` (either, or both), `pace` (how fast), `channel`
 //! (bytes), `wire` (one connection), `greeting` (how it begins); `sealed` (a
-//! shard by its manifest), `user`, `store` (what is kept for others, over `spare`), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `alike` (what need not be
+//! shard by its manifest), `user`, `withdrawal` (who may have a replica deleted), `store` (what is kept for others, over `spare`), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `alike` (what need not be
 //! sent), `server`, `client`; `service`, which joins them, `landing`, `pieces` (a shard had back from those) and
 //! `restore`.
 //!
@@ -35,6 +35,7 @@ mod together;
 pub mod token;
 pub(crate) mod user;
 pub mod wire;
+mod withdrawal;
 
 /// How far threads that send or take replicas stand back behind training for the processor (`nice`): where training keeps every core
 /// busy, each of them gets a tenth of one. What that costs training is held down by `courtesy`, and a replica that never comes is of no use.
@@ -52,3 +53,4 @@ pub use service::{Counts, Lag, Peer, Service, Settings, StartError};
 pub use throttle::ReplicationOverhead;
 pub use together::Brought;
 pub use user::{Reach, User, groups_of, learn_groups, reach};
+pub use withdrawal::{WithdrawalKey, WithdrawalLock};

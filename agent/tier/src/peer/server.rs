@@ -11,11 +11,12 @@ use super::REPLICATE_NICE;
 use super::divergence;
 use super::error::{PeerError, Reason, Report};
 use super::frame::{Header, Kind};
-use super::message::{Decide, Drop, Dropped, Get, Wanted};
+use super::message::{Decide, Dropped, Get, Wanted, Withdrawal};
 use super::sealed::Sealed;
 use super::service::Shared;
-use super::store::{Offer, StoreError, Upload};
+use super::store::{Offer, StoreError, Upload, Withdrawn};
 use super::wire::{Frame, Wire};
+use super::withdrawal::WithdrawalLock;
 use crate::os::stand_back;
 
 /// Chunks that may be on their way at once on one connection.
@@ -47,17 +48,33 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerErr
                 wire.send_json(Header::of(Kind::Told), &word)?;
             }
             Kind::Drop => {
-                let asked: Drop = read(wire, &message)?;
-                let replicas = asked.roots.iter().filter(|root| shared.store.forget(root)).count();
-                // Who knows the token may be any host of it: what ranks of this one wrote is removed for a host that showed a certificate.
-                let own = if asked.everything && wire.is_tls() { shared.remove_own(&asked.roots) } else { 0 };
-                let count = replicas + own;
-                wire.send_json(Header::of(Kind::Dropped), &Dropped { count })?;
+                let asked: Withdrawal = read(wire, &message)?;
+                let dropped = drop_for(shared, &asked, wire.is_tls());
+                wire.send_json(Header::of(Kind::Dropped), &dropped)?;
             }
             _ => return Err(unexpected(wire, header, Kind::Put)),
         }
     }
     Ok(changed)
+}
+
+/// Deletes replicas for a peer. Who knows the token may be any host of it, and has deleted what it put here; a host that showed a
+/// certificate has any replica deleted, and if a person wants so, what ranks of this host wrote.
+fn drop_for(shared: &Shared, asked: &Withdrawal, shows_certificate: bool) -> Dropped {
+    if shows_certificate {
+        let replicas = asked.roots.iter().filter(|root| shared.store.forget(root)).count();
+        let own = if asked.everything { shared.remove_own(&asked.roots) } else { 0 };
+        return Dropped { count: replicas + own, refused: 0 };
+    }
+    let mut dropped = Dropped { count: 0, refused: 0 };
+    for (at, root) in asked.roots.iter().enumerate() {
+        match shared.store.withdraw(root, asked.secrets.get(at).map(String::as_str)) {
+            Withdrawn::Deleted => dropped.count += 1,
+            Withdrawn::Refused => dropped.refused += 1,
+            Withdrawn::NotHere => {}
+        }
+    }
+    dropped
 }
 
 fn unexpected(wire: &Wire, header: Header, wanted: Kind) -> PeerError {
@@ -75,7 +92,8 @@ fn report(wire: &mut Wire, header: Header, reason: Reason, text: &str) -> Result
 
 /// Takes a shard that is offered. A refusal leaves the connection as it was.
 fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> Result<(), PeerError> {
-    let answer = Header { length: 0, ..header };
+    let lock = WithdrawalLock::from_words((header.offset, header.digest));
+    let answer = Header { length: 0, offset: 0, digest: 0, ..header };
     let sealed = match Sealed::of(manifest) {
         Ok(sealed) => sealed,
         Err(error) => return report(wire, answer, Reason::Bad, &error.to_string()),
@@ -86,7 +104,7 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
     }
     shared.compare_offered(&sealed);
     let root = sealed.shard.root.clone();
-    match shared.store.offer(sealed, &shared.deletable()) {
+    match shared.store.offer(sealed, &shared.deletable(), lock) {
         Ok(Offer::Here) => wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes()),
         Ok(Offer::Wanted(upload)) => {
             // This thread keeps it: who replicates asks for nothing else over the same connection.
@@ -99,7 +117,9 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
             wire.send_json(Header { kind: Kind::Wanted, ..answer }, &wanted)?;
             take(wire, shared, answer, &upload)
         }
-        Err(error @ StoreError::Full { .. }) => report(wire, answer, Reason::Full, &error.to_string()),
+        Err(error @ (StoreError::Full { .. } | StoreError::Part { .. })) => {
+            report(wire, answer, Reason::Full, &error.to_string())
+        }
         Err(error) => report(wire, answer, Reason::Disk, &error.to_string()),
     }
 }

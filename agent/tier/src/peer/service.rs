@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use mainstay_core::checkpoint::decision::Decisions;
 use mainstay_core::checkpoint::divergence::ReplicaDivergence;
 use mainstay_core::checkpoint::eligibility::PlacementEligibility;
-use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 use mainstay_core::checkpoint::lag::CopyLags;
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::replication_cost::StepTime;
@@ -38,7 +38,7 @@ use super::client::Asking;
 use super::durable::{Durable, Figures};
 use super::error::PeerError;
 use super::local_shards::{LocalShards, Opened, Watched};
-use super::message::Inventory;
+use super::message::{Inventory, Withdrawal};
 use super::pace::Limit;
 use super::pass::Pass;
 use super::store::{Store, StoreError};
@@ -455,23 +455,36 @@ impl Service {
                 copy.holder, key.step
             )));
         }
-        let roots: BTreeSet<String> = of_step().map(|shard| shard.root.clone()).collect();
+        let shards: BTreeMap<&str, &Shard> = of_step().map(|shard| (shard.root.as_str(), shard)).collect();
         // A copy that is made just now, or that lies on a host which is away, goes later.
         shared.are_withdrawn(of_step().map(|shard| shard.whole().to_owned()));
         let mut count = 0;
-        for root in &roots {
+        for root in shards.keys() {
             let own = shared.own.remove(root).map_err(|error| PeerError::Local(error.to_string()))?;
             count += usize::from(own) + usize::from(shared.store.remove(root));
         }
         if let Some(durable) = shared.durable() {
             count += durable.remove(key)?;
         }
-        let roots: Vec<String> = roots.into_iter().collect();
+        let what = Withdrawal {
+            everything: true,
+            ..Withdrawal::of(shards.into_values(), shared.store.withdrawal_key())
+        };
+        let mut stays = None;
         for peer in shared.alive() {
-            count += shared.asking().remove(&peer, roots.clone())?;
+            let dropped = shared.asking().forget(&peer, &what)?;
+            count += dropped.count;
+            stays = stays.or((dropped.refused > 0).then_some(peer));
         }
         shared.refresh();
-        Ok(count)
+        match stays {
+            None => Ok(count),
+            Some(peer) => Err(PeerError::Local(format!(
+                "{count} copies of step {} were deleted, and those at {peer} stay: another host has put them there, and agents without \
+                 TLS delete a replica only for that host. Run `mainstay ckpt rm` on it, or give the agents certificates (`checkpoint.tls_certificate`)",
+                key.step
+            ))),
+        }
     }
 
     /// Deletes replicas here that no rule keeps; how many.

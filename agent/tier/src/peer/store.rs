@@ -1,7 +1,7 @@
 //! What is kept for others: replicas in a directory of this agent's own, on a tmpfs or a disk, within a quota.
 //!
 //! ```text
-//! <store>/replicas/<16 hex digits>/step-000000000010.3/rank-00001/{shard,manifest.json}
+//! <store>/replicas/<16 hex digits>/step-000000000010.3/rank-00001/{shard,manifest.json,lock.…}
 //!                                                  rank-00001.2/…   piece number 2 of one
 //!         incoming/<root>      a shard on its way
 //!         spare/<name>         files of dropped replicas, used again, and others made ahead: their pages are there already, and in memory stay mapped
@@ -10,25 +10,33 @@
 //! The digits are a hash of job and run; nothing that a peer sends becomes part of a path but numbers. A replica is there
 //! when its manifest is, which appears last and at once. What is found at a start is read and compared before it is offered.
 
+mod error;
 pub mod place;
 mod ready;
+mod room;
+mod upload;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
 
+use self::error::disk;
 use self::place::Private;
 use super::sealed::{Sealed, open_plainly};
 use super::spare::{Spare, Spares};
-use crate::os::{Lent, MappedFile, Outgoing};
+use super::withdrawal::{WithdrawalKey, WithdrawalLock};
+use crate::os::{MappedFile, Outgoing};
+use crate::small_file::sync_directory;
+pub use error::StoreError;
 pub(crate) use ready::Ready;
+pub use upload::{Claim, Upload};
 
 /// The file's name in the store, whatever its owner called it.
 const DATA: &str = "shard";
@@ -39,6 +47,7 @@ pub struct Store {
     root: PathBuf,
     quota: u64,
     medium: Medium,
+    withdrawal_key: WithdrawalKey,
     inner: Mutex<Inner>,
     /// Tells files apart that have no root.
     numbers: AtomicU64,
@@ -61,64 +70,8 @@ struct Replica {
     since: Instant,
     verified: bool,
     memory: Option<Arc<MappedFile>>,
-}
-
-/// A shard on its way into the store. Several connections may bring its chunks.
-#[derive(Debug)]
-pub struct Upload {
-    /// What it must become.
-    pub sealed: Arc<Sealed>,
-    file: File,
-    path: PathBuf,
-    /// The file's memory, where it was used before.
-    memory: Option<Arc<MappedFile>>,
-    progress: Mutex<Progress>,
-    /// Whether chunks that lie here already were looked for.
-    searched: AtomicBool,
-    /// Whether it became a replica; none before its commit. Held while a connection commits it.
-    stored: Mutex<Option<bool>>,
-}
-
-#[derive(Debug)]
-struct Progress {
-    missing: BTreeSet<u32>,
-    /// Chunks that a connection is bringing now: nobody else writes them.
-    coming: BTreeSet<u32>,
-    /// When something last happened.
-    moved: Instant,
-}
-
-/// The right to write one chunk of an upload. It is given back when it is dropped.
-#[derive(Debug)]
-pub struct Claim<'u> {
-    upload: &'u Upload,
-    chunk: u32,
-}
-
-/// Why a shard is not taken.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// There is no room.
-    #[error("the store is full: {wanted} bytes are wanted and {free} of {quota} are free")]
-    Full {
-        /// Bytes of the shard.
-        wanted: u64,
-        /// Bytes that are free.
-        free: u64,
-        /// The quota.
-        quota: u64,
-    },
-    /// Chunks have not come.
-    #[error("{0} chunk(s) have not come")]
-    Missing(usize),
-    /// The disk.
-    #[error("{what}: {source}")]
-    Disk {
-        /// What was done.
-        what: String,
-        /// What came of it.
-        source: io::Error,
-    },
+    /// Who may have it deleted; none where an agent put it that sends no locks.
+    lock: Option<WithdrawalLock>,
 }
 
 /// What becomes of an offer.
@@ -128,11 +81,6 @@ pub enum Offer {
     Here,
     /// It is wanted.
     Wanted(Arc<Upload>),
-}
-
-fn disk(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
-    let what = format!("{what} {}", path.display());
-    move |source| StoreError::Disk { what, source }
 }
 
 impl Store {
@@ -156,12 +104,15 @@ impl Store {
             Ok(of) if of.f_type == 0x0102_1994 => Medium::Memory,
             _ => Medium::Disk,
         };
+        let withdrawal_key =
+            WithdrawalKey::at(root).map_err(disk("reading or making the withdrawal key in", root))?;
         let mut inner = Inner::default();
         for (directory, sealed) in place::found(&Private, &root.join("replicas")) {
             // One without a good manifest is not there; its bytes go.
             match sealed {
                 Some(sealed) => {
                     let replica = Replica {
+                        lock: place::lock_of(&Private, &directory, &sealed),
                         sealed: Arc::new(sealed),
                         directory,
                         since: Instant::now(),
@@ -177,6 +128,7 @@ impl Store {
             root: root.to_owned(),
             quota,
             medium,
+            withdrawal_key,
             inner: Mutex::new(inner),
             numbers: AtomicU64::new(0),
         })
@@ -223,11 +175,17 @@ impl Store {
         Some((replica.sealed, file, memory.map(|memory| memory.outgoing())))
     }
 
-    /// Takes up a shard that is offered, if there is room once `deletable` steps are gone.
+    /// Takes up a shard that is offered, if there is room once `deletable` steps are gone. Whoever has the secret to `lock` may have it
+    /// deleted; that of what is here or on its way already stays.
     ///
     /// # Errors
     /// There is no room, or the disk fails.
-    pub fn offer(&self, sealed: Sealed, deletable: &[StepKey]) -> Result<Offer, StoreError> {
+    pub fn offer(
+        &self,
+        sealed: Sealed,
+        deletable: &[StepKey],
+        lock: Option<WithdrawalLock>,
+    ) -> Result<Offer, StoreError> {
         let root = sealed.shard.root.clone();
         {
             let mut inner = self.inner();
@@ -237,12 +195,12 @@ impl Store {
             if let Some(upload) = inner.uploads.get(&root) {
                 return Ok(Offer::Wanted(Arc::clone(upload)));
             }
-            self.make_room(&mut inner, sealed.shard.bytes, deletable)?;
+            self.make_room(&mut inner, &sealed.shard, deletable)?;
         }
-        self.begin(sealed)
+        self.begin(sealed, lock)
     }
 
-    fn begin(&self, sealed: Sealed) -> Result<Offer, StoreError> {
+    fn begin(&self, sealed: Sealed, lock: Option<WithdrawalLock>) -> Result<Offer, StoreError> {
         let root = sealed.shard.root.clone();
         let path = self.root.join("incoming").join(&root);
         let bytes = sealed.shard.bytes;
@@ -271,45 +229,9 @@ impl Store {
                 memory = MappedFile::of(&file, bytes).ok().map(Arc::new);
             }
         }
-        let missing = (0..sealed.chunks()).collect();
-        let progress = Mutex::new(Progress { missing, coming: BTreeSet::new(), moved: Instant::now() });
-        let upload = Arc::new(Upload {
-            sealed: Arc::new(sealed),
-            file,
-            path,
-            memory,
-            progress,
-            searched: AtomicBool::new(false),
-            stored: Mutex::new(None),
-        });
+        let upload = Arc::new(Upload::new((sealed, lock), file, path, memory));
         self.inner().uploads.insert(root, Arc::clone(&upload));
         Ok(Offer::Wanted(upload))
-    }
-
-    fn make_room(&self, inner: &mut Inner, wanted: u64, deletable: &[StepKey]) -> Result<(), StoreError> {
-        let fits = |inner: &Inner| inner.used().saturating_add(wanted) <= self.quota;
-        if fits(inner) {
-            return Ok(());
-        }
-        for step in deletable {
-            let roots: Vec<String> = inner
-                .replicas
-                .values()
-                .filter(|replica| replica.sealed.shard.of == *step)
-                .map(|replica| replica.sealed.shard.root.clone())
-                .collect();
-            roots.iter().for_each(|root| self.drop_replica(inner, root));
-        }
-        // A spare of the right size is used; all others go if that is what it takes.
-        while inner.used().saturating_add(inner.spares.bytes()).saturating_add(wanted) > self.quota {
-            if !inner.spares.give_up_one() {
-                break;
-            }
-        }
-        if fits(inner) {
-            return Ok(());
-        }
-        Err(StoreError::Full { wanted, free: self.quota.saturating_sub(inner.used()), quota: self.quota })
     }
 
     /// Makes an upload a replica: bytes on the disk first, then its place, then its manifest. A second connection that
@@ -333,7 +255,8 @@ impl Store {
             None => {}
         }
         let sync = || upload.file.sync_data();
-        let put = place::put(&Private, &upload.path, &directory, &sealed.manifest, &sync);
+        let lock = upload.lock.map(|lock| lock.file_name(sealed.key));
+        let put = place::put(&Private, &upload.path, &directory, &sealed.manifest, lock.as_deref(), &sync);
         *stored = Some(put.is_ok());
         let mut inner = self.inner();
         inner.uploads.remove(&sealed.shard.root);
@@ -346,8 +269,14 @@ impl Store {
         }
         inner.replicas.retain(|_, replica| replica.directory != directory);
         let memory = upload.memory.clone();
-        let replica =
-            Replica { sealed: Arc::clone(sealed), directory, since: Instant::now(), verified: true, memory };
+        let replica = Replica {
+            sealed: Arc::clone(sealed),
+            directory,
+            since: Instant::now(),
+            verified: true,
+            memory,
+            lock: upload.lock,
+        };
         inner.replicas.insert(sealed.shard.root.clone(), replica);
         Ok(())
     }
@@ -399,6 +328,31 @@ impl Store {
         there
     }
 
+    /// Deletes a replica, or what has come of one that is on its way, for a peer: if that shows the secret to its lock, or there is none.
+    pub fn withdraw(&self, root: &str, secret: Option<&str>) -> Withdrawn {
+        let lock = {
+            let inner = self.inner();
+            let of_upload = inner.uploads.get(root).map(|upload| upload.lock);
+            inner.replicas.get(root).map(|replica| replica.lock).or(of_upload)
+        };
+        match lock {
+            None => Withdrawn::NotHere,
+            Some(Some(lock)) if !secret.is_some_and(|secret| lock.is_opened_by(secret)) => Withdrawn::Refused,
+            Some(_) if self.forget(root) => Withdrawn::Deleted,
+            Some(_) => Withdrawn::NotHere,
+        }
+    }
+
+    /// What the secrets of this agent are made from.
+    pub(crate) fn withdrawal_key(&self) -> &WithdrawalKey {
+        &self.withdrawal_key
+    }
+
+    /// The lock of a replica, which goes with it to other holders.
+    pub(crate) fn lock_of(&self, root: &str) -> Option<WithdrawalLock> {
+        self.inner().replicas.get(root)?.lock
+    }
+
     /// Since when a replica is here.
     pub(crate) fn since(&self, root: &str) -> Option<Instant> {
         self.inner().replicas.get(root).map(|replica| replica.since)
@@ -423,79 +377,6 @@ impl Store {
     }
 }
 
-impl Inner {
-    /// Bytes of replicas and of what is on its way. Spares do not count: they go when room is needed.
-    fn used(&self) -> u64 {
-        let held = self.replicas.values().map(|replica| replica.sealed.shard.bytes);
-        let coming = self.uploads.values().map(|upload| upload.sealed.shard.bytes);
-        held.chain(coming).fold(self.lent, u64::saturating_add)
-    }
-}
-
-impl Upload {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The numbers of the chunks that have not come.
-    pub fn missing(&self) -> Vec<u32> {
-        let progress = self.progress();
-        progress.missing.union(&progress.coming).copied().collect()
-    }
-
-    /// The right to write a chunk; none if it lies there already, or another connection is bringing it.
-    pub fn claim(&self, chunk: u32) -> Option<Claim<'_>> {
-        let mut progress = self.progress();
-        progress.moved = Instant::now();
-        if !progress.missing.remove(&chunk) {
-            return None;
-        }
-        progress.coming.insert(chunk);
-        Some(Claim { upload: self, chunk })
-    }
-
-    /// Whether chunks that lie here already are to be looked for now: only the first connection does, for it asks for the rest
-    /// afterwards. Another one that came later would hold back chunks that the first is bringing.
-    pub fn search_begins(&self) -> bool {
-        !self.searched.swap(true, Ordering::SeqCst)
-    }
-
-    /// How long nothing has happened.
-    pub fn idle(&self) -> Duration {
-        self.progress().moved.elapsed()
-    }
-}
-
-impl Claim<'_> {
-    /// Writes a piece of the chunk.
-    ///
-    /// # Errors
-    /// The disk fails.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.upload.file.write_all_at(bytes, offset)
-    }
-
-    /// The memory in which the chunk is to lie, where the file is mapped; else it is to be written.
-    pub fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
-        self.upload.memory.as_ref()?.lend(offset, length)
-    }
-
-    /// The whole chunk was verified and written.
-    pub fn done(self) {
-        self.upload.progress().coming.remove(&self.chunk);
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        let mut progress = self.upload.progress();
-        progress.moved = Instant::now();
-        if progress.coming.remove(&self.chunk) {
-            progress.missing.insert(self.chunk);
-        }
-    }
-}
-
 /// Whether files of these sizes have as many pages.
 fn same_pages(one: u64, other: u64) -> bool {
     // Pages are larger on some machines; these sizes then count as different more often than they need.
@@ -503,21 +384,18 @@ fn same_pages(one: u64, other: u64) -> bool {
     one.div_ceil(PAGE) == other.div_ceil(PAGE)
 }
 
+/// What became of a replica that a peer wanted deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Withdrawn {
+    /// It is gone.
+    Deleted,
+    /// It was not here.
+    NotHere,
+    /// The peer has not put it here.
+    Refused,
+}
+
 fn make_private(directory: &Path) -> Result<(), StoreError> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(directory).map_err(disk("making", directory))
-}
-
-/// Writes a small file so that it is there whole or not at all, also after a crash of the host.
-pub(crate) fn write_at_once(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
-    let aside = directory.join(format!(".{name}.tmp"));
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&aside, directory.join(name))?;
-    sync_directory(directory)
-}
-
-pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
 }

@@ -12,7 +12,7 @@ use mainstay_core::checkpoint::prepared_memory::expected;
 use super::{DISTRUST, REMEMBERED, Shared, eligibility};
 use crate::peer::durable;
 use crate::peer::error::PeerError;
-use crate::peer::message::{Held, Inventory};
+use crate::peer::message::{Dropped, Held, Inventory, Withdrawal};
 
 /// Between two questions it is looked this often whether the service ends.
 const WAITS: Duration = Duration::from_millis(50);
@@ -112,13 +112,13 @@ impl Shared {
 
     /// What was sealed here has changed since, by its owner's own hand: whoever keeps a copy of it need not any more.
     pub(crate) fn withdraw(&self, root: &str) {
-        let holders: Vec<(String, Vec<String>)> = {
+        let holders: Vec<(String, Vec<Shard>)> = {
             let mut peers = self.peers();
             let holders = peers.iter_mut().filter(|(_, peer)| peer.alive);
             let of = |(name, peer): (&String, &mut super::Peer)| {
                 let copies = &mut peer.inventory.copies;
                 let gone = copies.extract_if(.., |held| held.shard.whole() == root);
-                let gone: Vec<String> = gone.map(|held| held.shard.root).collect();
+                let gone: Vec<Shard> = gone.map(|held| held.shard).collect();
                 (!gone.is_empty()).then(|| (name.clone(), gone))
             };
             holders.filter_map(of).collect()
@@ -126,10 +126,23 @@ impl Shared {
         self.are_withdrawn([root.to_owned()]);
         self.store.forget(root);
         for (holder, gone) in holders {
-            if let Err(error) = self.asking().forget(&holder, gone) {
-                tracing::warn!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
+            match self.forget_at(&holder, &gone) {
+                Ok(Dropped { refused: 1.., .. }) => tracing::warn!(
+                    peer = holder,
+                    "a copy that is out of date stays until retention deletes it: another host has put it there, and without TLS only \
+                     that one can withdraw it"
+                ),
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
+                }
             }
         }
+    }
+
+    /// A peer need not keep these any more.
+    pub(super) fn forget_at(&self, peer: &str, shards: &[Shard]) -> Result<Dropped, PeerError> {
+        self.asking().forget(peer, &Withdrawal::of(shards, self.store.withdrawal_key()))
     }
 
     /// Whoever tells of copies of these shards from now on is told that nobody needs them.
@@ -153,19 +166,19 @@ impl Shared {
         }
         // A holder that missed its owner's copy may have made one here.
         roots.iter().for_each(|root| _ = self.store.forget(root));
-        let late: Vec<(String, Vec<String>)> = {
+        let late: Vec<(String, Vec<Shard>)> = {
             let peers = self.peers();
             let of = |(name, peer): (&String, &super::Peer)| {
                 let copies = peer.inventory.copies.iter().map(|held| &held.shard);
                 let late = copies.filter(|shard| roots.contains(shard.whole()));
-                (name.clone(), late.map(|shard| shard.root.clone()).collect::<Vec<_>>())
+                (name.clone(), late.cloned().collect::<Vec<_>>())
             };
             let late = peers.iter().filter(|(_, peer)| peer.alive).map(of);
             late.filter(|(_, copies)| !copies.is_empty()).collect()
         };
         for (holder, copies) in late {
             // The next look tells whether it has heard.
-            if let Err(error) = self.asking().forget(&holder, copies) {
+            if let Err(error) = self.forget_at(&holder, &copies) {
                 tracing::debug!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
             }
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use mainstay_core::checkpoint::inventory::{StepKey, steps};
+use mainstay_core::checkpoint::inventory::{Shard, StepKey, steps};
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::placement::cut_for;
 use mainstay_core::checkpoint::retention::{Repair, Retention, counting, deletable, repairs};
@@ -18,6 +18,7 @@ use crate::peer::error::{PeerError, Reason};
 use crate::peer::local_shards::Opened;
 use crate::peer::message::Held;
 use crate::peer::sealed::Sealed;
+use crate::peer::withdrawal::WithdrawalLock;
 
 /// Whether the bytes were not as they were sealed before they went out.
 fn is_ours(error: &PeerError) -> bool {
@@ -82,13 +83,13 @@ impl Shared {
 
     pub(super) fn repair(&self, repair: &Repair) {
         let Repair { shard, to, .. } = repair;
-        let Some(opened) = self.open(&shard.root) else {
+        let Some((opened, lock)) = self.open_to_send(shard) else {
             // It was deleted meanwhile, or cannot be read: the next look tells.
             self.distrust(self.name(), &shard.root);
             return;
         };
         let going = || opened.pin();
-        let sending = Sending { limit: &self.limit, streams: self.settings.streams, going: &going };
+        let sending = Sending { limit: &self.limit, streams: self.settings.streams, going: &going, lock };
         let piece = repair.piece.map(|which| self.piece(&opened, which)).transpose();
         let offered = match &piece {
             Ok(Some((sealed, _))) => sealed.shard.clone(),
@@ -122,10 +123,18 @@ impl Shared {
                     rank = shard.rank,
                     "a step was replaced in memory while it was sent"
                 );
-                let _ = self.asking().forget(to, vec![offered.root]);
+                let _ = self.forget_at(to, &[offered]);
             }
             Err(error) => self.failed(shard, to, &error),
         }
+    }
+
+    /// A shard that lies here, with the lock of all its replicas: of what ranks of this host made this agent can withdraw them, of a replica
+    /// the agent that put it here.
+    fn open_to_send(&self, shard: &Shard) -> Option<(Opened, Option<WithdrawalLock>)> {
+        let own = self.own.open(&shard.root);
+        let own = own.map(|opened| (opened, Some(self.store.withdrawal_key().lock(shard.whole()))));
+        own.or_else(|| Some((self.open(&shard.root)?, self.store.lock_of(&shard.root))))
     }
 
     /// One piece of a shard, made beside the store for as long as it takes to send it.
@@ -139,12 +148,7 @@ impl Shared {
         Ok((sealed, room.into()))
     }
 
-    pub(super) fn failed(
-        &self,
-        shard: &mainstay_core::checkpoint::inventory::Shard,
-        to: &str,
-        error: &PeerError,
-    ) {
+    pub(super) fn failed(&self, shard: &Shard, to: &str, error: &PeerError) {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         if is_ours(error) {
             tracing::error!(

@@ -12,6 +12,7 @@ use mainstay_core::checkpoint::inventory::{Shard, StepKey};
 use super::DATA;
 use crate::disk::{FileSink, Sink, StdVolume, Volume, remove_tree};
 use crate::peer::sealed::{Sealed, open_plainly};
+use crate::peer::withdrawal::WithdrawalLock;
 use crate::seal::ReadAt;
 
 /// The real disk, with files and directories that nobody else may read.
@@ -73,7 +74,7 @@ pub fn home(replicas: &Path, shard: &Shard) -> PathBuf {
 }
 
 /// The bytes that lie whole in the file `from` become a replica in `home`: `sync` brings them to the disk first, then they take their
-/// place, then their manifest does.
+/// place, then their manifest does. `lock`, the name of its file, is beside them from before they are a replica.
 ///
 /// # Errors
 /// What the disk says. What was in `home` before may be gone then.
@@ -82,6 +83,7 @@ pub fn put(
     from: &Path,
     home: &Path,
     manifest: &[u8],
+    lock: Option<&str>,
     sync: &dyn Fn() -> io::Result<()>,
 ) -> io::Result<()> {
     sync()?;
@@ -95,7 +97,16 @@ pub fn put(
     drop(sink);
     // A shard of the same rank that was sealed before this one: without its manifest it is not there.
     remove_if_there(volume, &home.join(MANIFEST_NAME))?;
+    if let Some(lock) = lock
+        && !volume.list(home)?.iter().any(|name| name == lock)
+    {
+        drop(volume.create(&home.join(lock))?);
+    }
     volume.sync_directory(home)?;
+    // Nothing can be without the lock of another shard any more.
+    for (name, ..) in locks(volume, home).filter(|(name, ..)| Some(name.as_str()) != lock) {
+        remove_if_there(volume, &home.join(name))?;
+    }
     volume.rename(from, &home.join(DATA))?;
     volume.rename(&aside, &home.join(MANIFEST_NAME))?;
     volume.sync_directory(home)
@@ -112,6 +123,17 @@ pub fn take_down(volume: &dyn Volume, home: &Path, spare: Option<&Path>) -> bool
         let _ = volume.remove_directory(above);
     }
     moved
+}
+
+/// The lock of a replica, where it has one.
+pub fn lock_of(volume: &dyn Volume, home: &Path, sealed: &Sealed) -> Option<WithdrawalLock> {
+    locks(volume, home).find(|(_, key, _)| *key == sealed.key).map(|(.., lock)| lock)
+}
+
+/// All locks beside a replica by the names of their files, each with the key of its shard.
+fn locks(volume: &dyn Volume, home: &Path) -> impl Iterator<Item = (String, u64, WithdrawalLock)> {
+    let names = volume.list(home).unwrap_or_default().into_iter();
+    names.filter_map(|name| WithdrawalLock::of_file_name(&name).map(|(key, lock)| (name, key, lock)))
 }
 
 /// All that lies in place of replicas, each with its manifest; without a good one it is none.

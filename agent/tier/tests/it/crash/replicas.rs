@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use mainstay_checkpoint::Chunks;
 use mainstay_tier::disk::Volume;
-use mainstay_tier::peer::Sealed;
 use mainstay_tier::peer::store::place;
+use mainstay_tier::peer::{Sealed, WithdrawalLock};
 
 use super::CUTS_PER_SCENE;
 use super::common::manifest;
@@ -63,6 +63,11 @@ fn shard((step, seal): Which) -> (Sealed, Vec<u8>) {
     (Sealed::of(manifest.encode()).unwrap(), bytes)
 }
 
+/// Each is put by an agent of its own.
+fn lock_of((step, seal): Which) -> WithdrawalLock {
+    WithdrawalLock::from_words((step, u64::from(seal) + 1)).unwrap()
+}
+
 fn replicas() -> PathBuf {
     PathBuf::from("/disk/replicas")
 }
@@ -97,7 +102,8 @@ fn take(volume: &Recorder, which: Which, file: Option<&Path>, dice: &mut Dice) {
         volume.write_at(&incoming, index * 256, piece);
     }
     let home = place::home(&replicas(), &sealed.shard);
-    place::put(volume, &incoming, &home, &sealed.manifest, &|| volume.sync(&incoming)).unwrap();
+    let lock = lock_of(which).file_name(sealed.key);
+    place::put(volume, &incoming, &home, &sealed.manifest, Some(&lock), &|| volume.sync(&incoming)).unwrap();
 }
 
 /// What is offered when the store is opened again and everything in it was compared. All else goes.
@@ -116,6 +122,8 @@ fn offered(volume: &Recorder) -> BTreeSet<Which> {
         let mut bytes = vec![0; length as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
         assert!(bytes == shard(which).1, "{which:?} is torn or mixed");
+        let lock = place::lock_of(volume, &home, &sealed);
+        assert_eq!(lock, Some(lock_of(which)), "{which:?} may be deleted by an agent that has not put it");
         offered.insert(which);
     }
     offered

@@ -18,7 +18,7 @@ fn content(seed: u64, length: usize) -> Vec<u8> {
 /// All chunks of a shard of step 1, brought and not committed.
 fn brought(store: &Store, content: &[u8]) -> Arc<Upload> {
     let sealed = Sealed::of(manifest(&identity(0, 1, 0, 1), content).encode()).unwrap();
-    let Offer::Wanted(upload) = store.offer(sealed, &[]).unwrap() else { panic!("it is not here yet") };
+    let Offer::Wanted(upload) = store.offer(sealed, &[], None).unwrap() else { panic!("it is not here yet") };
     for index in upload.missing() {
         let (offset, length, _) = upload.sealed.chunk(index).unwrap();
         let claim = upload.claim(index).unwrap();

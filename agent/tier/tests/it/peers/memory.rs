@@ -12,7 +12,7 @@ use super::support::{Proxy, address, bytes, hosts_named, identity, in_memory, ma
 
 fn offered(store: &Store, step: u64, content: &[u8]) -> Arc<Upload> {
     let sealed = Sealed::of(manifest(&identity(0, step, 0, 1), content).encode()).unwrap();
-    match store.offer(sealed, &[]).unwrap() {
+    match store.offer(sealed, &[], None).unwrap() {
         Offer::Wanted(upload) => upload,
         Offer::Here => panic!("it is not here yet"),
     }

@@ -16,6 +16,7 @@ mod owners;
 mod parity;
 mod ready;
 mod replicator;
+mod room;
 mod slow;
 pub(crate) mod support;
 mod tls;
@@ -23,6 +24,7 @@ mod together;
 mod trainers;
 mod unlike;
 mod users;
+mod withdrawal;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -359,7 +361,7 @@ fn names_in_a_manifest_lead_nowhere_out_of_the_store() {
     let mut document = manifest(&evil, &bytes(1, 0));
     document.run = "/etc/passwd\0".to_owned();
     let sealed = Sealed::of(document.encode()).unwrap();
-    let Offer::Wanted(upload) = store.offer(sealed.clone(), &[]).unwrap() else {
+    let Offer::Wanted(upload) = store.offer(sealed.clone(), &[], None).unwrap() else {
         panic!("it is not there yet")
     };
     assert!(matches!(store.commit(&upload), Err(StoreError::Missing(6))), "not before all chunks have come");
@@ -371,7 +373,7 @@ fn names_in_a_manifest_lead_nowhere_out_of_the_store() {
         claim.done();
     }
     store.commit(&upload).unwrap();
-    assert!(matches!(store.offer(sealed, &[]), Ok(Offer::Here)));
+    assert!(matches!(store.offer(sealed, &[], None), Ok(Offer::Here)));
     let outside: Vec<_> =
         fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(outside, ["store"]);
@@ -386,7 +388,7 @@ fn a_store_that_is_opened_again_offers_what_is_whole_and_nothing_else() {
     {
         let store = Store::open(directory.path(), 1 << 30).unwrap();
         for (rank, sealed) in (0..3).zip(&shards) {
-            let Offer::Wanted(upload) = store.offer(sealed.clone(), &[]).unwrap() else {
+            let Offer::Wanted(upload) = store.offer(sealed.clone(), &[], None).unwrap() else {
                 panic!("it is new")
             };
             for index in 0..sealed.chunks() {

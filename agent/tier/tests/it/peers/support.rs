@@ -143,7 +143,8 @@ impl Host {
         // Threads of the service that has ended may still make a file there.
         until("an empty store", || {
             let mut entries = fs::read_dir(self.store.path()).unwrap().flatten();
-            entries.all(|entry| fs::remove_dir_all(entry.path()).is_ok())
+            let gone = |path: PathBuf| fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path)).is_ok();
+            entries.all(|entry| gone(entry.path()))
         });
     }
 

@@ -1,0 +1,150 @@
+//! Who may have a replica deleted: whoever put it there.
+//!
+//! Each agent has a key of its own. From it and the root of a shard comes a secret, and the hash of that secret is the lock that goes
+//! with the shard to whoever keeps it. A holder deletes a replica for a peer that shows the secret to its lock. A holder that copies a
+//! replica to another one passes its lock on, so that the agent that put a shard first can withdraw all copies of it.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use crate::small_file::write_at_once;
+
+/// The key's file in an agent's store.
+const FILE: &str = "withdrawal-key";
+
+/// How the file begins that stands beside a replica and has the lock in its name.
+const LOCK_FILE: &str = "lock.";
+
+/// What an agent makes its secrets from.
+#[derive(Clone)]
+pub struct WithdrawalKey([u8; 32]);
+
+impl std::fmt::Debug for WithdrawalKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WithdrawalKey(…)")
+    }
+}
+
+impl WithdrawalKey {
+    /// The key of the store at `root`, which is made where there is none: what was put with a key that is lost cannot be withdrawn.
+    ///
+    /// # Errors
+    /// It can be neither read nor made.
+    pub fn at(root: &Path) -> io::Result<WithdrawalKey> {
+        match fs::read(root.join(FILE)).map(<[u8; 32]>::try_from) {
+            Ok(Ok(key)) => return Ok(WithdrawalKey(key)),
+            Ok(Err(other)) => tracing::warn!(
+                file = %root.join(FILE).display(),
+                bytes = other.len(),
+                "the file must have 32 bytes; a new key is made, and replicas at peers without TLS stay until retention deletes them"
+            ),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let mut key = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        write_at_once(root, FILE, &key)?;
+        Ok(WithdrawalKey(key))
+    }
+
+    /// The secret to the lock of the shard with this root.
+    pub fn secret(&self, root: &str) -> String {
+        blake3::keyed_hash(&self.0, root.as_bytes()).to_hex().to_string()
+    }
+
+    /// The lock of the shard with this root.
+    pub fn lock(&self, root: &str) -> WithdrawalLock {
+        WithdrawalLock::of(&self.secret(root))
+    }
+}
+
+/// The first half of the hash of a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WithdrawalLock([u8; 16]);
+
+impl WithdrawalLock {
+    fn of(secret: &str) -> WithdrawalLock {
+        let mut half = [0; 16];
+        half.copy_from_slice(&blake3::hash(secret.as_bytes()).as_bytes()[..16]);
+        WithdrawalLock(half)
+    }
+
+    /// Whether this is the secret to it. How long that takes says nothing: a secret cannot be guessed from a part of its hash.
+    pub fn is_opened_by(&self, secret: &str) -> bool {
+        WithdrawalLock::of(secret) == *self
+    }
+
+    /// The lock in two words of a header; none from an agent that sends none.
+    pub fn from_words(words: (u64, u64)) -> Option<WithdrawalLock> {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&words.0.to_le_bytes());
+        bytes[8..].copy_from_slice(&words.1.to_le_bytes());
+        (bytes != [0; 16]).then_some(WithdrawalLock(bytes))
+    }
+
+    /// As two words of a header.
+    pub fn words(&self) -> (u64, u64) {
+        let word =
+            |at: usize| self.0[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        (word(0), word(8))
+    }
+
+    /// The name of an empty file that says that it is the lock of the shard with this key: a name is on the disk with its directory,
+    /// without a file to be synchronised.
+    pub fn file_name(&self, key: u64) -> String {
+        format!("{LOCK_FILE}{key:016x}.{:032x}", u128::from_be_bytes(self.0))
+    }
+
+    /// The lock that a file's name says, and the key of its shard.
+    pub fn of_file_name(name: &str) -> Option<(u64, WithdrawalLock)> {
+        let (key, lock) = name.strip_prefix(LOCK_FILE)?.split_once('.')?;
+        let is_number =
+            |text: &str, digits| text.len() == digits && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        if !is_number(key, 16) || !is_number(lock, 32) {
+            return None;
+        }
+        let lock = u128::from_str_radix(lock, 16).ok()?.to_be_bytes();
+        Some((u64::from_str_radix(key, 16).ok()?, WithdrawalLock(lock)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic in a test is its report")]
+
+    use super::*;
+
+    #[test]
+    fn only_the_agent_that_made_a_lock_has_its_secret_also_after_a_restart() {
+        let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let key = WithdrawalKey::at(home.path()).unwrap();
+        let lock = key.lock("root");
+        assert!(lock.is_opened_by(&WithdrawalKey::at(home.path()).unwrap().secret("root")));
+        for secret in
+            [key.secret("another"), WithdrawalKey::at(other.path()).unwrap().secret("root"), String::new()]
+        {
+            assert!(!lock.is_opened_by(&secret), "{secret}");
+        }
+    }
+
+    #[test]
+    fn a_lock_survives_headers_and_file_names() {
+        let home = tempfile::tempdir().unwrap();
+        let lock = WithdrawalKey::at(home.path()).unwrap().lock("root");
+        assert_eq!(WithdrawalLock::from_words(lock.words()), Some(lock));
+        assert_eq!(WithdrawalLock::of_file_name(&lock.file_name(7)), Some((7, lock)));
+        assert_eq!(WithdrawalLock::from_words((0, 0)), None);
+        for name in ["lock.", "lock.12", "shard", "lock.0000000000000007.+1234567812345678123456781234567"] {
+            assert_eq!(WithdrawalLock::of_file_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_was_cut_short_is_made_anew() {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join(FILE), [1; 5]).unwrap();
+        let made = WithdrawalKey::at(home.path()).unwrap();
+        assert_eq!(WithdrawalKey::at(home.path()).unwrap().secret("root"), made.secret("root"));
+    }
+}
