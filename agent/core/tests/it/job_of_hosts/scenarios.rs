@@ -108,6 +108,25 @@ fn a_job_ends_without_its_store_once_that_was_silent_for_a_lease() {
     assert!(tells_the_end(&mut lead, later));
 }
 
+/// Found by seeds 824804 and 868164.
+#[test]
+fn a_leader_that_is_elected_again_waits_until_the_store_has_its_end() {
+    let (mut lead, _) = over();
+    lead.forgotten(1);
+    let later = Mono(2).after(Span(2 * LEASE_SPAN.0));
+    lead.elected(2, Some(1));
+    lead.look(later, None);
+    let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(later)).collect();
+    let tells = |act: &lead::Act| matches!(act, lead::Act::Command(_, Command::Finish { .. }));
+    assert!(!acts.iter().any(tells), "{acts:?}");
+    let number = acts.iter().find_map(|act| match act {
+        lead::Act::Store(number, record) if record.ended == Some(1) => Some(*number),
+        _ => None,
+    });
+    lead.stored(later, number.expect("its end is to be stored again"));
+    assert!(tells_the_end(&mut lead, later));
+}
+
 #[test]
 fn a_leader_whose_end_is_not_stored_takes_that_of_another_one() {
     let (mut lead, _) = over();

@@ -57,8 +57,8 @@ impl Lead {
     /// been elected. `silent`: for how long the store has not answered.
     pub(super) fn end_without_record(&mut self, now: Mono, silent: Option<Span>) {
         let Office { lease, .. } = self.office;
-        let store_is_gone = silent.is_some_and(|silent| silent >= lease);
-        let within = match self.in_office || store_is_gone {
+        // A store that answers takes the record, or says who leads now: also that of a leader which was just elected again.
+        let within = match silent.is_some_and(|silent| silent >= lease) {
             true => lease,
             false => Span(LEASES_TO_END.saturating_mul(lease.0)),
         };
