@@ -95,13 +95,13 @@ pub fn put(
     sink.write(manifest)?;
     sink.sync()?;
     drop(sink);
-    // A shard of the same rank that was sealed before this one: without its manifest it is not there.
-    remove_if_there(volume, &home.join(MANIFEST_NAME))?;
     if let Some(lock) = lock
         && !volume.list(home)?.iter().any(|name| name == lock)
     {
         drop(volume.create(&home.join(lock))?);
     }
+    // A shard of the same rank that was sealed before this one: without its manifest it is not there.
+    remove_if_there(volume, &home.join(MANIFEST_NAME))?;
     volume.sync_directory(home)?;
     // Nothing can be without the lock of another shard any more.
     for (name, ..) in locks(volume, home).filter(|(name, ..)| Some(name.as_str()) != lock) {

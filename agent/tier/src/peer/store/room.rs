@@ -14,8 +14,8 @@ use super::{Inner, Replica, Store, StoreError};
 type Owner = Option<u32>;
 
 impl Store {
-    /// Makes room for a shard: `deletable` steps go first, then memory that is kept to be used again, then what other users have beyond
-    /// their part.
+    /// Makes room for a shard: `deletable` steps go first, then what other users have beyond their part. Memory that is kept to be used
+    /// again goes where it is in the way.
     pub(super) fn make_room(
         &self,
         inner: &mut Inner,
