@@ -356,7 +356,10 @@ impl Launcher {
             }
             CutOff::Replaced => ("this host's place in the job was given to another one".to_owned(), ""),
             CutOff::Refused(why) => (format!("the leader refuses this host: {why}"), ""),
-            CutOff::NoRecord => ("the leader is lost and has left no record".to_owned(), ""),
+            CutOff::NoRecord => (
+                "the leader is lost, and no host that has a record of the job leads it".to_owned(),
+                ". Start the job again on all hosts",
+            ),
         };
         following.cut_off = Some(why.clone());
         self.terminal.say(format!("the ranks of this host are stopped: {why}{do_now}"));

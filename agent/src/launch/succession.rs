@@ -4,7 +4,6 @@
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::model::observation::{Observation, Weight};
-use mainstay_core::recovery::hosts::follow::CutOff;
 use mainstay_core::recovery::hosts::merge::HOSTS;
 use mainstay_core::recovery::hosts::predecessor::Predecessor;
 use mainstay_core::recovery::hosts::succession::Adopted;
@@ -67,18 +66,13 @@ impl Launcher {
     pub(super) fn take_over(&mut self, elected: Elected) {
         let Elected { office, record, .. } = elected;
         let Brain::Following(following) = &mut self.brain else { return };
-        if !following.follow.takes_over() {
-            // The leader is there after all. The office goes back to the store with this.
-            return;
-        }
-        let epoch = office.epoch;
-        let Some(record) = record else {
-            return following.follow.cut_off(CutOff::NoRecord);
-        };
-        if !following.follow.is_in(&record) {
-            return following.follow.cut_off(CutOff::Replaced);
-        }
         let now = clock::now();
+        let takes_over = following.follow.takes_over(now.mono, record.as_ref());
+        let Some(record) = record.filter(|_| takes_over) else {
+            // The office goes back to the store with this.
+            return;
+        };
+        let epoch = office.epoch;
         let spec = following.spec.clone();
         let me = self.crew.seat.group_rank;
         let adopted = Adopted::of(&record, me, following.member(), self.attempt, now);

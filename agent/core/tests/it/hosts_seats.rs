@@ -84,7 +84,7 @@ fn a_follower_without_a_seat_does_not_stand_for_election_until_it_has_one_again(
     follow.disconnected(Mono(3), "the cable", false);
     let told = acts(&mut follow);
     assert!(told.iter().all(|act| !matches!(act, follow::Act::Campaign)), "{told:?}");
-    assert!(!follow.takes_over());
+    assert!(!follow.takes_over(Mono(9_000_000_000), None));
     follow.connected();
     follow.said(Mono(4), welcome(seat(1, 2)));
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::TookSeat)));
@@ -278,7 +278,7 @@ fn a_launcher_that_waits_is_told_what_it_needs_to_get_ready_and_all_learn_that_i
 #[test]
 fn a_spare_that_prepares_follows_without_a_seat_until_it_is_welcomed() {
     let mut follow = follower().waiting();
-    assert!(follow.waits_for_a_seat() && !follow.takes_over());
+    assert!(follow.waits_for_a_seat() && !follow.takes_over(Mono(9_000_000_000), None));
     follow.said(Mono(2), Down::Meet { hosts: vec!["a:1".to_owned()], spares: Vec::new() });
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Meet { .. })));
     follow.disconnected(Mono(3), "the cable", false);

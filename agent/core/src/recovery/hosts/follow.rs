@@ -1,36 +1,26 @@
 //! A launcher that follows another one: what it sees goes to the leader, and what that one orders is done, each once. Pure:
 //! what comes from the leader, from the store and from the clock goes in, and [`Act`]s come out.
 
+mod election;
 mod missing;
+mod reports;
+
+pub use reports::concerns_all;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::base::id::Attempt;
 use crate::base::time::{Mono, Span, Stamp};
-use crate::hang::RankSeen;
-use crate::model::entry::{Body, Fact};
-use crate::recovery::job::ORDERS;
+use crate::model::entry::Body;
 
 use super::clock::{Mapping, times};
 use super::lost::Vital;
-use super::record::Record;
 use super::sequence::{Inbox, Outbox, Received};
-use super::succession::{OnElection, OnLeader, Standing};
+use super::succession::Standing;
 use super::wire::{Command, Down, Report, Seat, Up};
 
 /// Reports that the leader has not acknowledged; with more this host counts as cut off.
 const REPORTS: usize = 16_384;
-
-/// A launcher that the store answers waits for another leader for so many leases.
-const LEASES: u64 = 3;
-
-/// A leader is dead when its host has refused so many connections after one that was made; one alone may be a firewall that is
-/// loaded again.
-const REFUSALS: u32 = 2;
-
-/// What a host has seen of an attempt is kept for the next leader, so much of it at most.
-const LOG: usize = 65_536;
 
 /// What a follower wants to have done, in order.
 #[derive(Clone, Debug)]
@@ -88,7 +78,7 @@ pub enum CutOff {
     Replaced,
     /// The leader refuses it.
     Refused(String),
-    /// The leader is lost and has left no record.
+    /// The leader is lost, and no launcher with a record of the job has taken its place.
     NoRecord,
 }
 
@@ -139,6 +129,8 @@ pub struct Follow {
     stops: bool,
     /// Whether it has no seat for the moment.
     waits: bool,
+    /// Whether it was elected and knew too little of the job to lead it: it waits for another leader.
+    cannot_lead: bool,
     /// Whether the leader was given up.
     cut_off: bool,
 }
@@ -179,6 +171,7 @@ impl Follow {
             runs: false,
             stops: false,
             waits: false,
+            cannot_lead: false,
             cut_off: false,
         }
     }
@@ -228,68 +221,6 @@ impl Follow {
         self.log.into_iter()
     }
 
-    /// Something that concerns the whole job happened here.
-    pub fn report(&mut self, at: Mono, report: Report) {
-        if let Report::Looked { launcher, sight } = &report
-            && *launcher == self.leader.launcher
-        {
-            return self.saw_leader(*sight);
-        }
-        self.runs &= !is_end(&report);
-        self.keep(at, &report);
-        if self.catches_up {
-            // An answer to the new leader: it goes with the rest, also if the connection has just ended. What it ordered is
-            // not ordered again.
-            if (self.is_connected() || self.stops) && is_end(&report) {
-                self.log.push_back((at, report));
-            }
-            return;
-        }
-        let (at, report) = (self.clock.to_leader(at), self.clock.report(report));
-        match self.outbox.push((at, report.clone())) {
-            Ok(number) => self.send(Up::Report { number, at, report }),
-            // Far more than a leader that lives leaves unread.
-            Err(_) => self.gone = Some(Mono(0)),
-        }
-    }
-
-    /// Keeps what was seen for a leader to come. What is of earlier attempts is decided.
-    fn keep(&mut self, at: Mono, report: &Report) {
-        if let Report::Fact { fact: Fact::AttemptStarted { .. } | Fact::StartFailed { .. } } = report {
-            self.log
-                .retain(|(_, report)| matches!(report, Report::Fact { fact: Fact::StopRequested { .. } }));
-        }
-        // Steps are many, and the next ones tell of those before. That an attempt has ended is asked for again by whoever has
-        // it stopped: an old answer would be taken for the new one.
-        let again = match report {
-            Report::Steps { .. }
-            | Report::Opened { .. }
-            | Report::Seated { .. }
-            | Report::Holding { .. }
-            | Report::Brought { .. }
-            | Report::Looked { .. } => false,
-            Report::Fact { fact } => !matches!(fact, Fact::AttemptEnded { .. }),
-            Report::Role { .. } => true,
-        };
-        if again && self.log.len() < LOG {
-            self.log.push_back((at, report.clone()));
-        }
-    }
-
-    /// Whether the leader can be told now what ranks are at. Before the first round trip no time can be told.
-    pub fn tells_sights(&self) -> bool {
-        self.gone.is_none() && self.clock.uncertainty().is_some()
-    }
-
-    /// What ranks are at, for the leader, which judges whether they hang.
-    pub fn seen(&mut self, attempt: Attempt, ranks: Vec<RankSeen>) {
-        if !ranks.is_empty() {
-            let clock = &self.clock;
-            let ranks = ranks.into_iter().map(|seen| seen.on_clock(&|at| clock.to_leader(at))).collect();
-            self.send(Up::Seen { attempt, ranks });
-        }
-    }
-
     fn send(&mut self, up: Up) {
         if self.open {
             self.acts.push_back(Act::Send(up));
@@ -326,23 +257,10 @@ impl Follow {
             self.acts.push_back(Act::Say(said));
         }
         if !self.cut_off {
-            // Whoever has no seat does not know the job well enough to lead it.
-            if !self.waits {
-                self.acts.push_back(Act::Campaign);
-            }
+            self.campaign();
             if refused {
                 self.refused();
             }
-        }
-    }
-
-    /// A leader that was connected, and at whose port no process listens any more, is dead: it holds the port for as long as it
-    /// lives. Its lease would go on for some seconds.
-    fn refused(&mut self) {
-        let Some(refusals) = &mut self.refusals else { return };
-        *refusals += 1;
-        if *refusals == REFUSALS {
-            self.acts.push_back(Act::RemoveLeader);
         }
     }
 
@@ -357,7 +275,7 @@ impl Follow {
             }
             Down::Welcome { seat, .. } if seat != self.seat && self.runs => self.cut_off(CutOff::Replaced),
             Down::Welcome { seat, have, epoch, .. } => {
-                (self.gone, self.leader.epoch) = (None, epoch);
+                (self.gone, self.leader.epoch, self.cannot_lead) = (None, epoch, false);
                 // What another seat means for the host is ordered.
                 self.seat = seat;
                 if std::mem::take(&mut self.waits) {
@@ -433,118 +351,5 @@ impl Follow {
     /// Whether it has no seat for the moment.
     pub fn waits_for_a_seat(&self) -> bool {
         self.waits
-    }
-
-    fn send_again(&mut self) {
-        if self.open {
-            let again = self.outbox.unacknowledged();
-            let again =
-                again.map(|(number, (at, report))| Up::Report { number, at: *at, report: report.clone() });
-            self.acts.extend(again.map(Act::Send));
-        }
-    }
-
-    /// Tells a new leader what was seen of the current attempt.
-    fn catch_up(&mut self) {
-        self.catches_up = false;
-        for (at, report) in self.log.clone() {
-            // No more than what a leader that lives leaves unread.
-            let _ = self.outbox.push((self.clock.to_leader(at), self.clock.report(report)));
-        }
-        self.log.retain(|(_, report)| !is_end(report));
-        self.send_again();
-    }
-
-    /// The store says that this launcher leads. `newest`: the newest entry of the journal here.
-    pub fn led_by(&mut self, now: Mono, leader: Leads, newest: u64) {
-        match self.standing().on_leader(&self.me, &leader.launcher, leader.epoch) {
-            OnLeader::NewEpoch => {
-                self.leader.epoch = leader.epoch;
-                // What the others were told was of the epoch before.
-                self.miss_leader(false);
-            }
-            OnLeader::Follow => {
-                let said = format!("host {} leads the job now (epoch {})", leader.host, leader.epoch);
-                self.acts.push_back(Act::Say(said));
-                (self.open, self.gone, self.since) = (false, Some(now), newest);
-                (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
-                (self.clock, self.catches_up, self.stops) = (Mapping::default(), true, false);
-                (self.refusals, self.leader) = (None, leader);
-                self.vital = Vital::expected(now, self.lease);
-                self.miss_leader(false);
-                self.acts.push_back(Act::Connect);
-            }
-            OnLeader::Nothing | OnLeader::StepDown => {}
-        }
-    }
-
-    /// Whether this launcher, which was elected, takes over; else the leader is there after all, or this one is cut off.
-    pub fn takes_over(&self) -> bool {
-        !self.cut_off
-            && !self.waits
-            && self.standing().on_election(self.is_connected(), None) == OnElection::TakeOver
-    }
-
-    /// Whether the record of the lost leader has a seat for this launcher. Else another one may have its ranks by now, and this one
-    /// leads nobody.
-    pub fn is_in(&self, record: &Record) -> bool {
-        record.seats.iter().any(|seated| seated.member.launcher == self.me)
-    }
-
-    /// Time has passed. A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the
-    /// store answers, the leader may be lost, and its lease not over yet: a store that elects a leader of its own makes leases
-    /// longer. `silent`: for how long the store has not answered; `led`: whether it says that another launcher leads.
-    pub fn look(&mut self, now: Mono, silent: Option<Span>, led: bool) {
-        if !self.cut_off && !self.waits && silent.is_none() {
-            self.look_at_leader(now);
-        }
-        let Some(gone) = self.gone.filter(|_| !self.cut_off).map(|since| now.since(since)) else { return };
-        if gone < self.lease {
-            return;
-        }
-        let waits = match silent {
-            Some(silent) => silent < self.lease,
-            // One without a seat stands for no election; those with a seat do, for as long as no launcher leads.
-            None => (!led && !self.waits) || gone.0 < LEASES.saturating_mul(self.lease.0),
-        };
-        if !waits {
-            self.cut_off(CutOff::NoLeader);
-        }
-    }
-
-    /// It follows no more.
-    pub fn cut_off(&mut self, why: CutOff) {
-        self.cut_off = true;
-        self.acts.push_back(Act::StandDown);
-        self.acts.push_back(Act::CutOff(why));
-    }
-}
-
-/// Whether this says that an attempt has ended on this host.
-fn is_end(report: &Report) -> bool {
-    matches!(report, Report::Fact { fact: Fact::AttemptEnded { .. } })
-}
-
-/// Whether a fact concerns the whole job, and not only the host on which it was seen.
-pub fn concerns_all(fact: &Fact) -> bool {
-    match fact {
-        Fact::AttemptStarted { .. }
-        | Fact::StartFailed { .. }
-        | Fact::RankConnected { .. }
-        | Fact::RankRefused { .. }
-        | Fact::PagesUnavailable { .. }
-        | Fact::RankRaised { .. }
-        | Fact::RankEnding { .. }
-        | Fact::RankExited { .. }
-        | Fact::RanksHung { .. }
-        | Fact::HangPassed { .. }
-        | Fact::EvidenceTaken { .. }
-        | Fact::AttemptEnded { .. }
-        | Fact::StopRequested { .. }
-        | Fact::OutOfMemoryKills { .. } => true,
-        Fact::Observed(seen) => {
-            seen.component == ORDERS || matches!(seen.component.as_str(), "job" | "template")
-        }
-        _ => false,
     }
 }

@@ -1,8 +1,10 @@
 //! The limits that hold whatever fails.
 
+use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::wire::Command;
 
-use super::launcher::Brain;
+use super::launcher::{Brain, Launcher};
+use super::network::STORE;
 use super::{LEASE_SPAN, World};
 
 impl World {
@@ -97,5 +99,24 @@ impl World {
             self.store.ended,
             launchers.collect::<String>()
         )
+    }
+
+    /// One that gives up because it has no record of the job leaves no other behind that could lead.
+    pub fn check_nobody_can_lead(&self, me: usize) {
+        let could = |(at, launcher): (usize, &Launcher)| {
+            let Brain::Follows(follow) = &launcher.brain else { return false };
+            let is_seated =
+                |record: &Record| record.seats.iter().any(|seated| seated.member.launcher == launcher.name);
+            let machine = launcher.machine;
+            let reaches = self.passes(machine, STORE) && self.passes(STORE, machine) && !self.store.away;
+            at != me
+                && reaches
+                && self.machines[machine].stalled <= self.now
+                && !follow.is_cut_off()
+                && launcher.client.record.as_deref().is_some_and(is_seated)
+        };
+        let others = self.launchers.iter().enumerate().filter(|of| could(*of));
+        let others: Vec<_> = others.map(|(_, launcher)| &launcher.name).collect();
+        assert!(others.is_empty(), "it gives up, and {others:?} could lead");
     }
 }

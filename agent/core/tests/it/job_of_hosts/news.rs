@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mainstay_core::base::time::Span;
 use mainstay_core::model::entry::JobSpec;
-use mainstay_core::recovery::hosts::follow::{CutOff, Leads};
+use mainstay_core::recovery::hosts::follow::Leads;
 use mainstay_core::recovery::hosts::lead::{self, Lead};
 use mainstay_core::recovery::hosts::predecessor::Predecessor;
 use mainstay_core::recovery::hosts::record::Record;
@@ -74,16 +74,16 @@ impl World {
 
     /// The store has elected this launcher.
     pub fn elected(&mut self, me: usize, epoch: u64, last: Option<u64>, record: Option<Arc<Record>>) {
+        let now = self.clock(me);
         match &mut self.launchers[me].brain {
             Brain::Leads(lead) if !lead.is_deposed() => lead.elected(epoch, last),
-            Brain::Follows(follow) if follow.takes_over() => match record {
-                Some(record) if follow.is_in(&record) => self.take_over(me, epoch, &record),
-                Some(_) => {
-                    follow.cut_off(CutOff::Replaced);
-                    self.resign(me);
+            Brain::Follows(follow) => {
+                let takes_over = follow.takes_over(now, record.as_deref());
+                match record.filter(|_| takes_over) {
+                    Some(record) => self.take_over(me, epoch, &record),
+                    None => self.resign(me),
                 }
-                None => follow.cut_off(CutOff::NoRecord),
-            },
+            }
             _ => self.resign(me),
         }
         self.settle(me);

@@ -163,10 +163,8 @@ fn a_start_that_a_lost_leader_did_not_finish_fails_with_its_host() {
     );
 }
 
-#[test]
-fn a_launcher_whose_seat_another_one_has_takes_over_from_no_leader() {
-    let mut seats = seated(2);
-    let record = |seats: &[Seated]| Record {
+fn record(seats: &[Seated]) -> Record {
+    Record {
         at: Default::default(),
         seats: seats.to_vec(),
         leader: "l0".to_owned(),
@@ -176,11 +174,106 @@ fn a_launcher_whose_seat_another_one_has_takes_over_from_no_leader() {
         running: true,
         carried: None,
         ended: None,
-    };
-    let follow = follower();
-    assert!(follow.is_in(&record(&seats)));
+    }
+}
+
+/// One whose leader is lost. `runs`: whether it has ranks.
+fn orphan(runs: bool) -> Follow {
+    let mut follow = follower();
+    if runs {
+        let command = Command::Start {
+            attempt: Attempt(0),
+            in_process: false,
+            master_addr: String::new(),
+            master_port: 1,
+            resume: None,
+            before: None,
+        };
+        follow.said(Mono(2), Down::Command { number: 1, epoch: 1, command });
+    }
+    follow.disconnected(Mono(3), "the leader has gone", true);
+    let acts: Vec<_> = acts(&mut follow);
+    assert!(acts.iter().any(|act| matches!(act, follow::Act::Campaign)), "{acts:?}");
+    follow
+}
+
+fn acts(follow: &mut Follow) -> Vec<follow::Act> {
+    std::iter::from_fn(|| follow.next_act()).collect()
+}
+
+#[test]
+fn a_launcher_whose_seat_another_one_has_takes_over_from_no_leader() {
+    let mut seats = seated(2);
+    assert!(orphan(true).takes_over(Mono(4), Some(&record(&seats))));
     seats[1].member.launcher = "another".to_owned();
-    assert!(!follow.is_in(&record(&seats)));
+    let mut follow = orphan(true);
+    assert!(!follow.takes_over(Mono(4), Some(&record(&seats))));
+    let acts = acts(&mut follow);
+    assert!(matches!(acts.last(), Some(follow::Act::CutOff(CutOff::Replaced))), "{acts:?}");
+}
+
+/// It has joined a moment ago, or the store was wiped before it read the record. The others have followed for longer.
+#[test]
+fn a_launcher_that_knows_no_record_with_its_seat_leaves_the_office_to_the_others() {
+    let mut seats = seated(2);
+    seats[1].member.launcher = "another".to_owned();
+    for (runs, known) in [(false, None), (true, None), (false, Some(record(&seats)))] {
+        let mut follow = orphan(runs);
+        assert!(!follow.takes_over(Mono(4), known.as_ref()));
+        follow.disconnected(Mono(5), "the leader has gone", true);
+        follow.look(Mono(4).after(LEASE_SPAN), None, false);
+        let given_back = acts(&mut follow);
+        let stands = |act: &follow::Act| matches!(act, follow::Act::Campaign | follow::Act::CutOff(_));
+        assert!(!given_back.iter().any(stands), "{given_back:?}");
+
+        // It does not wait for ever.
+        follow.look(Mono(4).after(Span(LEASE_SPAN.0 * 3)), None, false);
+        let given_up = acts(&mut follow);
+        assert!(matches!(given_up.last(), Some(follow::Act::CutOff(CutOff::NoRecord))), "{given_up:?}");
+    }
+}
+
+#[test]
+fn a_launcher_that_left_the_office_to_the_others_stands_for_the_next_election() {
+    let mut follow = orphan(false);
+    assert!(!follow.takes_over(Mono(4), None));
+    let leads = Leads { launcher: "l2".to_owned(), host: "h2".to_owned(), epoch: 3 };
+    follow.led_by(Mono(5), leads, 0);
+    acts(&mut follow);
+    follow.disconnected(Mono(6), "this one has gone, too", true);
+    assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Campaign)));
+}
+
+/// Another host takes the place of the first leader; then the store is wiped, and that one is lost, too.
+#[test]
+fn the_newest_host_of_a_job_is_elected_and_lets_one_lead_that_has_a_record() {
+    let mut world = running(3, 0);
+    world.fail(Fault::PowerCut(0, 4 * SECOND));
+    let leads = |world: &World| world.launchers.iter().position(|launcher| launcher.leads().is_some());
+    while leads(&world).is_none() {
+        world.step();
+    }
+    let leader = leads(&world).expect("one leads");
+    world.until(world.now + 2 * SECOND);
+    let joined = |world: &World| world.launchers[world.machines[0].launcher].seat.is_some();
+    assert!(!joined(&world), "it has not joined yet");
+    world.fail(Fault::StoreWiped);
+    while !joined(&world) {
+        world.step();
+    }
+    let newest = world.machines[0].launcher;
+    let leads_at = world.launchers[leader].machine;
+    let others = (1..3).filter(|machine| *machine != leads_at);
+    others.for_each(|machine| world.fail(Fault::Blocked(machine, STORE, 4 * SECOND)));
+    world.fail(Fault::LauncherDies(leads_at));
+    let was_elected = |world: &World| world.elected.values().any(|elected| *elected == newest);
+    while !was_elected(&world) {
+        world.step();
+    }
+    world.until(world.now + 60 * SECOND);
+    assert!(world.launchers[newest].runs(), "it goes on as a follower");
+    world.be_quiet();
+    assert_eq!(world.until_over(), 3);
 }
 
 #[test]
@@ -189,7 +282,7 @@ fn a_launcher_that_waits_for_a_seat_does_not_wait_for_ever_where_no_launcher_lea
     follow.said(Mono(2), Down::Waiting { told: String::new(), spare: None });
     follow.disconnected(Mono(3), "the leader has gone", true);
     follow.look(Mono(3).after(LEASE_SPAN), None, false);
-    let acts: Vec<_> = std::iter::from_fn(|| follow.next_act()).collect();
+    let acts = acts(&mut follow);
     assert!(
         !acts.iter().any(|act| matches!(act, follow::Act::Campaign | follow::Act::CutOff(_))),
         "{acts:?}"

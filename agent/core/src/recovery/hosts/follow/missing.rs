@@ -45,7 +45,7 @@ impl Follow {
                     );
                     self.acts.push_back(Act::Say(said));
                 }
-                self.acts.push_back(Act::Campaign);
+                self.campaign();
             }
             Judgement::Wait | Judgement::Lost => {}
         }

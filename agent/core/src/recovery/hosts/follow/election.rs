@@ -1,0 +1,118 @@
+//! Leaders that come and go: when a follower stands for election, whether it can lead, whom it follows next, and when it gives up.
+
+use super::{Act, CutOff, Follow, Leads, REPORTS};
+use crate::base::time::{Mono, Span};
+use crate::recovery::hosts::clock::Mapping;
+use crate::recovery::hosts::lost::Vital;
+use crate::recovery::hosts::record::Record;
+use crate::recovery::hosts::sequence::{Inbox, Outbox};
+use crate::recovery::hosts::succession::{OnElection, OnLeader};
+
+/// A launcher that the store answers waits for another leader for so many leases.
+const LEASES: u64 = 3;
+
+/// A leader is dead when its host has refused so many connections after one that was made; one alone may be a firewall that is
+/// loaded again.
+const REFUSALS: u32 = 2;
+
+impl Follow {
+    /// Whoever has no seat does not know the job well enough to lead it.
+    pub(super) fn campaign(&mut self) {
+        if !self.waits && !self.cannot_lead {
+            self.acts.push_back(Act::Campaign);
+        }
+    }
+
+    /// A leader that was connected, and at whose port no process listens any more, is dead: it holds the port for as long as it
+    /// lives. Its lease would go on for some seconds.
+    pub(super) fn refused(&mut self) {
+        let Some(refusals) = &mut self.refusals else { return };
+        *refusals += 1;
+        if *refusals == REFUSALS {
+            self.acts.push_back(Act::RemoveLeader);
+        }
+    }
+
+    /// The store says that this launcher leads. `newest`: the newest entry of the journal here.
+    pub fn led_by(&mut self, now: Mono, leader: Leads, newest: u64) {
+        match self.standing().on_leader(&self.me, &leader.launcher, leader.epoch) {
+            OnLeader::NewEpoch => {
+                (self.leader.epoch, self.cannot_lead) = (leader.epoch, false);
+                // What the others were told was of the epoch before.
+                self.miss_leader(false);
+            }
+            OnLeader::Follow => {
+                let said = format!("host {} leads the job now (epoch {})", leader.host, leader.epoch);
+                self.acts.push_back(Act::Say(said));
+                (self.open, self.gone, self.since) = (false, Some(now), newest);
+                (self.outbox, self.inbox) = (Outbox::new(REPORTS), Inbox::default());
+                (self.clock, self.catches_up, self.stops) = (Mapping::default(), true, false);
+                (self.refusals, self.leader, self.cannot_lead) = (None, leader, false);
+                self.vital = Vital::expected(now, self.lease);
+                self.miss_leader(false);
+                self.acts.push_back(Act::Connect);
+            }
+            OnLeader::Nothing | OnLeader::StepDown => {}
+        }
+    }
+
+    /// Whether this launcher, which was elected, takes over with this record of the lost leader. Else its office goes back to the
+    /// store: the leader is there after all, or another launcher knows more of the job.
+    pub fn takes_over(&mut self, now: Mono, record: Option<&Record>) -> bool {
+        if self.cut_off || self.waits {
+            return false;
+        }
+        if self.standing().on_election(self.is_connected(), None) != OnElection::TakeOver {
+            return false;
+        }
+        let has_seat = |record: &Record| record.seats.iter().any(|seated| seated.member.launcher == self.me);
+        match record.map(has_seat) {
+            Some(true) => return true,
+            // Another one may have its ranks by now.
+            Some(false) if self.runs => self.cut_off(CutOff::Replaced),
+            // It has joined a moment ago, or the store was wiped before it read the record.
+            Some(false) | None => self.leave_office_to_others(now),
+        }
+        false
+    }
+
+    /// Those that have followed for longer have a record with their seats.
+    fn leave_office_to_others(&mut self, now: Mono) {
+        (self.cannot_lead, self.gone) = (true, Some(now));
+        self.acts.push_back(Act::StandDown);
+        let said = "this host was elected, but has no record of the job in which it has a place; it waits for another \
+                    host to lead";
+        self.acts.push_back(Act::Say(said.to_owned()));
+    }
+
+    /// Time has passed. A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the
+    /// store answers, the leader may be lost, and its lease not over yet: a store that elects a leader of its own makes leases
+    /// longer. `silent`: for how long the store has not answered; `led`: whether it says that another launcher leads.
+    pub fn look(&mut self, now: Mono, silent: Option<Span>, led: bool) {
+        if !self.cut_off && !self.waits && silent.is_none() {
+            self.look_at_leader(now);
+        }
+        let Some(gone) = self.gone.filter(|_| !self.cut_off).map(|since| now.since(since)) else { return };
+        if gone < self.lease {
+            return;
+        }
+        let waits = match silent {
+            Some(silent) => silent < self.lease,
+            // Some stand for no election; those that do, do so for as long as no launcher leads.
+            None => {
+                (!led && !self.waits && !self.cannot_lead) || gone.0 < LEASES.saturating_mul(self.lease.0)
+            }
+        };
+        if !waits {
+            let elects = silent.is_none() && !led;
+            self.cut_off(if elects && self.cannot_lead { CutOff::NoRecord } else { CutOff::NoLeader });
+        }
+    }
+
+    /// It follows no more.
+    pub fn cut_off(&mut self, why: CutOff) {
+        self.cut_off = true;
+        self.acts.push_back(Act::StandDown);
+        self.acts.push_back(Act::CutOff(why));
+    }
+}
