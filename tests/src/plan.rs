@@ -90,6 +90,13 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// The same for an agent that the scenario starts itself.
+    #[must_use]
+    pub fn at_socket(mut self, socket: &Path) -> Self {
+        self.socket = Some(socket.display().to_string());
+        self
+    }
+
     /// Another standard output than a file.
     #[must_use]
     pub fn stdout(mut self, stdout: Stdio) -> Self {

@@ -20,7 +20,7 @@ use mainstay_proto::v1::{
     RemoveCheckpointRequest, RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse,
     RestoreProgress, RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
-use mainstay_tier::files::{FileWatch, Files, FilesError, Wanted, ensure_directory};
+use mainstay_tier::files::{Begun, FileWatch, Files, FilesError, Wanted, ensure_directory};
 use mainstay_tier::peer::{Progress, Reach, Service, User, Watched, reach};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -28,7 +28,7 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use super::convert::checkpoint::{
-    Seen, advice_out, durable_out, kept_by, listing, progress_out, result_out, small,
+    Seen, advice_out, durable_out, kept_by, listing, progress_out, put_back_out, result_out, small,
 };
 use super::homes::{Home, Homes, newest_of_each};
 use super::roles::Roles;
@@ -263,19 +263,11 @@ fn pull_caches(files: &Files, user: User) {
     }
 }
 
-/// What this agent cannot do for the user of a directory, and why. `kind`: whose format the files there are; empty for ours.
-fn problem_of(place: &Watched, kind: &str) -> Option<String> {
+/// What this agent cannot do for the user of a directory, and why. What it may only read it restores by way of the user's process.
+fn problem_of(place: &Watched) -> Option<String> {
     let directory = place.directory.display();
     match reach(place.user, &place.directory) {
-        Reach::All => None,
-        // Shards are restored into files that the user's process lends.
-        Reach::Reads if kind.is_empty() => None,
-        Reach::Reads => Some(format!(
-            "the agent runs as user {} and may not act as user {}: it replicates what it reads in {directory}, and cannot \
-             write restored steps of {kind} there",
-            nix::unistd::geteuid(),
-            place.user.uid
-        )),
+        Reach::All | Reach::Reads => None,
         Reach::Nothing(why) => Some(format!("nothing in {directory} is replicated or restored: {why}")),
     }
 }
@@ -310,7 +302,7 @@ impl CheckpointService for Checkpoints {
             let of = format!("run {} in {}", owner::name(&place.run), place.directory.display());
             let watching = self.watching();
             problem = aside(move || {
-                let problem = problem_of(&place, "").unwrap_or_default();
+                let problem = problem_of(&place).unwrap_or_default();
                 watching.remember(&place);
                 peers.watch(place);
                 problem
@@ -368,6 +360,7 @@ impl CheckpointService for Checkpoints {
             directory_id,
             on_purpose,
             again,
+            put_back_token,
         } = request.into_inner();
         let place = place(run, directory, pool, user)?;
         let home = Home::of(&place, &directory_id)?;
@@ -380,6 +373,18 @@ impl CheckpointService for Checkpoints {
         let (sender, receiver) = mpsc::channel(64);
         tokio::task::spawn_blocking(move || {
             let _restoring = restoring;
+            if !put_back_token.is_empty() {
+                let watch = files.as_ref().and_then(|files| files.find(&place.directory, &place.run));
+                let gone = || Status::aborted(format!("{} is not watched", place.directory.display()));
+                let ended = watch
+                    .ok_or_else(gone)
+                    .and_then(|watch| watch.end_restore(&put_back_token).map_err(refused));
+                let kept_by = kept_by(&peers, durable.as_deref());
+                let result = ended.map(|restored| RestoreResult { kept_by, ..result_out(restored) });
+                let last =
+                    result.map(|result| RestoreCheckpointResponse { message: Some(Message::Result(result)) });
+                return drop(sender.blocking_send(last));
+            }
             if let Some(home) = home {
                 let newest = || {
                     peers.refresh();
@@ -400,8 +405,7 @@ impl CheckpointService for Checkpoints {
             }
             files.iter().for_each(|files| pull_caches(files, user));
             let ranks = (!ranks.is_empty()).then_some(ranks.as_slice());
-            // Trainers' own files are unpacked into directories, for which no file can be lent.
-            if let Some(told) = watch.as_ref().and_then(|_| problem_of(&place, &files_kind)) {
+            if let Some(told) = watch.as_ref().and_then(|_| problem_of(&place)) {
                 tracing::warn!("{told}");
                 let told = Message::Progress(RestoreProgress { told, ..RestoreProgress::default() });
                 let _ = sender.blocking_send(Ok(RestoreCheckpointResponse { message: Some(told) }));
@@ -414,15 +418,21 @@ impl CheckpointService for Checkpoints {
                 let _ =
                     if waits { sender.blocking_send(message).ok() } else { sender.try_send(message).ok() };
             };
-            let restored = match watch {
-                Some(watch) => watch.restore(again, &progress).map_err(refused),
+            let result = match watch {
+                Some(watch) => {
+                    watch.begin_restore(again, &progress).map_err(refused).map(|begun| match begun {
+                        Begun::Done(restored) => result_out(restored),
+                        Begun::Left(left) => put_back_out(left),
+                    })
+                }
                 None => peers
                     .restore(&place, ranks, &progress)
+                    .map(result_out)
                     .map_err(|error| Status::aborted(error.to_string())),
             };
             let kept_by = kept_by(&peers, durable.as_deref());
-            let last = restored.map(|restored| {
-                let result = RestoreResult { kept_by, ..result_out(restored) };
+            let last = result.map(|result| {
+                let result = RestoreResult { kept_by, ..result };
                 RestoreCheckpointResponse { message: Some(Message::Result(result)) }
             });
             let _ = sender.blocking_send(last);

@@ -230,7 +230,8 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
     let client = connect(&args.ask).await?;
     let known = client.list_checkpoints(Some(args.run.clone()), true).await?;
     let run = one_of(&args.run, known.steps.iter().filter(|step| step.whole).map(|step| &*step.run))?;
-    let mut messages = client.restore_checkpoint(run, &directory, args.ranks).await?;
+    let mut messages =
+        client.restore_checkpoint(run.clone(), &directory, args.ranks.clone(), String::new()).await?;
     let files = LentFiles::new(&directory);
     loop {
         let message = match messages.message().await {
@@ -249,6 +250,16 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
             Message::Result(mut result) => {
                 let settled = files.settle(std::mem::take(&mut result.lent)).await;
                 settled.context("putting the restored shards in their places")?;
+                if let Some(asked) = result.put_back.take() {
+                    let token = asked.token.clone();
+                    // The directory is watched, for a trainer of a kind that the agent knows.
+                    let done = files.put_back("auto", result.step, asked).await;
+                    let lines = done.context("putting the restored files in their places")?;
+                    lines.iter().for_each(|line| output::note(&output::clean(line)));
+                    let ranks = args.ranks.clone();
+                    messages = client.restore_checkpoint(run.clone(), &directory, ranks, token).await?;
+                    continue;
+                }
                 let status = if result.step.is_some() { exit::OK } else { exit::UNKNOWN };
                 said(
                     args.ask.json,

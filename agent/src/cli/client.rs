@@ -314,16 +314,22 @@ impl Client {
         &self.socket
     }
 
-    /// Has the newest whole step brought into a directory.
+    /// Has the newest whole step brought into a directory. `put_back_token`: what the server asked for with it was done; empty at first.
     pub(super) async fn restore_checkpoint(
         &self,
         run: String,
         directory: &Path,
         ranks: Vec<u32>,
+        put_back_token: String,
     ) -> Result<Streaming<RestoreCheckpointResponse>, AskError> {
         let directory = directory.display().to_string();
-        let request =
-            RestoreCheckpointRequest { run, directory, ranks, ..RestoreCheckpointRequest::default() };
+        let request = RestoreCheckpointRequest {
+            run,
+            directory,
+            ranks,
+            put_back_token,
+            ..RestoreCheckpointRequest::default()
+        };
         let answer = self.checkpoints().restore_checkpoint(request).await;
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }

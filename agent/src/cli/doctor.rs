@@ -98,18 +98,26 @@ fn acts_for_users(socket: &Path) -> Option<Finding> {
     let held = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let held = held.and_then(|held| u64::from_str_radix(held.trim(), 16).ok()).unwrap_or(0);
     let all = CAP_SETUID | CAP_SETGID;
-    let usable = held & all == all;
-    let detail = match usable {
-        true => "the agent may act as the users of jobs".to_owned(),
-        false => format!(
-            "the agent runs as user {} and may not act as the users of jobs: it replicates checkpoints that launchers hand \
-             over, restores shards into files that launchers lend, and cannot restore steps that trainers wrote in their own \
-             formats. Run it as root for that",
+    let acts = held & all == all;
+    let reads = held & CAP_DAC_READ_SEARCH != 0;
+    let detail = if acts {
+        "the agent may act as the users of jobs".to_owned()
+    } else {
+        let closed = match reads {
+            true => "",
+            false => ", except what other users may not read: that needs CAP_DAC_READ_SEARCH",
+        };
+        format!(
+            "the agent runs as user {}: it replicates checkpoints in directories that launchers hand over{closed}, and restores \
+             into files that launchers lend",
             agent.uid()
-        ),
+        )
     };
-    Some(Finding { what: "checkpoints of users", usable: Some(usable), detail })
+    Some(Finding { what: "checkpoints of users", usable: Some(acts || reads), detail })
 }
+
+/// From linux/capability.h: to read what other users may not.
+const CAP_DAC_READ_SEARCH: u64 = 1 << 2;
 
 /// From linux/capability.h: to act as another group, and as another user.
 const CAP_SETGID: u64 = 1 << 6;

@@ -13,6 +13,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
 use super::agent::connect;
+use super::handover;
 use super::lent_files::LentFiles;
 
 /// How long the agent may take to answer at all.
@@ -154,6 +155,10 @@ pub async fn restore_files(
     say: &(dyn Fn(String) + Sync),
 ) -> Answer {
     let place = files.directory.display();
+    let directory = files.directory.to_owned();
+    let open = sockets.to_vec();
+    // Nobody waits for more than the agent may take; an agent that may act as this user needs none of it.
+    let _ = tokio::task::spawn_blocking(move || offer_directory(&open, &directory, again)).await;
     for socket in sockets.iter().filter(|socket| socket.exists()) {
         match ask(socket, files, None, again, say).await {
             Ok(result) => {
@@ -179,6 +184,18 @@ pub async fn restore_files(
     Answer::NoAgent
 }
 
+/// An agent that may only read what is handed over has to have the directory as it is now: it may have been made anew.
+fn offer_directory(sockets: &[PathBuf], directory: &Path, again: bool) {
+    if !again && let Err(error) = std::fs::create_dir_all(directory) {
+        tracing::debug!(directory = %directory.display(), %error, "the directory cannot be made");
+    }
+    for socket in sockets.iter().filter(|socket| socket.exists()) {
+        if let Err(error) = handover::hand_over(socket, &[directory.to_owned()]) {
+            tracing::debug!(socket = %socket.display(), %error, "the directory was not handed over");
+        }
+    }
+}
+
 /// Whether whoever answered, if anyone did, keeps no checkpoints at all.
 fn is_no_keeper(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::FailedPrecondition | Code::DeadlineExceeded)
@@ -191,46 +208,80 @@ async fn ask(
     again: bool,
     say: &(dyn Fn(String) + Sync),
 ) -> Result<Option<RestoreResult>, Status> {
-    let late = |_| Status::deadline_exceeded("the agent does not answer");
-    let channel = tokio::time::timeout(ANSWER_WITHIN, channel(socket.to_owned())).await.map_err(late)??;
-    let mut client = CheckpointServiceClient::new(channel);
-    let request = RestoreCheckpointRequest {
-        run: place.run.to_owned(),
-        directory: place.directory.display().to_string(),
-        ranks: Vec::new(),
-        pool: pool.map(|pool| pool.display().to_string()).unwrap_or_default(),
-        files_kind: place.kind.to_owned(),
-        directory_id: place.id.to_owned(),
-        on_purpose: place.on_purpose,
-        again,
+    let files = match place.kind {
+        "" => LentFiles::new(place.directory),
+        _ => LentFiles::of_trainer(place.directory),
     };
-    let answer =
-        tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
-    let mut messages = answer?.into_inner();
-    let mut last_told = Instant::now();
-    let files = LentFiles::new(place.directory);
-    loop {
-        let next = tokio::time::timeout(GO_ON_WITHIN, messages.message()).await.map_err(late)?;
-        match next?.and_then(|message| message.message) {
-            Some(Message::Result(mut result)) => {
-                let settled = files.settle(std::mem::take(&mut result.lent)).await;
-                settled.map_err(|error| Status::aborted(format!("what was restored: {error}")))?;
-                return Ok(Some(result));
-            }
-            Some(Message::Progress(at)) if at.files_wanted > 0 => {
-                // The agent waits for them, and says that none came.
-                if let Err(error) = files.lend(socket, at).await {
-                    say(format!("checkpoint: no files can be lent to the agent: {error}"));
+    let asking = Asking { socket, place, pool, again, files: &files, say };
+    let Some(mut result) = asking.ask(String::new()).await? else { return Ok(None) };
+    let Some(asked) = result.put_back.take() else { return Ok(Some(result)) };
+    let token = asked.token.clone();
+    let done = files.put_back(place.kind, result.step, asked).await;
+    // The agent has found what the trainer must not start from.
+    let lines = done.map_err(|error| {
+        let place = place.directory.display();
+        Status::data_loss(format!("{place}: the checkpoint to go on from cannot be put back: {error}"))
+    })?;
+    lines.into_iter().for_each(|line| say(format!("checkpoint: {line}")));
+    asking.ask(token).await
+}
+
+/// One restore.
+struct Asking<'a> {
+    socket: &'a Path,
+    place: Place<'a>,
+    pool: Option<&'a Path>,
+    again: bool,
+    files: &'a LentFiles,
+    say: &'a (dyn Fn(String) + Sync),
+}
+
+impl Asking<'_> {
+    /// `put_back_token`: what the agent asked for with it was done.
+    async fn ask(&self, put_back_token: String) -> Result<Option<RestoreResult>, Status> {
+        let Asking { socket, place, pool, again, files, say } = *self;
+        let late = |_| Status::deadline_exceeded("the agent does not answer");
+        let channel =
+            tokio::time::timeout(ANSWER_WITHIN, channel(socket.to_owned())).await.map_err(late)??;
+        let mut client = CheckpointServiceClient::new(channel);
+        let request = RestoreCheckpointRequest {
+            run: place.run.to_owned(),
+            directory: place.directory.display().to_string(),
+            ranks: Vec::new(),
+            pool: pool.map(|pool| pool.display().to_string()).unwrap_or_default(),
+            files_kind: place.kind.to_owned(),
+            directory_id: place.id.to_owned(),
+            on_purpose: place.on_purpose,
+            again,
+            put_back_token,
+        };
+        let answer =
+            tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
+        let mut messages = answer?.into_inner();
+        let mut last_told = Instant::now();
+        loop {
+            let next = tokio::time::timeout(GO_ON_WITHIN, messages.message()).await.map_err(late)?;
+            match next?.and_then(|message| message.message) {
+                Some(Message::Result(mut result)) => {
+                    let settled = files.settle(std::mem::take(&mut result.lent)).await;
+                    settled.map_err(|error| Status::aborted(format!("what was restored: {error}")))?;
+                    return Ok(Some(result));
                 }
-            }
-            Some(Message::Progress(at)) if !at.told.is_empty() => say(format!("checkpoint: {}", at.told)),
-            Some(Message::Progress(at)) => {
-                if at.bytes > 0 && last_told.elapsed() >= TELL_EVERY {
-                    last_told = Instant::now();
-                    say(progress(&at));
+                Some(Message::Progress(at)) if at.files_wanted > 0 => {
+                    // The agent waits for them, and says that none came.
+                    if let Err(error) = files.lend(socket, at).await {
+                        say(format!("checkpoint: no files can be lent to the agent: {error}"));
+                    }
                 }
+                Some(Message::Progress(at)) if !at.told.is_empty() => say(format!("checkpoint: {}", at.told)),
+                Some(Message::Progress(at)) => {
+                    if at.bytes > 0 && last_told.elapsed() >= TELL_EVERY {
+                        last_told = Instant::now();
+                        say(progress(&at));
+                    }
+                }
+                None => return Ok(None),
             }
-            None => return Ok(None),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Files for shards that an agent restores which may not write as this user: made below the checkpoint directory, lent, and moved to
-//! their places when the agent has written them.
+//! Files for what an agent restores which may not write as this user: made below the checkpoint directory, lent, and moved to their
+//! places or unpacked when the agent has written them.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,12 +8,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use mainstay_proto::v1::{LentShard, RestoreProgress};
+use mainstay_core::checkpoint::files::{Kind, Rule};
+use mainstay_proto::v1::{LentShard, PutBack, PutBackUnfit, RestoreProgress};
+use mainstay_tier::files;
 use mainstay_tier::lent_files::Landed;
 use mainstay_tier::peer::settle_lent;
 
 use super::handover;
 use crate::os::handover::MOST;
+
+/// So do the names of directories with lent files begin. The client tidies up what begins like the first, should this process not come to
+/// it; trainers and the rules for what they write know nothing of the second.
+const RESTORING: &str = ".step-restoring-";
+const RESTORING_TRAINER: &str = ".mainstay-restoring-";
 
 /// The files of one restore. What is not moved to its place goes with them.
 #[derive(Clone, Debug)]
@@ -22,6 +29,8 @@ pub struct LentFiles(Arc<Files>);
 #[derive(Debug)]
 struct Files {
     directory: PathBuf,
+    /// How the name of the directory with the files begins.
+    prefix: String,
     /// Where they are, below the directory, once they were made.
     aside: Mutex<Option<PathBuf>>,
 }
@@ -29,7 +38,17 @@ struct Files {
 impl LentFiles {
     /// For restores into `directory`.
     pub fn new(directory: &Path) -> LentFiles {
-        LentFiles(Arc::new(Files { directory: directory.to_owned(), aside: Mutex::default() }))
+        LentFiles::of(directory, RESTORING.to_owned())
+    }
+
+    /// For restores into a directory into which a trainer writes in its own way.
+    pub fn of_trainer(directory: &Path) -> LentFiles {
+        let host = nix::unistd::gethostname().unwrap_or_default();
+        LentFiles::of(directory, format!("{RESTORING_TRAINER}{}.", host.to_string_lossy()))
+    }
+
+    fn of(directory: &Path, prefix: String) -> LentFiles {
+        LentFiles(Arc::new(Files { directory: directory.to_owned(), prefix, aside: Mutex::default() }))
     }
 
     /// Makes as many as the agent at `socket` wants, and lends them.
@@ -55,16 +74,28 @@ impl LentFiles {
         let files = Arc::clone(&self.0);
         tokio::task::spawn_blocking(move || files.settle(written)).await?
     }
+
+    /// Does in the directory what the agent asks for, with this process's rights. `kind`: of the trainer. `step`: to which it goes
+    /// back. What was done, in lines.
+    ///
+    /// # Errors
+    /// The agent asks for what no such trainer writes, its bytes are not what was sealed, or what the disk says.
+    pub async fn put_back(&self, kind: &str, step: Option<u64>, asked: PutBack) -> io::Result<Vec<String>> {
+        let rules = Kind::parse(kind).map_err(io::Error::other)?.rules();
+        let files = Arc::clone(&self.0);
+        tokio::task::spawn_blocking(move || files.put_back(&rules, step, asked)).await?
+    }
 }
 
 impl Files {
     fn lend(&self, socket: &Path, token: &str, count: usize) -> io::Result<()> {
         self.remove();
         fs::create_dir_all(&self.directory)?;
+        self.remove_those_of_ended();
         // A name of its own, also where the directory is shared with another host; and one that is tidied up if this process does not
         // come to it.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let name = PathBuf::from(format!(".step-restoring-{since:x}.{}.tmp", std::process::id()));
+        let name = PathBuf::from(format!("{}{since:x}.{}.tmp", self.prefix, std::process::id()));
         let aside = self.directory.join(&name);
         fs::create_dir(&aside)?;
         *self.aside() = Some(name);
@@ -84,6 +115,43 @@ impl Files {
             settle_lent(&self.directory, &aside.join(file.to_string()), &landed)?;
         }
         Ok(())
+    }
+
+    fn put_back(&self, rules: &[Rule], step: Option<u64>, asked: PutBack) -> io::Result<Vec<String>> {
+        let PutBack { token, archive, texts, unfit } = asked;
+        let aside = self.aside().clone();
+        let lent = archive.as_ref().zip(aside);
+        let lent = lent.map(|(archive, aside)| self.directory.join(aside).join(archive.file.to_string()));
+        let landed = archive.map(|LentShard { file, directory, name, manifest }| Landed {
+            file: file as usize,
+            home: directory.into(),
+            name,
+            manifest,
+        });
+        let unfit =
+            unfit.into_iter().map(|PutBackUnfit { name, step, why }| files::Unfit { name, step, why });
+        let asked = files::PutBack {
+            token,
+            step,
+            archive: landed,
+            texts: texts.into_iter().map(|text| (text.name, text.text)).collect(),
+            unfit: unfit.collect(),
+        };
+        files::put_back(&self.directory, rules, lent.as_deref(), &asked).map_err(io::Error::other)
+    }
+
+    /// What a process of this host made that was killed in a restore.
+    fn remove_those_of_ended(&self) {
+        let Some(of_trainer) = self.prefix.strip_prefix(RESTORING_TRAINER) else { return };
+        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_str().and_then(|name| name.strip_prefix(RESTORING_TRAINER));
+            let rest = name.and_then(|name| name.strip_prefix(of_trainer)?.strip_suffix(".tmp"));
+            let process = rest.and_then(|rest| rest.split_once('.')?.1.parse::<u32>().ok());
+            if process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
     }
 
     fn aside(&self) -> MutexGuard<'_, Option<PathBuf>> {

@@ -78,15 +78,19 @@ struct UnitAgent {
 
 impl UnitAgent {
     fn start(hosts: &Hosts, program: &str, capabilities: &str) -> UnitAgent {
-        let stage = hosts.stages[0].open_to_all();
-        let run = PathBuf::from(format!("/run/mainstay-it-{}", hosts.names[0].replace(':', "-")));
+        UnitAgent::start_on(0, hosts, program, capabilities)
+    }
+
+    fn start_on(host: usize, hosts: &Hosts, program: &str, capabilities: &str) -> UnitAgent {
+        let stage = hosts.stages[host].open_to_all();
+        let run = PathBuf::from(format!("/run/mainstay-it-{}", hosts.names[host].replace(':', "-")));
         fs::create_dir(&run).expect("a directory in /run");
         let state = stage.work().join("agent-state");
         fs::create_dir_all(&state).unwrap();
         let token = stage.work().join("token");
         fs::write(&token, "the same on all hosts of this test").unwrap();
         fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
-        let log = hosts.kernel_log(0);
+        let log = hosts.kernel_log(host);
         fs::write(&log, "").unwrap();
         for path in [&run, &state, &token, &log] {
             chown(path, Some(UNIT), Some(UNIT)).unwrap();
@@ -113,10 +117,10 @@ impl UnitAgent {
             .arg("--state-dir")
             .arg(&state)
             .env("MAINSTAY_AGENT_KERNEL_LOG_PATH", &log)
-            .env("MAINSTAY_AGENT_CHECKPOINT_LISTEN", &hosts.names[0])
+            .env("MAINSTAY_AGENT_CHECKPOINT_LISTEN", &hosts.names[host])
             .env("MAINSTAY_AGENT_CHECKPOINT_PEERS", hosts.names.join(","))
             .env("MAINSTAY_AGENT_CHECKPOINT_TOKEN_FILE", &token)
-            .env("MAINSTAY_AGENT_CHECKPOINT_STORE", hosts.store(0))
+            .env("MAINSTAY_AGENT_CHECKPOINT_STORE", hosts.store(host))
             .env("MAINSTAY_AGENT_CHECKPOINT_INTERVAL", "100ms")
             .current_dir(stage.work())
             .stdout(Stdio::null())
@@ -239,10 +243,93 @@ fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
     assert_eq!(files_of(&back, A), files_of(&of_a, A));
     let checked = agent.asked(&program, A, &["doctor"]);
     let said = text(&checked.stdout);
-    assert!(
-        said.contains("checkpoints of users") && said.contains("cannot restore steps that trainers"),
-        "{said}"
-    );
+    assert!(said.contains("checkpoints of users") && said.contains("that launchers lend"), "{said}");
+}
+
+/// Saves as Transformers does, its mark last.
+const TRAINER: &str = r#"
+save() {
+    mkdir -p "$OUT/checkpoint-$1"
+    printf 'the state of step %s' "$1" > "$OUT/checkpoint-$1/weights"
+    printf '{"global_step": %s}' "$1" > "$OUT/checkpoint-$1/trainer_state.json"
+}
+newest() { ls "$OUT" | grep '^checkpoint-' | sort -t- -k2 -n | tail -n 1 | cut -d- -f2; }
+goes_on_from() {
+    test "$(newest)" = "$1" && test "$(cat "$OUT/checkpoint-$1/weights")" = "the state of step $1"
+}
+"#;
+
+#[test]
+fn under_the_units_user_trainers_go_on_from_their_own_checkpoints_and_from_nothing_damaged() {
+    if let Err(reason) = as_nobody() {
+        return skipped(reason);
+    }
+    let hosts = Hosts::new(1, 2, &[]);
+    let program = hosts.stages[0].program("mainstay", &mainstay());
+    let agents = [0, 1].map(|host| UnitAgent::start_on(host, &hosts, &program, &capabilities()));
+    let (user, group) = (A.to_string(), UNIT.to_string());
+    let launch = |host: usize, out: &Path, script: &str| {
+        let stage = &hosts.stages[host];
+        let options = format!(
+            "--rdzv-id run-u --resume-from run-u:checkpoints~1 --log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
+            stage.logs().display(),
+            stage.tmpfs().display(),
+            out.display()
+        );
+        stage
+            .sh(&format!("{TRAINER}{script}"))
+            .under(&["setpriv", "--reuid", &user, "--regid", &user, "--groups", &group])
+            .at_socket(&agents[host].socket())
+            .variable("OUT", out)
+            .own_places()
+            .options(&options)
+            .start()
+    };
+    let closed = |directory: &Path| {
+        fs::create_dir(directory).unwrap();
+        give(directory, A);
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).unwrap();
+    };
+    let outs = [hosts.directory(0), hosts.directory(1)];
+    outs.iter().for_each(|out| closed(out));
+    // Both hosts have asked before there is anything: their parts belong to one decision.
+    launch(1, &outs[1], "true").end().assert_status(0);
+    let script = r#"
+if [ "$ATTEMPT" = 0 ]; then
+    save 20; mark saved; wait_for replicated
+    printf 'torn' > "$OUT/checkpoint-20/weights"
+    mkdir "$OUT/checkpoint-30"; printf 'half of' > "$OUT/checkpoint-30/weights"
+    exit 9
+fi
+goes_on_from 20
+"#;
+    let job = launch(0, &outs[0], script);
+    job.mark("saved");
+    // A step is whole with the parts of both hosts: the other one writes its own.
+    let other = outs[1].join("checkpoint-20");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("trainer_state.json"), "{\"global_step\": 20}").unwrap();
+    give(&other, A);
+    processes::wait_until("the step on both hosts", || {
+        let listed = json(&agents[0].asked(&program, A, &["ckpt", "ls", "--json"]));
+        let newest = &listed["steps"][0];
+        newest["whole"] == true && newest["least_copies"] == 2
+    });
+    hosts.stages[0].mark("replicated");
+    let end = job.end();
+    end.assert_status(0).assert_said("step 20 is not offered");
+    end.assert_said("is now called .checkpoint-30.not-whole");
+    let files = files_of(&outs[0], A);
+    assert!(files.iter().all(|file| !file.starts_with(".mainstay-")), "nothing of ours is left: {files:?}");
+    let aside = fs::read_to_string(outs[0].join(".checkpoint-30.not-whole/weights")).unwrap();
+    assert_eq!(aside, "half of", "it is renamed and nothing of it is lost");
+
+    // The next launch finds all of it here, and a host that lost all has it back.
+    launch(0, &outs[0], "goes_on_from 20").end().assert_status(0).assert_said("1 shard(s) here");
+    fs::remove_dir_all(&outs[0]).unwrap();
+    closed(&outs[0]);
+    launch(0, &outs[0], "goes_on_from 20").end().assert_status(0).assert_said("step 20 (decision");
+    files_of(&outs[0], A);
 }
 
 #[test]

@@ -6,8 +6,9 @@ use mainstay_core::view::node::JobView;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::{
     CheckpointAdvice, CheckpointCopy, CheckpointCounts, CheckpointPeer, CheckpointStep, LentShard,
-    ListCheckpointsResponse, RestoreProgress, RestoreResult,
+    ListCheckpointsResponse, PutBack, PutBackText, PutBackUnfit, RestoreProgress, RestoreResult,
 };
+use mainstay_tier::files;
 use mainstay_tier::lent_files::Landed;
 use mainstay_tier::peer::{Peer, Progress, Restored, Service};
 
@@ -144,6 +145,19 @@ pub(in crate::api) fn progress_out(at: Progress) -> RestoreProgress {
     }
 }
 
+/// What the caller is to do. Its result comes once it is done.
+pub(in crate::api) fn put_back_out(left: files::PutBack) -> RestoreResult {
+    let files::PutBack { token, step, archive, texts, unfit } = left;
+    let unfit = unfit.into_iter().map(|files::Unfit { name, step, why }| PutBackUnfit { name, step, why });
+    let put_back = PutBack {
+        token,
+        archive: archive.map(lent_out),
+        texts: texts.into_iter().map(|(name, text)| PutBackText { name, text }).collect(),
+        unfit: unfit.collect(),
+    };
+    RestoreResult { step, put_back: Some(put_back), ..RestoreResult::default() }
+}
+
 fn lent_out(landed: Landed) -> LentShard {
     LentShard {
         file: small(landed.file),
@@ -178,5 +192,6 @@ pub(in crate::api) fn result_out(restored: Restored) -> RestoreResult {
         shards_here: small(restored.here),
         seconds: restored.seconds,
         lent: restored.landed.into_iter().map(lent_out).collect(),
+        put_back: None,
     }
 }

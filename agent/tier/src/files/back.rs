@@ -2,26 +2,25 @@
 //! step before it the newest, and a trainer that takes the newest name finds nothing that is not whole.
 
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::MANIFEST_NAME;
-use mainstay_core::checkpoint::files::{Proof, Rule, complete, in_place, rule_of, texts};
+use mainstay_core::checkpoint::files::{Proof, Rule, complete, rule_of};
 use rustix::fs::FileType;
 
 use super::FilesError;
-use super::catalog::Note;
 use super::compare::is_alike;
-use super::host::{self, Place};
+use super::host::{self, Place, say};
+use super::left::{Begun, Unfit};
 use super::pack::ARCHIVE_NAME;
-use super::tree::{Mark, Member};
-use super::unpack::{Way, unpack};
-use super::watch::{Inner, Settings, Sight, State, read_text};
+use super::put_back::Changes;
+use super::tree::Member;
+use super::watch::{Inner, Settings, Sight, State};
+use crate::peer::Progress;
 use crate::peer::error::PeerError;
 use crate::peer::sealed::Sealed;
 use crate::peer::user::{As, User};
-use crate::peer::{Progress, Restored};
 
 /// How long a directory that has gone with all that was sealed in it may take to come back.
 const AWAY: Duration = Duration::from_secs(5);
@@ -32,20 +31,14 @@ const LOOK_FOR_IT: Duration = Duration::from_millis(50);
 /// Steps that may be sealed before the decision: those that were complete when their trainer ended.
 const MOST_SEALED: usize = 4;
 
-/// Names with which something is set aside: one that is there already stays.
-const MOST_ASIDE: usize = 100;
-
 impl Inner {
-    pub(super) fn restore(
-        &self,
-        again: bool,
-        tell: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Restored, FilesError> {
-        let Settings { directory, run, part, spool, rules, .. } = &self.settings;
+    pub(super) fn restore(&self, again: bool, tell: &(dyn Fn(Progress) + Sync)) -> Result<Begun, FilesError> {
+        let Settings { directory, run, part, spool, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         self.wait_for_directory(again, tell)?;
         let place = self.place_for_restore()?;
         let mut state = self.state();
+        state.left = None;
         host::keep_decision(&self.service, run, &state.catalog);
         self.seal_what_is_complete(&mut state);
         self.compare_copied(&mut state);
@@ -69,57 +62,33 @@ impl Inner {
         };
         self.note_bad(&mut state);
         host::keep_decision(&self.service, run, &state.catalog);
-        let Some(key) = &restored.decision.step else {
-            if is_bringing {
+        let mut changes = Changes::new(&restored);
+        match &restored.decision.step {
+            None if is_bringing => {
                 if let Some(refusal) = self.refusal(&state, None) {
                     return Err(refusal);
                 }
-                self.set_aside(None, &place, &mut state, tell)?;
             }
-            return Ok(restored);
-        };
-        let home = host::in_spool(spool, key.step, rank);
-        if let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(run)) {
-            let trackers = texts(rules);
-            let is_of_rules = |name: &str, is_directory: bool| {
-                rule_of(rules, name, is_directory).is_some()
-                    || in_place(rules, name, is_directory).is_some()
-                    || (!is_directory && trackers.contains(name))
-            };
-            let archive = home.join(ARCHIVE_NAME);
-            let mut members = unpack(&archive, &sealed, &place, Way::Replace, &is_of_rules)?;
-            let _as_user = place.act()?;
-            for member in members.iter_mut() {
-                if trackers.contains(member.path.as_str()) {
-                    member.words = read_text(&place.at, &member.path).map(|(text, _)| text);
-                } else if in_place(rules, &member.path, false).is_some() {
-                    // Its step is the second in which it was written.
-                    set_time(&place, member, key.step).map_err(FilesError::reading(directory))?;
-                }
-            }
-            let manifest = String::from_utf8(sealed.manifest.clone());
-            let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
-            drop(_as_user);
-            state.first_seen.insert(key.step, key.attempt);
-            let note = Note { manifest, base: directory.clone(), user: place.user, members };
-            state.catalog.insert(note, self.is_shared)?;
-            self.service.shared.trust_own(&sealed.shard.root);
-        } else if let Some(pack) = state.catalog.packs().get(&key.step) {
-            // It is here; its tracker may name a newer one that is not whole.
-            let _as_user = place.act()?;
-            for member in pack.content.members() {
-                if let Some(words) = &member.words {
-                    let put = place.at.write_whole(Path::new(&member.path), words.as_bytes());
-                    put.map_err(FilesError::reading(directory))?;
+            None => return Ok(Begun::Done(restored)),
+            Some(key) => {
+                let home = host::in_spool(spool, key.step, rank);
+                if let Ok(sealed) =
+                    Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(run))
+                {
+                    changes.archive = Some((home.join(ARCHIVE_NAME), sealed));
+                } else if let Some(pack) = state.catalog.packs().get(&key.step) {
+                    // It is here; its tracker may name a newer one that is not whole.
+                    let members = pack.content.members().iter();
+                    let words = members.filter_map(|of| Some((of.path.clone(), of.words.clone()?)));
+                    changes.texts.extend(words);
                 }
             }
         }
-        let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
         if is_bringing {
-            self.set_aside(Some(key.step), &place, &mut state, tell)?;
+            changes.unfit =
+                self.unfit(restored.decision.step.as_ref().map(|key| key.step), &place, &mut state)?;
         }
-        self.offer(&state);
-        Ok(restored)
+        self.change(&mut state, &place, changes, restored, tell)
     }
 
     /// A directory may be away for a moment with all that was sealed in it, and nothing is to be concluded from that.
@@ -253,36 +222,25 @@ impl Inner {
         Ok(self.acting.in_directory(directory).ok_or_else(refused)?)
     }
 
-    /// Trainers that take the newest name that they find must not find what is not whole. It is renamed and never deleted; what nobody
-    /// knows to be a checkpoint stays where it is.
-    fn set_aside(
-        &self,
-        step: Option<u64>,
-        place: &Place,
-        state: &mut State,
-        tell: &(dyn Fn(Progress) + Sync),
-    ) -> Result<(), FilesError> {
+    /// What trainers that take the newest name that they find must not find, because it is not whole. What nobody knows to be a
+    /// checkpoint stays where it is.
+    fn unfit(&self, step: Option<u64>, place: &Place, state: &mut State) -> Result<Vec<Unfit>, FilesError> {
         let Settings { directory, rules, expect, quiet, .. } = &self.settings;
-        let reading = FilesError::reading;
         let Sight { look, .. } = self.sight(place, state)?;
         let done: Vec<u64> = complete(rules, &look, *expect, *quiet).iter().map(|of| of.step).collect();
         let _as_user = place.act()?;
-        for (name, kind) in place.at.list(Path::new("")).map_err(reading(directory))? {
+        let mut unfit = Vec::new();
+        for (name, kind) in place.at.list(Path::new("")).map_err(FilesError::reading(directory))? {
             let Ok(name) = name.into_string() else { continue };
             let Some((rule, of)) = rule_of(rules, &name, kind == FileType::Directory) else { continue };
             if step.is_some_and(|step| of <= step) || matches!(rule.proof, Proof::Tracker(_)) {
                 continue;
             }
-            let Some(why) = not_whole(state, rule, &name, of, done.contains(&of)) else { continue };
-            let aside = aside(place, &name).map_err(reading(directory))?;
-            let words = format!(
-                "{} is no whole checkpoint ({why}): it is now called {aside}",
-                directory.join(&name).display()
-            );
-            tracing::warn!("{words}");
-            say(tell, of, words);
+            if let Some(why) = not_whole(state, rule, &name, of, done.contains(&of)) {
+                unfit.push(Unfit { name, step: of, why });
+            }
         }
-        Ok(())
+        Ok(unfit)
     }
 }
 
@@ -306,31 +264,4 @@ fn not_whole(state: &State, rule: &Rule, name: &str, step: u64, is_complete: boo
     let is_particular = !rule.pattern.written().starts_with(['*', '{']);
     let is_checkpoint = is_particular || sealed.any(|known| is_alike(&known, name));
     (is_checkpoint && !is_complete).then(|| "its writer has not finished it".to_owned())
-}
-
-/// Renames it to a name that no trainer takes and that nothing has.
-fn aside(place: &Place, name: &str) -> io::Result<String> {
-    for number in 0..MOST_ASIDE {
-        let more = if number == 0 { String::new() } else { format!("-{number}") };
-        let aside = format!(".{name}.not-whole{more}");
-        match place.at.rename_new(Path::new(name), &PathBuf::from(&aside)) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            renamed => return renamed.map(|()| aside),
-        }
-    }
-    Err(io::Error::new(
-        io::ErrorKind::AlreadyExists,
-        format!("{MOST_ASIDE} names as .{name}.not-whole are there"),
-    ))
-}
-
-fn set_time(place: &Place, member: &mut Member, second: u64) -> io::Result<()> {
-    let file = place.at.read(Path::new(&member.path))?;
-    file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(second))?;
-    member.mark = Mark::of(&file.metadata()?);
-    Ok(())
-}
-
-fn say(tell: &(dyn Fn(Progress) + Sync), step: u64, told: String) {
-    tell(Progress { step, shards: (0, 0), bytes: (0, 0), told, files_wanted: 0, files_token: String::new() });
 }

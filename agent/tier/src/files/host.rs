@@ -12,9 +12,9 @@ use super::FilesError;
 use super::catalog::Catalog;
 use super::tree::Member;
 use crate::beneath::Beneath;
-use crate::peer::Watched;
 use crate::peer::service::Service;
 use crate::peer::user::{As, User};
+use crate::peer::{Progress, Watched};
 
 /// Attempts of one decision: a step that is written again long after it was sealed gets the next one, so that its parts are never
 /// joined with those of before.
@@ -177,6 +177,11 @@ pub(super) fn is_same(
     interval: Duration,
 ) -> bool {
     before.get(&step).is_some_and(|(since, members)| Some(members) == now && since.elapsed() >= interval)
+}
+
+/// Tells the caller of a restore, in one line.
+pub(super) fn say(tell: &(dyn Fn(Progress) + Sync), step: u64, told: String) {
+    tell(Progress { step, shards: (0, 0), bytes: (0, 0), told, files_wanted: 0, files_token: String::new() });
 }
 
 /// What a thread needs that works on files for as long as its owner lives.

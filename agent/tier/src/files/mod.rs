@@ -4,7 +4,9 @@
 //!
 //! From the bottom: `tree` (which files there are), `compare` and `judge` (what became of them), `take` (their seal), `pack` (them as an archive, and its seal),
 //! `unpack` (back into a directory), `catalog` (what is known over restarts), `copies` (of files that are written over), `host` (what
-//! all three share), `back` (which step a job goes back to), `all` (what an agent looks after).
+//! all three share), `left` and `put_back` (changes in a directory before its
+//! trainer goes on, and who makes them), `back` (which step a job goes back to), `all` (what an
+//! agent looks after).
 
 mod all;
 mod back;
@@ -14,7 +16,9 @@ mod compare;
 mod copies;
 mod host;
 mod judge;
+mod left;
 mod pack;
+mod put_back;
 pub mod replicator;
 mod take;
 pub(crate) mod tree;
@@ -25,7 +29,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use all::{Files, Plan, Wanted, WantedCache, ensure_directory};
+pub use left::{Begun, PutBack, Unfit};
 pub use pack::{ARCHIVE_NAME, Content, Pack, SERIALISATION};
+pub use put_back::put_back;
 pub use tree::{Mark, Member, is_shared, members};
 pub use watch::FileWatch;
 

@@ -19,6 +19,7 @@ use super::FilesError;
 use super::catalog::Catalog;
 use super::copies::Copies;
 use super::host::{self, AGAIN, Acting, Bell, Place};
+use super::left::{Begun, Left};
 use super::tree::{self, Mark, Member};
 use crate::beneath::Beneath;
 use crate::os::stand_back;
@@ -91,6 +92,8 @@ pub(super) struct State {
     pub(super) grown: Vec<u64>,
     /// The directory in which steps were last seen that were sealed.
     pub(super) home: Option<(u64, u64)>,
+    /// What was left to the user's process, and is not said to be done yet.
+    pub(super) left: Option<Left>,
     /// What went wrong last.
     problem: Option<String>,
 }
@@ -120,6 +123,7 @@ impl FileWatch {
             unsound: BTreeMap::new(),
             grown: Vec::new(),
             home: None,
+            left: None,
             problem: None,
         };
         let copies = Copies::open(&settings.home, &settings.run, service);
@@ -167,8 +171,29 @@ impl FileWatch {
     /// # Errors
     /// No decision came about, or the step cannot be restored. [`FilesError::Lost`]: steps were sealed, and none of them is whole
     /// anywhere; the trainer must not be started.
-    pub fn restore(&self, again: bool, tell: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
+    pub fn begin_restore(&self, again: bool, tell: &(dyn Fn(Progress) + Sync)) -> Result<Begun, FilesError> {
         self.inner.restore(again, tell)
+    }
+
+    /// A process of the user's has done what [`FileWatch::begin_restore`] left to it.
+    ///
+    /// # Errors
+    /// It was not asked to with this token, or the files are not what was sealed.
+    pub fn end_restore(&self, token: &str) -> Result<Restored, FilesError> {
+        self.inner.end_restore(token)
+    }
+
+    /// Both, where this process may write as the user.
+    ///
+    /// # Errors
+    /// As of these; or this process may not.
+    pub fn restore(&self, again: bool, tell: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
+        match self.begin_restore(again, tell)? {
+            Begun::Done(restored) => Ok(restored),
+            Begun::Left(_) => {
+                Err(FilesError::reading(self.directory())(io::ErrorKind::PermissionDenied.into()))
+            }
+        }
     }
 }
 
@@ -236,7 +261,8 @@ impl Inner {
             };
             let is_unsound = state.unsound.get(&of.step).is_some_and(|(were, _)| Some(were) == files);
             let is_same = settled.is_zero() || host::is_same(&state.before, of.step, files, settled);
-            may_be && is_same && !is_unsound
+            let is_put_back = state.left.as_ref().is_some_and(|left| left.is_of(of.step));
+            may_be && is_same && !is_unsound && !is_put_back
         });
         let newest = state.catalog.packs().keys().next_back().copied();
         let due = due.filter(|of| state.catalog.packs().len() < 2 || Some(of.step) >= newest);

@@ -204,7 +204,7 @@ impl Shared {
             return Err(PeerError::Local(format!("no peer that answers has the shard of rank {rank}")));
         }
         let count = plan.transfers.len();
-        let lot = self.lent_files(key, place, count, tell)?;
+        let lot = self.lent_files(key, place.user, count, tell)?;
         let work = Work {
             shared: self,
             place,
@@ -239,16 +239,16 @@ impl Shared {
     }
 
     /// Where this agent may not write as the user, the files that the user's process lends for `count` shards.
-    fn lent_files(
+    pub(crate) fn lent_files(
         &self,
         key: &StepKey,
-        place: &Watched,
+        user: User,
         count: usize,
         tell: &(dyn Fn(Progress) + Sync),
     ) -> Result<Option<Arc<Lot>>, PeerError> {
-        let Err(cannot) = As::to_write(place.user) else { return Ok(None) };
-        let wanted = Wanted::new(place.user.uid, count)
-            .map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
+        let Err(cannot) = As::to_write(user) else { return Ok(None) };
+        let wanted =
+            Wanted::new(user.uid, count).map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
         let files_token = wanted.token().to_owned();
         let words = Progress::words(key.step, count, String::new());
         tell(Progress { files_wanted: count, files_token, ..words });

@@ -1,0 +1,435 @@
+//! What changes in a directory before its trainer goes on: the files of the step are unpacked, trackers name it, and what is not whole is
+//! set aside. Who may write there does it: this process, or, for an agent that may not act as the user, a process of the user's.
+//!
+//! ```text
+//! agent                                  the user's process (launcher)
+//! the step comes into the spool
+//!                       ───wanted───►    makes an empty file in the directory
+//!                       ◄──descriptor──  lends it
+//! writes the archive into it
+//!                       ───PutBack───►   compares and unpacks it, writes trackers, sets aside
+//! compares what is there, ◄───token───   has done so
+//! and offers it
+//! ```
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mainstay_core::checkpoint::archive::{self, Entry};
+use mainstay_core::checkpoint::files::{Rule, in_place, rule_of, texts};
+use mainstay_core::checkpoint::inventory::StepKey;
+use rustix::fs::FileType;
+
+use super::FilesError;
+use super::catalog::Note;
+use super::host::{Place, say};
+use super::left::{Begun, Left, PutBack, Unfit};
+use super::pack::{ARCHIVE_NAME, Content};
+use super::tree::{Mark, Member};
+use super::unpack::{Way, unpack};
+use super::watch::{Inner, Settings, State, read_text};
+use crate::beneath::Beneath;
+use crate::lent_files::Landed;
+use crate::peer::sealed::{Sealed, open_plainly};
+use crate::peer::user::{As, User};
+use crate::peer::{Progress, Restored};
+use crate::seal::ReadAt;
+
+/// Names with which something is set aside: one that is there already stays.
+const MOST_ASIDE: usize = 100;
+
+/// What is to change.
+pub(super) struct Changes {
+    step: Option<StepKey>,
+    /// The archive with the files of the step, and what was sealed of it.
+    pub(super) archive: Option<(PathBuf, Sealed)>,
+    pub(super) texts: Vec<(String, String)>,
+    pub(super) unfit: Vec<Unfit>,
+}
+
+impl Changes {
+    pub(super) fn new(restored: &Restored) -> Changes {
+        Changes { step: restored.decision.step.clone(), archive: None, texts: Vec::new(), unfit: Vec::new() }
+    }
+}
+
+impl Inner {
+    /// Makes the changes, or leaves them to a process of the user's.
+    pub(super) fn change(
+        &self,
+        state: &mut State,
+        place: &Place,
+        changes: Changes,
+        restored: Restored,
+        tell: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Begun, FilesError> {
+        if As::to_write(place.user).is_err() {
+            return self.leave(state, place, changes, restored, tell);
+        }
+        let Settings { rules, .. } = &self.settings;
+        if let (Some((archive, sealed)), Some(key)) = (&changes.archive, &changes.step) {
+            let members = unpack_step(place, rules, archive, sealed, key.step)?;
+            self.note(state, place, key, sealed, members)?;
+        }
+        write_texts(place, &changes.texts)?;
+        self.empty_spool(&changes);
+        for (step, words) in set_aside(place, &changes.unfit)? {
+            say(tell, step, words);
+        }
+        self.offer(state);
+        Ok(Begun::Done(restored))
+    }
+
+    fn leave(
+        &self,
+        state: &mut State,
+        place: &Place,
+        changes: Changes,
+        restored: Restored,
+        tell: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Begun, FilesError> {
+        let step = changes.step.as_ref().map(|key| key.step);
+        let mut put_back = PutBack { step, unfit: changes.unfit.clone(), ..PutBack::default() };
+        {
+            let _as_user = place.act()?;
+            let differs = |(name, words): &&(String, String)| {
+                read_text(&place.at, name).is_none_or(|(text, _)| text != *words)
+            };
+            put_back.texts = changes.texts.iter().filter(differs).cloned().collect();
+        }
+        let mut unpacked = None;
+        if let (Some((archive, sealed)), Some(key)) = (&changes.archive, &changes.step) {
+            let file = open_plainly(archive).map_err(FilesError::reading(archive))?;
+            unpacked = Some((key.clone(), sealed.clone(), entries(&file, sealed)?));
+            put_back.archive = Some(self.lend(key, place.user, (&file, archive), sealed, tell)?);
+        }
+        self.empty_spool(&changes);
+        if put_back.archive.is_none() && put_back.texts.is_empty() && put_back.unfit.is_empty() {
+            self.offer(state);
+            return Ok(Begun::Done(restored));
+        }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        put_back.token = format!("{since:x}");
+        state.left =
+            Some(Left { token: put_back.token.clone(), since: Instant::now(), restored, step: unpacked });
+        Ok(Begun::Left(put_back))
+    }
+
+    /// Writes an archive of the spool into a file that the user's process lends.
+    fn lend(
+        &self,
+        key: &StepKey,
+        user: User,
+        (mut from, path): (&File, &Path),
+        sealed: &Sealed,
+        tell: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Landed, FilesError> {
+        let none = || FilesError::reading(path)(io::Error::other("no file was lent for it"));
+        let lot = self.service.shared.lent_files(key, user, 1, tell)?;
+        let (file, mut to) = lot.and_then(|lot| lot.take()).ok_or_else(none)?;
+        io::copy(&mut from, &mut to).map_err(FilesError::reading(path))?;
+        let (home, name, manifest) = (PathBuf::new(), ARCHIVE_NAME.to_owned(), sealed.manifest.clone());
+        Ok(Landed { file, home, name, manifest })
+    }
+
+    /// What was left to the user's process is done.
+    pub(super) fn end_restore(&self, token: &str) -> Result<Restored, FilesError> {
+        let Settings { directory, rules, .. } = &self.settings;
+        let mut state = self.state();
+        let left = state.left.take_if(|left| left.token == token);
+        let left = left.ok_or_else(|| FilesError::Manifest("no restore waits for this".to_owned()))?;
+        let place = self.acting.in_directory(directory);
+        if let Some((key, sealed, entries)) = left.step {
+            let gone = || FilesError::reading(directory)(io::ErrorKind::NotFound.into());
+            let place = place.ok_or_else(gone)?;
+            let members = members(&place, rules, &entries)?;
+            let content = Content::of(directory, place.user, members.clone())?;
+            if !matches!(sealed.first_bad_from_start(&content), Ok(None)) {
+                let words = format!(
+                    "what was put back into {} is not what was sealed of step {}",
+                    directory.display(),
+                    key.step
+                );
+                return Err(FilesError::Lost(words));
+            }
+            self.note(&mut state, &place, &key, &sealed, members)?;
+        }
+        self.offer(&state);
+        Ok(left.restored)
+    }
+
+    /// A step is in the directory as it was sealed.
+    fn note(
+        &self,
+        state: &mut State,
+        place: &Place,
+        key: &StepKey,
+        sealed: &Sealed,
+        members: Vec<Member>,
+    ) -> Result<(), FilesError> {
+        let manifest = String::from_utf8(sealed.manifest.clone());
+        let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
+        state.first_seen.insert(key.step, key.attempt);
+        let base = self.settings.directory.clone();
+        state.catalog.insert(Note { manifest, base, user: place.user, members }, self.is_shared)?;
+        self.service.shared.trust_own(&sealed.shard.root);
+        Ok(())
+    }
+
+    fn empty_spool(&self, changes: &Changes) {
+        if let Some(key) = &changes.step {
+            let step = format!("step-{:012}", key.step);
+            let _ = std::fs::remove_dir_all(self.settings.spool.join(step));
+        }
+    }
+}
+
+/// Does with the rights of this process what an agent asks for that may not write into `directory`, and says it in lines. `archive`: the
+/// file that was lent. The agent is not taken at its word: what it names must be what a trainer with these rules writes.
+///
+/// # Errors
+/// The agent asks for something else, the archive is not what was sealed, or what the disk says.
+pub fn put_back(
+    directory: &Path,
+    rules: &[Rule],
+    archive: Option<&Path>,
+    asked: &PutBack,
+) -> Result<Vec<String>, FilesError> {
+    let wrong =
+        |what: &str| FilesError::Manifest(format!("the agent asks for {what}, which is of no trainer here"));
+    let at = Beneath::open(directory).map_err(FilesError::reading(directory))?;
+    let place = Place { user: User::own(), at };
+    let trackers = texts(rules);
+    if let Some((name, _)) = asked.texts.iter().find(|(name, _)| !trackers.contains(name.as_str())) {
+        return Err(wrong(&format!("{name:?}")));
+    }
+    for Unfit { name, step, .. } in &asked.unfit {
+        let is_directory = place.at.stat(Path::new(name)).is_ok_and(|found| is_directory(found.st_mode));
+        let of = rule_of(rules, name, is_directory).map(|(_, of)| of);
+        if name.contains('/') || of != Some(*step) || asked.step.is_some_and(|from| *step <= from) {
+            return Err(wrong(&format!("{name:?}")));
+        }
+    }
+    if let (Some(landed), Some(step)) = (&asked.archive, asked.step) {
+        let archive = archive.ok_or_else(|| wrong("a file that was not lent"))?;
+        let sealed = Sealed::of(landed.manifest.clone());
+        let sealed = sealed.map_err(|error| FilesError::Manifest(error.to_string()))?;
+        let file = open_plainly(archive).map_err(FilesError::reading(archive))?;
+        let bad = sealed.first_bad(&file).map_err(FilesError::reading(archive))?;
+        if sealed.shard.of.step != step || bad.is_some() {
+            return Err(FilesError::Manifest("what the agent wrote is not what was sealed".to_owned()));
+        }
+        unpack_step(&place, rules, archive, &sealed, step)?;
+    }
+    write_texts(&place, &asked.texts)?;
+    Ok(set_aside(&place, &asked.unfit)?.into_iter().map(|(_, words)| words).collect())
+}
+
+fn is_directory(mode: u32) -> bool {
+    FileType::from_raw_mode(mode) == FileType::Directory
+}
+
+fn entries(file: &File, sealed: &Sealed) -> Result<Vec<Entry>, FilesError> {
+    let mut read = |at: u64, buffer: &mut [u8]| {
+        ReadAt::read_exact_at(file, buffer, at).map_err(|error| error.to_string())
+    };
+    let entries = archive::read(sealed.shard.bytes, &mut read)?;
+    Ok(entries.into_iter().map(|(entry, _)| entry).collect())
+}
+
+/// The files of a step take their places.
+fn unpack_step(
+    place: &Place,
+    rules: &[Rule],
+    archive: &Path,
+    sealed: &Sealed,
+    step: u64,
+) -> Result<Vec<Member>, FilesError> {
+    let trackers = texts(rules);
+    let is_of_rules = |name: &str, is_directory: bool| {
+        rule_of(rules, name, is_directory).is_some()
+            || in_place(rules, name, is_directory).is_some()
+            || (!is_directory && trackers.contains(name))
+    };
+    let mut members = unpack(archive, sealed, place, Way::Replace, &is_of_rules)?;
+    let _as_user = place.act()?;
+    for member in &mut members {
+        if trackers.contains(member.path.as_str()) {
+            member.words = read_text(&place.at, &member.path).map(|(text, _)| text);
+        } else if in_place(rules, &member.path, false).is_some() {
+            // Its step is the second in which it was written.
+            set_time(place, member, step).map_err(FilesError::reading(place.at.path()))?;
+        }
+    }
+    Ok(members)
+}
+
+/// The files of a step, as they are in the directory.
+fn members(place: &Place, rules: &[Rule], entries: &[Entry]) -> Result<Vec<Member>, FilesError> {
+    let trackers = texts(rules);
+    let _as_user = place.act()?;
+    let member = |entry: &Entry| -> io::Result<Member> {
+        let found = place.at.stat(Path::new(&entry.path))?;
+        let is_tracker = trackers.contains(entry.path.as_str());
+        let words = is_tracker.then(|| read_text(&place.at, &entry.path)).flatten().map(|(text, _)| text);
+        Ok(Member { path: entry.path.clone(), mode: entry.mode, mark: Mark::of_stat(&found), words })
+    };
+    entries.iter().map(member).collect::<io::Result<_>>().map_err(FilesError::reading(place.at.path()))
+}
+
+fn write_texts(place: &Place, texts: &[(String, String)]) -> Result<(), FilesError> {
+    let _as_user = place.act()?;
+    for (name, words) in texts {
+        let put = place.at.write_whole(Path::new(name), words.as_bytes());
+        put.map_err(FilesError::reading(place.at.path()))?;
+    }
+    Ok(())
+}
+
+/// What is not whole is renamed and never deleted. What was done, in words.
+fn set_aside(place: &Place, unfit: &[Unfit]) -> Result<Vec<(u64, String)>, FilesError> {
+    let _as_user = place.act()?;
+    let directory = place.at.path();
+    let mut done = Vec::new();
+    for Unfit { name, step, why } in unfit {
+        let aside = rename_aside(place, name).map_err(FilesError::reading(directory))?;
+        let words = format!(
+            "{} is no whole checkpoint ({why}): it is now called {aside}",
+            directory.join(name).display()
+        );
+        tracing::warn!("{words}");
+        done.push((*step, words));
+    }
+    Ok(done)
+}
+
+/// Renames it to a name that no trainer takes and that nothing has.
+fn rename_aside(place: &Place, name: &str) -> io::Result<String> {
+    for number in 0..MOST_ASIDE {
+        let more = if number == 0 { String::new() } else { format!("-{number}") };
+        let aside = format!(".{name}.not-whole{more}");
+        match place.at.rename_new(Path::new(name), &PathBuf::from(&aside)) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            renamed => return renamed.map(|()| aside),
+        }
+    }
+    Err(io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        format!("{MOST_ASIDE} names as .{name}.not-whole are there"),
+    ))
+}
+
+fn set_time(place: &Place, member: &mut Member, second: u64) -> io::Result<()> {
+    let file = place.at.read(Path::new(&member.path))?;
+    file.set_modified(UNIX_EPOCH + Duration::from_secs(second))?;
+    member.mark = Mark::of(&file.metadata()?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+
+    use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
+    use mainstay_core::checkpoint::files::Kind;
+
+    use super::*;
+    use crate::files::members as members_of;
+    use crate::seal::sums;
+
+    /// A directory with step 10, and its archive beside it.
+    fn saved() -> (tempfile::TempDir, PathBuf, PutBack) {
+        let at = tempfile::tempdir().unwrap();
+        let out = at.path().join("out");
+        fs::create_dir_all(out.join("checkpoint-10")).unwrap();
+        fs::write(out.join("checkpoint-10/weights"), "the state").unwrap();
+        fs::write(out.join("checkpoint-10/trainer_state.json"), "{}").unwrap();
+        let members = members_of(&Beneath::open(&out).unwrap(), "checkpoint-10").unwrap();
+        let content = Content::of(&out, User::own(), members).unwrap();
+        let mut bytes = vec![0; usize::try_from(content.size()).unwrap()];
+        content.read_exact_at(&mut bytes, 0).unwrap();
+        let archive = at.path().join("lent");
+        fs::write(&archive, &bytes).unwrap();
+        let (whole, parts) = sums(&File::open(&archive).unwrap(), content.size(), CHUNK_BYTES).unwrap();
+        let manifest = Manifest {
+            identity: Identity { job: "files".to_owned(), attempt: 0, step: 10, rank: 0, world_size: 1 },
+            run: "run".to_owned(),
+            created_unix_s: 0,
+            serialisation: "files".to_owned(),
+            software: BTreeMap::new(),
+            file: SealedFile { name: ARCHIVE_NAME.to_owned(), size: content.size(), xxh3_128: whole },
+            chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: parts }),
+            alike: None,
+        };
+        let manifest = manifest.encode();
+        let landed = Landed { file: 0, home: PathBuf::new(), name: ARCHIVE_NAME.to_owned(), manifest };
+        let asked = PutBack { step: Some(10), archive: Some(landed), ..PutBack::default() };
+        (at, archive, asked)
+    }
+
+    fn rules() -> Vec<Rule> {
+        Kind::Auto.rules()
+    }
+
+    #[test]
+    fn what_was_sealed_is_unpacked_and_what_is_newer_and_not_whole_is_set_aside() {
+        let (at, archive, asked) = saved();
+        let out = at.path().join("out");
+        fs::write(out.join("checkpoint-10/weights"), "torn").unwrap();
+        fs::create_dir(out.join("checkpoint-20")).unwrap();
+        let unfit =
+            Unfit { name: "checkpoint-20".to_owned(), step: 20, why: "half of it is missing".to_owned() };
+        let texts = vec![("latest".to_owned(), "global_step10".to_owned())];
+        let asked = PutBack { unfit: vec![unfit], texts, ..asked };
+        let lines = put_back(&out, &rules(), Some(&archive), &asked).unwrap();
+        assert_eq!(fs::read_to_string(out.join("checkpoint-10/weights")).unwrap(), "the state");
+        assert_eq!(fs::read_to_string(out.join("latest")).unwrap(), "global_step10");
+        assert!(out.join(".checkpoint-20.not-whole").is_dir() && !out.join("checkpoint-20").exists());
+        assert!(lines.len() == 1 && lines[0].contains("half of it is missing"), "{lines:?}");
+    }
+
+    #[test]
+    fn an_agent_is_not_taken_at_its_word() {
+        let (at, archive, asked) = saved();
+        let out = at.path().join("out");
+        fs::write(at.path().join("secret-30.pt"), "theirs").unwrap();
+        fs::write(out.join("train.py"), "theirs").unwrap();
+        fs::create_dir(out.join("checkpoint-5")).unwrap();
+        let unfit = |name: &str, step| {
+            let unfit = Unfit { name: name.to_owned(), step, why: String::new() };
+            PutBack { archive: None, unfit: vec![unfit], ..asked.clone() }
+        };
+        let text = |name: &str| PutBack {
+            archive: None,
+            texts: vec![(name.to_owned(), "new".to_owned())],
+            ..asked.clone()
+        };
+        let refused = [
+            unfit("../secret-30.pt", 30),
+            unfit("train.py", 30),
+            // What its trainer goes on from, and what is older.
+            unfit("checkpoint-10", 10),
+            unfit("checkpoint-5", 5),
+            unfit("checkpoint-5", 50),
+            text("train.py"),
+            text("../secret-30.pt"),
+            PutBack { step: Some(11), ..asked.clone() },
+        ];
+        for asked in refused {
+            assert!(put_back(&out, &rules(), Some(&archive), &asked).is_err(), "{asked:?}");
+        }
+        assert!(put_back(&out, &rules(), None, &asked).is_err(), "nothing was lent");
+        let mut bytes = fs::read(&archive).unwrap();
+        let last = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+        bytes[last] ^= 1;
+        fs::write(&archive, bytes).unwrap();
+        assert!(put_back(&out, &rules(), Some(&archive), &asked).is_err(), "other bytes");
+        let mut names: Vec<_> = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["checkpoint-10", "checkpoint-5", "train.py"], "nothing has changed");
+        assert_eq!(fs::read_to_string(out.join("train.py")).unwrap(), "theirs");
+    }
+}
