@@ -4,7 +4,6 @@ use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::wire::Command;
 
 use super::launcher::{Brain, Launcher};
-use super::network::STORE;
 use super::{LEASE_SPAN, World};
 
 impl World {
@@ -107,11 +106,8 @@ impl World {
             let Brain::Follows(follow) = &launcher.brain else { return false };
             let is_seated =
                 |record: &Record| record.seats.iter().any(|seated| seated.member.launcher == launcher.name);
-            let machine = launcher.machine;
-            let reaches = self.passes(machine, STORE) && self.passes(STORE, machine) && !self.store.away;
             at != me
-                && reaches
-                && self.machines[machine].stalled <= self.now
+                && self.silent_for(at).is_none()
                 && !follow.is_cut_off()
                 && launcher.client.record.as_deref().is_some_and(is_seated)
         };

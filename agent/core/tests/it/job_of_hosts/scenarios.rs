@@ -244,6 +244,21 @@ fn a_launcher_that_left_the_office_to_the_others_stands_for_the_next_election() 
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Campaign)));
 }
 
+/// The leader that it saw for a moment has left the office to others, lives, and welcomes nobody.
+#[test]
+fn a_follower_that_no_leader_welcomes_stands_for_election_once_the_store_names_none() {
+    let mut follow = orphan(true);
+    follow.led_by(Mono(4), Leads { launcher: "l2".to_owned(), host: "h2".to_owned(), epoch: 2 }, 0);
+    follow.connected();
+    acts(&mut follow);
+    let late = Mono(4).after(LEASE_SPAN);
+    let stands = |act: &follow::Act| matches!(act, follow::Act::Campaign);
+    follow.look(late, None, true);
+    assert!(!acts(&mut follow).iter().any(stands), "it may be about to welcome it");
+    follow.look(late, None, false);
+    assert!(acts(&mut follow).iter().any(stands));
+}
+
 /// Another host takes the place of the first leader; then the store is wiped, and that one is lost, too.
 #[test]
 fn the_newest_host_of_a_job_is_elected_and_lets_one_lead_that_has_a_record() {

@@ -103,6 +103,10 @@ impl Follow {
                 (!led && !self.waits && !self.cannot_lead) || gone.0 < LEASES.saturating_mul(self.lease.0)
             }
         };
+        if waits && silent.is_none() && !led {
+            // Whoever was named as the leader may have left the office to others, and answers.
+            self.campaign();
+        }
         if !waits {
             let elects = silent.is_none() && !led;
             self.cut_off(if elects && self.cannot_lead { CutOff::NoRecord } else { CutOff::NoLeader });
