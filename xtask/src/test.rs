@@ -52,6 +52,17 @@ impl Args {
     }
 }
 
+/// Simulated jobs of several hosts where they have no step of their own.
+const FEW_SEEDS: &str = "2000";
+
+/// How many tests a test executable runs at once.
+const THREADS: &str = "RUST_TEST_THREADS";
+
+/// Most tests wait for processes, disks and clocks: one of four needs a processor at any time.
+fn at_once() -> usize {
+    2 * std::thread::available_parallelism().map_or(2, usize::from)
+}
+
 /// Makes all the checks and sums up.
 pub fn run(args: &Args) -> ExitCode {
     let mut checks = Checks::default();
@@ -73,7 +84,8 @@ pub fn run(args: &Args) -> ExitCode {
         checks.run("etcd-server and etcd-client (apt-get)", packages::etcd);
         checks.run("unit and property tests (cargo test)", || {
             // The scenarios' crate is left to its own step; its floors need nothing but the sources.
-            cargo_test(&own, &["--workspace", "--exclude", "mainstay-tests"], None)
+            let few = [("MAINSTAY_SEEDS", PathBuf::from(FEW_SEEDS))];
+            cargo_test_beside(&own, &["--workspace", "--exclude", "mainstay-tests"], None, &few)
         });
         checks.run("fuzz targets, each seed once", fuzz::seeds);
         checks.run("floors (cargo test)", || {
@@ -169,9 +181,6 @@ fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
 fn simulate(own: &Snapshot) -> Result<Verdict> {
     let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "100000".to_owned());
     let mut test = cargo(&["test", "--package", "mainstay-core", "--test", "it", "job_of_hosts"]);
-    // Of 100,000 runs, three quarters of the time go into what the compiler did not optimise. Only here: to compile it
-    // takes four minutes of processor time, for which nobody who edits the core should wait.
-    test.args(["--config", "profile.dev.package.mainstay-core.opt-level=1"]);
     test.env("MAINSTAY_SEEDS", seeds);
     own.give(&mut test);
     let (status, said) = command::run_watched(&mut test)?;
@@ -182,7 +191,7 @@ fn cargo_test(own: &Snapshot, selection: &[&str], python: Option<&Venv>) -> Resu
     cargo_test_beside(own, selection, python, &[])
 }
 
-/// With a Python that has the wheel, and others by the variables under which tests look for them.
+/// With a Python that has the wheel, and other variables that tests look for.
 fn cargo_test_beside(
     own: &Snapshot,
     selection: &[&str],
@@ -195,6 +204,9 @@ fn cargo_test_beside(
         test.env("MAINSTAY_TEST_PYTHON", venv.python());
     }
     test.envs(others.iter().map(|(name, python)| (*name, python)));
+    if std::env::var_os(THREADS).is_none() {
+        test.env(THREADS, at_once().to_string());
+    }
     own.give(&mut test);
     let (status, said) = command::run_watched(&mut test)?;
     Ok(Verdict::cargo(status.success(), &said))

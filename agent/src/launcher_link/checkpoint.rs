@@ -157,7 +157,6 @@ pub async fn restore_files(
     let place = files.directory.display();
     let directory = files.directory.to_owned();
     let open = sockets.to_vec();
-    // Nobody waits for more than the agent may take; an agent that may act as this user needs none of it.
     let _ = tokio::task::spawn_blocking(move || offer_directory(&open, &directory, again)).await;
     for socket in sockets.iter().filter(|socket| socket.exists()) {
         match ask(socket, files, None, again, say).await {
@@ -186,10 +185,13 @@ pub async fn restore_files(
 
 /// An agent that may only read what is handed over has to have the directory as it is now: it may have been made anew.
 fn offer_directory(sockets: &[PathBuf], directory: &Path, again: bool) {
-    if !again && let Err(error) = std::fs::create_dir_all(directory) {
-        tracing::debug!(directory = %directory.display(), %error, "the directory cannot be made");
-    }
     for socket in sockets.iter().filter(|socket| socket.exists()) {
+        if handover::may_act_as_this_user(socket).unwrap_or(true) {
+            continue;
+        }
+        if !again && let Err(error) = std::fs::create_dir_all(directory) {
+            tracing::debug!(directory = %directory.display(), %error, "the directory cannot be made");
+        }
         if let Err(error) = handover::hand_over(socket, &[directory.to_owned()]) {
             tracing::debug!(socket = %socket.display(), %error, "the directory was not handed over");
         }

@@ -42,6 +42,16 @@ pub fn hand_over(socket: &Path, directories: &[PathBuf]) -> std::io::Result<Stri
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
+/// Whether the agent at `socket` may act as this user: it is root's or this user's own. Blocks.
+///
+/// # Errors
+/// There is none that takes directories.
+pub(super) fn may_act_as_this_user(socket: &Path) -> io::Result<bool> {
+    let stream = UnixStream::connect(socket_of(socket))?;
+    let owner = getsockopt(&stream, PeerCredentials)?.uid();
+    Ok(owner == 0 || owner == nix::unistd::geteuid().as_raw())
+}
+
 /// Lends files for shards to the agent at `socket`, for the restore with this token. `first` is the number of the first; they are
 /// [`MOST`] at most. Blocks.
 ///
