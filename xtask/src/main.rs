@@ -22,6 +22,7 @@ mod release;
 mod skips;
 mod status;
 mod test;
+mod test_programs;
 mod venv;
 mod wheel;
 

@@ -16,6 +16,7 @@ use crate::nvrx;
 use crate::packages;
 use crate::paths;
 use crate::progress::Progress;
+use crate::test_programs::{TestProgram, TestPrograms};
 use crate::venv::{self, Venv};
 use crate::wheel;
 
@@ -55,13 +56,9 @@ impl Args {
 /// Simulated jobs of several hosts where they have no step of their own.
 const FEW_SEEDS: &str = "2000";
 
-/// How many tests a test executable runs at once.
-const THREADS: &str = "RUST_TEST_THREADS";
-
-/// Most tests wait for processes, disks and clocks: one of four needs a processor at any time.
-fn at_once() -> usize {
-    2 * std::thread::available_parallelism().map_or(2, usize::from)
-}
+/// The folder of the scenarios' package, and its test program that looks at sources alone.
+const SCENARIOS: &str = "tests";
+const FLOORS: &str = "floors";
 
 /// Makes all the checks and sums up.
 pub fn run(args: &Args) -> ExitCode {
@@ -82,43 +79,72 @@ pub fn run(args: &Args) -> ExitCode {
     if args.wants(Part::Unit) {
         checks.run("systemd-journal-remote (apt-get)", packages::journal_remote);
         checks.run("etcd-server and etcd-client (apt-get)", packages::etcd);
-        checks.run("unit and property tests (cargo test)", || {
-            // The scenarios' crate is left to its own step; its floors need nothing but the sources.
-            let few = [("MAINSTAY_SEEDS", PathBuf::from(FEW_SEEDS))];
-            cargo_test_beside(&own, &["--workspace", "--exclude", "mainstay-tests"], None, &few)
-        });
-        checks.run("fuzz targets, each seed once", fuzz::seeds);
-        checks.run("floors (cargo test)", || {
-            cargo_test(&own, &["--package", "mainstay-tests", "--test", "floors"], None)
-        });
     }
-    if args.wants(Part::Scenarios) {
-        checks.run("a job of several hosts, simulated 100,000 times (cargo test)", || simulate(&own));
-    }
-    if args.wants(Part::Scenarios) || args.wants(Part::Python) {
-        let python = prepare_python(&mut checks);
-        checks.run("program (cargo build)", || {
-            let (status, _) = command::run_watched(&mut cargo(&["build", "--package", "mainstay-agent"]))?;
-            Ok(Verdict::of(status.success()))
-        });
-        let frameworks = prepare_frameworks(&mut checks, python.as_ref());
-        if args.wants(Part::Python) {
-            checks.run("Python client (pytest on the wheel)", || {
-                pytest(&own, python.as_ref(), &["", "--ignore-glob=*/frameworks/*"])
-            });
-            if frameworks.is_some() {
-                checks.run("hooks for frameworks (pytest)", || {
-                    pytest(&own, frameworks.as_ref(), &["frameworks"])
-                });
-            }
+    let programs = [Part::Unit, Part::Scenarios, Part::Python].into_iter().any(|part| args.wants(part));
+    let programs = programs.then(|| build(&mut checks)).flatten();
+    if let Some(programs) = &programs {
+        if args.wants(Part::Unit) {
+            unit(&mut checks, &own, programs);
         }
         if args.wants(Part::Scenarios) {
-            checks.run("Slurm and Open MPI (apt-get)", packages::schedulers);
-            scenarios(&mut checks, &own, python.as_ref(), frameworks.as_ref());
+            checks.run("a job of several hosts, simulated 100,000 times (cargo test)", || {
+                simulate(&own, programs)
+            });
         }
+        heavy(args, &mut checks, &own, programs);
     }
     checks.run("nothing is left behind", || own.check());
     if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The program and all tests; none, and a failure in the books, if something does not compile.
+fn build(checks: &mut Checks) -> Option<TestPrograms> {
+    let mut made = None;
+    checks.run("program and test programs (cargo test --no-run)", || {
+        made = Some(TestPrograms::build()?);
+        Ok(Verdict::of(true))
+    });
+    made
+}
+
+fn unit(checks: &mut Checks, own: &Snapshot, programs: &TestPrograms) {
+    checks.run("unit and property tests (cargo test)", || {
+        // The scenarios' package is left to its own step, and so are most simulated jobs of several hosts.
+        let prepare = |test: &mut Command| _ = test.env("MAINSTAY_SEEDS", FEW_SEEDS);
+        programs.run(own, |program| !program.is_of(SCENARIOS), None, prepare)
+    });
+    checks.run("examples in documentation (cargo test --doc)", || {
+        let mut test = cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);
+        own.give(&mut test);
+        let (status, said) = command::run_watched(&mut test)?;
+        Ok(Verdict::cargo(status.success(), &said))
+    });
+    checks.run("fuzz targets, each seed once", fuzz::seeds);
+    checks.run("floors (cargo test)", || {
+        let floors = |program: &TestProgram| program.is_of(SCENARIOS) && program.target == FLOORS;
+        programs.run(own, floors, None, |_| {})
+    });
+}
+
+/// What starts real ranks.
+fn heavy(args: &Args, checks: &mut Checks, own: &Snapshot, programs: &TestPrograms) {
+    if !args.wants(Part::Scenarios) && !args.wants(Part::Python) {
+        return;
+    }
+    let python = prepare_python(checks);
+    let frameworks = prepare_frameworks(checks, python.as_ref());
+    if args.wants(Part::Python) {
+        checks.run("Python client (pytest on the wheel)", || {
+            pytest(own, python.as_ref(), &["", "--ignore-glob=*/frameworks/*"])
+        });
+        if frameworks.is_some() {
+            checks.run("hooks for frameworks (pytest)", || pytest(own, frameworks.as_ref(), &["frameworks"]));
+        }
+    }
+    if args.wants(Part::Scenarios) {
+        checks.run("Slurm and Open MPI (apt-get)", packages::schedulers);
+        scenarios(checks, own, programs, python.as_ref(), frameworks.as_ref());
+    }
 }
 
 /// The environment with the wheel in it; none, and a failure in the books, if it cannot be made.
@@ -150,14 +176,24 @@ fn prepare_frameworks(checks: &mut Checks, python: Option<&Venv>) -> Option<Venv
     made
 }
 
-/// The end-to-end scenarios on the program as `cargo build` makes it, with ranks in a Python that has the wheel.
-fn scenarios(checks: &mut Checks, own: &Snapshot, python: Option<&Venv>, frameworks: Option<&Venv>) {
-    let mut others = Vec::new();
-    others.extend(prepare_nvrx(checks, python).map(|python| ("MAINSTAY_TEST_NVRX", python)));
-    others.extend(frameworks.map(|venv| ("MAINSTAY_TEST_FRAMEWORKS", venv.python())));
+/// The end-to-end scenarios on the program as cargo builds it, with ranks in a Python that has the wheel.
+fn scenarios(
+    checks: &mut Checks,
+    own: &Snapshot,
+    programs: &TestPrograms,
+    python: Option<&Venv>,
+    frameworks: Option<&Venv>,
+) {
+    let mut pythons = Vec::new();
+    pythons.extend(python.map(|venv| ("MAINSTAY_TEST_PYTHON", venv.python())));
+    pythons.extend(prepare_nvrx(checks, python).map(|python| ("MAINSTAY_TEST_NVRX", python)));
+    pythons.extend(frameworks.map(|venv| ("MAINSTAY_TEST_FRAMEWORKS", venv.python())));
     checks.run("end-to-end scenarios (cargo test)", || {
-        // The floors have a step of their own.
-        cargo_test_beside(own, &["--package", "mainstay-tests", "--lib", "--test", "it"], python, &others)
+        let is_scenario = |program: &TestProgram| program.is_of(SCENARIOS) && program.target != FLOORS;
+        programs.run(own, is_scenario, None, |test| {
+            let pythons = pythons.iter().map(|(name, python)| (*name, python));
+            test.env("MAINSTAY_BIN", paths::mainstay("debug")).envs(pythons);
+        })
     });
 }
 
@@ -177,39 +213,11 @@ fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
     made
 }
 
-/// Two minutes on two processors once it is compiled. `MAINSTAY_SEEDS` asks for more: a million by hand.
-fn simulate(own: &Snapshot) -> Result<Verdict> {
+/// Two minutes on two processors. `MAINSTAY_SEEDS` asks for more: a million by hand.
+fn simulate(own: &Snapshot, programs: &TestPrograms) -> Result<Verdict> {
     let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "100000".to_owned());
-    let mut test = cargo(&["test", "--package", "mainstay-core", "--test", "it", "job_of_hosts"]);
-    test.env("MAINSTAY_SEEDS", seeds);
-    own.give(&mut test);
-    let (status, said) = command::run_watched(&mut test)?;
-    Ok(Verdict::cargo(status.success(), &said))
-}
-
-fn cargo_test(own: &Snapshot, selection: &[&str], python: Option<&Venv>) -> Result<Verdict> {
-    cargo_test_beside(own, selection, python, &[])
-}
-
-/// With a Python that has the wheel, and other variables that tests look for.
-fn cargo_test_beside(
-    own: &Snapshot,
-    selection: &[&str],
-    python: Option<&Venv>,
-    others: &[(&str, PathBuf)],
-) -> Result<Verdict> {
-    let mut test = cargo(&["test", "--no-fail-fast"]);
-    test.args(selection).env("MAINSTAY_BIN", paths::mainstay("debug"));
-    if let Some(venv) = python {
-        test.env("MAINSTAY_TEST_PYTHON", venv.python());
-    }
-    test.envs(others.iter().map(|(name, python)| (*name, python)));
-    if std::env::var_os(THREADS).is_none() {
-        test.env(THREADS, at_once().to_string());
-    }
-    own.give(&mut test);
-    let (status, said) = command::run_watched(&mut test)?;
-    Ok(Verdict::cargo(status.success(), &said))
+    let core = |program: &TestProgram| program.is_of("agent/core") && program.target == "it";
+    programs.run(own, core, Some("job_of_hosts"), |test| _ = test.env("MAINSTAY_SEEDS", &seeds))
 }
 
 /// Runs the tests in a folder of the Python package's, with options after it.

@@ -1,0 +1,146 @@
+//! The test programs of all packages. They are built together, for one set of features: where packages are selected one by one, each
+//! selection has features of its own, and most of the tree is compiled anew for each.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::check::Verdict;
+use crate::command;
+use crate::leftovers::Snapshot;
+use crate::lint::cargo;
+use crate::paths;
+
+/// How many tests a test program runs at once.
+const THREADS: &str = "RUST_TEST_THREADS";
+
+/// A line of what cargo tells.
+#[derive(Deserialize)]
+struct Artifact {
+    #[serde(default)]
+    manifest_path: PathBuf,
+    target: Option<Target>,
+    profile: Option<Profile>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// A program with tests.
+pub struct TestProgram {
+    /// The folder of its package, in which it runs.
+    pub folder: PathBuf,
+    /// The name of its target: a library's, or that of a file of tests.
+    pub target: String,
+    file: PathBuf,
+}
+
+impl TestProgram {
+    fn of(line: &str) -> Option<TestProgram> {
+        let Artifact { manifest_path, target, profile, executable } = serde_json::from_str(line).ok()?;
+        let file = executable.filter(|_| profile.is_some_and(|profile| profile.test))?;
+        Some(TestProgram { folder: manifest_path.parent()?.to_owned(), target: target?.name, file })
+    }
+
+    /// Whether it is of the package in this folder of the project.
+    pub fn is_of(&self, folder: &str) -> bool {
+        self.folder == paths::root().join(folder)
+    }
+}
+
+/// All of them.
+pub struct TestPrograms(Vec<TestProgram>);
+
+impl TestPrograms {
+    /// Builds them, and the programs that they start.
+    ///
+    /// # Errors
+    /// Something does not compile.
+    pub fn build() -> Result<TestPrograms> {
+        let mut build =
+            cargo(&["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
+        let mut child =
+            build.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("starting cargo")?;
+        let told = child.stdout.take().context("what cargo tells")?;
+        let mut programs = Vec::new();
+        for line in BufReader::new(told).lines() {
+            programs.extend(TestProgram::of(&line.context("reading what cargo tells")?));
+        }
+        let status = child.wait().context("waiting for cargo")?;
+        ensure!(status.success(), "the tests do not compile: {status}");
+        programs.sort_by(|one, other| (&one.folder, &one.target).cmp(&(&other.folder, &other.target)));
+        Ok(TestPrograms(programs))
+    }
+
+    /// Runs those that are wanted, one after the other. `filter`: only tests whose names have it. `prepare` sets variables.
+    ///
+    /// # Errors
+    /// None is wanted, or one cannot be started.
+    pub fn run(
+        &self,
+        own: &Snapshot,
+        is_wanted: impl Fn(&TestProgram) -> bool,
+        filter: Option<&str>,
+        prepare: impl Fn(&mut Command),
+    ) -> Result<Verdict> {
+        let (mut all_passed, mut said) = (true, String::new());
+        let mut count = 0;
+        for program in self.0.iter().filter(|program| is_wanted(program)) {
+            count += 1;
+            println!("\n     Running {} ({})", program.target, program.folder.display());
+            let mut test = Command::new(&program.file);
+            test.args(filter).current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
+            if std::env::var_os(THREADS).is_none() {
+                test.env(THREADS, at_once().to_string());
+            }
+            prepare(&mut test);
+            own.give(&mut test);
+            let (status, told) = command::run_watched(&mut test)?;
+            all_passed &= status.success();
+            // One that ends without a word about its tests has not run them.
+            if !status.success() && !told.contains("test result:") {
+                said.push_str("test result: FAILED. 0 passed; 1 failed;\n");
+            }
+            said.push_str(&told);
+        }
+        ensure!(count > 0, "there is no such test program");
+        Ok(Verdict::cargo(all_passed, &said))
+    }
+}
+
+/// Most tests wait for processes, disks and clocks: one of two needs a processor at any time.
+fn at_once() -> usize {
+    2 * std::thread::available_parallelism().map_or(2, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_programs_with_tests_are_taken_from_what_cargo_tells() {
+        let line = |test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","package_id":"path+file:///p/agent/core#mainstay-core@0.1.0","manifest_path":"/p/agent/core/Cargo.toml","target":{{"kind":["test"],"name":"it","edition":"2024"}},"profile":{{"opt_level":"0","test":{test}}},"executable":{executable},"fresh":true}}"#
+            )
+        };
+        let program = TestProgram::of(&line(true, r#""/t/it-1""#)).expect("a test program");
+        assert_eq!((&*program.target, program.file.to_str()), ("it", Some("/t/it-1")));
+        assert_eq!(program.folder.to_str(), Some("/p/agent/core"));
+        for other in [&line(false, r#""/t/mainstay""#), &line(true, "null"), r#"{"reason":"build-finished"}"#]
+        {
+            assert!(TestProgram::of(other).is_none(), "{other}");
+        }
+    }
+}
