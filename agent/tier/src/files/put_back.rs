@@ -299,7 +299,6 @@ fn set_aside(place: &Place, unfit: &[Unfit]) -> Result<Vec<(u64, String)>, Files
             "{} is no whole checkpoint ({why}): it is now called {aside}",
             directory.join(name).display()
         );
-        tracing::warn!("{words}");
         done.push((*step, words));
     }
     Ok(done)
