@@ -8,6 +8,7 @@
 
 mod acts;
 mod checks;
+mod elections;
 mod faults;
 mod hands;
 mod launcher;

@@ -5,21 +5,18 @@ use std::collections::VecDeque;
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::entry::{ExitStatus, Fact, JobSpec};
-use mainstay_core::recovery::hosts::clock::Mapping;
-use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads};
 use mainstay_core::recovery::hosts::lead::{self, Lead, Office, SteppedDown};
 use mainstay_core::recovery::hosts::merge::{Merge, Next};
-use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::round::{Member, Seated, first};
-use mainstay_core::recovery::hosts::wire::{Command, Down, Report, Seat, Up};
-use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy};
+use mainstay_core::recovery::hosts::wire::Command;
+use mainstay_core::recovery::job::{Input, Job, Order, Output};
 
 use super::faults::Fault;
 use super::network::STORE;
 use super::{Event, LEASE, LEASE_SPAN, PATIENCE, SECOND, World, settings};
 
 /// A job of so many hosts with so many spares, at a time when its ranks run.
-fn running(hosts: u32, spares: u32) -> World {
+pub(super) fn running(hosts: u32, spares: u32) -> World {
     let mut world = World::new(4, hosts, spares);
     world.limits = mainstay_core::recovery::hosts::resize::Limits::fixed(hosts);
     world.until(20 * SECOND);
@@ -27,7 +24,7 @@ fn running(hosts: u32, spares: u32) -> World {
     world
 }
 
-fn seated(hosts: u32) -> Vec<Seated> {
+pub(super) fn seated(hosts: u32) -> Vec<Seated> {
     let member =
         |host| Member { launcher: format!("l{host}"), ranks: 1, node_rank: Some(host), ..Member::default() };
     first(&(0..hosts).map(member).collect::<Vec<_>>(), hosts).expect("all are there")
@@ -48,12 +45,6 @@ fn leader() -> Lead {
         newest_record: 1,
     };
     Lead::new(Mono(1), job, Merge::new(round, Span::seconds(5)), office)
-}
-
-fn follower() -> Follow {
-    let leads = Leads { launcher: "l0".to_owned(), host: "h0".to_owned(), epoch: 1 };
-    let seat = Seat { group_rank: 1, group_world_size: 2, first_rank: 1, world_size: 2 };
-    Follow::new(Mono(1), "l1".to_owned(), leads, seat, LEASE_SPAN, Mapping::default(), true)
 }
 
 #[test]
@@ -161,177 +152,6 @@ fn a_start_that_a_lost_leader_did_not_finish_fails_with_its_host() {
         ),
         "{facts:?}"
     );
-}
-
-fn record(seats: &[Seated]) -> Record {
-    Record {
-        at: Default::default(),
-        seats: seats.to_vec(),
-        leader: "l0".to_owned(),
-        job: String::new(),
-        launch: String::new(),
-        attempt: Default::default(),
-        running: true,
-        carried: None,
-        ended: None,
-    }
-}
-
-/// One whose leader is lost. `runs`: whether it has ranks.
-fn orphan(runs: bool) -> Follow {
-    let mut follow = follower();
-    if runs {
-        let command = Command::Start {
-            attempt: Attempt(0),
-            in_process: false,
-            master_addr: String::new(),
-            master_port: 1,
-            resume: None,
-            before: None,
-        };
-        follow.said(Mono(2), Down::Command { number: 1, epoch: 1, command });
-    }
-    follow.disconnected(Mono(3), "the leader has gone", true);
-    let acts: Vec<_> = acts(&mut follow);
-    assert!(acts.iter().any(|act| matches!(act, follow::Act::Campaign)), "{acts:?}");
-    follow
-}
-
-fn acts(follow: &mut Follow) -> Vec<follow::Act> {
-    std::iter::from_fn(|| follow.next_act()).collect()
-}
-
-#[test]
-fn a_launcher_whose_seat_another_one_has_takes_over_from_no_leader() {
-    let mut seats = seated(2);
-    assert!(orphan(true).takes_over(Mono(4), Some(&record(&seats))));
-    seats[1].member.launcher = "another".to_owned();
-    let mut follow = orphan(true);
-    assert!(!follow.takes_over(Mono(4), Some(&record(&seats))));
-    let acts = acts(&mut follow);
-    assert!(matches!(acts.last(), Some(follow::Act::CutOff(CutOff::Replaced))), "{acts:?}");
-}
-
-/// It has joined a moment ago, or the store was wiped before it read the record. The others have followed for longer.
-#[test]
-fn a_launcher_that_knows_no_record_with_its_seat_leaves_the_office_to_the_others() {
-    let mut seats = seated(2);
-    seats[1].member.launcher = "another".to_owned();
-    for (runs, known) in [(false, None), (true, None), (false, Some(record(&seats)))] {
-        let mut follow = orphan(runs);
-        assert!(!follow.takes_over(Mono(4), known.as_ref()));
-        follow.disconnected(Mono(5), "the leader has gone", true);
-        follow.look(Mono(4).after(LEASE_SPAN), None, false);
-        let given_back = acts(&mut follow);
-        let stands = |act: &follow::Act| matches!(act, follow::Act::Campaign | follow::Act::CutOff(_));
-        assert!(!given_back.iter().any(stands), "{given_back:?}");
-
-        // It does not wait for ever.
-        follow.look(Mono(4).after(Span(LEASE_SPAN.0 * 3)), None, false);
-        let given_up = acts(&mut follow);
-        assert!(matches!(given_up.last(), Some(follow::Act::CutOff(CutOff::NoRecord))), "{given_up:?}");
-    }
-}
-
-#[test]
-fn a_launcher_that_left_the_office_to_the_others_stands_for_the_next_election() {
-    let mut follow = orphan(false);
-    assert!(!follow.takes_over(Mono(4), None));
-    let leads = Leads { launcher: "l2".to_owned(), host: "h2".to_owned(), epoch: 3 };
-    follow.led_by(Mono(5), leads, 0);
-    acts(&mut follow);
-    follow.disconnected(Mono(6), "this one has gone, too", true);
-    assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Campaign)));
-}
-
-/// The leader that it saw for a moment has left the office to others, lives, and welcomes nobody.
-#[test]
-fn a_follower_that_no_leader_welcomes_stands_for_election_once_the_store_names_none() {
-    let mut follow = orphan(true);
-    follow.led_by(Mono(4), Leads { launcher: "l2".to_owned(), host: "h2".to_owned(), epoch: 2 }, 0);
-    follow.connected();
-    acts(&mut follow);
-    let late = Mono(4).after(LEASE_SPAN);
-    let stands = |act: &follow::Act| matches!(act, follow::Act::Campaign);
-    follow.look(late, None, true);
-    assert!(!acts(&mut follow).iter().any(stands), "it may be about to welcome it");
-    follow.look(late, None, false);
-    assert!(acts(&mut follow).iter().any(stands));
-}
-
-/// Another host takes the place of the first leader; then the store is wiped, and that one is lost, too.
-#[test]
-fn the_newest_host_of_a_job_is_elected_and_lets_one_lead_that_has_a_record() {
-    let mut world = running(3, 0);
-    world.fail(Fault::PowerCut(0, 4 * SECOND));
-    let leads = |world: &World| world.launchers.iter().position(|launcher| launcher.leads().is_some());
-    while leads(&world).is_none() {
-        world.step();
-    }
-    let leader = leads(&world).expect("one leads");
-    world.until(world.now + 2 * SECOND);
-    let joined = |world: &World| world.launchers[world.machines[0].launcher].seat.is_some();
-    assert!(!joined(&world), "it has not joined yet");
-    world.fail(Fault::StoreWiped);
-    while !joined(&world) {
-        world.step();
-    }
-    let newest = world.machines[0].launcher;
-    let leads_at = world.launchers[leader].machine;
-    let others = (1..3).filter(|machine| *machine != leads_at);
-    others.for_each(|machine| world.fail(Fault::Blocked(machine, STORE, 4 * SECOND)));
-    world.fail(Fault::LauncherDies(leads_at));
-    let was_elected = |world: &World| world.elected.values().any(|elected| *elected == newest);
-    while !was_elected(&world) {
-        world.step();
-    }
-    world.until(world.now + 60 * SECOND);
-    assert!(world.launchers[newest].runs(), "it goes on as a follower");
-    world.be_quiet();
-    assert_eq!(world.until_over(), 3);
-}
-
-#[test]
-fn a_launcher_that_waits_for_a_seat_does_not_wait_for_ever_where_no_launcher_leads() {
-    let mut follow = follower();
-    follow.said(Mono(2), Down::Waiting { told: String::new(), spare: None });
-    follow.disconnected(Mono(3), "the leader has gone", true);
-    follow.look(Mono(3).after(LEASE_SPAN), None, false);
-    let acts = acts(&mut follow);
-    assert!(
-        !acts.iter().any(|act| matches!(act, follow::Act::Campaign | follow::Act::CutOff(_))),
-        "{acts:?}"
-    );
-    follow.look(Mono(3).after(Span(LEASE_SPAN.0 * 3)), None, false);
-    assert!(matches!(
-        std::iter::from_fn(|| follow.next_act()).last(),
-        Some(follow::Act::CutOff(CutOff::NoLeader))
-    ));
-}
-
-#[test]
-fn the_answer_to_a_new_leader_is_not_lost_with_the_connection_on_which_it_asked() {
-    let mut follow = follower();
-    let attempt = Attempt(0);
-    let leads = Leads { launcher: "l2".to_owned(), host: "h2".to_owned(), epoch: 2 };
-    follow.led_by(Mono(2), leads, 0);
-    let seat = Seat { group_rank: 1, group_world_size: 2, first_rank: 1, world_size: 2 };
-    let welcomed = |follow: &mut Follow| {
-        follow.connected();
-        let (job, launch) = (String::new(), String::new());
-        follow.said(Mono(3), Down::Welcome { seat: seat.clone(), job, launch, have: 0, epoch: 2 });
-    };
-    welcomed(&mut follow);
-    let command = Command::Stop { attempt, why: StopWhy::Fault, save_after: None };
-    follow.said(Mono(4), Down::Command { number: 1, epoch: 2, command });
-    follow.disconnected(Mono(5), "it was reset", false);
-    let ended = Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() };
-    follow.report(Mono(6), Report::Fact { fact: ended.clone() });
-    welcomed(&mut follow);
-    follow.said(Mono(8), Down::Beat { sent: Mono(7), at: Mono(7) });
-    let acts: Vec<_> = std::iter::from_fn(|| follow.next_act()).collect();
-    let answers = |act: &follow::Act| matches!(act, follow::Act::Send(Up::Report { report: Report::Fact { fact }, .. }) if *fact == ended);
-    assert!(acts.iter().any(answers), "{acts:?}");
 }
 
 /// NVRx#348: one host more than the job needs ends NVRx's job with "Maximum number of nodes exceeded".
@@ -461,7 +281,7 @@ fn a_host_that_nothing_is_heard_of_is_replaced_and_ends_its_ranks() {
 
 impl World {
     /// Lets time pass until then.
-    fn until(&mut self, at: u64) {
+    pub(super) fn until(&mut self, at: u64) {
         self.at(at, Event::Nothing);
         while self.now < at {
             self.step();
