@@ -164,16 +164,32 @@ fn is_of_tests(path: &Path) -> bool {
     name.contains("mst-") || name.starts_with("mainstay-test")
 }
 
-/// A path with some of what is in it: the names tell which test left it.
+/// A path with some of what is in it, and what was written there last: the names tell which test left it.
 fn with_some_of_it(path: &Path) -> String {
     let names = entries(path).into_iter().take(5);
     let names = names.filter_map(|of| Some(of.file_name()?.to_string_lossy().into_owned()));
     let names: Vec<String> = names.collect();
     if names.is_empty() {
-        path.display().to_string()
-    } else {
-        format!("{} ({})", path.display(), names.join(", "))
+        return path.display().to_string();
     }
+    let newest = newest(path).map(|newest| format!("; last: {}", newest.display())).unwrap_or_default();
+    format!("{} ({}{newest})", path.display(), names.join(", "))
+}
+
+/// What was written last below a folder.
+fn newest(path: &Path) -> Option<PathBuf> {
+    let mut folders = vec![path.to_owned()];
+    let mut all = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in entries(&folder) {
+            let Ok(found) = entry.symlink_metadata() else { continue };
+            all.extend(found.modified().ok().map(|at| (at, entry.clone())));
+            if found.is_dir() {
+                folders.push(entry);
+            }
+        }
+    }
+    all.into_iter().max().map(|(_, path)| path)
 }
 
 #[cfg(test)]

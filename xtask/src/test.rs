@@ -16,7 +16,7 @@ use crate::nvrx;
 use crate::packages;
 use crate::paths;
 use crate::progress::Progress;
-use crate::test_programs::{TestProgram, TestPrograms};
+use crate::test_programs::{TestProgram, TestPrograms, mostly_waits};
 use crate::venv::{self, Venv};
 use crate::wheel;
 
@@ -110,8 +110,14 @@ fn build(checks: &mut Checks) -> Option<TestPrograms> {
 fn unit(checks: &mut Checks, own: &Snapshot, programs: &TestPrograms) {
     checks.run("unit and property tests (cargo test)", || {
         // The scenarios' package is left to its own step, and so are most simulated jobs of several hosts.
-        let prepare = |test: &mut Command| _ = test.env("MAINSTAY_SEEDS", FEW_SEEDS);
-        programs.run(own, |program| !program.is_of(SCENARIOS), None, prepare)
+        programs.run(
+            own,
+            |program| !program.is_of(SCENARIOS),
+            None,
+            |test| {
+                mostly_waits(test.env("MAINSTAY_SEEDS", FEW_SEEDS));
+            },
+        )
     });
     checks.run("examples in documentation (cargo test --doc)", || {
         let mut test = cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);

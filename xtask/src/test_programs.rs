@@ -101,9 +101,6 @@ impl TestPrograms {
             println!("\n     Running {} ({})", program.target, program.folder.display());
             let mut test = Command::new(&program.file);
             test.args(filter).current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
-            if std::env::var_os(THREADS).is_none() {
-                test.env(THREADS, at_once().to_string());
-            }
             prepare(&mut test);
             own.give(&mut test);
             let (status, told) = command::run_watched(&mut test)?;
@@ -119,9 +116,12 @@ impl TestPrograms {
     }
 }
 
-/// Most tests wait for processes, disks and clocks: one of two needs a processor at any time.
-fn at_once() -> usize {
-    2 * std::thread::available_parallelism().map_or(2, usize::from)
+/// Has a test program run more tests at once than there are processors: for those that mostly wait for processes, disks and clocks.
+pub fn mostly_waits(test: &mut Command) {
+    if std::env::var_os(THREADS).is_none() {
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        test.env(THREADS, (2 * processors).to_string());
+    }
 }
 
 #[cfg(test)]
