@@ -219,7 +219,7 @@ fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
     made
 }
 
-/// Two minutes on two processors. `MAINSTAY_SEEDS` asks for more: a million by hand.
+/// A minute and a half on two processors. `MAINSTAY_SEEDS` asks for more: a million by hand.
 fn simulate(own: &Snapshot, programs: &TestPrograms) -> Result<Verdict> {
     let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "100000".to_owned());
     let core = |program: &TestProgram| program.is_of("agent/core") && program.target == "it";

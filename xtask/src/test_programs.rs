@@ -105,10 +105,6 @@ impl TestPrograms {
             own.give(&mut test);
             let (status, told) = command::run_watched(&mut test)?;
             all_passed &= status.success();
-            // One that ends without a word about its tests has not run them.
-            if !status.success() && !told.contains("test result:") {
-                said.push_str("test result: FAILED. 0 passed; 1 failed;\n");
-            }
             said.push_str(&told);
         }
         ensure!(count > 0, "there is no such test program");

@@ -12,7 +12,7 @@ use mainstay_core::model::entry::Fact;
 use mainstay_tests::{End, Plan, Stage, processes};
 
 /// `save STEP` writes as Transformers does, its mark last; `newest` is the step that it would go on from.
-const TRAINER: &str = r#"
+pub const TRAINER: &str = r#"
 save() {
     mkdir -p "$OUT/checkpoint-$1"
     printf 'the state of step %s' "$1" > "$OUT/checkpoint-$1/weights"

@@ -18,6 +18,7 @@ use mainstay_tests::{as_nobody, mainstay, processes, skipped};
 
 use crate::hosts::{Hosts, ckpt, json};
 use crate::peers::save;
+use crate::sealing::TRAINER;
 
 /// The unit's user and group.
 const UNIT: u32 = 61_010;
@@ -245,19 +246,6 @@ fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
     let said = text(&checked.stdout);
     assert!(said.contains("checkpoints of users") && said.contains("that launchers lend"), "{said}");
 }
-
-/// Saves as Transformers does, its mark last.
-const TRAINER: &str = r#"
-save() {
-    mkdir -p "$OUT/checkpoint-$1"
-    printf 'the state of step %s' "$1" > "$OUT/checkpoint-$1/weights"
-    printf '{"global_step": %s}' "$1" > "$OUT/checkpoint-$1/trainer_state.json"
-}
-newest() { ls "$OUT" | grep '^checkpoint-' | sort -t- -k2 -n | tail -n 1 | cut -d- -f2; }
-goes_on_from() {
-    test "$(newest)" = "$1" && test "$(cat "$OUT/checkpoint-$1/weights")" = "the state of step $1"
-}
-"#;
 
 #[test]
 fn under_the_units_user_trainers_go_on_from_their_own_checkpoints_and_from_nothing_damaged() {

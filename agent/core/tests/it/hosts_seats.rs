@@ -8,6 +8,7 @@ use mainstay_core::recovery::hosts::clock::Mapping;
 use mainstay_core::recovery::hosts::follow::{self, CutOff, Follow, Leads};
 use mainstay_core::recovery::hosts::lead::{Act, Lead, Office};
 use mainstay_core::recovery::hosts::merge::Merge;
+use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::resize::Limits;
 use mainstay_core::recovery::hosts::round::{Member, first};
 use mainstay_core::recovery::hosts::wire::{Command, Down, Join, PROTOCOL, Report, Seat, Up};
@@ -26,6 +27,21 @@ fn follower() -> Follow {
     let leader = Leads { launcher: "l0".to_owned(), host: "h0".to_owned(), epoch: 1 };
     let lease = Span::seconds(10);
     Follow::new(Mono(1), "l2".to_owned(), leader, seat(2, 3), lease, Mapping::default(), true)
+}
+
+fn record_with_its_seat() -> Record {
+    let member = |host| Member { launcher: format!("l{host}"), ranks: 1, ..Member::default() };
+    Record {
+        at: Default::default(),
+        seats: first(&(0..3).map(member).collect::<Vec<_>>(), 3).expect("all are there"),
+        leader: "l0".to_owned(),
+        job: String::new(),
+        launch: String::new(),
+        attempt: Attempt(0),
+        running: true,
+        carried: None,
+        ended: None,
+    }
 }
 
 fn acts(follow: &mut Follow) -> Vec<follow::Act> {
@@ -84,12 +100,13 @@ fn a_follower_without_a_seat_does_not_stand_for_election_until_it_has_one_again(
     follow.disconnected(Mono(3), "the cable", false);
     let told = acts(&mut follow);
     assert!(told.iter().all(|act| !matches!(act, follow::Act::Campaign)), "{told:?}");
-    assert!(!follow.takes_over(Mono(9_000_000_000), None));
+    assert!(!follow.takes_over(Mono(4), Some(&record_with_its_seat())));
     follow.connected();
     follow.said(Mono(4), welcome(seat(1, 2)));
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::TookSeat)));
     follow.disconnected(Mono(5), "the cable", false);
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Campaign)));
+    assert!(follow.takes_over(Mono(6), Some(&record_with_its_seat())));
 }
 
 /// A leader of three hosts that waits for the third, which is lost, in the first start.
@@ -278,7 +295,7 @@ fn a_launcher_that_waits_is_told_what_it_needs_to_get_ready_and_all_learn_that_i
 #[test]
 fn a_spare_that_prepares_follows_without_a_seat_until_it_is_welcomed() {
     let mut follow = follower().waiting();
-    assert!(follow.waits_for_a_seat() && !follow.takes_over(Mono(9_000_000_000), None));
+    assert!(follow.waits_for_a_seat() && !follow.takes_over(Mono(4), Some(&record_with_its_seat())));
     follow.said(Mono(2), Down::Meet { hosts: vec!["a:1".to_owned()], spares: Vec::new() });
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::Meet { .. })));
     follow.disconnected(Mono(3), "the cable", false);

@@ -2,11 +2,10 @@
 //! ([`cache`]). They are sealed where they lie and offered to peers and durable storage as one archive, of which nothing is written
 //! on this host.
 //!
-//! From the bottom: `tree` (which files there are), `compare` and `judge` (what became of them), `take` (their seal), `pack` (them as an archive, and its seal),
-//! `unpack` (back into a directory), `catalog` (what is known over restarts), `copies` (of files that are written over), `host` (what
-//! all three share), `left` and `put_back` (changes in a directory before its
-//! trainer goes on, and who makes them), `back` (which step a job goes back to), `all` (what an
-//! agent looks after).
+//! From the bottom: `tree` (which files there are), `compare` and `judge` (what became of them), `take` (their seal), `pack` (them as an
+//! archive, and its seal), `unpack` (back into a directory), `catalog` (what is known over restarts), `copies` (of files that are written
+//! over), `host` (what all three share), `left` and `put_back` (changes in a directory before its trainer goes on, and who makes them),
+//! `back` (which step a job goes back to), `all` (what an agent looks after).
 
 mod all;
 mod back;
