@@ -318,6 +318,15 @@ goes_on_from 20
     closed(&outs[0]);
     launch(0, &outs[0], "goes_on_from 20").end().assert_status(0).assert_said("step 20 (decision");
     files_of(&outs[0], A);
+
+    // Within a job nobody makes a directory that is gone, and nothing starts from the beginning.
+    let script = r#"
+if [ "$ATTEMPT" = 0 ]; then rm -r "$OUT"; exit 9; fi
+mark started-over
+"#;
+    let end = launch(0, &outs[0], script).end();
+    end.assert_status(70).assert_said("make it, and start the job again");
+    assert!(!hosts.stages[0].marks().join("started-over").exists());
 }
 
 #[test]

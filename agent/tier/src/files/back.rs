@@ -209,7 +209,13 @@ impl Inner {
         let own = User::own();
         let maker = self.acting.known().or_else(|| (own.uid != 0).then_some(own));
         if let Some(maker) = maker {
-            let _as_user = As::to_write(maker).map_err(FilesError::reading(directory))?;
+            let cannot = |error| {
+                FilesError::Lost(format!(
+                    "{} is gone, and it cannot be made again ({error}): make it, and start the job again",
+                    directory.display()
+                ))
+            };
+            let _as_user = As::to_write(maker).map_err(cannot)?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
         let refused = || {
