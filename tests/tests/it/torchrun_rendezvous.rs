@@ -62,6 +62,8 @@ fn two_launchers_of_an_elastic_job_are_one_world() {
     let (port, script) = (free_port(), r#"mark "ran.$RANK" "$WORLD_SIZE""#);
     // It takes the second host, however late: the last call is longer than the test may last.
     let jobs = [&first, &second].map(|stage| elastic(stage, "both-of-two", port, 3_600, script));
+    // Processes of both have the same job in their names: what each has left is looked at when both have ended.
+    assert!(jobs.iter().all(Job::has_ended));
     for job in jobs {
         job.end().assert_status(0);
     }
