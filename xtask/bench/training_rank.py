@@ -4,6 +4,7 @@ environment: BENCH_OUT   where the lines go
              BENCH_MIB   the size of its state
              BENCH_STEPS steps from one save to the next
              BENCH_SAVES how many saves
+             BENCH_TURN  how many of them in a turn; each turn begins when there is a file BENCH_OUT.turn-NUMBER
 
 A step is one product of matrices after the other in one thread, as long as a step of 50 ms on this machine. What a save takes is not
 counted: it is a figure of its own.
@@ -17,7 +18,8 @@ import mainstay
 import torch
 
 torch.set_num_threads(1)
-STEPS, SAVES = int(os.environ["BENCH_STEPS"]), int(os.environ["BENCH_SAVES"])
+STEPS, SAVES, TURN = (int(os.environ[name]) for name in ("BENCH_STEPS", "BENCH_SAVES", "BENCH_TURN"))
+OUT = os.environ["BENCH_OUT"]
 WORDS = int(os.environ["BENCH_MIB"]) * (1 << 20) // 4 // 16
 STEP_S = 0.05
 now = time.perf_counter
@@ -41,7 +43,10 @@ def products_of_a_step():
 count = products_of_a_step()
 state = {f"layer{number}.weight": torch.full((WORDS,), float(number)) for number in range(16)}
 assert mainstay.checkpoint.reserve(state), "there is no memory for it"
+open(f"{OUT}.ready", "w", encoding="utf-8").close()
 for save in range(SAVES):
+    while save % TURN == 0 and not os.path.exists(f"{OUT}.turn-{save // TURN}"):
+        time.sleep(0.01)
     for tensor in state.values():
         # What did not change would not be sent.
         tensor.add_(1.0)
@@ -51,5 +56,5 @@ for save in range(SAVES):
         products(count)
         mainstay.step(save * STEPS + step + 1)
     line = {"steps": STEPS, "took": now() - began, "cpu": time.thread_time() - cpu, "count": count}
-    with open(os.environ["BENCH_OUT"], "a", encoding="utf-8") as out:
+    with open(OUT, "a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")

@@ -2,7 +2,7 @@
 //!
 //! Steps during which this host replicates are held against steps during which it does not. What they take longer, for each second of
 //! replicating, is the price; it is believed only as far as it stands out of the noise (two standard errors), so that a host whose steps
-//! vary and whose replicas cost nothing holds nothing back. An allowance grows with time and is spent at that price: on the average
+//! vary and whose replicas cost nothing holds nothing back. An allowance grows with each step and is spent at that price: on the average
 //! training pays no more than the share that was allowed, and replicas still go as fast as they can when they go. One that is held back is
 //! overtaken by the next step. All ranks of a job wait for each other, so the steps here also tell what replicas cost on other hosts.
 
@@ -61,7 +61,6 @@ pub struct ReplicationCost {
     kinds: [Kind; 2],
     /// Seconds of training that may be spent.
     left_s: f64,
-    at: Option<Mono>,
     held_since: Option<Mono>,
     /// When the newest step was complete, and what it took.
     newest: Option<(Mono, Span)>,
@@ -81,12 +80,12 @@ impl ReplicationCost {
     pub fn new(allowed: f64) -> ReplicationCost {
         let left_s = allowed * SAVED_UP_S;
         let kinds = Default::default();
-        ReplicationCost { allowed, kinds, left_s, at: None, held_since: None, newest: None, rest_since: None }
+        ReplicationCost { allowed, kinds, left_s, held_since: None, newest: None, rest_since: None }
     }
 
     /// Sees a step that went by with `replicating` of its time spent on replicas.
     pub fn stepped(&mut self, step: StepTime, replicating: Span) {
-        self.newest = Some((step.end, step.end.since(step.start)));
+        self.earn(step);
         let saving = step.saving.as_seconds();
         let took = step.end.since(step.start).as_seconds() - saving;
         if took <= 0.0 {
@@ -109,8 +108,8 @@ impl ReplicationCost {
 
     /// Replicas were sent or taken for so long, until `now`. Seconds of training that it cost, as far as is known.
     pub fn replicated(&mut self, took: Span, now: Mono) -> f64 {
-        self.grow(now);
-        let cost_s = self.believed() * took.as_seconds();
+        // Nobody is slowed who makes no steps.
+        let cost_s = if self.stands_still(now) { 0.0 } else { self.believed() * took.as_seconds() };
         self.left_s -= cost_s;
         cost_s
     }
@@ -120,7 +119,6 @@ impl ReplicationCost {
         if self.allowed <= 0.0 {
             return true;
         }
-        self.grow(now);
         if self.stands_still(now) || (self.left_s >= 0.0 && !self.rests(now)) {
             self.held_since = None;
             return true;
@@ -159,10 +157,14 @@ impl ReplicationCost {
         (squares > 0.0).then(|| (products / squares, noise.sqrt() / squares))
     }
 
-    fn grow(&mut self, now: Mono) {
-        let passed = self.at.map_or(Span::default(), |at| now.since(at));
-        self.at = Some(now);
-        self.left_s = (self.left_s + self.allowed * passed.as_seconds()).min(self.allowed * SAVED_UP_S);
+    /// The allowance grows with the time of steps only, and once where ranks of this host step side by side.
+    fn earn(&mut self, step: StepTime) {
+        let known = self.newest.map_or(step.start, |(end, _)| end.max(step.start));
+        self.left_s =
+            (self.left_s + self.allowed * step.end.since(known).as_seconds()).min(self.allowed * SAVED_UP_S);
+        if self.newest.is_none_or(|(end, _)| step.end >= end) {
+            self.newest = Some((step.end, step.end.since(step.start)));
+        }
     }
 
     /// Whether no step came when one was due: nobody is slowed then, and what was saved last must get away before the host does.

@@ -1,11 +1,12 @@
 //! Files in the store's memory that have their pages already: of replicas that were dropped, or made ahead of what is expected. What is
-//! received into one pays for no new page.
+//! received into one pays for no new page. Nor is what had come of a shard that was given up thrown away: a peer that cannot keep up would
+//! else pay for new pages each time, and be slower still.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::os::MappedFile;
 
@@ -22,6 +23,8 @@ pub(super) struct Spare {
     pub(super) bytes: u64,
     /// Its memory, where it is mapped.
     pub(super) memory: Option<Arc<MappedFile>>,
+    /// Until this is gone, connections may write into it for the shard that was to lie there.
+    pub(super) writers: Weak<()>,
 }
 
 /// All of them.
@@ -66,7 +69,7 @@ impl Spares {
     }
 
     fn take_best(&mut self, by: impl Fn(&Spare) -> Option<(u64, bool)>) -> Option<Spare> {
-        let all = self.kept.iter().enumerate();
+        let all = self.kept.iter().enumerate().filter(|(_, spare)| spare.writers.strong_count() == 0);
         let (_, index) = all.filter_map(|(index, spare)| Some((by(spare)?, index))).min()?;
         let spare = self.kept.swap_remove(index);
         self.bytes -= spare.bytes;
@@ -94,7 +97,9 @@ pub(super) fn make(path: &Path, bytes: u64, wanted: &dyn Fn() -> bool) -> io::Re
         let _ = fs::remove_file(path);
     }
     let memory = made?;
-    Ok(memory.map(|memory| Spare { path: path.to_owned(), bytes, memory: Some(Arc::new(memory)) }))
+    let spare =
+        |memory| Spare { path: path.to_owned(), bytes, memory: Some(Arc::new(memory)), writers: Weak::new() };
+    Ok(memory.map(spare))
 }
 
 fn fill(path: &Path, bytes: u64, wanted: &dyn Fn() -> bool) -> io::Result<Option<MappedFile>> {

@@ -22,7 +22,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
@@ -308,9 +308,19 @@ impl Store {
     pub fn abandon(&self, upload: &Upload) {
         let Ok(mut stored) = upload.stored.try_lock() else { return };
         stored.get_or_insert(false);
-        if self.inner().uploads.remove(&upload.sealed.shard.root).is_some() {
-            let _ = fs::remove_file(&upload.path);
+        let mut inner = self.inner();
+        let root = &upload.sealed.shard.root;
+        if !inner.uploads.get(root).is_some_and(|coming| std::ptr::eq(Arc::as_ptr(coming), upload)) {
+            return;
         }
+        inner.uploads.remove(root);
+        let path = self.root.join("spare").join(self.name("given-up"));
+        if !inner.spares.has_room() || fs::rename(&upload.path, &path).is_err() {
+            let _ = fs::remove_file(&upload.path);
+            return;
+        }
+        let (bytes, memory) = (upload.sealed.shard.bytes, upload.memory.clone());
+        inner.spares.keep(Spare { path, bytes, memory, writers: Arc::downgrade(&upload.writers) });
     }
 
     /// Gives up what nobody has brought anything of for `patience`: its owner is gone.
@@ -353,6 +363,15 @@ impl Store {
         self.inner().replicas.get(root)?.lock
     }
 
+    /// Whether a newer step of this shard's rank is on its way here, and some of it came in the last `patience`.
+    pub(crate) fn newer_is_coming(&self, shard: &Shard, patience: Duration) -> bool {
+        let age = |of: &StepKey| (of.attempt, of.step);
+        let is_newer = |other: &Shard| {
+            other.of.run == shard.of.run && other.rank == shard.rank && age(&other.of) > age(&shard.of)
+        };
+        self.inner().uploads.values().any(|upload| is_newer(&upload.sealed.shard) && upload.idle() < patience)
+    }
+
     /// Since when a replica is here.
     pub(crate) fn since(&self, root: &str) -> Option<Instant> {
         self.inner().replicas.get(root).map(|replica| replica.since)
@@ -372,7 +391,7 @@ impl Store {
         let bytes = replica.sealed.shard.bytes;
         let spare = inner.spares.has_room().then_some(path.as_path());
         if place::take_down(&Private, &replica.directory, spare) {
-            inner.spares.keep(Spare { path, bytes, memory: replica.memory });
+            inner.spares.keep(Spare { path, bytes, memory: replica.memory, writers: Weak::new() });
         }
     }
 }

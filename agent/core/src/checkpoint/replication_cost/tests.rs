@@ -150,8 +150,8 @@ fn evaluations_and_pauses_are_no_price() {
     assert!(price.per_second().unwrap() < 0.02, "{price:?}");
 }
 
-#[test]
-fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
+/// Steps took twice as long beside replicas; and when the last of them was complete.
+fn dear() -> (ReplicationCost, f64) {
     let mut price = ReplicationCost::new(0.01);
     let mut now = 1.0;
     for beside in [0.0, 0.1] {
@@ -162,6 +162,12 @@ fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
             now += took;
         }
     }
+    (price, now)
+}
+
+#[test]
+fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
+    let (mut price, now) = dear();
     assert!(price.allows(mono(now)));
     price.replicated(span(3_600.0), mono(now));
     assert!(!price.allows(mono(now)));
@@ -176,19 +182,44 @@ fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
 
 #[test]
 fn where_training_stands_still_nothing_waits_for_it() {
-    let mut price = ReplicationCost::new(0.01);
-    let mut now = 1.0;
-    for beside in [0.0, 0.1] {
-        for _ in 0..100 {
-            let took = 0.1 + beside;
-            let time = StepTime { start: mono(now), end: mono(now + took), saving: Span::default() };
-            price.stepped(time, span(beside));
-            now += took;
-        }
-    }
+    let (mut price, now) = dear();
     price.replicated(span(3_600.0), mono(now));
     assert!(!price.allows(mono(now + 3.0)));
     assert!(price.allows(mono(now + 4.0)));
+}
+
+#[test]
+fn a_pause_of_training_earns_nothing_and_replicas_are_free_in_it() {
+    let (mut price, now) = dear();
+    price.replicated(span(10.0), mono(now));
+    let resumed = now + 300.0;
+    assert_eq!(price.replicated(span(100.0), mono(resumed - 100.0)), 0.0);
+    let step = StepTime { start: mono(resumed), end: mono(resumed + 0.1), saving: Span::default() };
+    price.stepped(step, Span::default());
+    assert!(!price.allows(mono(resumed + 0.1)), "what was spent before is paid off by steps");
+}
+
+#[test]
+fn ranks_that_step_side_by_side_earn_once() {
+    let earned = |ranks: usize| {
+        let (mut price, now) = dear();
+        price.replicated(span(10.0), mono(now));
+        let before = price.left_s;
+        for _ in 0..ranks {
+            for step in 0..10 {
+                let start = now + f64::from(step) * 0.1;
+                let time = StepTime { start: mono(start), end: mono(start + 0.1), saving: Span::default() };
+                price.stepped(time, Span::default());
+            }
+        }
+        price.left_s - before
+    };
+    assert!(
+        (earned(1) - 0.01).abs() < 1e-6 && (earned(8) - 0.01).abs() < 1e-6,
+        "{} {}",
+        earned(1),
+        earned(8)
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::inventory::{Shard, StepKey, steps};
 use mainstay_core::checkpoint::parity::Parity;
@@ -19,6 +19,9 @@ use crate::peer::local_shards::Opened;
 use crate::peer::message::Held;
 use crate::peer::sealed::Sealed;
 use crate::peer::withdrawal::WithdrawalLock;
+
+/// A newer step of which nothing came for so long is waited for no more.
+const NEWER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Whether the bytes were not as they were sealed before they went out.
 fn is_ours(error: &PeerError) -> bool {
@@ -52,6 +55,9 @@ impl Shared {
         copies.retain(|copy| !shared.contains(&copy.shard.root));
         let hosts = self.hosts();
         let mut needed = repairs(self.name(), &copies, &hosts, &rules);
+        // Where saves are as fast as the wire, an owner has often used its memory for newer steps when one has come here. A copy back would
+        // take from the newer one that is on its way what little there is.
+        needed.retain(|repair| !self.store.newer_is_coming(&repair.shard, NEWER_PATIENCE));
         if self.meets.load(Ordering::Relaxed) {
             // A step is of use when all hosts have sent their shards of it: one that another host has begun with comes first. Else
             // each would send the newest at its own time, and of no step all would be there.

@@ -101,7 +101,7 @@ impl Store {
         self.inner().spares.mapped().iter().sum()
     }
 
-    fn name(&self, what: &str) -> String {
+    pub(super) fn name(&self, what: &str) -> String {
         format!("{what}-{}", self.numbers.fetch_add(1, Ordering::Relaxed))
     }
 }

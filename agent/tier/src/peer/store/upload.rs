@@ -24,6 +24,8 @@ pub struct Upload {
     pub(super) path: PathBuf,
     /// The file's memory, where it was used before.
     pub(super) memory: Option<Arc<MappedFile>>,
+    /// Goes with the upload: as long as it is there, somebody may write into the file.
+    pub(super) writers: Arc<()>,
     progress: Mutex<Progress>,
     /// Whether chunks that lie here already were looked for.
     searched: AtomicBool,
@@ -62,6 +64,7 @@ impl Upload {
             file,
             path,
             memory,
+            writers: Arc::default(),
             progress: Mutex::new(Progress { missing, coming: BTreeSet::new(), moved: Instant::now() }),
             searched: AtomicBool::new(false),
             stored: Mutex::new(None),

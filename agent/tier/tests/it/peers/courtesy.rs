@@ -49,7 +49,12 @@ fn replicas_that_have_cost_training_its_share_wait_and_go_when_it_stands_still()
     assert!(toll.per_second.is_some_and(|price| price > 0.5), "{toll:?}");
     // What was saved up is spent on this one.
     host.save(0, 20, &[0], 1);
-    host.wait_for_copies(20, 2);
+    let mut from = monotonic();
+    until("step 20 on both hosts, while training goes on", || {
+        steps(host, from, 1);
+        from = monotonic();
+        host.least_copies(20) == 2
+    });
     host.save(0, 30, &[0], 1);
     until("a replica to wait", || {
         steps(host, Mono(monotonic().0 - USUAL.0), 1);

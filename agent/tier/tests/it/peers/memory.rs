@@ -64,6 +64,31 @@ fn a_replica_takes_the_memory_of_an_older_one_and_holds_nothing_of_it() {
 }
 
 #[test]
+fn the_memory_of_a_shard_that_was_given_up_serves_another_once_nobody_writes_into_it() {
+    let home = in_memory();
+    let store = Store::open(home.path(), 1 << 30).unwrap();
+    let (old, new) = (bytes(1, 0), bytes(2, 0));
+    let late = offered(&store, 1, &old);
+    let (offset, length, _) = late.sealed.chunk(0).unwrap();
+    let claim = late.claim(0).unwrap();
+    store.abandon(&late);
+    // A connection still brings a chunk of the old one: the new one lies elsewhere.
+    let upload = offered(&store, 2, &new);
+    assert_eq!(bring(&upload, &new), 0, "it has new pages");
+    claim.write(offset, &old[..length as usize]).unwrap();
+    claim.done();
+    assert!(store.commit(&late).is_err());
+    store.commit(&upload).unwrap();
+    assert!(kept(&store, &upload) == new);
+    drop(late);
+    let upload = offered(&store, 3, &new);
+    assert!(bring(&upload, &new) > 0, "its pages are there");
+    store.commit(&upload).unwrap();
+    assert!(kept(&store, &upload) == new);
+    assert_eq!(fs::read_dir(home.path().join("spare")).unwrap().count(), 0);
+}
+
+#[test]
 fn a_chunk_that_is_being_brought_is_nobody_elses() {
     let home = in_memory();
     let store = Store::open(home.path(), 1 << 30).unwrap();

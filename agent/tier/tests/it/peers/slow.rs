@@ -1,5 +1,7 @@
-//! A rate limit that is lower than anybody would set: a chunk takes longer than a peer waits for the next bytes.
+//! A rate limit that is lower than anybody would set: a chunk takes longer than a peer waits for the next bytes, and a step longer than
+//! its owner keeps it.
 
+use std::fs;
 use std::time::Duration;
 
 use super::support::{CHUNK, hosts, identity, seal};
@@ -14,5 +16,29 @@ fn a_chunk_that_takes_longer_than_the_other_side_waits_arrives_all_the_same() {
     seal(hosts[0].directory.path(), &identity(0, 1, 0, 1), content);
     hosts[0].service().watch(hosts[0].place());
     hosts[0].wait_for_copies(1, 2);
-    assert_eq!(std::fs::read(&hosts[1].replicas()[0]).unwrap(), content);
+    assert_eq!(fs::read(&hosts[1].replicas()[0]).unwrap(), content);
+}
+
+#[test]
+fn a_step_that_its_owner_has_no_more_is_not_sent_back_while_a_newer_one_comes() {
+    let hosts = hosts(2, |index, settings| {
+        // Of the other one nothing holds back what it would send.
+        settings.rate = if index == 0 { 2 * CHUNK } else { 0 };
+    });
+    hosts[0].save(0, 1, &[0], 1);
+    hosts[0].wait_for_copies(1, 2);
+    fs::remove_dir_all(hosts[0].directory.path().join("step-000000000001")).unwrap();
+    hosts[0].save(0, 2, &[0], 1);
+    // Each look is one at which it could go back.
+    let mut looks = 0;
+    while hosts[1].replicas().len() < 2 {
+        hosts[1].service().refresh();
+        let copies = hosts[1].service().copies();
+        let is_gone = !copies.iter().any(|copy| copy.shard.of.step == 1 && copy.own);
+        let comes = fs::read_dir(hosts[1].store.path().join("incoming")).unwrap().next().is_some();
+        looks += usize::from(is_gone && comes);
+    }
+    assert!(looks > 1, "{looks}");
+    hosts[0].wait_for_copies(2, 2);
+    assert_eq!((hosts[1].service().counts().shards_sent, hosts[0].replicas().len()), (0, 0));
 }
