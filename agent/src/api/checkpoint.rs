@@ -21,7 +21,7 @@ use mainstay_proto::v1::{
     RestoreProgress, RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
 use mainstay_tier::files::{Begun, FileWatch, Files, FilesError, Wanted, ensure_directory};
-use mainstay_tier::peer::{Progress, Reach, Service, User, Watched, reach};
+use mainstay_tier::peer::{Progress, Service, User, Watched, may_serve};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
@@ -266,10 +266,8 @@ fn pull_caches(files: &Files, user: User) {
 /// What this agent cannot do for the user of a directory, and why. What it may only read it restores by way of the user's process.
 fn problem_of(place: &Watched) -> Option<String> {
     let directory = place.directory.display();
-    match reach(place.user, &place.directory) {
-        Reach::All | Reach::Reads => None,
-        Reach::Nothing(why) => Some(format!("nothing in {directory} is replicated or restored: {why}")),
-    }
+    let unserved = may_serve(place.user, &place.directory).err()?;
+    Some(format!("nothing in {directory} is replicated or restored: {unserved}"))
 }
 
 /// Work that may take long and blocks, on a thread of its own.

@@ -142,11 +142,13 @@ impl Files {
 
     /// What a process of this host made that was killed in a restore.
     fn remove_those_of_ended(&self) {
-        let Some(of_trainer) = self.prefix.strip_prefix(RESTORING_TRAINER) else { return };
+        if !self.prefix.starts_with(RESTORING_TRAINER) {
+            // The client tidies up the others.
+            return;
+        }
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let name = name.to_str().and_then(|name| name.strip_prefix(RESTORING_TRAINER));
-            let rest = name.and_then(|name| name.strip_prefix(of_trainer)?.strip_suffix(".tmp"));
+            let rest = name.to_str().and_then(|name| name.strip_prefix(&*self.prefix)?.strip_suffix(".tmp"));
             let process = rest.and_then(|rest| rest.split_once('.')?.1.parse::<u32>().ok());
             if process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
                 let _ = fs::remove_dir_all(entry.path());
@@ -169,5 +171,41 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn what_a_killed_process_of_this_host_lent_is_removed_and_nothing_else() {
+        let home = tempfile::tempdir().unwrap();
+        let of_trainer = LentFiles::of_trainer(home.path());
+        let (prefix, own) = (of_trainer.0.prefix.clone(), std::process::id());
+        // No process has this number: it is beyond the largest that the kernel gives.
+        let killed = format!("{prefix}17f.{}.tmp", i32::MAX);
+        let others = [
+            format!("{prefix}17f.{own}.tmp"),
+            format!("{prefix}17f.{}", i32::MAX),
+            format!("{prefix}17f.x.tmp"),
+            format!("{RESTORING_TRAINER}another-host.17f.{}.tmp", i32::MAX),
+            format!("{RESTORING}17f.{}.tmp", i32::MAX),
+            "checkpoint-20".to_owned(),
+        ];
+        for name in others.iter().chain([&killed]) {
+            fs::create_dir(home.path().join(name)).unwrap();
+            fs::write(home.path().join(name).join("0"), "").unwrap();
+        }
+        let there = || -> BTreeSet<String> {
+            let entries = fs::read_dir(home.path()).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        LentFiles::new(home.path()).0.remove_those_of_ended();
+        assert!(there().contains(&killed), "restores of shards leave that to the client");
+        of_trainer.0.remove_those_of_ended();
+        assert_eq!(there(), others.into_iter().collect());
     }
 }

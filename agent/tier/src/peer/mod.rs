@@ -52,5 +52,5 @@ pub use sealed::{Sealed, SealedError};
 pub use service::{Counts, Lag, Peer, Service, Settings, StartError};
 pub use throttle::ReplicationOverhead;
 pub use together::Brought;
-pub use user::{Reach, User, groups_of, learn_groups, reach};
+pub use user::{User, groups_of, learn_groups, may_serve};
 pub use withdrawal::{WithdrawalKey, WithdrawalLock};

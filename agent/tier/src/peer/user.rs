@@ -126,31 +126,17 @@ impl As {
     }
 }
 
-/// What this process may do in a user's directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// What that user may.
-    All,
-    /// Read what the user handed over.
-    Reads,
-    /// Nothing, for this reason.
-    Nothing(String),
-}
-
-/// Looks what this process may do for `user` in `directory`.
-#[must_use]
-pub fn reach(user: User, directory: &Path) -> Reach {
+/// Whether this process can serve `user` in `directory`: it may act as that user, or read there what the user handed over.
+///
+/// # Errors
+/// It may do neither.
+pub fn may_serve(user: User, directory: &Path) -> io::Result<()> {
     if As::to_write(user).is_ok() {
-        return Reach::All;
+        return Ok(());
     }
-    let look = || {
-        let _as_user = As::user(user)?;
-        Beneath::open(directory)?.list(Path::new(""))
-    };
-    match look() {
-        Ok(_) => Reach::Reads,
-        Err(error) => Reach::Nothing(error.to_string()),
-    }
+    let _as_user = As::user(user)?;
+    Beneath::open(directory)?.list(Path::new(""))?;
+    Ok(())
 }
 
 fn cannot(before: User, user: User) -> io::Error {
