@@ -58,13 +58,11 @@ impl Shared {
         // Where saves are as fast as the wire, an owner has often used its memory for newer steps when one has come here. A copy back would
         // take from the newer one that is on its way what little there is.
         needed.retain(|repair| !self.store.newer_is_coming(&repair.shard, NEWER_PATIENCE));
-        if self.meets.load(Ordering::Relaxed) {
-            // A step is of use when all hosts have sent their shards of it: one that another host has begun with comes first. Else
-            // each would send the newest at its own time, and of no step all would be there.
-            let begun: BTreeSet<&StepKey> =
-                copies.iter().filter(|copy| !copy.own).map(|copy| &copy.shard.of).collect();
-            needed.sort_by_key(|repair| !begun.contains(&repair.shard.of));
-        }
+        // A step is of use when all its shards have their copies: one that is begun comes first. Else, where saves come faster than copies,
+        // each rank and each host would send the newest at its own time, and of no step all would be there.
+        let begun: BTreeSet<&StepKey> =
+            copies.iter().filter(|copy| !copy.own).map(|copy| &copy.shard.of).collect();
+        needed.sort_by_key(|repair| !begun.contains(&repair.shard.of));
         let next = needed.into_iter().find(|repair| self.all_were_asked_about(&repair.shard.root));
         if let (Some(parity), Some(next)) = (parity, &next) {
             let is_cut = cut_for(self.name(), &hosts, &rules).is_some();

@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use super::support::{CHUNK, hosts, identity, seal};
+use super::support::{CHUNK, hosts, identity, seal, until};
 
 #[test]
 fn a_chunk_that_takes_longer_than_the_other_side_waits_arrives_all_the_same() {
@@ -41,4 +41,26 @@ fn a_step_that_its_owner_has_no_more_is_not_sent_back_while_a_newer_one_comes() 
     assert!(looks > 1, "{looks}");
     hosts[0].wait_for_copies(2, 2);
     assert_eq!((hosts[1].service().counts().shards_sent, hosts[0].replicas().len()), (0, 0));
+}
+
+#[test]
+fn a_step_that_is_begun_is_finished_before_a_newer_one() {
+    let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (2 * CHUNK, 1));
+    hosts[0].wait_for_peers(1);
+    hosts[0].save(0, 1, &[0, 1], 2);
+    let incoming = hosts[1].store.path().join("incoming");
+    until("its beginning", || {
+        hosts[0].service().nudge();
+        fs::read_dir(&incoming).unwrap().next().is_some()
+    });
+    hosts[0].save(0, 2, &[0, 1], 2);
+    until("two shards", || hosts[1].replicas().len() >= 2);
+    let of_first = |path: &std::path::PathBuf| path.to_string_lossy().contains("step-000000000001");
+    assert_eq!(
+        hosts[1].replicas().iter().filter(|path| of_first(path)).count(),
+        2,
+        "{:?}",
+        hosts[1].replicas()
+    );
+    hosts[0].wait_for_copies(2, 2);
 }
