@@ -219,7 +219,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Checkpoint, Some(bed)) => {
                 let most_gib = if args.quick { args.most_gib.min(1.0) } else { args.most_gib };
                 checkpoint::measure(&story, bed, args.samples(9, 3), most_gib, &mut report);
-                // A pair of jobs takes some two minutes: `training --quick` is a bench of its own.
+                // A pair of jobs takes some four minutes: `training --quick` is a bench of its own.
                 if !args.quick {
                     training::measure(&story, bed, 2, &mut report);
                 }

@@ -108,7 +108,7 @@ impl ReplicationCost {
 
     /// Replicas were sent or taken for so long, until `now`. Seconds of training that it cost, as far as is known.
     pub fn replicated(&mut self, took: Span, now: Mono) -> f64 {
-        // Nobody is slowed who makes no steps.
+        // A job that makes no steps is not slowed.
         let cost_s = if self.stands_still(now) { 0.0 } else { self.believed() * took.as_seconds() };
         self.left_s -= cost_s;
         cost_s

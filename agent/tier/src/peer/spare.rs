@@ -1,6 +1,6 @@
 //! Files in the store's memory that have their pages already: of replicas that were dropped, or made ahead of what is expected. What is
-//! received into one pays for no new page. Nor is what had come of a shard that was given up thrown away: a peer that cannot keep up would
-//! else pay for new pages each time, and be slower still.
+//! received into one pays for no new page. The pages of an abandoned shard are kept too: else a peer that cannot keep up would pay for new
+//! pages each time, and be slower still.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -23,7 +23,7 @@ pub(super) struct Spare {
     pub(super) bytes: u64,
     /// Its memory, where it is mapped.
     pub(super) memory: Option<Arc<MappedFile>>,
-    /// Until this is gone, connections may write into it for the shard that was to lie there.
+    /// As long as this can be upgraded, connections may still write the abandoned shard into it.
     pub(super) writers: Weak<()>,
 }
 

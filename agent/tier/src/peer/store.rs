@@ -4,7 +4,7 @@
 //! <store>/replicas/<16 hex digits>/step-000000000010.3/rank-00001/{shard,manifest.json,lock.…}
 //!                                                  rank-00001.2/…   piece number 2 of one
 //!         incoming/<root>      a shard on its way
-//!         spare/<name>         files of dropped replicas, used again, and others made ahead: their pages are there already, and in memory stay mapped
+//!         spare/<name>         files of dropped replicas and abandoned uploads, used again, and others made ahead: their pages are there already, and in memory stay mapped
 //! ```
 //!
 //! The digits are a hash of job and run; nothing that a peer sends becomes part of a path but numbers. A replica is there
@@ -304,7 +304,8 @@ impl Store {
         Ok(file)
     }
 
-    /// Abandons an upload, unless a connection commits it or has committed it.
+    /// Abandons an upload, unless a connection commits it or has committed it. Its file is kept, to be used again when no connection holds
+    /// the upload any more.
     pub fn abandon(&self, upload: &Upload) {
         let Ok(mut stored) = upload.stored.try_lock() else { return };
         stored.get_or_insert(false);
@@ -314,7 +315,7 @@ impl Store {
             return;
         }
         inner.uploads.remove(root);
-        let path = self.root.join("spare").join(self.name("given-up"));
+        let path = self.root.join("spare").join(self.name("abandoned"));
         if !inner.spares.has_room() || fs::rename(&upload.path, &path).is_err() {
             let _ = fs::remove_file(&upload.path);
             return;

@@ -150,8 +150,8 @@ fn evaluations_and_pauses_are_no_price() {
     assert!(price.per_second().unwrap() < 0.02, "{price:?}");
 }
 
-/// Steps took twice as long beside replicas; and when the last of them was complete.
-fn dear() -> (ReplicationCost, f64) {
+/// A job whose steps took twice as long beside replicas, and when the last of them was complete, seconds.
+fn with_expensive_replicas() -> (ReplicationCost, f64) {
     let mut price = ReplicationCost::new(0.01);
     let mut now = 1.0;
     for beside in [0.0, 0.1] {
@@ -167,7 +167,7 @@ fn dear() -> (ReplicationCost, f64) {
 
 #[test]
 fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
-    let (mut price, now) = dear();
+    let (mut price, now) = with_expensive_replicas();
     assert!(price.allows(mono(now)));
     price.replicated(span(3_600.0), mono(now));
     assert!(!price.allows(mono(now)));
@@ -182,7 +182,7 @@ fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
 
 #[test]
 fn where_training_stands_still_nothing_waits_for_it() {
-    let (mut price, now) = dear();
+    let (mut price, now) = with_expensive_replicas();
     price.replicated(span(3_600.0), mono(now));
     assert!(!price.allows(mono(now + 3.0)));
     assert!(price.allows(mono(now + 4.0)));
@@ -190,7 +190,7 @@ fn where_training_stands_still_nothing_waits_for_it() {
 
 #[test]
 fn a_pause_of_training_earns_nothing_and_replicas_are_free_in_it() {
-    let (mut price, now) = dear();
+    let (mut price, now) = with_expensive_replicas();
     price.replicated(span(10.0), mono(now));
     let resumed = now + 300.0;
     assert_eq!(price.replicated(span(100.0), mono(resumed - 100.0)), 0.0);
@@ -202,7 +202,7 @@ fn a_pause_of_training_earns_nothing_and_replicas_are_free_in_it() {
 #[test]
 fn ranks_that_step_side_by_side_earn_once() {
     let earned = |ranks: usize| {
-        let (mut price, now) = dear();
+        let (mut price, now) = with_expensive_replicas();
         price.replicated(span(10.0), mono(now));
         let before = price.left_s;
         for _ in 0..ranks {

@@ -20,7 +20,7 @@ use crate::peer::message::Held;
 use crate::peer::sealed::Sealed;
 use crate::peer::withdrawal::WithdrawalLock;
 
-/// A newer step of which nothing came for so long is waited for no more.
+/// How long nothing of a newer step may come before an older one is copied all the same.
 const NEWER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Whether the bytes were not as they were sealed before they went out.
@@ -55,8 +55,8 @@ impl Shared {
         copies.retain(|copy| !shared.contains(&copy.shard.root));
         let hosts = self.hosts();
         let mut needed = repairs(self.name(), &copies, &hosts, &rules);
-        // Where saves are as fast as the wire, an owner has often used its memory for newer steps when one has come here. A copy back would
-        // take from the newer one that is on its way what little there is.
+        // An owner that saves as fast as it sends has often overwritten a step in its memory when that is complete here. A copy back would
+        // compete with the newer step that is on its way.
         needed.retain(|repair| !self.store.newer_is_coming(&repair.shard, NEWER_PATIENCE));
         // A step is of use when all its shards have their copies: one that is begun comes first. Else, where saves come faster than copies,
         // each rank and each host would send the newest at its own time, and of no step all would be there.

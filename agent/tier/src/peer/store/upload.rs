@@ -24,7 +24,7 @@ pub struct Upload {
     pub(super) path: PathBuf,
     /// The file's memory, where it was used before.
     pub(super) memory: Option<Arc<MappedFile>>,
-    /// Goes with the upload: as long as it is there, somebody may write into the file.
+    /// Dropped with the upload: until then a connection may write into the file.
     pub(super) writers: Arc<()>,
     progress: Mutex<Progress>,
     /// Whether chunks that lie here already were looked for.

@@ -64,7 +64,7 @@ fn a_replica_takes_the_memory_of_an_older_one_and_holds_nothing_of_it() {
 }
 
 #[test]
-fn the_memory_of_a_shard_that_was_given_up_serves_another_once_nobody_writes_into_it() {
+fn the_memory_of_an_abandoned_shard_is_used_again_once_no_connection_holds_it() {
     let home = in_memory();
     let store = Store::open(home.path(), 1 << 30).unwrap();
     let (old, new) = (bytes(1, 0), bytes(2, 0));
