@@ -5,6 +5,7 @@ pub mod catalog;
 mod checkpoint;
 pub mod default_paths;
 mod device;
+mod find_agent;
 mod host;
 mod job;
 mod kernel_log;

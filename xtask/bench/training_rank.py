@@ -5,6 +5,7 @@ environment: BENCH_OUT   where the lines go
              BENCH_STEPS steps from one save to the next
              BENCH_SAVES how many saves
              BENCH_TURN  how many of them in a turn; each turn begins when there is a file BENCH_OUT.turn-NUMBER
+             BENCH_COPY  a script that copies so many MiB whenever it is written to, after each save; none if unset
 
 A step is one product of matrices after the other in one thread, as long as a step of 50 ms on this machine. What a save takes is not
 counted: it is a figure of its own.
@@ -12,6 +13,8 @@ counted: it is a figure of its own.
 
 import json
 import os
+import subprocess
+import sys
 import time
 
 import mainstay
@@ -42,8 +45,16 @@ def products_of_a_step():
 
 count = products_of_a_step()
 state = {f"layer{number}.weight": torch.full((WORDS,), float(number)) for number in range(16)}
+began = now()
 assert mainstay.checkpoint.reserve(state), "there is no memory for it"
-open(f"{OUT}.ready", "w", encoding="utf-8").close()
+with open(f"{OUT}.reserving", "w", encoding="utf-8") as out:
+    out.write(str(now() - began))
+os.rename(f"{OUT}.reserving", f"{OUT}.ready")
+copier = None
+if script := os.environ.get("BENCH_COPY"):
+    command = [sys.executable, script, os.environ["BENCH_MIB"]]
+    copier = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    copier.stdout.readline()
 for save in range(SAVES):
     while save % TURN == 0 and not os.path.exists(f"{OUT}.turn-{save // TURN}"):
         time.sleep(0.01)
@@ -51,6 +62,8 @@ for save in range(SAVES):
         # What did not change would not be sent.
         tensor.add_(1.0)
     assert mainstay.checkpoint.save((save + 1) * STEPS, state)
+    if copier:
+        os.write(copier.stdin.fileno(), b".")
     began, cpu = now(), time.thread_time()
     for step in range(STEPS):
         products(count)

@@ -16,8 +16,9 @@ pub fn release(story: &Progress) -> Result<()> {
     }
     let first = if paths::mainstay("release").exists() { "" } else { "; the first build takes some minutes" };
     story.step(&format!("Building mainstay (cargo build --release{first})"), || {
+        // As the README has it: a part of the workspace would have other features, and be another build.
         let mut cargo = Command::new("cargo");
-        cargo.args(["build", "--release", "--package", "mainstay-agent"]).current_dir(paths::root());
+        cargo.args(["build", "--release"]).current_dir(paths::root());
         command::run(&mut cargo)
     })
 }

@@ -1,11 +1,13 @@
-//! Checks one after the other: each is named and timed, none ends the others, and the sum stands at the end.
+//! Checks, one after the other or two rows of them at once: each is named and timed, none ends the others, and the sum stands at the end.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
+use crate::output;
 use crate::skips::Skips;
 
 /// How a check ended.
@@ -60,7 +62,8 @@ struct Done {
     name: String,
     verdict: Verdict,
     took: Duration,
-    processor: Duration,
+    /// None where another check ran at the same time.
+    processor: Option<Duration>,
 }
 
 /// Processor time of the programs that were run and have ended. What a test leaves to init is not in it.
@@ -74,29 +77,60 @@ fn processor_time() -> Duration {
 #[derive(Default)]
 pub struct Checks {
     done: Vec<Done>,
+    /// Whether others run at the same time.
+    is_beside_others: bool,
+    /// What both rows took, and their processor time.
+    beside_took: Option<(Duration, Duration)>,
 }
 
 impl Checks {
     /// Makes a check. An error is a failure like any other, told at once.
     pub fn run(&mut self, name: &str, check: impl FnOnce() -> Result<Verdict>) {
-        println!("\n=== {name}");
+        output::line(&format!("\n=== {name}"));
         let (began, spent) = (Instant::now(), processor_time());
         let verdict = check().unwrap_or_else(|error| {
-            println!("{error:#}");
+            output::line(&format!("{error:#}"));
             Verdict::of(false)
         });
         if let Verdict::Skipped { why } = &verdict {
-            println!("skipped: {why}");
+            output::line(&format!("skipped: {why}"));
         }
-        let processor = processor_time().saturating_sub(spent);
+        let processor = (!self.is_beside_others).then(|| processor_time().saturating_sub(spent));
         self.done.push(Done { name: name.into(), verdict, took: began.elapsed(), processor });
+    }
+
+    /// Makes two rows of checks at the same time. Each line of theirs begins with the name of the row.
+    pub fn beside(
+        &mut self,
+        (one, make_one): (&'static str, impl FnOnce(&mut Checks) + Send),
+        (other, make_other): (&'static str, impl FnOnce(&mut Checks) + Send),
+    ) {
+        let (began, spent) = (Instant::now(), processor_time());
+        let (of_one, of_other) = thread::scope(|scope| {
+            let one = scope.spawn(move || Checks::row(one, make_one));
+            let other = Checks::row(other, make_other);
+            (one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), other)
+        });
+        output::unnamed();
+        self.done.extend([of_one, of_other].into_iter().flat_map(|checks| checks.done));
+        let (took, processor) = (began.elapsed(), processor_time().saturating_sub(spent));
+        self.beside_took = Some((took, processor));
+    }
+
+    fn row(name: &'static str, make: impl FnOnce(&mut Checks)) -> Checks {
+        output::named(name);
+        let mut checks = Checks { is_beside_others: true, ..Checks::default() };
+        make(&mut checks);
+        checks
     }
 
     /// Prints the table and the closing line; true if nothing failed.
     pub fn conclude(&self) -> bool {
         println!("\n=== summary");
         for Done { name, verdict, took, processor } in &self.done {
-            let (took, processor) = (took.as_secs_f64(), processor.as_secs_f64());
+            let took = took.as_secs_f64();
+            let processor =
+                processor.map_or(String::new(), |spent| format!(" {:>8.1} s CPU", spent.as_secs_f64()));
             match verdict {
                 Verdict::Counted { passed, failed, skips } => {
                     let how = if *failed == 0 { "ok      " } else { "FAILED  " };
@@ -105,12 +139,16 @@ impl Checks {
                         0 => String::new(),
                         count => format!(", {count} skipped"),
                     };
-                    println!(
-                        "  {how} {name:<48} {passed:>5} passed {took:>8.1} s {processor:>8.1} s CPU{fails}{skips}"
-                    );
+                    println!("  {how} {name:<48} {passed:>5} passed {took:>8.1} s{processor}{fails}{skips}");
                 }
                 Verdict::Skipped { why } => println!("  skipped  {name:<48} {why}"),
             }
+        }
+        if let Some((took, spent)) = self.beside_took {
+            let (took, spent) = (took.as_secs_f64(), spent.as_secs_f64());
+            println!(
+                "  those without a processor time of their own ran two at a time: {took:.1} s, {spent:.1} s CPU"
+            );
         }
         let (passed, failed, skips) = self.sum();
         if !skips.lines().is_empty() {

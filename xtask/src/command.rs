@@ -1,11 +1,13 @@
 //! Running other programs: loudly, quietly with a log, or watched line by line.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
+
+use crate::output;
 
 /// Runs to the end with the terminal as it is; an error names the command.
 pub fn run(command: &mut Command) -> Result<()> {
@@ -60,9 +62,7 @@ pub fn run_watched(command: &mut Command) -> Result<(ExitStatus, String)> {
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).context("reading what a command says")? > 0 {
         let text = String::from_utf8_lossy(&line);
-        let mut out = io::stdout().lock();
-        // A closed terminal must not end the tests.
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        output::write(&text);
         said.push_str(&text);
         line.clear();
     }

@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use crate::check::Verdict;
 use crate::command;
 use crate::lint::cargo;
+use crate::output;
 use crate::paths;
 
 /// No input, and no single allocation for one, may take more memory than this (MiB): what others send must not make the agent grow.
@@ -49,11 +50,12 @@ pub fn seeds() -> Result<Verdict> {
         let artifacts = paths::target().join("tmp");
         fs::create_dir_all(&artifacts).with_context(|| format!("creating {}", artifacts.display()))?;
         run.arg(format!("-artifact_prefix={}/", artifacts.display())).args(MEMORY_BOUND).args(&seeds);
-        let output = run.output().with_context(|| format!("running {}", name.display()))?;
-        if output.status.success() {
+        let ended = run.output().with_context(|| format!("running {}", name.display()))?;
+        if ended.status.success() {
             passed += seeds.len();
         } else {
-            println!("{}: {}", name.display(), String::from_utf8_lossy(&output.stderr));
+            let said = String::from_utf8_lossy(&ended.stderr);
+            output::line(&format!("{}: {said}", name.display()));
             failed += 1;
         }
     }

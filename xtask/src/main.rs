@@ -15,6 +15,7 @@ mod journal;
 mod leftovers;
 mod lint;
 mod nvrx;
+mod output;
 mod packages;
 mod paths;
 mod progress;

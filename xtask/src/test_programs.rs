@@ -12,6 +12,7 @@ use crate::check::Verdict;
 use crate::command;
 use crate::leftovers::Snapshot;
 use crate::lint::cargo;
+use crate::output;
 use crate::paths;
 
 /// How many tests a test program runs at once.
@@ -98,7 +99,7 @@ impl TestPrograms {
         let mut count = 0;
         for program in self.0.iter().filter(|program| is_wanted(program)) {
             count += 1;
-            println!("\n     Running {} ({})", program.target, program.folder.display());
+            output::line(&format!("\n     Running {} ({})", program.target, program.folder.display()));
             let mut test = Command::new(&program.file);
             test.args(filter).current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
             prepare(&mut test);

@@ -6,6 +6,7 @@
 //!
 //! The language is an own subset of Starlark and not the `starlark` crate: `docs/internals/dependencies.md`.
 
+mod case_value;
 mod fields;
 pub mod incidents;
 mod language;
@@ -16,7 +17,7 @@ use mainstay_core::recovery::policy::{Advice, Advisor, Case, Settings};
 pub use fields::{FIELDS, Field};
 pub use language::{Branch, Fault, Limits, Place};
 
-use fields::value_of;
+use case_value::value_of;
 use language::{Module, Run, Value, parse};
 use words::Words;
 

@@ -12,6 +12,7 @@ pub mod output;
 pub mod page_files;
 pub mod port;
 pub mod rank_processes;
+pub mod rank_spec;
 pub mod reset;
 pub mod round_server;
 pub mod segment_file;

@@ -1,42 +1,35 @@
 //! `mainstay.v1.CheckpointService`: what lies where, and how it comes back. On the Unix socket only, where the kernel says
 //! who calls: files are touched with that user's rights.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use mainstay_core::base::id::JobId;
-use mainstay_core::checkpoint::files::Kind;
-use mainstay_core::checkpoint::inventory::{newest_whole, steps};
+use mainstay_core::checkpoint::inventory::steps;
 use mainstay_core::checkpoint::owner::{self, owned};
 use mainstay_core::view::node::JobView;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::checkpoint_service_server::CheckpointService;
-use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{
     CollectCheckpointsRequest, CollectCheckpointsResponse, ListCheckpointsRequest, ListCheckpointsResponse,
     RemoveCheckpointRequest, RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse,
-    RestoreProgress, RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
+    WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
-use mainstay_tier::files::{Begun, FileWatch, Files, FilesError, Wanted, ensure_directory};
-use mainstay_tier::peer::{Progress, Service, User, Watched, may_serve};
-use serde::{Deserialize, Serialize};
+use mainstay_tier::files::Files;
+use mainstay_tier::peer::{Service, User, Watched};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
-use super::convert::checkpoint::{
-    Seen, advice_out, durable_out, kept_by, listing, progress_out, put_back_out, result_out, small,
-};
-use super::homes::{Home, Homes, newest_of_each};
+use super::convert::checkpoint::{Seen, advice_out, durable_out, listing, small};
+use super::homes::{Home, Homes};
+use super::restore::{Restore, RestoresByUser, Running};
 use super::roles::Roles;
+use super::watching::{FilesPlace, Watching, problem_of};
 use crate::state::StateReader;
 use crate::store::kept::Kept;
-
-/// Restores of one user that may run at once.
-const RESTORES: usize = 16;
 
 /// Letters of a run id that are shown.
 const LONGEST_RUN: usize = 128;
@@ -56,8 +49,7 @@ pub struct Checkpoints {
     kept_files: Arc<Mutex<Kept<Vec<FilesPlace>>>>,
     /// Which directories runs wrote into.
     homes: Arc<Homes>,
-    /// Restores that run, by user.
-    running: Arc<Mutex<BTreeMap<u32, usize>>>,
+    running: Arc<RestoresByUser>,
 }
 
 impl Checkpoints {
@@ -110,134 +102,14 @@ impl Checkpoints {
         }
     }
 
-    /// One more restore of this user, until it is dropped.
-    fn restoring(&self, user: User) -> Result<Restoring, Status> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_user = running.entry(user.uid).or_insert(0);
-        if *of_user >= RESTORES {
-            return Err(Status::resource_exhausted(format!(
-                "user {} has {RESTORES} restores running, which is the most: wait until one has ended",
-                user.uid
-            )));
-        }
-        *of_user += 1;
-        Ok(Restoring { running: Arc::clone(&self.running), uid: user.uid })
+    fn one_more_restore(&self, user: User) -> Result<Running, Status> {
+        Running::begin(&self.running, user).map_err(Status::resource_exhausted)
     }
 
     fn watching(&self) -> Watching {
         let (files, kept, kept_files) =
             (self.files.clone(), Arc::clone(&self.kept), Arc::clone(&self.kept_files));
         Watching { files, kept, kept_files }
-    }
-}
-
-/// What is watched, for threads that may block.
-struct Watching {
-    files: Option<Arc<Files>>,
-    kept: Arc<Mutex<Kept<Vec<Watched>>>>,
-    kept_files: Arc<Mutex<Kept<Vec<FilesPlace>>>>,
-}
-
-impl Watching {
-    /// The watch of a directory into which a trainer writes in its own way: one that is there, or that is asked for.
-    fn watch_files(&self, place: &Watched, kind: &str) -> Result<Option<Arc<FileWatch>>, Status> {
-        let Some(files) = &self.files else { return Ok(None) };
-        if kind.is_empty() {
-            let known = files.find(&place.directory, &place.run);
-            // One of the configuration is for whoever owns the directory.
-            let is_theirs = || ensure_directory(&place.directory, place.user).is_ok();
-            return Ok(known.filter(|watch| watch.run() == place.run || is_theirs()));
-        }
-        Kind::parse(kind).map_err(Status::invalid_argument)?;
-        // One that is watched already may be away for a moment: another one made in its place would keep it away.
-        let is_new = files.find(&place.directory, &place.run).is_none();
-        if is_new || place.directory.symlink_metadata().is_ok() {
-            ensure_directory(&place.directory, place.user)
-                .map_err(|error| Status::permission_denied(error.to_string()))?;
-        }
-        let known = FilesPlace {
-            run: place.run.clone(),
-            directory: place.directory.clone(),
-            kind: kind.to_owned(),
-            user: Some(place.user),
-        };
-        let gone = || Status::aborted(format!("{} is gone", place.directory.display()));
-        let watch = files.watch(known.wanted().ok_or_else(gone)?);
-        let watch = watch.map_err(|error| Status::aborted(error.to_string()))?;
-        let mut kept = self.kept_files.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all = kept.value().cloned().unwrap_or_default();
-        let uid_of = |place: &FilesPlace| place.user.map(|user| user.uid);
-        all.retain(|other| {
-            other.directory != known.directory || uid_of(other).is_some_and(|uid| Some(uid) != uid_of(&known))
-        });
-        all.push(known);
-        let all = newest_of_each(all, uid_of);
-        if let Err(error) = kept.keep(&all) {
-            tracing::warn!(%error, "the watched directories cannot be written down");
-        }
-        Ok(Some(watch))
-    }
-
-    fn remember(&self, place: &Watched) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all = kept.value().cloned().unwrap_or_default();
-        all.retain(|other| other.directory != place.directory || other.user.uid != place.user.uid);
-        all.push(place.clone());
-        let all = newest_of_each(all, |place| Some(place.user.uid));
-        if let Err(error) = kept.keep(&all) {
-            tracing::warn!(%error, "the watched checkpoint directories cannot be written down");
-        }
-    }
-}
-
-/// A directory that a launcher wants watched, for a trainer that writes in its own way.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct FilesPlace {
-    run: String,
-    directory: PathBuf,
-    kind: String,
-    /// Who asked; in what an earlier version wrote down, the directory's owner.
-    #[serde(default)]
-    user: Option<User>,
-}
-
-impl FilesPlace {
-    /// None where nobody knows whose it is: it was written down by an earlier version, and the directory is gone.
-    fn wanted(&self) -> Option<Wanted> {
-        let owner = || {
-            let found = std::fs::symlink_metadata(&self.directory).ok().filter(std::fs::Metadata::is_dir)?;
-            Some(User { uid: found.uid(), gid: found.gid() })
-        };
-        let user = self.user.or_else(owner)?;
-        Some(Wanted {
-            directory: self.directory.clone(),
-            run: owned(user.uid, &self.run),
-            user: Some(user),
-            rules: Kind::parse(&self.kind).unwrap_or(Kind::Auto).rules(),
-            expect: 0,
-            quiet: 0,
-            hosts: Vec::new(),
-            shared: None,
-        })
-    }
-}
-
-/// A restore that runs: it counts against its user until it is dropped.
-#[derive(Debug)]
-struct Restoring {
-    running: Arc<Mutex<BTreeMap<u32, usize>>>,
-    uid: u32,
-}
-
-impl Drop for Restoring {
-    fn drop(&mut self) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of_user) = running.get_mut(&self.uid) {
-            *of_user -= 1;
-            if *of_user == 0 {
-                running.remove(&self.uid);
-            }
-        }
     }
 }
 
@@ -252,22 +124,6 @@ fn run_of(run: &str, user: User) -> Result<String, Status> {
     };
     let shown: String = run.chars().take(LONGEST_RUN).filter(|letter| !letter.is_control()).collect();
     Err(Status::invalid_argument(format!("run {shown:?}: {problem}; choose another --rdzv-id")))
-}
-
-/// What was compiled elsewhere need not be compiled again.
-fn pull_caches(files: &Files, user: User) {
-    for (cache, pulled) in files.pull_caches(user) {
-        if let Err(error) = pulled {
-            tracing::warn!(cache, %error, "a cache could not be brought");
-        }
-    }
-}
-
-/// What this agent cannot do for the user of a directory, and why. What it may only read it restores by way of the user's process.
-fn problem_of(place: &Watched) -> Option<String> {
-    let directory = place.directory.display();
-    let unserved = may_serve(place.user, &place.directory).err()?;
-    Some(format!("nothing in {directory} is replicated or restored: {unserved}"))
 }
 
 /// Work that may take long and blocks, on a thread of its own.
@@ -362,78 +218,28 @@ impl CheckpointService for Checkpoints {
         } = request.into_inner();
         let place = place(run, directory, pool, user)?;
         let home = Home::of(&place, &directory_id)?;
-        let restoring = self.restoring(user)?;
+        let running = self.one_more_restore(user)?;
         let of = format!("run {} into {}", owner::name(&place.run), place.directory.display());
         self.roles.changes(caller, "RestoreCheckpoint", &of);
-        let (files, durable) = (self.files.clone(), self.durable.clone());
-        let watching = self.watching();
-        let homes = Arc::clone(&self.homes);
         let (sender, receiver) = mpsc::channel(64);
+        let restore = Restore {
+            peers,
+            durable: self.durable.clone(),
+            files: self.files.clone(),
+            watching: self.watching(),
+            homes: Arc::clone(&self.homes),
+            place,
+            home,
+            ranks,
+            files_kind,
+            on_purpose,
+            again,
+            put_back_token,
+            sender,
+        };
         tokio::task::spawn_blocking(move || {
-            let _restoring = restoring;
-            if !put_back_token.is_empty() {
-                let watch = files.as_ref().and_then(|files| files.find(&place.directory, &place.run));
-                let gone = || Status::aborted(format!("{} is not watched", place.directory.display()));
-                let ended = watch
-                    .ok_or_else(gone)
-                    .and_then(|watch| watch.end_restore(&put_back_token).map_err(refused));
-                let kept_by = kept_by(&peers, durable.as_deref());
-                let result = ended.map(|restored| RestoreResult { kept_by, ..result_out(restored) });
-                let last =
-                    result.map(|result| RestoreCheckpointResponse { message: Some(Message::Result(result)) });
-                return drop(sender.blocking_send(last));
-            }
-            if let Some(home) = home {
-                let newest = || {
-                    peers.refresh();
-                    peers.refresh_durable(&home.run);
-                    newest_whole(&peers.copies(), &home.run).map(|state| state.key.step)
-                };
-                if let Err(refused) = homes.enter(&home, on_purpose, newest) {
-                    return drop(sender.blocking_send(Err(Status::already_exists(refused))));
-                }
-            }
-            // A directory on a file system that does not answer holds up this thread and nothing else.
-            let watch = match watching.watch_files(&place, &files_kind) {
-                Ok(watch) => watch,
-                Err(refused) => return drop(sender.blocking_send(Err(refused))),
-            };
-            if watch.is_none() {
-                watching.remember(&place);
-            }
-            files.iter().for_each(|files| pull_caches(files, user));
-            let ranks = (!ranks.is_empty()).then_some(ranks.as_slice());
-            if let Some(told) = watch.as_ref().and_then(|_| problem_of(&place)) {
-                tracing::warn!("{told}");
-                let told = Message::Progress(RestoreProgress { told, ..RestoreProgress::default() });
-                let _ = sender.blocking_send(Ok(RestoreCheckpointResponse { message: Some(told) }));
-            }
-            let progress = |at: Progress| {
-                let waits = at.files_wanted > 0;
-                let message =
-                    Ok(RestoreCheckpointResponse { message: Some(Message::Progress(progress_out(at))) });
-                // Counts that nobody has read yet are not waited for.
-                let _ =
-                    if waits { sender.blocking_send(message).ok() } else { sender.try_send(message).ok() };
-            };
-            let result = match watch {
-                Some(watch) => {
-                    watch.begin_restore(again, &progress).map_err(refused).map(|begun| match begun {
-                        Begun::Done(restored) => result_out(restored),
-                        Begun::Left(left) => put_back_out(left),
-                    })
-                }
-                None => peers
-                    .restore(&place, ranks, &progress)
-                    .map(result_out)
-                    .map_err(|error| Status::aborted(error.to_string())),
-            };
-            let kept_by = kept_by(&peers, durable.as_deref());
-            let last = result.map(|result| {
-                let result = RestoreResult { kept_by, ..result };
-                RestoreCheckpointResponse { message: Some(Message::Result(result)) }
-            });
-            let _ = sender.blocking_send(last);
+            let _running = running;
+            restore.answer();
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -479,13 +285,5 @@ impl CheckpointService for Checkpoints {
         let peers = self.peers()?;
         let replicas = aside(move || peers.collect()).await?;
         Ok(Response::new(CollectCheckpointsResponse { replicas: small(replicas) }))
-    }
-}
-
-/// What is lost for good is told apart: nothing may be started over it.
-fn refused(error: FilesError) -> Status {
-    match error {
-        FilesError::Lost(words) => Status::data_loss(words),
-        error => Status::aborted(error.to_string()),
     }
 }

@@ -173,7 +173,7 @@ pub const METRICS: &[Metric] = &[
     gauge_of(
         CHECKPOINT_BEHIND,
         &["reason", "run", "uid"],
-        "Seconds for which a saved step has waited for its copies on peers while no step got them, by reason: peer, slowdown, speed.",
+        "Seconds for which a saved step has waited for its copies on peers while no step got them, by reason: peer, slowdown, measurement, speed.",
     ),
     Metric {
         name: CHECKPOINT_SENT,
@@ -197,7 +197,7 @@ pub const METRICS: &[Metric] = &[
         name: CHECKPOINT_HELD,
         kind: Kind::Counter,
         labels: &[],
-        help: "Seconds for which replicas have waited because they had cost training its share already.",
+        help: "Seconds for which replicas have waited because they had cost training its share, or for a measurement of that.",
     },
     Metric {
         name: CHECKPOINT_DAMAGED,

@@ -25,9 +25,11 @@ mod pace;
 mod preflight;
 pub mod readers;
 mod replicas;
+mod restore;
 pub mod roles;
 mod saving;
 mod stream;
+mod watching;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,40 +1,36 @@
 //! A job under the launcher, with the brain inside: nothing else is needed on the host.
 
-use std::collections::BTreeMap;
+mod closing;
+mod prepare;
+mod signals;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
 use mainstay_core::base::id::JobId;
 use mainstay_core::host::os::HostLimits;
-use mainstay_core::progress::goodput::TimeCategory;
-use mainstay_core::recovery::hosts::wire::{Join, PROTOCOL, Seat};
-use mainstay_core::recovery::job::Summary;
 use mainstay_proto::v1::job_order_service_server::JobOrderServiceServer;
-use mainstay_tier::disk::Keep;
-use mainstay_tier::pool::{self, PoolOwner};
 use nix::unistd::geteuid;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::act::guardian::Guardian;
-use crate::act::log_files;
+use self::closing::{ended_before, last_words, show_the_rest, write_summary};
+use self::prepare::{come_together, crew, launch, say_if_files_are_few, start_guardian, start_keeper};
+use self::signals::signals;
 use crate::act::output::{LineStyle, Terminal};
-use crate::act::page_files::private_directory;
-use crate::act::rank_processes::RankSpec;
+use crate::act::rank_spec::RankSpec;
 use crate::api::orders::Orders;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::host::sense;
-use crate::app::{about, default_paths, resume};
+use crate::app::{about, default_paths, find_agent, resume};
 use crate::launch::hosts::HostsPlan;
 use crate::launch::order::Ordered;
 use crate::launch::paths::{self, LaunchPaths};
-use crate::launch::rendezvous::{self, JoinOutcome};
+use crate::launch::rendezvous::JoinOutcome;
 use crate::launch::replicas::{Known, Listening, Replicas};
 use crate::launch::sealing::{NotToStart, Sealing};
 use crate::launch::{JobResources, Launcher, Outside, Settings, Warm};
@@ -48,17 +44,8 @@ use crate::store::journal::{Journal, Limits};
 /// How often the host is looked at beside a job.
 const SENSE_EVERY: Duration = Duration::from_secs(5);
 
-/// A terminal that takes nothing of what is left for so long is not read.
-const UNREAD_FOR: Duration = Duration::from_secs(5);
-
 /// The status of a job that could not be started, as the core has it (`EX_SOFTWARE`).
 const NOT_STARTED: i32 = 70;
-
-/// The closing line is waited for so long where nobody reads.
-const CLOSING_WITHIN: Duration = Duration::from_millis(500);
-
-/// Files that a launcher has open apart from connections to other launchers: output, pages, pools, looks at others.
-const FILES_APART_FROM_HOSTS: u64 = 512;
 
 /// What the command line asks for.
 #[derive(Debug)]
@@ -116,12 +103,12 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
     let voice = LineStyle { timestamps: plan.timestamps, log: Some(places.run_dir.join("launcher.log")) };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
-    let sockets = match plan.agent_socket.clone() {
-        _ if !plan.look_for_agent => Vec::new(),
-        Some(socket) => vec![socket],
-        None => default_paths::agent_sockets(geteuid().as_raw(), &default_paths::environment),
-    };
     let say = |text: String| terminal.say(text);
+    let sockets = if plan.look_for_agent {
+        find_agent::sockets(plan.agent_socket.as_deref(), &say).await
+    } else {
+        Vec::new()
+    };
     plan.from_environment.iter().for_each(|told| terminal.say(told.clone()));
     let crew = crew(&plan.settings, &places)?;
     let bound = tokio::select! {
@@ -292,286 +279,4 @@ fn serve(
             tracing::warn!(%error, "the API of this job ended");
         }
     }))
-}
-
-/// What no other launch is called. Agents on other hosts find the steps by what stands before the `@`. The process id alone would not
-/// do: in a container it may be the same in each.
-fn launch(run: &str) -> String {
-    format!("{run}@{}.{:x}", std::process::id(), clock::now().wall.0)
-}
-
-/// What no other launcher is called, with letters that keys of the coordination store may have.
-/// Each of the other hosts has a connection to the launcher that leads, and any may come to lead.
-fn say_if_files_are_few(limit: Option<u64>, hosts: u32, say: &impl Fn(String)) {
-    let needed = u64::from(hosts) + FILES_APART_FROM_HOSTS;
-    if let Some(limit) = limit.filter(|limit| *limit < needed) {
-        say(format!(
-            "{limit} files can be open here, and a launcher that leads {hosts} hosts needs {needed}: raise the hard \
-             limit (ulimit -Hn, LimitNOFILE=)"
-        ));
-    }
-}
-
-fn launcher_name(host: &str) -> String {
-    let fits = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
-    let host: String = host.chars().take(64).map(fits).collect();
-    format!("{host}_{}_{:x}", std::process::id(), clock::now().wall.0)
-}
-
-fn crew(settings: &Settings, places: &LaunchPaths) -> anyhow::Result<RankSpec> {
-    let checkpoint_dir = match &settings.checkpoint_dir {
-        Some(directory) => std::path::absolute(directory)
-            .with_context(|| format!("--checkpoint-dir {}", directory.display()))?,
-        None => places.run_dir.join("checkpoints"),
-    };
-    Ok(RankSpec {
-        job: places.job.clone(),
-        run_id: settings.run_id.clone(),
-        launch: launch(&settings.run_id),
-        launcher: None,
-        seat: Seat {
-            group_rank: 0,
-            group_world_size: 1,
-            first_rank: 0,
-            world_size: settings.local_world_size,
-        },
-        command: settings.command.clone(),
-        local_world_size: settings.local_world_size,
-        previous_size: None,
-        ran_before: None,
-        role: settings.role.clone(),
-        master_addr: settings.master_addr.clone(),
-        max_restarts: settings.policy.budget.max_restarts,
-        run_dir: places.run_dir.clone(),
-        logs_aside: None,
-        checkpoint_dir,
-        checkpoint_pool: None,
-        resume: BTreeMap::new(),
-        page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
-        boot_id: clock::boot_id_bytes(),
-        cgroup_procs: None,
-        modules_file: None,
-        devices: None,
-        virtual_local_rank: settings.virtual_local_rank,
-        numa: settings.numa,
-    })
-}
-
-/// Waits for the other hosts, and gives the crew its place among them.
-async fn come_together(
-    hosts: HostsPlan,
-    mut crew: RankSpec,
-    settings: &Settings,
-    replicas_port: Option<u16>,
-    signals: &mut mpsc::Receiver<i32>,
-    terminal: &Terminal,
-) -> anyhow::Result<(RankSpec, JoinOutcome)> {
-    let host = nix::unistd::gethostname().context("reading the host's name")?;
-    let join = Join {
-        protocol: PROTOCOL,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        run_id: settings.run_id.clone(),
-        launcher: launcher_name(&host.to_string_lossy()),
-        host: host.to_string_lossy().into_owned(),
-        address: rendezvous::local_address(&hosts),
-        node_rank: hosts.node_rank,
-        ranks: settings.local_world_size,
-        hosts: hosts.hosts,
-        program: paths::hash_of_program(&settings.command),
-        // The address is known when it is known where the hosts meet.
-        replicas: replicas_port.map_or_else(String::new, |port| format!(":{port}")),
-        domain: hosts.fails_together(),
-        moves: true,
-        // Without memory it is of no use to be there early.
-        prepares: replicas_port.is_some(),
-        listens: String::new(),
-        have: (0, 0),
-        have_of: String::new(),
-    };
-    crew.launcher = Some(crew.launch.clone());
-    if settings.checkpoint_dir.is_none() && replicas_port.is_none() {
-        terminal.say(
-            "without memory for checkpoints, mainstay.checkpoint needs a directory that all hosts share: name one with \
-             --checkpoint-dir. Without it, no step is whole on any host, and ranks start from their own checkpoints or from step 0"
-                .to_owned(),
-        );
-    }
-    let say = |text: String| terminal.say(text);
-    let names = (crew.job.clone(), crew.launch.clone());
-    let together = rendezvous::gather(hosts, join, names, &crew.run_dir, signals, &say).await?;
-    if let Some(seat) = together.seat() {
-        crew.seat = seat.clone();
-    }
-    if let Some(seat) = together.seat().filter(|_| !together.waits()) {
-        let last = seat.first_rank + settings.local_world_size.saturating_sub(1);
-        terminal.say(format!(
-            "all hosts are there: this is node rank {} of {}, with ranks {} to {last} of {}",
-            seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
-        ));
-    }
-    if let JoinOutcome::Following(followed) = &together {
-        (crew.job, crew.launch) = (followed.job.clone(), followed.launch.clone());
-    }
-    Ok((crew, together))
-}
-
-/// Memory for checkpoints; without it the ranks write to the disk themselves.
-async fn start_keeper(
-    settings: &Settings,
-    runtime_root: &Path,
-    crew: &RankSpec,
-    terminal: &Terminal,
-) -> Option<PoolOwner> {
-    let wanted = &settings.checkpoints;
-    if !wanted.in_memory {
-        return None;
-    }
-    // Where no page could be put, perhaps because others may write there, nothing is put that a job resumes from.
-    if crew.page_dir.is_none() {
-        terminal
-            .say("no memory for checkpoints without it; ranks write them to the disk themselves".to_owned());
-        return None;
-    }
-    let root = runtime_root.join("pools");
-    let settings = pool::Settings {
-        root: root.clone(),
-        directory: crew.checkpoint_dir.clone(),
-        job: crew.job.clone(),
-        run: crew.launch.clone(),
-        world_size: crew.seat.world_size,
-        ranks: crew.seat.first_rank..crew.seat.first_rank + crew.local_world_size,
-        keep: Keep { steps: wanted.keep, bytes: wanted.quota },
-        // On several hosts one more: a step stays until each of its shards has a copy elsewhere.
-        slots: wanted.slots + usize::from(crew.seat.group_world_size > 1),
-        memory: wanted.memory,
-        rate: wanted.bandwidth,
-    };
-    let place = root.clone();
-    let start = move || {
-        private_directory(&place)
-            .map_err(|error| format!("{}: {error}", place.display()))
-            .and_then(|()| PoolOwner::start(settings).map_err(|error| error.to_string()))
-    };
-    let started = tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| Err(error.to_string()));
-    // What others left who were killed is memory that nobody uses. It may be much: not in the way of this job.
-    let _ = std::thread::Builder::new().name("ckpt-left".to_owned()).spawn(move || {
-        for line in pool::recover_all(&root).iter().flat_map(pool::Recovered::told) {
-            tracing::warn!("{line}");
-        }
-    });
-    match started {
-        Ok(keeper) => Some(keeper),
-        Err(error) => {
-            terminal
-                .say(format!("no memory for checkpoints: {error}; ranks write them to the disk themselves"));
-            None
-        }
-    }
-}
-
-/// A signal came before there were ranks: nothing of the job runs, and there is nothing to wait for.
-fn ended_before(signal: i32, terminal: &Terminal) -> i32 {
-    terminal.say(format!("ended by signal {signal} before the ranks were started"));
-    terminal.flush(Duration::from_millis(500));
-    128 + signal
-}
-
-/// Without a guardian the ranks still die with the launcher; only what they started may outlive it.
-fn start_guardian(mark: &str, cgroup: Option<&Cgroup>, pool: Option<&Path>) -> Option<Guardian> {
-    let program = Path::new("/proc/self/exe");
-    // By the launch, which is unique, and not by the job: another launcher may run under the same id.
-    Guardian::start(program, mark, cgroup.map(Cgroup::path), pool)
-        .inspect_err(|error| tracing::warn!(%error, "running without a guardian"))
-        .ok()
-}
-
-/// Shows what is left of the ranks' output for as long as it is read, and says the closing line in any case. A further signal
-/// ends the wait.
-async fn show_the_rest(terminal: Terminal, closing: String, run_dir: &Path, of_signals: &[i32]) {
-    let enough = Arc::new(AtomicBool::new(false));
-    let (stop, run_dir) = (enough.clone(), run_dir.to_owned());
-    let showing = tokio::task::spawn_blocking(move || {
-        let left = terminal.finish(UNREAD_FOR, &stop);
-        if let Some(notice) = left.notice(&run_dir) {
-            terminal.say(notice);
-        }
-        terminal.say(closing);
-        terminal.finish(CLOSING_WITHIN, &AtomicBool::new(false));
-    });
-    tokio::pin!(showing);
-    let mut again = signals(of_signals).ok();
-    let asked = async {
-        match &mut again {
-            Some(signals) => signals.recv().await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        _ = &mut showing => return,
-        _ = asked => enough.store(true, Ordering::Relaxed),
-    }
-    let _ = showing.await;
-}
-
-/// The signals that ask the launcher to stop.
-fn signals(which: &[i32]) -> std::io::Result<mpsc::Receiver<i32>> {
-    let (sender, receiver) = mpsc::channel(8);
-    for kind in which.iter().map(|signal| SignalKind::from_raw(*signal)) {
-        let mut arrivals = signal(kind)?;
-        let sender = sender.clone();
-        tokio::spawn(async move {
-            while arrivals.recv().await.is_some() {
-                if sender.send(kind.as_raw_value()).await.is_err() {
-                    return;
-                }
-            }
-        });
-    }
-    Ok(receiver)
-}
-
-fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Terminal) {
-    let path = run_dir.join("summary.json");
-    let written = serde_json::to_vec_pretty(summary).map_err(std::io::Error::from).and_then(|text| {
-        let path = path.clone();
-        let written = log_files::ask(move || std::fs::write(path, text));
-        written.unwrap_or_else(|| Err(std::io::Error::other("its file system does not answer")))
-    });
-    if let Err(error) = written {
-        terminal.say(format!("writing {}: {error}", path.display()));
-    }
-}
-
-fn last_words(job: &str, summary: &Summary) -> String {
-    let books = &summary.books;
-    let mut parts: Vec<(&TimeCategory, f64)> =
-        books.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
-    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    // Without heartbeats the start has no known end: what it is counted as is training, for the most part.
-    let name = |state: &TimeCategory| match (state, books.goodput) {
-        (TimeCategory::Starting, None) => "starting and training, without heartbeats".to_owned(),
-        (state, _) => state.to_string(),
-    };
-    let parts: Vec<String> =
-        parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
-    let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.told()));
-    let goodput =
-        books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
-    let steps = match (books.goodput, books.steps_lost) {
-        // Without heartbeats nobody knows of steps.
-        (None, _) => String::new(),
-        (Some(_), 0) => format!(", {} step(s)", books.steps),
-        (Some(_), again) => format!(", {} step(s), {again} of them done twice", books.steps),
-    };
-    let restarts = match summary.attempts.saturating_sub(1) {
-        0 => "no restart".to_owned(),
-        1 => "1 restart".to_owned(),
-        many => format!("{many} restarts"),
-    };
-    let ended = format!("job {job} ended with status {}: {}", summary.exit, summary.reason);
-    if summary.attempts == 0 {
-        // Of a job that others decided for, or that never began, no more is known here.
-        return ended;
-    }
-    format!("{ended}; {restarts}{steps}, {goodput}{} ({}){saving}", books.wall, parts.join(", "))
 }

@@ -74,8 +74,36 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             output::print(&text)?;
             return Ok(ExitCode::SUCCESS);
         }
+        if let Some(run_dir) = run_dir_of(&args, what).await {
+            if run_dir.join("journal").is_dir() {
+                return of_run(&args, Chosen { run_dir, notes: Vec::new() });
+            }
+            output::note(&format!("{what}: {} in this run", no_failure(args.incident)));
+            return Ok(ExitCode::from(exit::UNKNOWN));
+        }
     }
-    of_run(&args)
+    let chosen = match args.what.as_deref() {
+        Some(named) => Chosen { run_dir: find_run(Some(named))?, notes: Vec::new() },
+        None => runs::to_explain(&runs_dir())?,
+    };
+    of_run(&args, chosen)
+}
+
+/// The directory of a job that a server knows, of which it knows no failure; empty where the caller may not read it.
+async fn run_dir_of(args: &Args, job: &str) -> Option<PathBuf> {
+    let found = find(&Ask { socket: args.socket.clone(), json: false });
+    for place in found.places {
+        let Ok(client) = Client::connect(&place.socket).await else { continue };
+        let Ok(snapshot) = client.snapshot().await else { continue };
+        if let Some(job) = snapshot.jobs.into_iter().find(|of| of.id == job) {
+            return Some(job.run_dir.into());
+        }
+    }
+    None
+}
+
+fn no_failure(incident: Option<u64>) -> String {
+    incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"))
 }
 
 /// Asks the job's launcher and the agent for a failure of a job whose run directory is not at hand. None if no one knows
@@ -133,11 +161,7 @@ fn catalog(args: &Args) -> anyhow::Result<Catalog> {
     catalog::load(&Config::load(args.config.as_deref(), &environment, &[])?.catalog.files)
 }
 
-fn of_run(args: &Args) -> anyhow::Result<ExitCode> {
-    let chosen = match args.what.as_deref() {
-        Some(named) => Chosen { run_dir: find_run(Some(named))?, notes: Vec::new() },
-        None => runs::to_explain(&runs_dir())?,
-    };
+fn of_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
     for note in &chosen.notes {
         output::note(note);
     }
@@ -154,9 +178,7 @@ fn of_run(args: &Args) -> anyhow::Result<ExitCode> {
             output::print(&text)?;
             return Ok(ExitCode::SUCCESS);
         }
-        let which =
-            args.incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"));
-        output::note(&format!("{}: {which} in this run", run_dir.display()));
+        output::note(&format!("{}: {} in this run", run_dir.display(), no_failure(args.incident)));
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let text = if args.json {
@@ -189,7 +211,7 @@ pub(super) fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {
         Some(path) if path.join("journal").is_dir() => Ok(path.to_owned()),
         Some(name) if runs.join(name).join("journal").is_dir() => Ok(runs.join(name)),
         Some(name) => bail!(
-            "{}: neither a run directory nor a run in {}, nor a component or an event that an agent here knows",
+            "{}: neither a run directory nor a run in {}, nor a job, a component or an event that an agent here knows",
             name.display(),
             runs.display()
         ),

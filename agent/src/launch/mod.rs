@@ -2,6 +2,7 @@
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
 pub mod advised;
+mod begin;
 mod brain;
 mod chosen;
 mod copied;
@@ -39,14 +40,21 @@ mod waiting;
 mod warm;
 mod words;
 
-pub use shell::{JobResources, Launcher, Outside};
+pub use begin::JobResources;
+pub use shell::{Launcher, Outside};
 pub use warm::{Warm, WarmSettings};
 
 use std::path::PathBuf;
+use std::time::Duration;
+
+use mainstay_core::recovery::policy;
 
 use crate::act::stop::Grace;
 use crate::launch::hang::HangSettings;
 use crate::os::numa::Binding;
+
+/// Pages are looked at this often even if nothing rings.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What a job is made of, as asked for on the command line.
 #[derive(Clone, Debug)]
@@ -64,7 +72,7 @@ pub struct Settings {
     /// `MASTER_PORT`; none for a free one for each attempt.
     pub master_port: Option<u16>,
     /// What may be done about failures.
-    pub policy: mainstay_core::recovery::policy::Settings,
+    pub policy: policy::Settings,
     /// The user's own policy; none for the built-in one alone.
     pub policy_file: Option<PathBuf>,
     /// How long stops may take.
@@ -93,6 +101,13 @@ pub struct Settings {
     pub remember: bool,
     /// How ranks are started again.
     pub warm: WarmSettings,
+}
+
+impl Settings {
+    /// The policy of a job: what it draws is drawn alike for every launcher of the job.
+    fn policy_of_job(&self, job: &str) -> policy::Settings {
+        policy::Settings { seed: policy::seed([job].into_iter()), ..self.policy.clone() }
+    }
 }
 
 /// The memory for checkpoints, and the disk behind it.

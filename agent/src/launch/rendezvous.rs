@@ -1,6 +1,8 @@
 //! Before the first round: the hosts of the job come together. They meet in the coordination store; one of them is elected
 //! and waits for the others, which connect to it. The terminal of each shows who is missing.
 
+mod arrivals;
+
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -9,15 +11,15 @@ use anyhow::{Context, bail};
 use mainstay_coord::{Ended, Leader};
 use mainstay_core::base::id::Attempt;
 use mainstay_core::recovery::hosts::clock::Mapping;
-use mainstay_core::recovery::hosts::lead::refusal;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::round::{self, Lacking, Member, Seated};
 use mainstay_core::recovery::hosts::wire::{Down, Join, Seat, Spare, Up};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use self::arrivals::Waiting;
 use crate::hosts::connect::{self, FromLeader};
-use crate::hosts::listen::{Bound, FromHost, Listener};
+use crate::hosts::listen::{Bound, Listener};
 use crate::hosts::streams;
 use crate::launch::following::Followed;
 use crate::launch::hosts::{Aborting, HostsPlan};
@@ -219,39 +221,6 @@ struct Gathering<'a> {
     timeout: Instant,
 }
 
-/// What differs between two hosts and may be meant; for people.
-fn differences(mine: &Join, other: &Join) -> Vec<String> {
-    let mut told = Vec::new();
-    if other.version != mine.version {
-        told.push(format!("it runs Mainstay {}, this host {}", other.version, mine.version));
-    }
-    if other.ranks != mine.ranks {
-        told.push(format!("it has {} ranks (--nproc-per-node), this host {}", other.ranks, mine.ranks));
-    }
-    if let (Some(theirs), Some(ours)) = (&other.program, &mine.program)
-        && theirs != ours
-    {
-        told.push(format!(
-            "its script or command differs from that of this host (hash {}, here {})",
-            short(theirs),
-            short(ours)
-        ));
-    }
-    told
-}
-
-/// As much of a hash as people compare.
-fn short(hash: &str) -> &str {
-    hash.get(..12).unwrap_or(hash)
-}
-
-struct Waiting {
-    join: Join,
-    member: Member,
-    connection: u64,
-    to: mpsc::Sender<Down>,
-}
-
 impl Gathering<'_> {
     /// No launcher leads: this one stands for election, where it may.
     async fn stand(
@@ -341,7 +310,7 @@ impl Gathering<'_> {
             tokio::select! {
                 event = listener.events.recv() => {
                     let Some(event) = event else { bail!("the listening socket is gone") };
-                    arrived(plan, mine, &me, event, &mut waiting, say);
+                    arrivals::take(plan, mine, &me, event, &mut waiting, say);
                 }
                 news = meeting.next() => match news {
                     FromStore::Written(FIRST_RECORD) => {
@@ -469,50 +438,6 @@ impl Gathering<'_> {
             if trouble.is_empty() { String::new() } else { format!(" ({trouble})") }
         )
     }
-}
-
-fn arrived(
-    plan: &HostsPlan,
-    mine: &Join,
-    me: &Member,
-    event: FromHost,
-    waiting: &mut Vec<Waiting>,
-    say: &impl Fn(String),
-) {
-    match event {
-        FromHost::Joined { connection, join, peer, to } => {
-            waiting.retain(|of| of.member.launcher != join.launcher);
-            let member = Member::of(&join);
-            let members: Vec<Member> =
-                std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
-            let why = refusal(plan.hosts, &join).or_else(|| {
-                round::admit(&members, &member, plan.hosts.1).err().map(|error| error.to_string())
-            });
-            if let Some(why) = why {
-                say(format!("host {} ({peer}) cannot take part: {why}", join.host));
-                let _ = to.try_send(Down::Refused { why });
-                return;
-            }
-            say(format!("host {} ({peer}) has joined{}", join.host, numbered(&join)));
-            for difference in differences(mine, &join) {
-                let told = format!("host {} ({peer}): {difference}", join.host);
-                let _ = to.try_send(Down::Waiting { told: told.clone(), spare: None });
-                say(told);
-            }
-            waiting.push(Waiting { join, member, connection, to });
-        }
-        FromHost::Gone { connection, why } => {
-            if let Some(at) = waiting.iter().position(|of| of.connection == connection) {
-                let gone = waiting.remove(at);
-                say(format!("host {} has left{}: {why}", gone.join.host, numbered(&gone.join)));
-            }
-        }
-        FromHost::Said { .. } => {}
-    }
-}
-
-fn numbered(join: &Join) -> String {
-    join.node_rank.map_or(String::new(), |rank| format!(" as node rank {rank}"))
 }
 
 fn gathered(

@@ -17,7 +17,7 @@ use mainstay_tier::peer::{Brought, Service, Settings, User, Watched};
 use mainstay_tier::pool::{self, PoolOwner, View};
 use tokio::sync::mpsc;
 
-use crate::act::rank_processes::RankSpec;
+use crate::act::rank_spec::RankSpec;
 use crate::launch::copied::{self, CopyNews};
 use crate::launch::hosts::HostsPlan;
 

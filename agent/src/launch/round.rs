@@ -146,7 +146,7 @@ impl Launcher {
         }
         self.attempt_started(port, page_trouble);
         for process in self.ranks.iter().filter(|process| waiting.contains(&process.rank)) {
-            let environment = self.crew.round_environment(attempt, process, port);
+            let environment = self.crew.round_environment(attempt, process.local_rank, &process.files, port);
             if let Some(desk) = &self.desk {
                 desk.say(process.pid, &Call::Go { epoch: attempt.0, environment });
             }

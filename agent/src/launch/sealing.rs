@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mainstay_core::base::id::Attempt;
-use mainstay_core::checkpoint::files::Kind;
+use mainstay_core::checkpoint::files::{Kind, Rule, is_unknown_checkpoint};
 use mainstay_tier::files::{FileWatch, Files, FilesError, Plan, Wanted};
 use mainstay_tier::peer::{Progress, Service, Settings};
 use tokio::sync::mpsc;
@@ -94,15 +94,20 @@ impl Sealing {
                     let _ = told.send(format!("checkpoint: {}", at.told));
                 }
             };
-            watch.restore(again, &tell)
+            let restored = watch.restore(again, &tell)?;
+            let unknown = match restored.decision.step {
+                Some(_) => Vec::new(),
+                None => unknown_checkpoints(&of),
+            };
+            Ok((restored, unknown))
         });
         // It ends when the work does, which drops its end.
         while let Some(line) = tells.recv().await {
             say(line);
         }
         match work.await {
-            Ok(Ok(restored)) => {
-                let none = || format!("{place}: no whole step is known");
+            Ok(Ok((restored, unknown))) => {
+                let none = || format!("{place}: no whole step is known{}", not_sealed(&unknown));
                 say(restored
                     .decision
                     .step
@@ -133,7 +138,7 @@ impl Sealing {
             directory: directory.to_owned(),
             run: output.run.clone(),
             user: None,
-            rules: Kind::parse(&output.kind).unwrap_or(Kind::Auto).rules(),
+            rules: rules_of(output),
             expect: 0,
             quiet: 0,
             hosts: Vec::new(),
@@ -253,6 +258,33 @@ pub(super) async fn next_stage(starting: &mut Option<Starting>) -> Stage {
     }
 }
 
+fn rules_of(output: &Output) -> Vec<Rule> {
+    Kind::parse(&output.kind).unwrap_or(Kind::Auto).rules()
+}
+
+/// Names in a directory that look like checkpoints and are not sealed.
+fn unknown_checkpoints(output: &Output) -> Vec<String> {
+    let rules = rules_of(output);
+    let names = std::fs::read_dir(&output.directory).into_iter().flatten().flatten();
+    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut unknown: Vec<String> = names.filter(|name| is_unknown_checkpoint(&rules, name)).collect();
+    unknown.sort();
+    unknown
+}
+
+/// What is said of them: a user who sees them there takes them for protected.
+fn not_sealed(unknown: &[String]) -> String {
+    let which = match unknown {
+        [] => return String::new(),
+        [one] => format!("{one:?} is not sealed, because its name is of no known kind"),
+        [first, more @ ..] => format!(
+            "{first:?} and {} more are not sealed, because their names are of no known kind",
+            more.len()
+        ),
+    };
+    format!("; {which}: save as ckpt.pt or with the step in the name, such as model_100.pt")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,6 +302,18 @@ mod tests {
             protection((place, false), Some("1 replica on a peer"), &watched),
             "protected: mainstay.checkpoint (/runs/7/checkpoints; 1 replica on a peer), /out (sealed in place; 1 replica on a \
              peer); not protected: what it writes elsewhere (--checkpoint-watch)"
+        );
+    }
+
+    #[test]
+    fn what_is_not_sealed_is_named_with_what_would_be() {
+        assert_eq!(not_sealed(&[]), "");
+        let names = ["model.pt", "optim.pt", "rng.pt"].map(str::to_owned);
+        assert!(not_sealed(&names[..1]).contains(r#""model.pt" is not sealed, because its name"#));
+        let all = not_sealed(&names);
+        assert!(
+            all.contains(r#""model.pt" and 2 more are not sealed"#) && all.contains("model_100.pt"),
+            "{all}"
         );
     }
 }

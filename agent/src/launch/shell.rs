@@ -7,50 +7,44 @@ use mainstay_core::base::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::checkpoint::replication_cost::StepTime;
 use mainstay_core::host::contention::SlowdownHints;
-use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::model::entry::Fact;
 use mainstay_core::model::report::SensorReport;
 use mainstay_core::model::verdict::FaultDomain;
 use mainstay_core::recovery::hosts::lost::Sight;
 use mainstay_core::recovery::hosts::wire::Report;
 use mainstay_core::recovery::in_process::{Round, Word};
-use mainstay_core::recovery::job::{Input, Job, Order, Output, Summary, policy_trouble};
+use mainstay_core::recovery::job::{Input, Job, Order, Output, Summary};
 use mainstay_core::recovery::policy;
 use mainstay_tier::pool::PoolOwner;
 use tokio::sync::mpsc;
 
 use crate::act::guardian::Guardian;
-use crate::act::log_files;
 use crate::act::output::Terminal;
 use crate::act::port::HeldPort;
-use crate::act::rank_processes::{RankProcess, RankSpec};
+use crate::act::rank_processes::RankProcess;
+use crate::act::rank_spec::RankSpec;
 use crate::act::round_server::RoundServer;
 use crate::act::stop::{Stop, sweep};
 use crate::launch::brain::{Brain, Task};
 use crate::launch::drill::Injected;
-use crate::launch::following::{Following, ToFollower};
+use crate::launch::following::ToFollower;
 use crate::launch::hang::{Evidence, Judge};
-use crate::launch::leading::{Leading, ToLeader};
+use crate::launch::leading::ToLeader;
 use crate::launch::moving::{Moving, next_moved};
 use crate::launch::order::Ordered;
-use crate::launch::rendezvous::JoinOutcome;
 use crate::launch::replicas::{Replicas, next_news};
 use crate::launch::sealing::{Sealing, Starting, next_stage};
-use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::words::Spoken;
-use crate::launch::{Settings, Warm, advised};
+use crate::launch::{LOOK_EVERY, Settings, Warm};
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::clock;
 use crate::os::inotify::Watcher;
-use crate::source::host::Roots;
 use crate::source::nvrx::Monitor;
 use crate::source::oom::OomKills;
 use crate::source::pages::PageReader;
 use crate::state::StateWriter;
 use crate::store::learned::Memory;
-
-/// Pages are looked at this often even if nothing rings.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How long an agent may take to answer with its evidence before the launcher decides alone.
 pub(super) const RULING_WITHIN: Duration = Duration::from_millis(250);
@@ -156,147 +150,7 @@ pub struct Launcher {
     pub(super) moving: Option<Moving>,
 }
 
-/// What stands beside the ranks for as long as the job runs.
-#[derive(Default)]
-pub struct JobResources {
-    /// Sees to it that nothing outlives the launcher.
-    pub guardian: Option<Guardian>,
-    /// Keeps the ranks' checkpoints in memory.
-    pub keeper: Option<PoolOwner>,
-    /// The ranks' control group.
-    pub cgroup: Option<Cgroup>,
-    /// The other hosts of the job, if there are any.
-    pub together: Option<JoinOutcome>,
-    /// The trainer's own checkpoints, if they are watched.
-    pub sealing: Option<Sealing>,
-    /// Copies of checkpoints on the job's other hosts, if there are any.
-    pub replicas: Option<Replicas>,
-}
-
 impl Launcher {
-    /// Begins the job: records it and takes the order for the first start.
-    pub fn begin(
-        settings: Settings,
-        mut crew: RankSpec,
-        board: StateWriter,
-        beside: JobResources,
-        terminal: Terminal,
-        warm: Warm,
-    ) -> Launcher {
-        let JobResources { guardian, keeper, cgroup, together, sealing, replicas } = beside;
-        let mut out = Vec::new();
-        let began = clock::mono();
-        let policy = policy_of(&settings, &crew.job);
-        let mut spec = job_spec(&settings, &crew, policy.clone());
-        let memory = memory(&settings, &crew, &spec);
-        let read = memory.clone().and_then(|memory: Memory| log_files::ask(move || memory.read()).flatten());
-        let learned = read.unwrap_or_default();
-        spec.earlier.clone_from(&learned.rungs);
-        crew.previous_size = previous_size(&settings, &crew, &spec);
-        let watcher = crew.page_dir.as_ref().and_then(|directory| {
-            let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
-            watcher
-                .map_err(|error| {
-                    tracing::warn!(%error, "cannot watch the heartbeat pages' directory; looking regularly instead");
-                })
-                .ok()
-        });
-        let desk = crew.page_dir.as_ref().and_then(|directory| {
-            RoundServer::open(directory)
-                .inspect_err(|error| tracing::warn!(%error, "no socket for rounds; no restart is in process"))
-                .ok()
-        });
-        let drill = crew.page_dir.as_ref().filter(|_| settings.allow_inject).and_then(|directory| {
-            RoundServer::open_for_drills(directory)
-                .inspect_err(
-                    |error| tracing::warn!(%error, "no socket for drills; only signals can be injected"),
-                )
-                .ok()
-        });
-        let first = Rank(crew.seat.first_rank);
-        let mut hangs = Judge::new(&settings.hang, first, settings.local_world_size as usize, began);
-        hangs.recall(&learned);
-        let brain = match together {
-            Some(JoinOutcome::Following(followed)) => {
-                Brain::Following(Box::new(Following::new(*followed, spec)))
-            }
-            together => {
-                let mut job = Job::begin(began, spec, policy, &mut out);
-                if let Some(file) = &settings.policy_file {
-                    let (advisor, trouble) = advised::read(file);
-                    job.advised_by(advisor);
-                    out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
-                }
-                job.recall(&learned);
-                match together {
-                    Some(JoinOutcome::Leading(gathered)) => {
-                        let names = (crew.job.clone(), crew.launch.clone());
-                        Brain::Leading(Box::new(Leading::new(job, *gathered, names)))
-                    }
-                    _ => Brain::Alone(Box::new(job)),
-                }
-            }
-        };
-        match &brain {
-            Brain::Leading(leading) => hangs.judge_all(leading.lead.seats(), began),
-            Brain::Following(following) => {
-                hangs.judged_elsewhere(following.follow.seat().group_world_size);
-            }
-            Brain::Alone(_) | Brain::Gone => {}
-        }
-        let mut launcher = Launcher {
-            id: JobId(crew.job.clone()),
-            settings,
-            crew,
-            brain,
-            hangs,
-            memory: memory.map(|memory| (memory, learned.runs)),
-            tasks: VecDeque::new(),
-            board,
-            terminal,
-            shown: None,
-            guardian,
-            keeper,
-            cgroup,
-            watcher,
-            warm,
-            attempt: Attempt(0),
-            ranks: Vec::new(),
-            pages: BTreeMap::new(),
-            endings: mpsc::unbounded_channel(),
-            sights: mpsc::unbounded_channel(),
-            monitors: BTreeMap::new(),
-            stop: None,
-            desk,
-            drill,
-            drills: Vec::new(),
-            round: Round::default(),
-            save_after: None,
-            asked_by: None,
-            leave_within: None,
-            port: None,
-            agent: None,
-            agent_has: None,
-            ruling_until: None,
-            look_at: None,
-            undying: Vec::new(),
-            evidence: None,
-            looks: 0,
-            step_times: Vec::new(),
-            oom_kills: OomKills::of(Roots::default().proc, &Roots::default().sys),
-            spoken: Spoken::start(),
-            surroundings: SlowdownHints::default(),
-            exit: None,
-            sealing,
-            starting: None,
-            replicas,
-            moving: None,
-        };
-        launcher.begin_with(began, out);
-        launcher.begin_to_wait();
-        launcher
-    }
-
     /// Runs the job to its end. Returns the status to exit with, how it went, and the terminal for last words.
     pub async fn run(mut self, mut outside: Outside) -> (i32, Summary, Terminal) {
         let (ended_sender, mut ended) = mpsc::unbounded_channel();
@@ -398,7 +252,7 @@ impl Launcher {
 
     /// The policy of this job.
     pub(super) fn policy(&self) -> policy::Settings {
-        policy_of(&self.settings, &self.crew.job)
+        self.settings.policy_of_job(&self.crew.job)
     }
 
     /// Gives a job what earlier runs learned of it.
@@ -436,7 +290,7 @@ impl Launcher {
     }
 
     /// Takes in what the job says at its begin.
-    fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
+    pub(super) fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
         match &mut self.brain {
             Brain::Leading(leading) => leading.lead.begin_with(at, out),
             Brain::Alone(_) | Brain::Following(_) | Brain::Gone => return self.publish(at, out),
@@ -534,10 +388,6 @@ async fn until(deadline: Option<tokio::time::Instant>) {
 }
 
 /// The policy of a job; its waits differ from those of other jobs.
-fn policy_of(settings: &Settings, job: &str) -> policy::Settings {
-    policy::Settings { seed: policy::seed([job].into_iter()), ..settings.policy.clone() }
-}
-
 /// The runtime's clock for a point of ours.
 fn from_now(at: Mono) -> tokio::time::Instant {
     tokio::time::Instant::now() + Duration::from_nanos(at.since(clock::mono()).0)

@@ -10,7 +10,8 @@ use mainstay_core::recovery::job::StopWhy;
 use nix::sys::signal::Signal;
 
 use crate::act::log_files;
-use crate::act::rank_processes::{RankFiles, RankProcess};
+use crate::act::rank_processes::RankProcess;
+use crate::act::rank_spec::RankFiles;
 use crate::act::stop::{Grace, Stop, sweep};
 use crate::launch::save;
 use crate::launch::shell::{Ended, Launcher};

@@ -8,7 +8,8 @@ use mainstay_core::model::entry::Fact;
 use mainstay_core::model::observation::{Observation, Weight};
 
 use crate::act::log_files;
-use crate::act::rank_processes::{PageTrouble, RankProcess, RankSpec};
+use crate::act::rank_processes::{PageTrouble, RankProcess};
+use crate::act::rank_spec::RankSpec;
 use crate::act::warm::{Module, News, NoTemplate, PythonProgram, Template, TemplatePlan};
 use crate::os::{affinity, priority, processes};
 

@@ -12,7 +12,7 @@ use mainstay_core::model::entry::{LineTime, Note, StepDone};
 use crate::act::growth::{Growth, Growths};
 use crate::act::log_files;
 use crate::act::output::{Tail, tail};
-use crate::act::rank_processes::RankFiles;
+use crate::act::rank_spec::RankFiles;
 use crate::os::clock;
 
 /// Bytes of a file in which reports of steps are looked for.

@@ -88,6 +88,25 @@ async fn nothing_found_says_where_it_looked_and_what_to_start() {
 }
 
 #[tokio::test]
+async fn a_launcher_says_that_no_agent_answers_where_the_user_named_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing.sock");
+    let launch = async |options: &[&str]| {
+        let mut command = mainstay(dir.path());
+        command.env("PATH", "/usr/bin:/bin").env("MAINSTAY_SOCKET", &missing);
+        command.args(["run", "--no-python", "--log-dir"]).arg(dir.path().join("logs"));
+        let output = run(command.args(options).arg("/bin/true")).await;
+        assert!(output.status.success(), "{output:?}");
+        stderr(&output)
+    };
+    let text = launch(&[]).await;
+    let said = format!("agent: {}: No such file or directory", missing.display());
+    assert!(text.contains(&said) && text.contains("runs without an agent"), "{text}");
+    let text = launch(&["--no-agent"]).await;
+    assert!(!text.contains("agent:"), "{text}");
+}
+
+#[tokio::test]
 async fn status_tells_the_gravest_state_by_its_exit_status() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
@@ -137,6 +156,7 @@ async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.record(20, Some("exp-9"), verdict());
+    server.job("exp-2");
     let ask = |words: &[&str]| {
         let mut command = mainstay(dir.path());
         command.arg("explain").args(words).arg("--socket").arg(&server.socket);
@@ -149,7 +169,12 @@ async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
     assert_eq!((&json["run"], &json["verdict"]["incident"]), (&"exp-9".into(), &1.into()));
     // Nobody knows of the second failure, nor of the other job.
     assert!(!run(&mut ask(&["exp-9", "--incident", "2"])).await.status.success());
-    assert!(!run(&mut ask(&["exp-1"])).await.status.success());
+    let unknown = run(&mut ask(&["exp-1"])).await;
+    assert!(!unknown.status.success() && stderr(&unknown).contains("nor a job"), "{}", stderr(&unknown));
+    // A job that it knows and that has not failed.
+    let healthy = run(&mut ask(&["exp-2"])).await;
+    assert_eq!(healthy.status.code(), Some(3), "{}", stderr(&healthy));
+    assert!(stderr(&healthy).contains("exp-2: no failure in this run"), "{}", stderr(&healthy));
     server.stop().await;
 }
 

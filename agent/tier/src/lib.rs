@@ -11,6 +11,7 @@ pub mod disk;
 pub mod files;
 pub mod handed;
 pub mod lent_files;
+mod medium;
 mod os;
 pub mod parity;
 pub mod peer;

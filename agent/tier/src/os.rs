@@ -247,8 +247,9 @@ pub fn monotonic_ms() -> u64 {
 /// What a connection shows of its path; none where the kernel does not tell.
 #[must_use]
 pub fn signs(stream: &TcpStream) -> Option<ConnectionSample> {
-    // Where tcpi_rtt and tcpi_total_retrans lie in `struct tcp_info` of linux/tcp.h, which only grows at its end.
+    // Where tcpi_rtt, tcpi_rttvar and tcpi_total_retrans lie in `struct tcp_info` of linux/tcp.h, which only grows at its end.
     const ROUND_TRIP: usize = 68;
+    const DEVIATION: usize = 72;
     const SENT_AGAIN: usize = 100;
     let mut info = [0_u8; 104];
     let mut length = nix::libc::socklen_t::try_from(info.len()).ok()?;
@@ -266,7 +267,7 @@ pub fn signs(stream: &TcpStream) -> Option<ConnectionSample> {
     let told = done == 0 && usize::try_from(length).is_ok_and(|length| length >= info.len());
     let word = |at: usize| info.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
     let round_trip_us = told.then(|| word(ROUND_TRIP)).flatten()?;
-    Some(ConnectionSample { round_trip_us, sent_again: word(SENT_AGAIN)? })
+    Some(ConnectionSample { round_trip_us, deviation_us: word(DEVIATION)?, sent_again: word(SENT_AGAIN)? })
 }
 
 /// Makes this thread stand back behind training: for the processor, and if `idle` for the disk too. What the kernel refuses is no

@@ -15,7 +15,7 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 pub const STATE_NAME: &str = "state.safetensors";
 
 /// Small enough to stay in the second-level cache between the two checksums.
-const PIECE: usize = 256 << 10;
+pub(crate) const PIECE: usize = 256 << 10;
 
 /// Bytes that can be read at any place.
 pub trait ReadAt: Sync {

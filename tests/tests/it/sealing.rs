@@ -146,6 +146,20 @@ python3 -c "import sys, zipfile; assert zipfile.ZipFile(sys.argv[1]).read('data.
 }
 
 #[test]
+fn a_checkpoint_whose_name_is_of_no_known_kind_is_said_to_be_unsealed() {
+    let stage = Stage::new();
+    let script = r#"
+if [ "$ATTEMPT" = 0 ]; then
+    mkdir -p "$OUT"
+    echo weights > "$OUT/model.pt"
+    exit 9
+fi
+"#;
+    let end = watched(&stage, script).start().end();
+    end.assert_status(0).assert_said(r#""model.pt" is not sealed, because its name is of no known kind"#);
+}
+
+#[test]
 fn with_an_agent_a_damaged_checkpoint_comes_back_from_a_peer_within_the_job() {
     let hosts = Hosts::new(13, 2, &[]);
     let agents: Vec<_> = (0..2).map(|host| hosts.agent(host)).collect();

@@ -14,7 +14,8 @@ const INCREASE: f64 = 0.02;
 /// Looks are that far apart at least, milliseconds: what was changed must be seen first.
 const APART_MS: u64 = 100;
 
-/// A round trip that takes so much longer than the shortest one is a sign of a full link...
+/// A round trip that takes so much longer than the shortest one, also less its usual deviation, is a sign of a full link: the queue of one
+/// is there for all packets, a late acknowledgement (RFC 1122, 4.2.3.2) for the last one of many...
 const LONGER: f64 = 2.0;
 
 /// ...if that is more than so many microseconds: within a host, and with a processor that is busy, it comes to that easily.
@@ -28,6 +29,8 @@ const FORGET: f64 = 1.001;
 pub struct ConnectionSample {
     /// Its round trip, smoothed, microseconds.
     pub round_trip_us: u32,
+    /// The mean deviation of its round trips, microseconds.
+    pub deviation_us: u32,
     /// Segments that it has sent again since it began.
     pub sent_again: u32,
 }
@@ -68,8 +71,9 @@ impl Backoff {
             return;
         }
         self.looked_ms = Some(now_ms);
+        let at_least = round_trip - f64::from(signs.deviation_us);
         let is_late =
-            round_trip > LONGER * self.shortest_us && round_trip > self.shortest_us + f64::from(AT_LEAST_US);
+            at_least > LONGER * self.shortest_us && at_least > self.shortest_us + f64::from(AT_LEAST_US);
         let is_lossy = signs.sent_again > self.sent_again;
         self.sent_again = signs.sent_again;
         self.share = if is_late || is_lossy { self.share * DECREASE } else { self.share + INCREASE };
@@ -82,7 +86,7 @@ mod tests {
     use super::*;
 
     fn signs(round_trip_us: u32, sent_again: u32) -> ConnectionSample {
-        ConnectionSample { round_trip_us, sent_again }
+        ConnectionSample { round_trip_us, deviation_us: 0, sent_again }
     }
 
     /// So many looks, as far apart as they are to be.
@@ -112,6 +116,17 @@ mod tests {
         assert!(after(&mut backoff, 54, 2, |look| signs(500, 1 + look as u32)) < 0.5);
         let lost = after(&mut backoff, 56, 1, |_| signs(500, 2));
         assert!(lost > 0.5, "what was lost before is no sign of now: {lost}");
+    }
+
+    #[test]
+    fn a_few_late_acknowledgements_are_no_full_link() {
+        let mut backoff = Backoff::default();
+        after(&mut backoff, 0, 10, |_| signs(20, 0));
+        // Seen on a busy host: one packet in eight was acknowledged after 40 ms, the others at once.
+        let varies = |_| ConnectionSample { round_trip_us: 8_500, deviation_us: 7_400, sent_again: 0 };
+        assert_eq!(after(&mut backoff, 10, 20, varies), 1.0);
+        let queue = |_| ConnectionSample { round_trip_us: 8_500, deviation_us: 3_000, sent_again: 0 };
+        assert!(after(&mut backoff, 30, 2, queue) < 0.5);
     }
 
     #[test]

@@ -207,6 +207,15 @@ fn is_passing(name: &str) -> bool {
         || inside.iter().any(|part| name.contains(part))
 }
 
+/// Whether a file's name is one that trainers give to checkpoints, and no rule knows it: it is not sealed.
+pub fn is_unknown_checkpoint(rules: &[Rule], name: &str) -> bool {
+    let endings = [".pt", ".pth", ".ckpt", ".safetensors", ".pth.tar"];
+    !is_passing(name)
+        && endings.iter().any(|ending| name.ends_with(ending))
+        && rule_of(rules, name, false).is_none()
+        && in_place(rules, name, false).is_none()
+}
+
 /// The small files that rules ask for.
 pub fn texts(rules: &[Rule]) -> BTreeSet<&str> {
     let mut all = BTreeSet::new();
@@ -357,6 +366,19 @@ mod tests {
             found(Kind::Auto, &look(&[("tmp-checkpoint-500", with("trainer_state.json", 100))], &[]))
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn a_checkpoint_whose_name_no_rule_knows_is_told_from_one_that_is_sealed() {
+        let rules = Kind::Torch.rules();
+        for unknown in ["model.pt", "best.pth", "weights.safetensors", "model_best.pth.tar"] {
+            assert!(is_unknown_checkpoint(&rules, unknown), "{unknown}");
+        }
+        for other in
+            ["ckpt.pt", "epoch=3-step=10.ckpt", "model_9.pt", "config.json", ".model.pt", "model.pt.tmp"]
+        {
+            assert!(!is_unknown_checkpoint(&rules, other), "{other}");
+        }
     }
 
     #[test]

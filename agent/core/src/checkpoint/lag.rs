@@ -15,19 +15,23 @@ pub enum LagReason {
     Peer,
     /// Copies have cost training its share (`slowdown_percent`).
     Slowdown,
+    /// One is left out, to measure what copies cost training.
+    Measurement,
     /// Nothing stands in the way: they take longer than saves are apart.
     Speed,
 }
 
 impl LagReason {
     /// All of them.
-    pub const ALL: [LagReason; 3] = [LagReason::Peer, LagReason::Slowdown, LagReason::Speed];
+    pub const ALL: [LagReason; 4] =
+        [LagReason::Peer, LagReason::Slowdown, LagReason::Measurement, LagReason::Speed];
 
     /// The word.
     pub fn word(self) -> &'static str {
         match self {
             LagReason::Peer => "peer",
             LagReason::Slowdown => "slowdown",
+            LagReason::Measurement => "measurement",
             LagReason::Speed => "speed",
         }
     }

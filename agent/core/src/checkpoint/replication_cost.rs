@@ -1,13 +1,17 @@
 //! What training pays for replicas, and whether it has been asked for enough.
 //!
-//! Steps during which this host replicates are held against steps during which it does not. What they take longer, for each second of
-//! replicating, is the price; it is believed only as far as it stands out of the noise (two standard errors), so that a host whose steps
-//! vary and whose replicas cost nothing holds nothing back. An allowance grows with each step and is spent at that price: on the average
-//! training pays no more than the share that was allowed, and replicas still go as fast as they can when they go. One that is held back is
-//! overtaken by the next step. All ranks of a job wait for each other, so the steps here also tell what replicas cost on other hosts.
+//! Where replicas go on most of the time, whole cycles from save to save are compared ([`cycles`]). Else steps during which this host
+//! replicates are held against steps during which it does not. What they take longer, for each second of replicating, is the price; it is
+//! believed only as far as it stands out of the noise, so that a host whose steps vary and whose replicas cost nothing holds nothing back.
+//! An allowance grows with each step and is spent at that price: on the average training pays no more than the share that was allowed, and
+//! replicas still go as fast as they can when they go. One that is held back is overtaken by the next step. All ranks of a job wait for each
+//! other, so the steps here also tell what replicas cost on other hosts.
+
+mod cycles;
 
 use std::collections::VecDeque;
 
+use self::cycles::Cycles;
 use crate::base::time::{Mono, Span};
 
 /// Steps of a kind that are remembered with nothing beside them, and with replicas.
@@ -52,6 +56,15 @@ pub struct StepTime {
     pub saving: Span,
 }
 
+/// Why a replica waits; the first counts for more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hold {
+    /// The allowance is spent.
+    Spent,
+    /// There must be steps without replicas to compare with.
+    Measurement,
+}
+
 /// The price, and what is left of the allowance.
 #[derive(Clone, Debug)]
 pub struct ReplicationCost {
@@ -59,6 +72,8 @@ pub struct ReplicationCost {
     allowed: f64,
     /// Steps that save nothing, and steps that save: the one is no measure for the other.
     kinds: [Kind; 2],
+    /// The same steps, from one save to the next.
+    cycles: Cycles,
     /// Seconds of training that may be spent.
     left_s: f64,
     held_since: Option<Mono>,
@@ -78,14 +93,23 @@ struct Kind {
 impl ReplicationCost {
     /// Replicas may cost training the share `allowed` of its time, 0.01 for 1 %; 0 for any.
     pub fn new(allowed: f64) -> ReplicationCost {
-        let left_s = allowed * SAVED_UP_S;
         let kinds = Default::default();
-        ReplicationCost { allowed, kinds, left_s, held_since: None, newest: None, rest_since: None }
+        let cycles = Cycles::default();
+        ReplicationCost {
+            allowed,
+            kinds,
+            cycles,
+            left_s: 0.0,
+            held_since: None,
+            newest: None,
+            rest_since: None,
+        }
     }
 
     /// Sees a step that went by with `replicating` of its time spent on replicas.
     pub fn stepped(&mut self, step: StepTime, replicating: Span) {
         self.earn(step);
+        self.cycles.stepped(step, replicating);
         let saving = step.saving.as_seconds();
         let took = step.end.since(step.start).as_seconds() - saving;
         if took <= 0.0 {
@@ -114,31 +138,40 @@ impl ReplicationCost {
         cost_s
     }
 
-    /// Whether a replica may be sent now.
-    pub fn allows(&mut self, now: Mono) -> bool {
+    /// What a replica has to wait for now; none if it may be sent.
+    pub fn holds(&mut self, now: Mono) -> Option<Hold> {
         if self.allowed <= 0.0 {
-            return true;
+            return None;
         }
-        if self.stands_still(now) || (self.left_s >= 0.0 && !self.rests(now)) {
+        let measures = self.cycles.leaves_out(now) || self.rests(now);
+        let hold = match self.left_s {
+            ..0.0 => Some(Hold::Spent),
+            _ => measures.then_some(Hold::Measurement),
+        };
+        if hold.is_none() || self.stands_still(now) {
             self.held_since = None;
-            return true;
+            return None;
         }
         let since = *self.held_since.get_or_insert(now);
         if now.since(since) < MOST_HELD {
-            return false;
+            return hold;
         }
         (self.left_s, self.held_since) = (0.0, None);
-        true
+        None
     }
 
     /// What a second of replicating costs, in seconds of training, where it is known: the best guess, which may be below zero.
     pub fn per_second(&self) -> Option<f64> {
-        self.measured().map(|(price, _)| price)
+        self.cycles.measured().or_else(|| self.measured()).map(|(price, _)| price)
     }
 
     /// The price as far as it stands out of the noise, from 0 to 1.
     fn believed(&self) -> f64 {
-        self.measured().map_or(0.0, |(price, error)| (price - 2.0 * error).clamp(0.0, 1.0))
+        // One that is certain is paid in full, another one as far as it is.
+        let certain = |(price, error): (f64, f64)| if price > 3.0 * error { price } else { price - error };
+        let by_cycles = self.cycles.measured().map(certain);
+        let by_steps = || self.measured().map(|(price, error)| price - 2.0 * error);
+        by_cycles.or_else(by_steps).unwrap_or(0.0).clamp(0.0, 1.0)
     }
 
     /// The price and its standard error: least squares through zero over steps of both kinds.

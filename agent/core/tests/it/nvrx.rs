@@ -224,6 +224,15 @@ proptest! {
         }
         let _ = Message::read(&bytes);
         bytes.truncate(bytes.len() / 2);
+        let _ = Message::read(&bytes);
+    }
+
+    #[test]
+    fn a_message_that_is_cut_off_is_refused(which in 0_usize..16, length in any::<prop::sample::Index>()) {
+        let line = MESSAGES.lines().nth(which).unwrap();
+        let mut words = line.split(' ');
+        let mut bytes = captured(words.next().unwrap(), words.next().unwrap());
+        bytes.truncate(length.index(bytes.len()));
         prop_assert!(Message::read(&bytes).is_err());
     }
 

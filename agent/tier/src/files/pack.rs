@@ -15,7 +15,7 @@ use rustix::fs::FileType;
 use super::FilesError;
 use super::tree::{Mark, Member};
 use crate::beneath::Beneath;
-use crate::peer::local_shards::medium_of;
+use crate::medium::medium_of;
 use crate::peer::sealed::Sealed;
 use crate::peer::user::{As, User};
 use crate::seal::{ReadAt, sums};

@@ -5,9 +5,8 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::seal::PIECE;
 use rustls::Connection;
-
-use super::wire::PIECE;
 
 /// What one who is refused may still send before the connection is cut under it, bytes.
 const LAST_WORDS: u64 = 64 << 10;
@@ -149,7 +148,11 @@ impl Socket {
 impl Read for &Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.hurry()?;
-        (&self.stream).read(into)
+        let count = (&self.stream).read(into)?;
+        // The sender takes a late acknowledgement for a full link (`checkpoint::backoff`). Where the kernel does not know the option, it
+        // acknowledges as it does.
+        let _ = rustix::net::sockopt::set_tcp_quickack(&self.stream, true);
+        Ok(count)
     }
 }
 

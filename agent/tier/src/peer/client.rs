@@ -1,29 +1,26 @@
 //! What an agent asks of others: to keep a shard, to give one back, to tell what they have.
 
-use std::collections::VecDeque;
-use std::hash::Hasher;
-use std::net::TcpStream;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+mod fetch;
+mod upload;
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::backoff::Backoff;
 use mainstay_core::checkpoint::decision::{Decision, Word};
-use twox_hash::XxHash3_64;
 
-use super::error::{PeerError, Reason};
+use self::fetch::Fetch;
+use self::upload::Upload;
+use super::error::PeerError;
 use super::frame::{Header, Kind};
 use super::message::{Decide, Dropped, Get, Inventory, Wanted, Withdrawal};
-use super::pace::{Limit, pace};
+use super::pace::Limit;
 use super::pass::Pass;
 use super::sealed::Sealed;
 use super::wire::{Frame, Patience, Wire};
 use super::withdrawal::WithdrawalLock;
 use crate::bytes::Bytes;
-use crate::os::{Lent, monotonic_ms, signs};
-
-/// A chunk that came wrong is sent once more, and then once more; a third time is no accident.
-const TRIES: u32 = 3;
+use crate::os::Lent;
 
 /// Below this a peer counts as too slow, bytes a second.
 const SLOWEST: u64 = 1 << 20;
@@ -144,7 +141,7 @@ impl Asking<'_> {
             .map(|(_, length, _)| u64::from(length))
             .sum();
         let streams = how.streams.clamp(1, 4).min(chunks.len().max(1));
-        let job = Job {
+        let upload = Upload {
             sealed,
             bytes: from,
             how,
@@ -155,8 +152,8 @@ impl Asking<'_> {
             left: Mutex::new(chunks.into()),
         };
         let sent = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..streams).map(|_| scope.spawn(|| self.help(address, &job))).collect();
-            let own = job.send(&mut first);
+            let others: Vec<_> = (1..streams).map(|_| scope.spawn(|| self.help(address, &upload))).collect();
+            let own = upload.send(&mut first);
             others.into_iter().fold(own, |all, other| {
                 all.and(other.join().unwrap_or_else(|_| {
                     Err(PeerError::Local("a sending thread ended in disorder".to_owned()))
@@ -205,10 +202,10 @@ impl Asking<'_> {
     }
 
     /// One more connection for a shard that is being sent.
-    fn help(&self, address: &str, job: &Job<'_>) -> Result<(), PeerError> {
-        let Some((mut wire, _)) = self.offer(address, job.sealed, job.how.lock)? else { return Ok(()) };
-        job.send(&mut wire)?;
-        wire.send(header_of(job.sealed, Kind::End), &[])
+    fn help(&self, address: &str, upload: &Upload<'_>) -> Result<(), PeerError> {
+        let Some((mut wire, _)) = self.offer(address, upload.sealed, upload.how.lock)? else { return Ok(()) };
+        upload.send(&mut wire)?;
+        wire.send(header_of(upload.sealed, Kind::End), &[])
     }
 
     /// Gets a shard back over so many connections at once, 1 to 4: `begin` gets its manifest first, then `write` each piece with its
@@ -235,8 +232,7 @@ impl Asking<'_> {
         }
         target.begin(&sealed)?;
         let streams = streams.clamp(1, 4).min(sealed.chunks().max(1) as usize);
-        let share = sealed.chunks().div_ceil(4 * streams as u32).clamp(1, MOST_CHUNKS);
-        let fetch = Fetch { sealed: &sealed, target: &*target, share, next: AtomicU32::new(0), asking: self };
+        let fetch = Fetch::new(&sealed, &*target, streams, self.patience.stall);
         std::thread::scope(|scope| {
             let others: Vec<_> = (1..streams)
                 .map(|_| scope.spawn(|| self.connect(address).and_then(|mut wire| fetch.run(&mut wire))))
@@ -249,87 +245,6 @@ impl Asking<'_> {
                 Ok(all? + other?)
             })
         })
-    }
-}
-
-/// Chunks that are asked for at once at most.
-const MOST_CHUNKS: u32 = 64;
-
-/// A shard that is being got back over some connections.
-struct Fetch<'a> {
-    sealed: &'a Sealed,
-    target: &'a dyn Target,
-    /// Chunks that a connection asks for at a time.
-    share: u32,
-    next: AtomicU32,
-    asking: &'a Asking<'a>,
-}
-
-impl Fetch<'_> {
-    /// Gets shares while there are any; its bytes.
-    fn run(&self, wire: &mut Wire) -> Result<u64, PeerError> {
-        let (began, mut bytes) = (Instant::now(), 0);
-        let mut buffer = Vec::new();
-        loop {
-            let from = self.next.fetch_add(self.share, Ordering::Relaxed);
-            let to = from.saturating_add(self.share).min(self.sealed.chunks());
-            if from >= to {
-                return Ok(bytes);
-            }
-            let done = self.get(wire, from..to, &mut buffer, (began, bytes));
-            if done.is_err() {
-                // One share less is no shard: the others need not come.
-                self.next.store(self.sealed.chunks(), Ordering::Relaxed);
-            }
-            bytes += done?;
-        }
-    }
-
-    fn get(
-        &self,
-        wire: &mut Wire,
-        chunks: std::ops::Range<u32>,
-        buffer: &mut Vec<u8>,
-        (began, before): (Instant, u64),
-    ) -> Result<u64, PeerError> {
-        let peer = wire.peer().to_owned();
-        let unreadable = |error: String| PeerError::Unreadable { peer: peer.clone(), error };
-        let root = self.sealed.shard.root.clone();
-        wire.send_json(Header::of(Kind::Get), &Get { root, from: chunks.start, to: Some(chunks.end) })?;
-        if wire.expect(Kind::Manifest)?.1 != self.sealed.manifest {
-            return Err(unreadable("it sent another manifest than before".to_owned()));
-        }
-        let mut bytes = 0;
-        for index in chunks {
-            let Some(Frame::Chunk(header)) = wire.receive()? else {
-                return Err(unreadable(format!("chunk {index} did not come")));
-            };
-            let due = self.sealed.chunk(index);
-            if header.chunk != index
-                || due.map(|(offset, length, _)| (offset, length)) != Some((header.offset, header.length))
-            {
-                return Err(unreadable(format!("another chunk came where {index} was due")));
-            }
-            let mut hasher = XxHash3_64::new();
-            if let Some(mut memory) = self.target.memory(header.offset, header.length) {
-                wire.read_chunk_into(memory.bytes(), |piece| hasher.write(piece))?;
-            } else {
-                let mut offset = header.offset;
-                wire.read_chunk(header.length, buffer, |piece| {
-                    hasher.write(piece);
-                    self.target.write(offset, piece)?;
-                    offset += piece.len() as u64;
-                    Ok(())
-                })?;
-            }
-            if due.map(|(_, _, sum)| sum) != Some(hasher.finish()) {
-                return Err(PeerError::Corrupt { peer, chunk: index });
-            }
-            bytes += u64::from(header.length);
-            check_speed(&peer, began, before + bytes, self.asking.patience.stall, SLOWEST)?;
-        }
-        wire.expect(Kind::End)?;
-        Ok(bytes)
     }
 }
 
@@ -350,129 +265,6 @@ pub trait Target: Sync {
     /// The memory in which some of them are to lie, where it is mapped; else they are written.
     fn memory(&self, _offset: u64, _length: u32) -> Option<Lent<'_>> {
         None
-    }
-}
-
-/// A shard that is being sent over some connections.
-struct Job<'a> {
-    sealed: &'a Sealed,
-    bytes: &'a Bytes,
-    how: &'a Sending<'a>,
-    began: Instant,
-    credits: u32,
-    /// How long the peer waits for the next bytes.
-    stall: Duration,
-    /// Connections that have not come to their end.
-    sending: AtomicUsize,
-    left: Mutex<VecDeque<u32>>,
-}
-
-impl Job<'_> {
-    fn next(&self) -> Option<u32> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-    }
-
-    /// Sends chunks while there are any, as many at once as the peer gives credit for.
-    fn send(&self, wire: &mut Wire) -> Result<(), PeerError> {
-        let peer = wire.peer().to_owned();
-        let mut way = self.how.limit.way(&peer);
-        let sent = self.send_by(wire, &mut way);
-        self.how.limit.keep_way(&peer, way);
-        self.sending.fetch_sub(1, Ordering::Relaxed);
-        sent
-    }
-
-    /// Has the kernel spread what one connection sends; a little faster than its part of the limit, or what waits in the socket would grow
-    /// until the other side has heard nothing for too long.
-    fn spread(&self, stream: &TcpStream) {
-        let rate = self.how.limit.rate();
-        pace(stream, rate.saturating_add(rate / 4) / self.sending.load(Ordering::Relaxed).max(1) as u64);
-    }
-
-    fn send_by(&self, wire: &mut Wire, way: &mut Backoff) -> Result<(), PeerError> {
-        let mut on_the_way = 0;
-        let mut bytes = 0;
-        let mut failures = 0;
-        loop {
-            match self.next() {
-                Some(index) => {
-                    bytes += self.send_chunk(wire, way, index)?;
-                    if let Some(signs) = signs(wire.stream()) {
-                        way.saw(monotonic_ms(), signs);
-                    }
-                    on_the_way += 1;
-                }
-                None if on_the_way == 0 => return Ok(()),
-                None => {}
-            }
-            if on_the_way >= self.credits || (on_the_way > 0 && self.is_empty()) {
-                on_the_way -= 1;
-                if let Some(wrong) = answer(wire)? {
-                    failures += 1;
-                    self.again(wire, wrong, failures)?;
-                }
-            }
-            let floor = if self.how.limit.rate() == 0 {
-                SLOWEST
-            } else {
-                // A full link may have it at a sixteenth of the limit.
-                SLOWEST.min(self.how.limit.rate() / 256).max(1)
-            };
-            check_speed(wire.peer(), self.began, bytes, Duration::from_secs(30), floor)?;
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-
-    fn send_chunk(&self, wire: &mut Wire, way: &Backoff, index: u32) -> Result<u64, PeerError> {
-        let Some((offset, length, digest)) = self.sealed.chunk(index) else { return Ok(0) };
-        let header = Header { offset, length, digest, chunk: index, ..header_of(self.sealed, Kind::Chunk) };
-        wire.send_chunk(header, self.bytes, |stream, left| {
-            (self.how.going)();
-            self.spread(stream);
-            let piece = self.how.limit.piece(way, self.stall, left);
-            let wait = self.how.limit.take_by(way, piece, Instant::now());
-            if !wait.is_zero() {
-                std::thread::sleep(wait);
-            }
-            piece
-        })?;
-        Ok(u64::from(length))
-    }
-
-    /// A chunk arrived wrong: if it is right here, it is sent again.
-    fn again(&self, wire: &Wire, chunk: u32, failures: u32) -> Result<(), PeerError> {
-        let good = self
-            .sealed
-            .chunk_is_good(self.bytes, chunk, &mut Vec::new())
-            .map_err(|error| PeerError::Local(format!("reading a shard: {error}")))?;
-        if !good {
-            return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
-        }
-        if failures >= TRIES {
-            return Err(PeerError::Corrupt { peer: wire.peer().to_owned(), chunk });
-        }
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).push_back(chunk);
-        Ok(())
-    }
-}
-
-/// What the peer says of a chunk: none if it was taken, its number if it arrived wrong.
-fn answer(wire: &mut Wire) -> Result<Option<u32>, PeerError> {
-    match wire.receive()? {
-        Some(Frame::Message(header, _)) if header.kind == Kind::Taken => Ok(None),
-        Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
-            match PeerError::reported(wire.peer(), &message) {
-                PeerError::Reported { reason: Reason::Corrupt, .. } => Ok(Some(header.chunk)),
-                other => Err(other),
-            }
-        }
-        Some(Frame::Message(header, _) | Frame::Chunk(header)) => {
-            Err(PeerError::Unexpected { peer: wire.peer().to_owned(), got: header.kind, wanted: Kind::Taken })
-        }
-        None => Err(PeerError::lost(wire.peer(), std::io::ErrorKind::UnexpectedEof.into())),
     }
 }
 

@@ -16,8 +16,8 @@ use twox_hash::XxHash3_64;
 use super::local_shards::Opened;
 use super::service::Shared;
 use super::store::{Claim, Upload};
-use super::wire::PIECE;
-use crate::seal::ReadAt;
+
+use crate::seal::{PIECE, ReadAt};
 
 /// For so long the owner is left to wait while chunks are copied: what is left then comes over the wire.
 const LONGEST: Duration = Duration::from_secs(2);

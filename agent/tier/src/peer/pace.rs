@@ -132,6 +132,7 @@ mod tests {
     fn however_low_the_rate_nobody_is_silent_for_as_long_as_the_other_waits() {
         let full = |look: u64| ConnectionSample {
             round_trip_us: if look == 0 { 100 } else { 50_000 },
+            deviation_us: 1_000,
             sent_again: 0,
         };
         let mut slow = Backoff::default();
@@ -163,6 +164,7 @@ mod tests {
         let mut way = limit.way("peer");
         let full = |look: u64| ConnectionSample {
             round_trip_us: if look == 0 { 100 } else { 50_000 },
+            deviation_us: 1_000,
             sent_again: 0,
         };
         (0..20).for_each(|look| way.saw(look * 100, full(look)));

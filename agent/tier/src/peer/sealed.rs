@@ -11,9 +11,9 @@ use mainstay_core::checkpoint::owner;
 use twox_hash::XxHash3_64;
 
 use super::frame::MAX_CHUNK;
-use super::wire::PIECE;
+
 use crate::beneath::Beneath;
-use crate::seal::ReadAt;
+use crate::seal::{PIECE, ReadAt};
 
 /// A shard by its manifest of format 2, which is what is replicated.
 #[derive(Clone, Debug)]

@@ -12,10 +12,10 @@ mod loops;
 mod refusals;
 mod repair;
 mod seats;
+mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,6 +34,7 @@ use self::counts::Counters;
 pub use self::counts::Counts;
 pub use self::lag::Lag;
 use self::refusals::Refusals;
+pub use self::settings::Settings;
 use super::client::Asking;
 use super::durable::{Durable, Figures};
 use super::error::PeerError;
@@ -43,7 +44,6 @@ use super::pace::Limit;
 use super::pass::Pass;
 use super::store::{Store, StoreError};
 use super::throttle::{ReplicationOverhead, ReplicationThrottle};
-use super::wire::Patience;
 
 /// How long a shard that was half sent is waited for.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
@@ -62,67 +62,6 @@ const DISTRUST: Duration = Duration::from_secs(600);
 
 /// How long it is remembered that something was withdrawn: a peer that was away meanwhile has a copy of it still.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
-
-/// What the service is to do.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Where to listen.
-    pub listen: SocketAddr,
-    /// Under which of `peers`' words the others know this agent: its name among them.
-    pub name: String,
-    /// All agents, as `host:port`; this one may be among them.
-    pub peers: Vec<String>,
-    /// What fails together with this host.
-    pub domain: String,
-    /// Where replicas are kept.
-    pub store: PathBuf,
-    /// Bytes of replicas at most.
-    pub quota: u64,
-    /// Replicas of each shard beside the owner's.
-    pub copies: usize,
-    /// How shards are cut into pieces that are kept in place of replicas, where there are failure domains enough.
-    pub parity: Option<Parity>,
-    /// Whole steps that are kept at least.
-    pub keep: usize,
-    /// Peers that are taken only if nobody else is there.
-    pub avoid: BTreeSet<String>,
-    /// Bytes a second for all replication; 0 for no limit.
-    pub rate: u64,
-    /// The share of training's time that replicating may cost, as its steps tell; 0 for any.
-    pub slowdown: f64,
-    /// Connections for one shard.
-    pub streams: usize,
-    /// Time from one look at own directories and peers to the next.
-    pub interval: Duration,
-    /// How long others are waited for.
-    pub patience: Patience,
-    /// This version of Mainstay.
-    pub software: String,
-}
-
-impl Settings {
-    /// For one that has no peers and keeps nothing of others: it only knows what this host has.
-    pub fn alone(store: PathBuf, name: String) -> Settings {
-        Settings {
-            listen: SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0)),
-            name,
-            peers: Vec::new(),
-            domain: String::new(),
-            store,
-            quota: 0,
-            copies: 0,
-            parity: None,
-            keep: 1,
-            avoid: BTreeSet::new(),
-            rate: 0,
-            slowdown: 0.0,
-            streams: 1,
-            interval: Duration::from_millis(500),
-            patience: Patience::default(),
-            software: env!("CARGO_PKG_VERSION").to_owned(),
-        }
-    }
-}
 
 /// What is known of a peer.
 #[derive(Clone, Debug, Default)]
@@ -168,6 +107,8 @@ pub(crate) struct Shared {
     failures: Mutex<Vec<RemoteFailure>>,
     /// Whether it was told that there are too few failure domains for pieces.
     too_few: AtomicBool,
+    /// Whether a step was overwritten while it was sent, and not all has been sent since.
+    overtaken: AtomicBool,
     /// Whether its peers are the hosts of one job.
     meets: AtomicBool,
     /// Peers that keep copies in addition, and whose copies count for nothing: they wait to replace a host.
@@ -260,6 +201,7 @@ impl Service {
             standing: Mutex::default(),
             failures: Mutex::default(),
             too_few: AtomicBool::new(false),
+            overtaken: AtomicBool::new(false),
             meets: AtomicBool::new(false),
             spares: Mutex::default(),
             keeps_from: Mutex::default(),

@@ -16,7 +16,7 @@ mod ready;
 mod room;
 mod upload;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -371,6 +371,11 @@ impl Store {
             other.of.run == shard.of.run && other.rank == shard.rank && age(&other.of) > age(&shard.of)
         };
         self.inner().uploads.values().any(|upload| is_newer(&upload.sealed.shard) && upload.idle() < patience)
+    }
+
+    /// The steps of which something is on its way here.
+    pub(crate) fn coming(&self) -> BTreeSet<StepKey> {
+        self.inner().uploads.values().map(|upload| upload.sealed.shard.of.clone()).collect()
     }
 
     /// Since when a replica is here.

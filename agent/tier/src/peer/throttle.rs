@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mainstay_core::base::time::{Mono, Span};
-use mainstay_core::checkpoint::replication_cost::{ReplicationCost, StepTime};
+use mainstay_core::checkpoint::replication_cost::{Hold, ReplicationCost, StepTime};
 
 use crate::os::monotonic;
 
@@ -30,7 +30,8 @@ struct State {
     since: Mono,
     /// When there was one before.
     spells: VecDeque<(Mono, Mono)>,
-    held_since: Option<Mono>,
+    /// Since when a replica waits, and for what.
+    waits: Option<(Mono, Hold)>,
     held: Span,
     /// Seconds of training, of the job that paid most each time.
     paid_s: f64,
@@ -82,33 +83,34 @@ impl ReplicationThrottle {
         steps.iter().zip(times).for_each(|(step, replicating)| price.stepped(*step, replicating));
     }
 
-    /// Whether a replica may be sent now: no job has paid its share already.
+    /// Whether a replica may be sent now: it waits for no job.
     pub(crate) fn allows(&self) -> bool {
         let now = monotonic();
         let mut state = self.state();
         state.jobs.retain(|_, (_, told)| now.since(*told) < GONE);
         // Each is asked: one that has saved up enough must know that time passes.
-        let allows = state.jobs.values_mut().fold(true, |all, (price, _)| price.allows(now) && all);
-        match (allows, state.held_since) {
-            (true, Some(since)) => {
+        let holds: Vec<Hold> = state.jobs.values_mut().filter_map(|(price, _)| price.holds(now)).collect();
+        let why = holds.into_iter().min();
+        match (why, state.waits) {
+            (None, Some((since, _))) => {
                 state.held = state.held.plus(now.since(since));
-                state.held_since = None;
+                state.waits = None;
             }
-            (false, None) => state.held_since = Some(now),
-            _ => {}
+            (Some(why), waits) => state.waits = Some((waits.map_or(now, |(since, _)| since), why)),
+            (None, None) => {}
         }
-        allows
+        why.is_none()
     }
 
-    /// Whether something to send waits because its share is spent.
-    pub(crate) fn holds(&self) -> bool {
-        self.state().held_since.is_some()
+    /// What a replica waits for, if one does.
+    pub(crate) fn holds(&self) -> Option<Hold> {
+        self.state().waits.map(|(_, why)| why)
     }
 
     /// What replicating costs, and has cost.
     pub(crate) fn toll(&self) -> ReplicationOverhead {
         let state = self.state();
-        let waits = state.held_since.map_or(Span::default(), |since| monotonic().since(since));
+        let waits = state.waits.map_or(Span::default(), |(since, _)| monotonic().since(since));
         ReplicationOverhead {
             per_second: state.jobs.values().filter_map(|(price, _)| price.per_second()).reduce(f64::max),
             paid: Duration::from_secs_f64(state.paid_s),
@@ -181,7 +183,7 @@ mod tests {
         assert!(courtesy.toll().paid > Duration::from_secs(40), "{:?}", courtesy.toll());
         let state = courtesy.state();
         assert_eq!((state.spells.len(), state.busy), (2, 0));
-        assert!(state.held_since.is_some());
+        assert!(matches!(state.waits, Some((_, Hold::Spent))), "{:?}", state.waits);
     }
 
     #[test]

@@ -14,10 +14,7 @@ use super::frame::{self, HEADER_BYTES, Header, Kind, MAX_MESSAGE, SIGNED_BYTES};
 use super::token::Signer;
 use crate::bytes::Bytes;
 use crate::os::Outgoing;
-use crate::seal::ReadAt;
-
-/// Bytes that are read and hashed at a time: they stay in the cache of the core.
-pub(crate) const PIECE: usize = 256 << 10;
+use crate::seal::{PIECE, ReadAt};
 
 /// How long is waited.
 #[derive(Clone, Copy, Debug)]

@@ -21,7 +21,7 @@ use mainstay_tier::pool::{self, PoolOwner};
 use support::{Host, RUN, hosts, until};
 use tempfile::TempDir;
 
-/// A launcher's keeper on a host, whose disk takes nothing.
+/// A launcher's keeper on a host.
 struct Launcher {
     keeper: PoolOwner,
     checkpoints: std::path::PathBuf,
@@ -30,12 +30,19 @@ struct Launcher {
 }
 
 impl Launcher {
+    /// One whose disk takes nothing.
     fn on(host: &Host) -> Launcher {
+        Launcher::with(host, 3, false)
+    }
+
+    fn with(host: &Host, slots: usize, has_disk: bool) -> Launcher {
         let shm = testing::memory();
         let pools = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() }.unwrap();
         let home = TempDir::new().unwrap();
         let checkpoints = home.path().join("steps");
-        fs::write(&checkpoints, b"in the way").unwrap();
+        if !has_disk {
+            fs::write(&checkpoints, b"in the way").unwrap();
+        }
         let keeper = PoolOwner::start(pool::Settings {
             root: pools.path().to_owned(),
             directory: checkpoints.clone(),
@@ -44,7 +51,7 @@ impl Launcher {
             world_size: 1,
             ranks: 0..1,
             keep: Keep { steps: 2, bytes: None },
-            slots: 3,
+            slots,
             memory: None,
             rate: None,
         });
@@ -146,4 +153,31 @@ fn a_step_that_a_save_pushes_out_while_it_is_sent_is_no_damage_and_the_newest_fo
     }
     until("step 9 on both hosts", || hosts[0].least_copies(9) == 2);
     assert_eq!(hosts[0].service().counts().damaged, 0);
+}
+
+#[test]
+fn where_each_step_is_overwritten_while_it_is_sent_one_gets_its_copies_from_the_disk() {
+    let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (4 << 20, 1));
+    hosts[0].wait_for_peers(1);
+    let launcher = Launcher::with(&hosts[0], 2, true);
+    let rank = launcher.rank(8 << 20);
+    let mut step = 0;
+    until("a step with its copies", || {
+        // Each is on the disk a moment later, and sent in two seconds.
+        step += 1;
+        rank.save(step);
+        let stored = launcher.checkpoints.join(format!("step-{step:012}/rank-00000/manifest.json"));
+        until_seen(|| stored.exists(), |exists| *exists);
+        !hosts[1].replicas().is_empty()
+    });
+    assert!(step > 4, "{step}: saves were to come faster than copies");
+    // Its owner keeps it as well until a newer one has its copies: it is not sent back.
+    until("two more", || {
+        step += 1;
+        rank.save(step);
+        let stored = launcher.checkpoints.join(format!("step-{step:012}/rank-00000/manifest.json"));
+        until_seen(|| stored.exists(), |exists| *exists);
+        hosts[0].service().counts().shards_sent >= 3
+    });
+    assert_eq!(hosts[1].service().counts().shards_sent, 0);
 }

@@ -12,6 +12,12 @@ struct Job {
     every: usize,
     /// What the step after which something is saved takes longer by itself, seconds, and how much of that is told as saving.
     saving_s: (f64, f64),
+    /// How much longer the first two steps after a save take by themselves, as a share: what was saved is checked and written.
+    after_save: f64,
+    /// How much faster and slower the machine is from one minute to the next, as a share.
+    drift: f64,
+    /// How often steps are told of, seconds.
+    told_each_s: f64,
 }
 
 /// How it went.
@@ -52,19 +58,33 @@ fn span(seconds: f64) -> Span {
 
 impl Job {
     fn of(step_s: f64, price: f64, sending_s: f64, every: usize) -> Job {
-        Job { step_s, noise: 0.01, price, sending_s, every, saving_s: (0.0, 0.0) }
+        Job {
+            step_s,
+            noise: 0.01,
+            price,
+            sending_s,
+            every,
+            saving_s: (0.0, 0.0),
+            after_save: 0.0,
+            drift: 0.0,
+            told_each_s: 0.0,
+        }
     }
 
     fn run(&self, allowed: f64, steps: usize, seed: u64) -> Went {
         let (mut price, mut numbers) = (ReplicationCost::new(allowed), Numbers(seed));
         let (mut now, mut extra, mut sent, mut saved) = (1.0, 0.0, 0, 0);
         let (mut to_send, mut sending_until, mut offered) = (0.0, 0.0_f64, false);
+        let (mut told_at, mut untold) = (0.0, Vec::new());
         for step in 1..=steps {
             let saves = step % self.every == 0;
             let (itself, told) = if saves { self.saving_s } else { (0.0, 0.0) };
-            let own = self.step_s * (1.0 + self.noise * numbers.normal()).max(0.1) + itself;
+            let is_after = step > self.every && (1..=2).contains(&(step % self.every));
+            let after = if is_after { 1.0 + self.after_save } else { 1.0 };
+            let drift = 1.0 + self.drift * f64::sin(now / 20.0);
+            let own = self.step_s * after * drift * (1.0 + self.noise * numbers.normal()).max(0.1) + itself;
             // What goes on beside it: what is left of one that is being sent, and one that begins now.
-            if offered && sending_until <= now && price.allows(mono(now)) {
+            if offered && sending_until <= now && price.holds(mono(now)).is_none() {
                 (sending_until, offered, sent, to_send) =
                     (now + self.sending_s, false, sent + 1, self.sending_s);
             }
@@ -73,7 +93,11 @@ impl Job {
             let (start, end) = (now, now + own + longer);
             (now, extra) = (end, extra + longer);
             let time = StepTime { start: mono(start), end: mono(end), saving: span(told) };
-            price.stepped(time, span(beside));
+            untold.push((time, span(beside)));
+            if now - told_at >= self.told_each_s {
+                told_at = now;
+                untold.drain(..).for_each(|(time, beside)| price.stepped(time, beside));
+            }
             if to_send > 0.0 && sending_until <= now {
                 price.replicated(span(to_send), mono(now));
                 to_send = 0.0;
@@ -105,6 +129,29 @@ fn what_costs_nothing_is_never_held_back() {
     }
 }
 
+/// As in `xtask bench training`: 512 MiB each half second, on a machine that is shared.
+fn noisy(price: f64) -> Job {
+    Job {
+        noise: 0.08,
+        after_save: 0.1,
+        drift: 0.05,
+        saving_s: (0.02, 0.02),
+        told_each_s: 1.0,
+        ..Job::of(0.05, price, 0.45, 10)
+    }
+}
+
+#[test]
+fn a_price_below_the_noise_of_a_step_is_found_by_cycles_without_a_replica() {
+    for seed in 1..=8 {
+        let dear = noisy(0.05).run(0.01, 20_000, seed);
+        assert!(dear.cost < 0.015, "seed {seed}: {dear:?}");
+        assert!((0.03..0.07).contains(&dear.price.unwrap()), "seed {seed}: {dear:?}");
+        let free = noisy(0.0).run(0.01, 20_000, seed);
+        assert!(free.sent as f64 >= 0.95 * free.saved as f64, "seed {seed}: {free:?}");
+    }
+}
+
 #[test]
 fn what_costs_much_and_is_seldom_is_not_held_back() {
     // Every ten minutes, for five seconds.
@@ -132,7 +179,7 @@ fn steps_that_save_are_no_measure_for_those_that_do_not() {
     // The step that saves takes half as long again, and only part of that is told as saving; it is always beside replicas of before.
     let saving_s = (0.025, 0.01);
     let went = Job { saving_s, ..Job::of(0.05, 0.0, 0.2, 5) }.run(0.01, 20_000, 1);
-    assert!(went.sent as f64 > 0.97 * went.saved as f64, "{went:?}");
+    assert!(went.sent as f64 > 0.95 * went.saved as f64, "{went:?}");
 }
 
 #[test]
@@ -168,24 +215,47 @@ fn with_expensive_replicas() -> (ReplicationCost, f64) {
 #[test]
 fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
     let (mut price, now) = with_expensive_replicas();
-    assert!(price.allows(mono(now)));
+    assert_eq!(price.holds(mono(now)), None);
     price.replicated(span(3_600.0), mono(now));
-    assert!(!price.allows(mono(now)));
+    assert_eq!(price.holds(mono(now)), Some(Hold::Spent));
     for second in 1..600 {
         let end = now + f64::from(second);
         let time = StepTime { start: mono(end - 0.2), end: mono(end), saving: Span::default() };
         price.stepped(time, span(0.2));
-        assert!(!price.allows(mono(end)), "{second}");
+        assert_eq!(price.holds(mono(end)), Some(Hold::Spent), "{second}");
     }
-    assert!(price.allows(mono(now + 601.0)));
+    assert_eq!(price.holds(mono(now + 601.0)), None);
 }
 
 #[test]
 fn where_training_stands_still_nothing_waits_for_it() {
     let (mut price, now) = with_expensive_replicas();
     price.replicated(span(3_600.0), mono(now));
-    assert!(!price.allows(mono(now + 3.0)));
-    assert!(price.allows(mono(now + 4.0)));
+    assert_eq!(price.holds(mono(now + 3.0)), Some(Hold::Spent));
+    assert_eq!(price.holds(mono(now + 4.0)), None);
+}
+
+#[test]
+fn a_replica_that_is_left_out_is_sent_when_the_job_saves_no_more() {
+    let (mut price, mut now) = (ReplicationCost::new(0.01), 1.0);
+    let mut step = |price: &mut ReplicationCost, saving: f64, beside: f64| {
+        let time = StepTime { start: mono(now), end: mono(now + 0.1), saving: span(saving) };
+        now += 0.1;
+        price.stepped(time, span(beside));
+        now
+    };
+    // Cycles of 1 s, of each of which a half goes by with replicas.
+    let left_out = (0..100).find_map(|_| {
+        let now = step(&mut price, 0.05, 0.0);
+        (0..5).for_each(|_| _ = step(&mut price, 0.0, 0.1));
+        (0..4).for_each(|_| _ = step(&mut price, 0.0, 0.0));
+        (price.holds(mono(now)) == Some(Hold::Measurement)).then_some(now)
+    });
+    let left_out = left_out.expect("none was left out");
+    let steps = (0..100).map(|_| step(&mut price, 0.0, 0.0));
+    let waits: Vec<f64> = steps.collect();
+    let sent = waits.into_iter().find(|now| price.holds(mono(*now)).is_none()).unwrap();
+    assert!((3.0..6.0).contains(&(sent - left_out)), "left out at {left_out} s, sent at {sent} s");
 }
 
 #[test]
@@ -196,7 +266,11 @@ fn a_pause_of_training_earns_nothing_and_replicas_are_free_in_it() {
     assert_eq!(price.replicated(span(100.0), mono(resumed - 100.0)), 0.0);
     let step = StepTime { start: mono(resumed), end: mono(resumed + 0.1), saving: Span::default() };
     price.stepped(step, Span::default());
-    assert!(!price.allows(mono(resumed + 0.1)), "what was spent before is paid off by steps");
+    assert_eq!(
+        price.holds(mono(resumed + 0.1)),
+        Some(Hold::Spent),
+        "what was spent before is paid off by steps"
+    );
 }
 
 #[test]
@@ -227,7 +301,7 @@ fn without_steps_there_is_no_price() {
     let mut price = ReplicationCost::new(0.01);
     for hour in 0..10 {
         let now = mono(f64::from(hour) * 3_600.0);
-        assert!(price.allows(now));
+        assert_eq!(price.holds(now), None);
         price.replicated(span(1_800.0), now);
     }
     assert_eq!(price.per_second(), None);
@@ -242,6 +316,6 @@ fn a_clock_that_goes_back_and_steps_of_no_length_do_no_harm() {
     price.stepped(time(u64::MAX, 0), Span(u64::MAX));
     price.stepped(time(0, u64::MAX), Span(u64::MAX));
     price.replicated(Span(u64::MAX), Mono(u64::MAX));
-    price.allows(Mono(0));
-    assert!(price.allows(Mono(1)));
+    price.holds(Mono(0));
+    assert_eq!(price.holds(Mono(1)), None);
 }

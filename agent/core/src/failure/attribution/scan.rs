@@ -2,49 +2,37 @@
 //! however long the log is; survives garbage bytes and lines without end.
 
 mod below_frames;
+mod completed_steps;
 mod findings;
+mod raised_lines;
 mod small;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use below_frames::LastFrame;
 pub use findings::{Exception, Findings, HEALTHY_STEPS, Kind, Opinion, Progress, Sighting, Spot};
+use raised_lines::{above_traceback, is_chain, is_traceback};
 use steps::place_in_progress;
 pub use steps::relate;
 
 use super::catalog::{Catalog, PROGRESS, Role, STRUCTURE, XID};
 use super::level;
 use super::lines::{self, LINE_WINDOW};
-use super::progress;
-use super::traceback::{self, Frame, Raised};
+use super::traceback::{self, Frame};
 use crate::model::entry::LineTime;
 
 /// Sightings of one signature in one source that are kept: so many of the first, and so many of the last.
 const KEPT: usize = 16;
-/// Progress lines that are all noted; after them one in so many bytes is.
-const PROGRESS_LINES: usize = 256;
-const PROGRESS_STRIDE: usize = 64 * 1024;
-/// Places of words of progress that are remembered at the end of a block: its last steps are noted whatever the stride.
-const PROGRESS_LAST: usize = 64;
-/// The most progress lines that are kept at a time.
-const PROGRESS_KEPT: usize = 65_536;
 /// The exception that an ignored one is about stands at most so many lines below.
 const IGNORED_REACH: u64 = 60;
-/// How Python begins a traceback.
-const TRACEBACK: &[u8] = b"Traceback (most recent";
 /// Sightings after which a signature is no longer looked at in a source.
 const LOOKED_AT: usize = 4096;
-/// Exceptions kept per source: so many of the first, and so many of the last.
-const EXCEPTIONS: usize = 128;
-/// Rows of a rank in the launcher's table.
-const TABLE: u64 = 4;
 /// Ranks that are told apart; a text that names more is no log.
 const RANKS: usize = 131_072;
 /// An unfinished line is held back up to this size, then looked at in pieces.
 const UNFINISHED: usize = 64 * 1024;
-/// A traceback's last frame stands at most so many lines before the exception.
-const FRAME_REACH: u64 = 12;
 /// Only a source up to this size is read a second time with its lines joined, against wrapped text.
 const JOINED: usize = 64 * 1024;
 /// Characters of a line that are kept for quoting.
@@ -210,20 +198,12 @@ impl<'c> Scan<'c> {
         self.look_below_frame(block, self.findings.lines + 1);
         for (word, at) in catalog.hits(block) {
             if PROGRESS.contains(&word) && (at < self.no_progress_until || self.findings.kind != Kind::Log) {
-                if self.findings.progress.len() >= PROGRESS_LINES {
-                    if self.passed_over.len() == PROGRESS_LAST {
-                        self.passed_over.pop_front();
-                    }
-                    self.passed_over.push_back(at);
-                }
+                self.pass_over_progress(at);
                 continue;
             }
             if at >= end {
                 self.look_at(block, start, end);
-                let from = end.max(at.saturating_sub(LINE_WINDOW));
-                start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);
-                let until = block.len().min(at + LINE_WINDOW);
-                end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
+                Range { start, end } = line_around(block, at, end);
                 self.findings.lines += newlines(&block[counted..start]);
                 counted = start;
                 let quoted = |line: &str| level::is_python_warning(line);
@@ -256,48 +236,6 @@ impl<'c> Scan<'c> {
         if self.last_frame.is_some() {
             self.look_below_frame(block.get(end + 1..).unwrap_or_default(), self.findings.lines + 2);
         }
-    }
-
-    /// Notes the last lines of a block that were passed over and report a completed step.
-    fn last_progress_in(&mut self, block: &[u8]) {
-        let places = std::mem::take(&mut self.passed_over);
-        for at in places {
-            let from = at.saturating_sub(LINE_WINDOW);
-            let start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);
-            let until = block.len().min(at + LINE_WINDOW);
-            let end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
-            let number = self.findings.lines + 1 - newlines(&block[start..]);
-            if self.findings.progress.last().is_some_and(|last| last.line < number) {
-                self.note_progress(&block[start..end], number);
-            }
-        }
-    }
-
-    /// Notes a line that reports a completed step.
-    fn progress_in(&mut self, raw: &[u8], end: usize) {
-        if self.note_progress(raw, self.findings.lines + 1) && self.findings.progress.len() >= PROGRESS_LINES
-        {
-            self.no_progress_until = end + PROGRESS_STRIDE;
-        }
-    }
-
-    /// Whether the line reported a completed step and was noted.
-    fn note_progress(&mut self, raw: &[u8], number: u64) -> bool {
-        let line = lines::clean(raw);
-        if !progress::is_progress(&line) {
-            return false;
-        }
-        if self.findings.progress.len() >= PROGRESS_KEPT {
-            // The newest are worth most: of the older ones every second goes.
-            let mut keep = false;
-            self.findings.progress.retain(|_| {
-                keep = !keep;
-                keep
-            });
-        }
-        let (time, step) = (lines::time_of_day(&line), progress::step_of(&line));
-        self.findings.progress.push(Progress { line: number, time, step });
-        true
     }
 
     /// Looks at a line that has some of the words.
@@ -428,67 +366,6 @@ impl<'c> Scan<'c> {
         Spot { line: number, rank, time, mild, seen: None, steps_after: None, logged, text }
     }
 
-    /// The rank of the launcher's table in whose rows the line stands: `  exitcode  : -9`, below `  rank      : 4`.
-    fn in_table(&self, line: &str, number: u64) -> Option<u32> {
-        let (at, rank) = self.table?;
-        let row = line.starts_with(' ') || line.starts_with("exitcode") || line.starts_with("traceback");
-        (row && line.contains(':') && number > at && number - at <= TABLE).then_some(rank)
-    }
-
-    /// Frames and exceptions.
-    fn structure_of(&mut self, line: &str, number: u64, known: bool) {
-        if line.contains("Exception ignored in") {
-            self.ignored = Some(number);
-            return;
-        }
-        if line.contains("(local_rank:") {
-            self.table =
-                lines::rank_in(line).or_else(|| lines::rank_at_start(line)).map(|rank| (number, rank));
-            return;
-        }
-        let prefix = lines::prefix(line);
-        let rank = prefix.rank.or(self.findings.rank);
-        let text = &line[prefix.len..];
-        if let Some(frame) = traceback::frame(text) {
-            if self.frames.len() >= RANKS {
-                self.frames.clear();
-            }
-            self.frames.insert(rank, (number, frame));
-            self.frame_seen(rank, number);
-            return;
-        }
-        if let Some(raised) = traceback::raised(text) {
-            self.note_exception(line, number, &raised, known);
-        }
-    }
-
-    fn note_exception(&mut self, line: &str, number: u64, raised: &Raised<'_>, known: bool) {
-        let rank = lines::prefix(line).rank.or(self.findings.rank);
-        let frame = self
-            .frames
-            .get(&rank)
-            .filter(|(at, _)| !raised.embedded && number.saturating_sub(*at) <= FRAME_REACH)
-            .map(|(_, frame)| frame.clone());
-        if let Some(at) = self.logged.filter(|at| number - at <= IGNORED_REACH) {
-            self.logged_lines.extend(at..=number);
-        }
-        let exception = Exception {
-            name: raised.name.to_owned(),
-            spot: self.spot(line, number),
-            frame,
-            embedded: raised.embedded,
-            known,
-        };
-        if self.findings.exceptions.len() < EXCEPTIONS {
-            self.findings.exceptions.push(exception);
-            return;
-        }
-        if self.last_exceptions.len() == EXCEPTIONS {
-            self.last_exceptions.pop_front();
-        }
-        self.last_exceptions.push_back(exception);
-    }
-
     fn vocabulary_of_spots(&mut self) {
         let words = self.catalog.vocabulary();
         let sighted = self.findings.sightings.iter().filter_map(|of| of.spots.first());
@@ -506,27 +383,13 @@ fn follows(before: &[u8], is: impl Fn(&str) -> bool) -> bool {
     is(&lines::clean(&before[begin..]))
 }
 
-/// The line above a traceback that says where it comes from: what only parts a worker's traceback from it is passed over.
-fn above_traceback(before: &[u8]) -> Option<String> {
-    let lines = before.strip_suffix(b"\n")?.rsplit(|byte| *byte == b'\n').take(4);
-    let text = |line: &[u8]| {
-        let line = lines::clean(&line[line.len().saturating_sub(LINE_WINDOW)..]).into_owned();
-        let said = line[lines::prefix(&line).len..].trim();
-        let passes = said.is_empty() || said == "\"\"\"" || said.ends_with("RemoteTraceback:");
-        (!passes).then_some(line)
-    };
-    lines.filter_map(text).next()
-}
-
-/// Whether the line joins two tracebacks of one exception.
-fn is_chain(line: &str) -> bool {
-    line.contains("the direct cause of the following")
-        || line.contains("During handling of the above exception")
-}
-
-/// Whether the line begins a traceback of Python's.
-fn is_traceback(line: &[u8]) -> bool {
-    line.windows(TRACEBACK.len()).any(|window| window == TRACEBACK)
+/// The line in which a place is: from `least` on, and not more than the window on either side.
+fn line_around(block: &[u8], at: usize, least: usize) -> Range<usize> {
+    let from = least.max(at.saturating_sub(LINE_WINDOW));
+    let start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);
+    let until = block.len().min(at + LINE_WINDOW);
+    let end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
+    start..end
 }
 
 fn newlines(bytes: &[u8]) -> u64 {

@@ -2,240 +2,63 @@
 
 use std::collections::BTreeMap;
 
-use super::carried::Carried;
 use super::found::{Change, Found, Slow};
-use super::history::{History, ROWS};
-use super::paces::Paces;
+use super::history::ROWS;
+use super::measurements::{Limits, Measurements, Row};
 use super::peers::Peers;
 use super::ranks::{self, RankState};
-use super::regime::Regime;
 use super::rotating;
-use super::score::{Scratch, median, score, spread};
 use super::stages::Stages;
-
-/// Below this, noise is not told from rounding.
-const QUIETEST: f32 = 0.001;
 
 /// Imbalance changes slowly and is looked at this often, in steps.
 const IMBALANCE_EVERY: usize = 4;
 
-/// The noise of earlier runs counts as that of so many steps.
-const RECALLED_STEPS: usize = 8;
-
-/// So many ranks are very few. Who tell so little are believed sooner: one false alarm in 10^7 looks.
-const VERY_FEW: usize = 4;
-const SURE_OF_VERY_FEW: f32 = 5.2;
-/// But where more than a little of the noise is carried from step to step: how much it scatters by is known from few moods, and badly.
-/// So many deviations more are asked for each whole share that is carried beyond it.
-const SURER_WHERE_CARRIED: f32 = 3.0;
-const LITTLE_CARRIED: f32 = 0.15;
-
-/// Where ranks are too few for a spread between them, scores are compared over so many steps.
-const MOVES_OVER: usize = 4;
-
-/// From when on something is told.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
-    /// A rank that is slower by less than this share is left alone, however sure it is.
-    pub rank: f32,
-    /// A rank must have become slower by this much to be told for that alone, where peers differ for good.
-    pub change: f32,
-    /// Stages, and the slowest rank of each step, may differ by this much.
-    pub imbalance: f32,
-    /// Standard deviations; 6.7 is one false alarm in 10^11 looks.
-    pub sure: f32,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { rank: 0.03, change: 0.10, imbalance: 0.10, sure: 6.7 }
-    }
-}
-
-/// One step of all ranks, by index; NaN where nothing was reported.
-#[derive(Clone, Copy, Debug)]
-pub struct Row<'a> {
-    /// The step's number.
-    pub step: u64,
-    /// Seconds that each rank spent on its own work.
-    pub self_times: &'a [f32],
-    /// Seconds that each rank waited for others; empty if that is not known.
-    pub waits: &'a [f32],
-    /// Seconds that the step took; NaN if that is not known.
-    pub took: f32,
-}
-
 /// The judge of one job's stragglers.
 #[derive(Clone, Debug)]
 pub struct Judge {
-    limits: Limits,
-    peers: Peers,
-    history: History,
-    recent: Recent,
-    carried: Carried,
-    regime: Regime,
-    paces: Paces,
+    measured: Measurements,
     stages: Stages,
     /// What is slow at present.
     open: BTreeMap<Slow, RankState>,
-    /// When a rank was last found to be no longer slow, in steps seen: what was before is settled.
-    settled: BTreeMap<u32, usize>,
-    scratch: Scratch,
-    scores: Vec<f32>,
-    medians: Vec<f32>,
-}
-
-/// What is remembered of the last steps as a whole.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Recent {
-    noise: Ring<f32>,
-    took: Ring<f32>,
-    /// Who waited least.
-    least_wait: Ring<u32>,
-}
-
-/// The last [`ROWS`] values.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Ring<T> {
-    values: Vec<T>,
-    next: usize,
-}
-
-impl<T: Copy> Ring<T> {
-    pub(super) fn push(&mut self, value: T) {
-        if self.values.len() < ROWS {
-            self.values.push(value);
-        } else {
-            self.values[self.next] = value;
-        }
-        self.next = (self.next + 1) % ROWS;
-    }
-
-    /// In no particular order.
-    pub(super) fn values(&self) -> &[T] {
-        &self.values
-    }
-}
-
-impl Recent {
-    /// The noise of a score: the typical one of the last steps.
-    pub(super) fn noise(&self) -> f32 {
-        typical(&self.noise).max(QUIETEST)
-    }
-
-    /// The share of `seconds` in a step; none if the steps' length is not known.
-    pub(super) fn share_of_step(&self, seconds: f32) -> Option<f32> {
-        let took = typical(&self.took);
-        (took > 0.0).then(|| (seconds / took).clamp(0.0, 1.0))
-    }
-
-    /// In which share of the last steps this rank waited least.
-    pub(super) fn waited_least(&self, rank: u32) -> Option<f32> {
-        let least = self.least_wait.values();
-        (!least.is_empty())
-            .then(|| least.iter().filter(|least| **least == rank).count() as f32 / least.len() as f32)
-    }
-}
-
-fn typical(ring: &Ring<f32>) -> f32 {
-    let mut known: Vec<f32> = ring.values().iter().copied().filter(|value| !value.is_nan()).collect();
-    median(&mut known)
 }
 
 impl Judge {
     /// A judge of these ranks, who has seen nothing yet.
     pub fn new(peers: Peers, limits: Limits) -> Judge {
-        let ranks = peers.len();
-        Judge {
-            limits,
-            history: History::new(ranks),
-            recent: Recent::default(),
-            carried: Carried::new(ranks),
-            regime: Regime::default(),
-            paces: Paces::new(ranks),
-            stages: Stages::new(&peers),
-            open: BTreeMap::new(),
-            settled: BTreeMap::new(),
-            scratch: Scratch::default(),
-            scores: vec![f32::NAN; ranks],
-            medians: vec![f32::NAN; peers.stages().len()],
-            peers,
-        }
+        let stages = Stages::new(&peers);
+        Judge { measured: Measurements::new(peers, limits), stages, open: BTreeMap::new() }
     }
 
-    /// Takes in how noisy earlier runs of the job were: it counts as much as a few steps, until this one knows.
-    ///
-    /// Not so of very few ranks: how noisy they are depends on what else their host does at the time, and each is compared
-    /// with next to nobody. Who is slow among them is judged by noise that was measured in this job.
+    /// Takes in how noisy earlier runs of the job were: it counts as much as a few steps, until this one knows. Not so of
+    /// very few ranks, which are judged by noise of this job alone.
     pub fn recall_noise(&mut self, noise: f32) {
-        if self.peers.len() <= VERY_FEW {
-            return;
-        }
-        for _ in 0..RECALLED_STEPS {
-            self.recent.noise.push(noise);
-        }
-        self.carried.recall(noise);
+        self.measured.recall_noise(noise);
     }
 
     /// The noise of a score, once it is known.
     pub fn noise(&self) -> Option<f32> {
-        (self.history.seen() >= ROWS).then(|| self.recent.noise())
+        self.measured.noise()
     }
 
     /// Takes in the next step; what that changes is appended to `out`. A row of another length is passed over.
     pub fn step(&mut self, row: Row<'_>, out: &mut Vec<Change>) {
-        if row.self_times.len() != self.peers.len() {
+        if row.self_times.len() != self.measured.peers().len() {
             return;
         }
-        self.remember(row);
+        self.measured.remember(row);
+        self.stages.push(self.measured.medians());
         self.close(row.step, out);
-        for found in ranks::find(self) {
+        for found in ranks::find(&self.measured) {
             self.open(found, out);
         }
-        if self.history.seen().is_multiple_of(IMBALANCE_EVERY) {
+        if self.measured.history().seen().is_multiple_of(IMBALANCE_EVERY) {
             self.imbalance(row.step, out);
         }
     }
 
-    fn remember(&mut self, row: Row<'_>) {
-        score(&self.peers, row.self_times, &mut self.scratch, &mut self.scores, &mut self.medians);
-        let noise = if self.peers.len() > 3 {
-            spread(&self.scores, &mut self.scratch)
-        } else {
-            // In a pair each is the other's mirror; how a score moves from step to step is noise all the same.
-            self.movement()
-        };
-        self.recent.noise.push(noise);
-        self.recent.took.push(row.took);
-        self.paces.push(row.step, row.self_times, row.took);
-        let waits = row.waits.iter().enumerate().filter(|(_, wait)| wait.is_finite());
-        if let Some((rank, _)) = waits.min_by(|(_, a), (_, b)| a.total_cmp(b)) {
-            self.recent.least_wait.push(rank as u32);
-        }
-        self.stages.push(&self.medians);
-        self.history.push(row.step, &self.scores, self.recent.noise());
-        if self.peers.len() <= VERY_FEW
-            && let Some(steps) = self.regime.push(row.self_times)
-        {
-            self.carried.doubt(self.history.seen() - steps);
-        }
-        self.carried.push(&self.history, self.recent.noise());
-    }
-
-    /// How scores move over a few steps, as the deviation of one. Neighbours may depend on each other and move less.
-    fn movement(&mut self) -> f32 {
-        let moved: Vec<f32> = (0..self.peers.len() as u32)
-            .filter_map(|rank| {
-                let (_, before) = self.history.last(rank, MOVES_OVER).next()?;
-                Some((self.scores[rank as usize] - before) / std::f32::consts::SQRT_2)
-            })
-            .collect();
-        spread(&moved, &mut self.scratch)
-    }
-
     fn open(&mut self, found: Found, out: &mut Vec<Change>) {
-        let standing = RankState::of(&found, self);
-        self.open.insert(found.slow, standing);
+        self.open.insert(found.slow, RankState::of(&found, &self.measured));
+        self.measured.became_slow(found.slow);
         out.push(Change::Found(found));
     }
 
@@ -244,34 +67,32 @@ impl Judge {
         let over: Vec<(Slow, u64)> = self
             .open
             .iter()
-            .filter_map(|(slow, standing)| Some((*slow, standing.over_since(*slow, self)?)))
+            .filter_map(|(slow, standing)| Some((*slow, standing.over_since(*slow, &self.measured)?)))
             .collect();
         for (slow, since) in over {
             self.open.remove(&slow);
-            let seen = self.history.seen();
-            match slow {
-                Slow::Rank(rank) => drop(self.settled.insert(rank, seen)),
-                Slow::Host(host) => {
-                    self.settled.extend(self.peers.on_host(host).iter().map(|rank| (*rank, seen)));
-                }
-                Slow::Stage(_) | Slow::Rotating => {}
-            }
+            self.measured.is_over(slow);
+            self.measured.settle(slow);
             out.push(Change::Over { slow, since, told });
         }
     }
 
     /// Looks at what concerns no rank: the spread of work over steps and over stages.
     fn imbalance(&mut self, step: u64, out: &mut Vec<Change>) {
-        let rotating = rotating::look(self);
+        let limits = self.measured.limits();
+        let rotating = rotating::look(&self.measured);
         let stage = self.stages.look();
-        let uneven = rotating.as_ref().is_some_and(|seen| seen.is_uneven(self.limits.imbalance));
+        let uneven = rotating.as_ref().is_some_and(|seen| seen.is_uneven(limits.imbalance));
         // Uneven in what is a small part of a step, it costs nobody anything: other processes on the host do that too.
-        let matters = |found: &Found| found.cost.is_none_or(|cost| cost >= self.limits.rank);
-        let found = rotating.filter(|_| uneven).map(|seen| seen.found(step, self)).filter(matters);
+        let matters = |found: &Found| found.cost.is_none_or(|cost| cost >= limits.rank);
+        let found = rotating
+            .filter(|_| uneven)
+            .map(|seen| seen.found(step, &self.measured, self.stages.times()))
+            .filter(matters);
         self.settle(Slow::Rotating, found, step, out);
         // Where the work differs from rank to rank and step to step, a stage's ranks do not agree on its share.
         let slow_stage = stage.filter(|_| !uneven && !self.open.contains_key(&Slow::Rotating));
-        let found = slow_stage.and_then(|seen| seen.found(step, self));
+        let found = slow_stage.and_then(|seen| seen.found(step, &self.measured));
         let before = self.open.keys().find(|slow| matches!(slow, Slow::Stage(_))).copied();
         if let Some(before) = before.filter(|before| found.as_ref().map(|found| found.slow) != Some(*before))
         {
@@ -291,6 +112,7 @@ impl Judge {
                 standing.missed += 1;
                 if standing.missed >= ROWS / IMBALANCE_EVERY {
                     self.open.remove(&slow);
+                    self.measured.is_over(slow);
                     out.push(Change::Over { slow, since: step, told: step });
                 }
             }
@@ -298,77 +120,19 @@ impl Judge {
         }
     }
 
-    /// Whether this rank is known to be slow, by itself or with its host.
-    pub(super) fn is_known(&self, rank: u32) -> bool {
-        self.open.contains_key(&Slow::Rank(rank))
-            || self.peers.role(rank).host.is_some_and(|host| self.open.contains_key(&Slow::Host(host)))
-    }
-
-    /// The oldest step that is remembered.
-    pub(super) fn oldest_step(&self) -> u64 {
-        self.history.oldest_step()
-    }
-
-    /// Whether something about the rank was settled within the last `steps` steps.
-    pub(super) fn was_settled_within(&self, rank: u32, steps: usize) -> bool {
-        self.settled.get(&rank).is_some_and(|at| at + steps > self.history.seen())
-    }
-
-    pub(super) fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    /// How many standard deviations make sure, as far as the noise is known. The limit holds for a hundred thousand ranks, of which
-    /// one is always far out; among few there is no such one.
-    pub(super) fn sure(&self) -> f32 {
-        let very_few = self.peers.len() <= VERY_FEW;
-        if !very_few {
-            return self.carried.sure(self.limits.sure);
-        }
-        let more = SURER_WHERE_CARRIED * (self.carried.carried_over() - LITTLE_CARRIED).max(0.0);
-        self.carried.sure(self.limits.sure.min(SURE_OF_VERY_FEW) + more)
-    }
-
-    /// The standard deviation of the mean of so many scores of a rank, by chance.
-    pub(super) fn scatter(&self, steps: usize) -> f32 {
-        self.carried.of_mean(steps)
-    }
-
-    /// By how many times noise is more at present than it was.
-    pub(super) fn wilder(&self) -> f32 {
-        self.carried.wilder(&self.history, self.peers.len())
-    }
-
     /// The ranks and their roles.
     pub fn peers(&self) -> &Peers {
-        &self.peers
-    }
-
-    pub(super) fn history(&self) -> &History {
-        &self.history
-    }
-
-    pub(super) fn recent(&self) -> &Recent {
-        &self.recent
-    }
-
-    /// The last steps, from which follows what slowness costs.
-    pub(super) fn paces(&self) -> &Paces {
-        &self.paces
-    }
-
-    pub(super) fn stages(&self) -> &Stages {
-        &self.stages
+        self.measured.peers()
     }
 
     /// The score of each rank in the last step: ln(self time / peers').
     pub fn scores(&self) -> &[f32] {
-        &self.scores
+        self.measured.scores()
     }
 
     /// The last so many scores of a rank that are known.
     pub fn last_scores(&self, rank: u32, steps: usize) -> Vec<f32> {
-        self.history.last(rank, steps).map(|(_, score)| score).collect()
+        self.measured.history().last(rank, steps).map(|(_, score)| score).collect()
     }
 
     /// Whether nothing is slow at present.
@@ -378,6 +142,6 @@ impl Judge {
 
     /// Bytes that are held for all ranks together.
     pub fn bytes(&self) -> usize {
-        self.history.bytes() + self.paces.bytes() + self.peers.len() * (4 + 4 + 20) // scores, scratch, roles with their order
+        self.measured.bytes()
     }
 }

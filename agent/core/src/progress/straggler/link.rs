@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 
 use super::found::{Change, Slow};
-use super::judge::{Judge, Limits, Row};
+use super::judge::Judge;
+use super::measurements::{Limits, Row};
 use super::peers::{Peers, Role};
 use super::score::median;
 use crate::base::id::{Attempt, Rank};

@@ -2,7 +2,7 @@
 
 use super::found::{Found, Slow};
 use super::history::ROWS;
-use super::judge::Judge;
+use super::measurements::Measurements;
 use super::score::median;
 
 /// Fewer steps say nothing.
@@ -38,17 +38,17 @@ pub(super) struct Seen {
 }
 
 /// Looks at the last steps; none if they are too few.
-pub(super) fn look(judge: &Judge) -> Option<Seen> {
-    let (history, ranks) = (judge.history(), judge.peers().len());
+pub(super) fn look(measured: &Measurements) -> Option<Seen> {
+    let (history, ranks) = (measured.history(), measured.peers().len());
     let steps = history.seen().min(ROWS);
     if steps < SHORTEST || ranks < FEWEST {
         return None;
     }
-    let slow = judge.limits().imbalance.ln_1p();
+    let slow = measured.limits().imbalance.ln_1p();
     // By step: the highest score and whose it was, how many were slow, how many were seen.
     let mut rows = vec![(f32::NEG_INFINITY, 0_u32, 0_u32, 0_u32); steps];
     let mut scores = Vec::with_capacity(ROWS);
-    for rank in (0..ranks as u32).step_by(ranks / SAMPLE + 1).filter(|rank| !judge.is_known(*rank)) {
+    for rank in (0..ranks as u32).step_by(ranks / SAMPLE + 1).filter(|rank| !measured.is_known(*rank)) {
         scores.clear();
         scores.extend(history.last_rows(rank));
         let usual = median(&mut scores.iter().map(|(_, score)| *score).collect::<Vec<_>>());
@@ -92,21 +92,22 @@ impl Seen {
         self.most > imbalance.ln_1p() && self.same < ONE_RANK && self.share >= SLOW_RANKS
     }
 
-    pub(super) fn found(&self, step: u64, judge: &Judge) -> Found {
-        let recent = judge.recent();
+    /// What to tell; `stages` are the times of all stages, by their numbers.
+    pub(super) fn found(&self, step: u64, measured: &Measurements, stages: Vec<(u32, f32)>) -> Found {
+        let recent = measured.recent();
         Found {
             slow: Slow::Rotating,
             ratio: self.excess.exp(),
-            since: judge.oldest_step(),
+            since: measured.oldest_step(),
             onset_seen: false,
             told: step,
             steps: self.steps as u32,
-            cost: judge.paces().if_even(judge.peers(), |rank| judge.is_known(rank)),
+            cost: measured.paces().if_even(measured.peers(), |rank| measured.is_known(rank)),
             z: self.excess / recent.noise(),
             noise: recent.noise(),
             waited_least: None,
-            peers: judge.peers().len() as u32 - 1,
-            stages: judge.stages().times(),
+            peers: measured.peers().len() as u32 - 1,
+            stages,
             confidence: 0.9,
             usual: 0.0,
         }

@@ -1,7 +1,7 @@
 //! Pipeline stages that have more work than others.
 
 use super::found::{Found, Slow};
-use super::judge::{Judge, Ring};
+use super::measurements::{Measurements, Ring};
 use super::peers::Peers;
 use super::score::median;
 
@@ -97,11 +97,11 @@ impl Stages {
 
 impl Compared {
     /// What to tell, if the stage is slow and its ranks agree on it.
-    pub(super) fn found(&self, step: u64, judge: &Judge) -> Option<Found> {
+    pub(super) fn found(&self, step: u64, measured: &Measurements) -> Option<Found> {
         let excess = self.ratio.ln();
-        let recent = judge.recent();
+        let recent = measured.recent();
         let flat = recent.noise() < excess / 2.0;
-        let slow = self.ratio > 1.0 + judge.limits().imbalance;
+        let slow = self.ratio > 1.0 + measured.limits().imbalance;
         if !slow || self.same < SAME || !flat {
             return None;
         }
@@ -112,7 +112,7 @@ impl Compared {
         Some(Found {
             slow: Slow::Stage(self.slowest),
             ratio: self.ratio,
-            since: judge.oldest_step(),
+            since: measured.oldest_step(),
             onset_seen: false,
             told: step,
             steps: self.steps,

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::again;
-use super::judge::{Judge, Limits, Row};
+use super::judge::Judge;
 use super::learn;
 use super::link::Links;
+use super::measurements::{Limits, Row};
 use super::peers::{Peers, Role};
 use super::say::{Names, OpenFindings};
 use super::score::median;

@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 
 use mainstay_core::checkpoint::lag::{CopyLag, LagReason};
+use mainstay_core::checkpoint::replication_cost::Hold;
 
 use super::{Service, Shared};
 use crate::os::monotonic;
@@ -55,12 +56,19 @@ impl Shared {
             return (LagReason::Peer, "no peer is configured".to_owned());
         }
         drop(peers);
-        if self.courtesy.holds() {
-            let percent = self.settings.slowdown * 100.0;
-            let why = format!(
-                "copies have cost training its share of {percent:.0} %: `checkpoint.slowdown_percent`"
-            );
-            return (LagReason::Slowdown, why);
+        match self.courtesy.holds() {
+            Some(Hold::Spent) => {
+                let percent = self.settings.slowdown * 100.0;
+                let why = format!(
+                    "copies have cost training its share of {percent:.0} %: `checkpoint.slowdown_percent`"
+                );
+                return (LagReason::Slowdown, why);
+            }
+            Some(Hold::Measurement) => {
+                let why = "one is left out, to measure what copies cost training".to_owned();
+                return (LagReason::Measurement, why);
+            }
+            None => {}
         }
         let rate = self.limit.rate();
         let limit = if rate > 0 { format!(" at {} MiB/s at most", rate >> 20) } else { String::new() };

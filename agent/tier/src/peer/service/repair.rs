@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::inventory::{Shard, StepKey, steps};
+use mainstay_core::checkpoint::inventory::{Copy, Shard, StepKey, steps};
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::placement::cut_for;
 use mainstay_core::checkpoint::retention::{Repair, Retention, counting, deletable, repairs};
@@ -58,11 +58,7 @@ impl Shared {
         // An owner that saves as fast as it sends has often overwritten a step in its memory when that is complete here. A copy back would
         // compete with the newer step that is on its way.
         needed.retain(|repair| !self.store.newer_is_coming(&repair.shard, NEWER_PATIENCE));
-        // A step is of use when all its shards have their copies: one that is begun comes first. Else, where saves come faster than copies,
-        // each rank and each host would send the newest at its own time, and of no step all would be there.
-        let begun: BTreeSet<&StepKey> =
-            copies.iter().filter(|copy| !copy.own).map(|copy| &copy.shard.of).collect();
-        needed.sort_by_key(|repair| !begun.contains(&repair.shard.of));
+        self.put_in_order(&mut needed, &copies);
         let next = needed.into_iter().find(|repair| self.all_were_asked_about(&repair.shard.root));
         if let (Some(parity), Some(next)) = (parity, &next) {
             let is_cut = cut_for(self.name(), &hosts, &rules).is_some();
@@ -76,6 +72,40 @@ impl Shared {
             }
         }
         next
+    }
+
+    /// A step is of use when all its shards have their copies: one that is begun comes first. Else, where saves come faster than copies,
+    /// each rank and each host would send the newest at its own time, and of no step all would be there. Once a step was overwritten
+    /// while it was sent, those come first that are on the disk, where they can be held.
+    fn put_in_order(&self, needed: &mut [Repair], copies: &[Copy]) {
+        let wanted: BTreeSet<&StepKey> = needed.iter().map(|repair| &repair.shard.of).collect();
+        // Without its owner's, the newest step that has its copies would have one too few.
+        let safe = self.own.held_runs().into_iter().filter_map(|run| self.newest_safe(&run, copies));
+        let safe: BTreeSet<StepKey> = safe.collect();
+        self.own.hold_only(&wanted.union(&safe.iter().collect()).copied().collect());
+        if needed.is_empty() {
+            self.overtaken.store(false, Ordering::Relaxed);
+            return;
+        }
+        let coming = self.store.coming();
+        let sent = copies.iter().filter(|copy| !copy.own).map(|copy| &copy.shard.of);
+        let begun: BTreeSet<StepKey> =
+            sent.chain(&coming).filter(|of| wanted.contains(of)).cloned().collect();
+        let on_disk = self.own.on_disk();
+        begun.iter().filter(|of| on_disk.contains(of)).for_each(|of| self.own.hold(of));
+        let is_overtaken = self.overtaken.load(Ordering::Relaxed);
+        needed.sort_by_key(|Repair { shard, .. }| {
+            (!begun.contains(&shard.of), is_overtaken && !on_disk.contains(&shard.of))
+        });
+        if let Some(first) = needed.first().filter(|first| on_disk.contains(&first.shard.of)) {
+            self.own.hold(&first.shard.of);
+        }
+    }
+
+    fn newest_safe(&self, run: &str, copies: &[Copy]) -> Option<StepKey> {
+        let states = steps(copies, Some(run)).into_iter();
+        let mut safe = states.filter(|of| of.is_whole() && of.least_copies() > self.settings.copies);
+        safe.next().map(|state| state.key)
     }
 
     /// Whether all peers have told what they have since a replica came here: whoever sent it has the shard, and nobody who asked before
@@ -105,6 +135,8 @@ impl Shared {
         });
         match sent {
             Ok(sent) => {
+                let (step, rank, took_ms) = (shard.of.step, shard.rank, sent.took.as_millis() as u64);
+                tracing::debug!(peer = to, step, rank, bytes = sent.bytes, took_ms, "a shard was sent");
                 self.counters.shards_sent.fetch_add(1, Ordering::Relaxed);
                 self.counters.bytes_sent.fetch_add(sent.bytes, Ordering::Relaxed);
                 let mut peers = self.peers();
@@ -127,7 +159,11 @@ impl Shared {
                     rank = shard.rank,
                     "a step was replaced in memory while it was sent"
                 );
-                let _ = self.forget_at(to, &[offered]);
+                self.overtaken.store(true, Ordering::Relaxed);
+                // What has come of it counts where the rest can come from the disk.
+                if !self.own.is_held(&shard.root) {
+                    let _ = self.forget_at(to, &[offered]);
+                }
             }
             Err(error) => self.failed(shard, to, &error),
         }
@@ -136,7 +172,10 @@ impl Shared {
     /// A shard that lies here, with the lock of all its replicas: of what ranks of this host made this agent can withdraw them, of a replica
     /// the agent that put it here.
     fn open_to_send(&self, shard: &Shard) -> Option<(Opened, Option<WithdrawalLock>)> {
-        let own = self.own.open(&shard.root);
+        // Memory is the faster one, and is overwritten.
+        let is_overtaken = self.overtaken.load(Ordering::Relaxed);
+        let held = is_overtaken.then(|| self.own.open_held(&shard.root).map(Opened::of_file)).flatten();
+        let own = held.or_else(|| self.own.open(&shard.root));
         let own = own.map(|opened| (opened, Some(self.store.withdrawal_key().lock(shard.whole()))));
         own.or_else(|| Some((self.open(&shard.root)?, self.store.lock_of(&shard.root))))
     }

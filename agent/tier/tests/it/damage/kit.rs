@@ -210,7 +210,30 @@ impl Library {
 }
 
 /// What watches a directory.
-type Watching = (Arc<Service>, Files, Arc<FileWatch>);
+struct Watching {
+    service: Arc<Service>,
+    files: Files,
+    watch: Arc<FileWatch>,
+    /// Who had the service before.
+    holders: usize,
+}
+
+impl Watching {
+    /// Whoever watches ends, and its thread with it: nothing is written after this.
+    fn end(self) {
+        let Watching { service, files, watch, holders } = self;
+        drop((files, watch));
+        while Arc::strong_count(&service) > holders {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.watching.get_mut().ok().and_then(Option::take).into_iter().for_each(Watching::end);
+    }
+}
 
 /// One directory that is watched, and what watches it.
 pub(super) struct Place<'a> {
@@ -234,7 +257,7 @@ impl<'a> Place<'a> {
     /// Whoever watches ends, and starts again.
     fn start(&self) {
         let mut watching = self.watching.lock().unwrap();
-        *watching = None;
+        watching.take().into_iter().for_each(Watching::end);
         let settings = Settings::alone(self.root.path().join("store"), "this-host".to_owned());
         let service = Arc::new(Service::start(settings, Token::of_nobody().unwrap()).unwrap());
         *watching = Some(self.watch(service));
@@ -248,6 +271,7 @@ impl<'a> Place<'a> {
             // It is looked at when the job goes back, and not in between.
             interval: Duration::from_secs(3600),
         };
+        let holders = Arc::strong_count(&service);
         let files = Files::new(Arc::clone(&service), plan);
         let wanted = Wanted {
             directory: self.directory(),
@@ -260,7 +284,7 @@ impl<'a> Place<'a> {
             shared: Some(false),
         };
         let watch = files.watch(wanted).unwrap();
-        (service, files, watch)
+        Watching { service, files, watch, holders }
     }
 
     /// As the library does it: what marks it as complete comes last.
@@ -287,7 +311,7 @@ impl<'a> Place<'a> {
     }
 
     pub(super) fn go_back_telling(&self, again: bool, tell: &(dyn Fn(String) + Sync)) -> Result<(), String> {
-        let watch = Arc::clone(&self.watching.lock().unwrap().as_ref().unwrap().2);
+        let watch = Arc::clone(&self.watching.lock().unwrap().as_ref().unwrap().watch);
         let tell = |at: Progress| {
             if !at.told.is_empty() {
                 tell(at.told);

@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use super::support::{CHUNK, hosts, identity, seal, until};
+use super::support::{CHUNK, Host, hosts, identity, seal, until};
 
 #[test]
 fn a_chunk_that_takes_longer_than_the_other_side_waits_arrives_all_the_same() {
@@ -27,6 +27,7 @@ fn a_step_that_its_owner_has_no_more_is_not_sent_back_while_a_newer_one_comes() 
     });
     hosts[0].save(0, 1, &[0], 1);
     hosts[0].wait_for_copies(1, 2);
+    let root = hosts[0].service().copies()[0].shard.root.clone();
     hosts[0].save(0, 2, &[0], 1);
     let incoming = hosts[1].store.path().join("incoming");
     until("the beginning of step 2", || {
@@ -34,6 +35,7 @@ fn a_step_that_its_owner_has_no_more_is_not_sent_back_while_a_newer_one_comes() 
         fs::read_dir(&incoming).unwrap().next().is_some()
     });
     fs::remove_dir_all(hosts[0].directory.path().join("step-000000000001")).unwrap();
+    hosts[0].service().doubt(&root);
     // Each look is one at which it could go back.
     let mut looks = 0;
     until("step 2 on the other host", || {
@@ -51,22 +53,55 @@ fn a_step_that_its_owner_has_no_more_is_not_sent_back_while_a_newer_one_comes() 
 
 #[test]
 fn a_step_that_is_begun_is_finished_before_a_newer_one() {
-    let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (2 * CHUNK, 1));
+    let hosts = where_a_step_is_begun(1);
+    hosts[0].save(0, 2, &[0, 1], 2);
+    until("two shards", || hosts[1].replicas().len() >= 2);
+    let first = hosts[1].replicas().iter().filter(|path| is_of(path, 1)).count();
+    assert_eq!(first, 2, "{:?}", hosts[1].replicas());
+    hosts[0].wait_for_copies(2, 2);
+}
+
+#[test]
+fn a_step_that_its_owner_deletes_while_it_is_sent_is_finished() {
+    let hosts = where_a_step_is_begun(1);
+    fs::remove_dir_all(hosts[0].directory.path().join("step-000000000001")).unwrap();
+    hosts[0].save(0, 2, &[0, 1], 2);
+    hosts[0].wait_for_copies(2, 2);
+    let first: Vec<_> = hosts[1].replicas().into_iter().filter(|path| is_of(path, 1)).collect();
+    assert_eq!(first.len(), 2, "{:?}", hosts[1].replicas());
+    for (rank, path) in (0..).zip(&first) {
+        assert!(fs::read(path).unwrap() == super::support::bytes(1, rank));
+    }
+    // What has its copies is not kept any more.
+    until("step 1 to go", || {
+        hosts[0].service().nudge();
+        !hosts[0].service().copies().iter().any(|copy| copy.own && copy.shard.of.step == 1)
+    });
+}
+
+#[test]
+fn a_step_of_an_attempt_before_is_not_kept_for_its_copies() {
+    let hosts = where_a_step_is_begun(7);
+    fs::remove_dir_all(hosts[0].directory.path().join("step-000000000007")).unwrap();
+    hosts[0].save(1, 3, &[0, 1], 2);
+    hosts[0].wait_for_copies(3, 2);
+    let rank_1 = |path: &std::path::PathBuf| is_of(path, 7) && path.to_string_lossy().contains("rank-00001");
+    assert!(!hosts[1].replicas().iter().any(rank_1), "{:?}", hosts[1].replicas());
+}
+
+/// Two hosts, of which the first has begun to send a step of two ranks.
+fn where_a_step_is_begun(step: u64) -> Vec<Host> {
+    let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (8 * CHUNK, 1));
     hosts[0].wait_for_peers(1);
-    hosts[0].save(0, 1, &[0, 1], 2);
+    hosts[0].save(0, step, &[0, 1], 2);
     let incoming = hosts[1].store.path().join("incoming");
     until("its beginning", || {
         hosts[0].service().nudge();
         fs::read_dir(&incoming).unwrap().next().is_some()
     });
-    hosts[0].save(0, 2, &[0, 1], 2);
-    until("two shards", || hosts[1].replicas().len() >= 2);
-    let of_first = |path: &std::path::PathBuf| path.to_string_lossy().contains("step-000000000001");
-    assert_eq!(
-        hosts[1].replicas().iter().filter(|path| of_first(path)).count(),
-        2,
-        "{:?}",
-        hosts[1].replicas()
-    );
-    hosts[0].wait_for_copies(2, 2);
+    hosts
+}
+
+fn is_of(path: &std::path::Path, step: u64) -> bool {
+    path.to_string_lossy().contains(&format!("step-{step:012}"))
 }

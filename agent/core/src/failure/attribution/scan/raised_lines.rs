@@ -1,0 +1,100 @@
+//! Tracebacks in a log: frames, exceptions, what is above them, and the table of a launcher that names ranks.
+
+use super::{Exception, IGNORED_REACH, LINE_WINDOW, RANKS, Scan};
+use crate::failure::attribution::lines;
+use crate::failure::attribution::traceback::{self, Raised};
+
+/// Exceptions kept per source: so many of the first, and so many of the last.
+const EXCEPTIONS: usize = 128;
+/// Rows of a rank in the launcher's table.
+const TABLE: u64 = 4;
+/// A traceback's last frame stands at most so many lines before the exception.
+const FRAME_REACH: u64 = 12;
+/// How Python begins a traceback.
+const TRACEBACK: &[u8] = b"Traceback (most recent";
+
+impl Scan<'_> {
+    /// The rank of the launcher's table in whose rows the line stands: `  exitcode  : -9`, below `  rank      : 4`.
+    pub(super) fn in_table(&self, line: &str, number: u64) -> Option<u32> {
+        let (at, rank) = self.table?;
+        let row = line.starts_with(' ') || line.starts_with("exitcode") || line.starts_with("traceback");
+        (row && line.contains(':') && number > at && number - at <= TABLE).then_some(rank)
+    }
+
+    /// Frames and exceptions.
+    pub(super) fn structure_of(&mut self, line: &str, number: u64, known: bool) {
+        if line.contains("Exception ignored in") {
+            self.ignored = Some(number);
+            return;
+        }
+        if line.contains("(local_rank:") {
+            self.table =
+                lines::rank_in(line).or_else(|| lines::rank_at_start(line)).map(|rank| (number, rank));
+            return;
+        }
+        let prefix = lines::prefix(line);
+        let rank = prefix.rank.or(self.findings.rank);
+        let text = &line[prefix.len..];
+        if let Some(frame) = traceback::frame(text) {
+            if self.frames.len() >= RANKS {
+                self.frames.clear();
+            }
+            self.frames.insert(rank, (number, frame));
+            self.frame_seen(rank, number);
+            return;
+        }
+        if let Some(raised) = traceback::raised(text) {
+            self.note_exception(line, number, &raised, known);
+        }
+    }
+
+    pub(super) fn note_exception(&mut self, line: &str, number: u64, raised: &Raised<'_>, known: bool) {
+        let rank = lines::prefix(line).rank.or(self.findings.rank);
+        let frame = self
+            .frames
+            .get(&rank)
+            .filter(|(at, _)| !raised.embedded && number.saturating_sub(*at) <= FRAME_REACH)
+            .map(|(_, frame)| frame.clone());
+        if let Some(at) = self.logged.filter(|at| number - at <= IGNORED_REACH) {
+            self.logged_lines.extend(at..=number);
+        }
+        let exception = Exception {
+            name: raised.name.to_owned(),
+            spot: self.spot(line, number),
+            frame,
+            embedded: raised.embedded,
+            known,
+        };
+        if self.findings.exceptions.len() < EXCEPTIONS {
+            self.findings.exceptions.push(exception);
+            return;
+        }
+        if self.last_exceptions.len() == EXCEPTIONS {
+            self.last_exceptions.pop_front();
+        }
+        self.last_exceptions.push_back(exception);
+    }
+}
+
+/// The line above a traceback that says where it comes from: what only parts a worker's traceback from it is passed over.
+pub(super) fn above_traceback(before: &[u8]) -> Option<String> {
+    let lines = before.strip_suffix(b"\n")?.rsplit(|byte| *byte == b'\n').take(4);
+    let text = |line: &[u8]| {
+        let line = lines::clean(&line[line.len().saturating_sub(LINE_WINDOW)..]).into_owned();
+        let said = line[lines::prefix(&line).len..].trim();
+        let passes = said.is_empty() || said == "\"\"\"" || said.ends_with("RemoteTraceback:");
+        (!passes).then_some(line)
+    };
+    lines.filter_map(text).next()
+}
+
+/// Whether the line joins two tracebacks of one exception.
+pub(super) fn is_chain(line: &str) -> bool {
+    line.contains("the direct cause of the following")
+        || line.contains("During handling of the above exception")
+}
+
+/// Whether the line begins a traceback of Python's.
+pub(super) fn is_traceback(line: &[u8]) -> bool {
+    line.windows(TRACEBACK.len()).any(|window| window == TRACEBACK)
+}

@@ -1,0 +1,277 @@
+//! What the ranks of a job on this host have in common, and what each is given by it: its number, files, devices and environment.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::formats::nvrx::socket_name;
+use mainstay_core::recovery::hosts::wire::Seat;
+use mainstay_heartbeat::PageSpec;
+
+use crate::act::devices;
+use crate::act::environment::{self, RankEnvironment};
+use crate::act::log_files;
+use crate::act::round_server;
+use crate::os::{clock, numa};
+
+/// What every attempt of a job starts from.
+#[derive(Clone, Debug)]
+pub struct RankSpec {
+    /// The job's name.
+    pub job: String,
+    /// The run id as the user gave it.
+    pub run_id: String,
+    /// This launch of it: the run that its checkpoints belong to, and behind an `@` what no other launch has. The same on all hosts of a job.
+    pub launch: String,
+    /// This launcher and no other, where a job has several: its processes are found by it.
+    pub launcher: Option<String>,
+    /// Where this host is in the job.
+    pub seat: Seat,
+    /// Program and arguments; `${local_rank}` in them is replaced.
+    pub command: Vec<String>,
+    /// Ranks on this host.
+    pub local_world_size: u32,
+    /// How many ranks the job's last run had, where that is known.
+    pub previous_size: Option<u32>,
+    /// How many ranks this run had before, if it was another number.
+    pub ran_before: Option<u32>,
+    /// `ROLE_NAME`.
+    pub role: String,
+    /// `MASTER_ADDR`.
+    pub master_addr: String,
+    /// `TORCHELASTIC_MAX_RESTARTS`.
+    pub max_restarts: u32,
+    /// Logs go to `attempt_N/<local rank>/` in here.
+    pub run_dir: PathBuf,
+    /// Where logs go in place of `run_dir` while that does not answer.
+    pub logs_aside: Option<PathBuf>,
+    /// `MAINSTAY_CHECKPOINT_DIR`.
+    pub checkpoint_dir: PathBuf,
+    /// `MAINSTAY_CHECKPOINT_POOL`: the memory that the launcher keeps for checkpoints; none where ranks write to the disk.
+    pub checkpoint_pool: Option<PathBuf>,
+    /// `MAINSTAY_CHECKPOINT_RESUME` by rank: the step from which all hosts go on, and the root of the rank's shard.
+    pub resume: BTreeMap<u32, String>,
+    /// Where heartbeat pages are made; none to run without.
+    pub page_dir: Option<PathBuf>,
+    /// The boot id as sixteen bytes, for the pages.
+    pub boot_id: [u8; 16],
+    /// The `cgroup.procs` of the job's cgroup, if there is one.
+    pub cgroup_procs: Option<PathBuf>,
+    /// `MAINSTAY_MODULES` of the first rank: where its client writes which modules it holds; none to not ask.
+    pub modules_file: Option<PathBuf>,
+    /// The GPUs that ranks are to see, if not all that the launcher's own environment names.
+    pub devices: Option<Vec<String>>,
+    /// Whether each rank sees its own GPU only, as the first one, and is told that its local rank is 0.
+    pub virtual_local_rank: bool,
+    /// Which CPUs ranks are bound to; none for all that the launcher may use.
+    pub numa: Option<numa::Binding>,
+}
+
+/// Where a rank writes to.
+#[derive(Clone, Debug)]
+pub struct RankFiles {
+    /// Standard output.
+    pub stdout: PathBuf,
+    /// Standard error.
+    pub stderr: PathBuf,
+    /// `TORCHELASTIC_ERROR_FILE`.
+    pub error: PathBuf,
+    /// `MAINSTAY_STACKS`.
+    pub stacks: PathBuf,
+}
+
+impl RankSpec {
+    /// The GPUs that are left to the ranks without that of one of them.
+    ///
+    /// # Errors
+    /// There would be too few of them; in words for a person.
+    pub fn devices_without(&self, local_rank: u32) -> Result<Vec<String>, String> {
+        devices::without(&self.visible_devices(), local_rank, self.local_world_size)
+    }
+
+    /// The GPUs that the ranks see, by the names that they have in `CUDA_VISIBLE_DEVICES`.
+    pub fn visible_devices(&self) -> Vec<String> {
+        let given = std::env::var(devices::VARIABLE).ok();
+        match &self.devices {
+            Some(devices) => devices.clone(),
+            None => devices::visible(given.as_deref(), Path::new("/dev")),
+        }
+    }
+
+    /// The CPUs that a rank is bound to; none where it is bound to none, or where its place is not known any more.
+    pub(super) fn cpus(&self, local_rank: u32) -> Option<Vec<usize>> {
+        let gpus = self.visible_devices();
+        let cpus = numa::Topology::of_this_host().cpus(self.numa?, local_rank, self.local_world_size, &gpus);
+        cpus.inspect_err(|error| tracing::warn!(local_rank, "the rank is bound to no CPUs: {error}")).ok()
+    }
+
+    /// The GPU that a rank alone sees, where each sees its own only.
+    fn own_device(&self, local_rank: u32) -> String {
+        let visible = self.visible_devices();
+        visible.get(local_rank as usize).cloned().unwrap_or_else(|| local_rank.to_string())
+    }
+
+    /// What all processes that this launcher started have in their environment, and those of no other launcher.
+    pub fn mark(&self) -> String {
+        match &self.launcher {
+            Some(launcher) => format!("MAINSTAY_LAUNCHER={launcher}"),
+            None => format!("MAINSTAY_LAUNCH={}", self.launch),
+        }
+    }
+
+    /// The run that the job's checkpoints belong to, without the launch.
+    pub fn checkpoint_run(&self) -> &str {
+        self.launch.split_once('@').map_or(&self.launch, |(run, _)| run)
+    }
+
+    /// The number of a rank in the job.
+    pub fn rank(&self, local_rank: u32) -> Rank {
+        Rank(self.seat.first_rank + local_rank)
+    }
+
+    /// All ranks of the host, by their places.
+    pub fn all_ranks(&self) -> Vec<u32> {
+        (0..self.local_world_size).collect()
+    }
+
+    /// What a rank that goes on in its process is told of the attempt that begins.
+    pub fn round_environment(
+        &self,
+        attempt: Attempt,
+        local_rank: u32,
+        files: &RankFiles,
+        port: u16,
+    ) -> BTreeMap<String, String> {
+        self.rank_environment(attempt, local_rank, port, files, None, None).of_the_round()
+    }
+
+    /// Chooses where the ranks of an attempt write: beside their pages where the log directory does not answer, which is then
+    /// returned, for ranks that are not started do no work at all.
+    pub fn choose_logs(&mut self, attempt: Attempt) -> Option<PathBuf> {
+        let directory = self.run_dir.join(format!("attempt_{}", attempt.0));
+        let made = log_files::make_directory(&directory);
+        let is_silent = made.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        let aside = self.page_dir.as_ref().map(|pages| pages.join("logs"));
+        self.logs_aside = aside.filter(|_| is_silent);
+        self.logs_aside.iter().for_each(|aside| log_files::write_aside(aside));
+        self.logs_aside.clone()
+    }
+
+    /// The files of a rank in an attempt.
+    pub fn files(&self, attempt: Attempt, local_rank: u32) -> RankFiles {
+        let logs = self.logs_aside.as_ref().unwrap_or(&self.run_dir);
+        let directory = logs.join(format!("attempt_{}", attempt.0)).join(local_rank.to_string());
+        RankFiles {
+            stdout: directory.join("stdout.log"),
+            stderr: directory.join("stderr.log"),
+            error: directory.join("error.json"),
+            stacks: directory.join("stacks.txt"),
+        }
+    }
+
+    /// The variables of a rank, beside the launcher's own.
+    pub(super) fn environment(
+        &self,
+        attempt: Attempt,
+        local_rank: u32,
+        master_port: u16,
+        files: &RankFiles,
+        page: Option<&(PathBuf, File)>,
+    ) -> Vec<(&'static str, String)> {
+        // Made before the ranks, if it could be.
+        let socket = |name: &str| {
+            let path = self.page_dir.as_ref().map(|directory| directory.join(name));
+            path.filter(|socket| socket.exists())
+        };
+        let monitor = socket(&socket_name(local_rank));
+        let (rounds, drill) = (socket(round_server::SOCKET), socket(round_server::DRILL_SOCKET));
+        let page = page.map(|(path, _)| path.as_path());
+        let environment =
+            self.rank_environment(attempt, local_rank, master_port, files, page, monitor.as_deref());
+        RankEnvironment { rounds: rounds.as_deref(), drill: drill.as_deref(), ..environment }
+            .variables(is_set)
+    }
+
+    fn rank_environment<'a>(
+        &'a self,
+        attempt: Attempt,
+        local_rank: u32,
+        master_port: u16,
+        files: &'a RankFiles,
+        page: Option<&'a Path>,
+        monitor: Option<&'a Path>,
+    ) -> RankEnvironment<'a> {
+        RankEnvironment {
+            job: &self.job,
+            run_id: &self.run_id,
+            launch: &self.launch,
+            launcher: self.launcher.as_deref(),
+            rank: self.rank(local_rank).0,
+            local_rank,
+            world_size: self.seat.world_size,
+            local_world_size: self.local_world_size,
+            group_rank: self.seat.group_rank,
+            group_world_size: self.seat.group_world_size,
+            previous_size: match attempt.0 {
+                0 => self.previous_size,
+                _ => Some(self.ran_before.unwrap_or(self.seat.world_size)),
+            },
+            role: &self.role,
+            master_addr: &self.master_addr,
+            master_port,
+            attempt: attempt.0,
+            max_restarts: self.max_restarts,
+            error_file: &files.error,
+            stacks_file: &files.stacks,
+            page,
+            monitor,
+            checkpoint_dir: &self.checkpoint_dir,
+            checkpoint_pool: self.checkpoint_pool.as_deref(),
+            resume: self.resume.get(&self.rank(local_rank).0).map(String::as_str),
+            // In the log directory: a rank must not wait for one that does not answer.
+            modules_file: self
+                .modules_file
+                .as_deref()
+                .filter(|_| local_rank == 0 && self.logs_aside.is_none()),
+            rounds: None,
+            drill: None,
+            devices: if self.virtual_local_rank {
+                Some(self.own_device(local_rank))
+            } else {
+                self.devices.as_ref().map(|devices| devices.join(","))
+            },
+            virtual_local_rank: self.virtual_local_rank,
+        }
+    }
+
+    /// The variables that all ranks have in common and that imports look at, for a template.
+    pub fn common_environment(&self) -> Vec<(&'static str, String)> {
+        let mut variables = environment::tunables(self.local_world_size, is_set);
+        // By these it is found what is left of a job and of a launch, whoever started it.
+        variables.push(("MAINSTAY_JOB_ID", self.job.clone()));
+        variables.push(("MAINSTAY_LAUNCH", self.launch.clone()));
+        variables.extend(self.launcher.clone().map(|launcher| ("MAINSTAY_LAUNCHER", launcher)));
+        variables
+    }
+
+    /// What a page of a rank says of it.
+    pub fn page_spec(&self, attempt: Attempt, local_rank: u32) -> PageSpec<'_> {
+        PageSpec {
+            job: &self.job,
+            rank: self.rank(local_rank).0,
+            local_rank,
+            world_size: self.seat.world_size,
+            attempt: attempt.0,
+            boot_id: self.boot_id,
+            creator_pid: std::process::id(),
+            created_mono_ns: clock::mono().0,
+        }
+    }
+}
+
+/// Whether the user has set a variable.
+fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some()
+}

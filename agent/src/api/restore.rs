@@ -1,0 +1,175 @@
+//! One call of `RestoreCheckpoint`: what it does on a thread that may block, and how many run at once.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mainstay_core::checkpoint::inventory::newest_whole;
+use mainstay_durable::Tier;
+use mainstay_proto::v1::restore_checkpoint_response::Message;
+use mainstay_proto::v1::{RestoreCheckpointResponse, RestoreProgress, RestoreResult};
+use mainstay_tier::files::{Begun, Files, FilesError};
+use mainstay_tier::peer::{Progress, Service, User, Watched};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::convert::checkpoint::{kept_by, progress_out, put_back_out, result_out};
+use super::homes::{Home, Homes};
+use super::watching::{Watching, problem_of};
+
+/// Restores of one user that may run at once.
+const MOST_OF_ONE_USER: usize = 16;
+
+/// Restores that run, by the user's number.
+pub type RestoresByUser = Mutex<BTreeMap<u32, usize>>;
+
+/// A restore that runs: it counts against its user until it is dropped.
+#[derive(Debug)]
+pub struct Running {
+    all: Arc<RestoresByUser>,
+    uid: u32,
+}
+
+impl Running {
+    /// One more restore of this user.
+    ///
+    /// # Errors
+    /// The user has too many.
+    pub fn begin(all: &Arc<RestoresByUser>, user: User) -> Result<Running, String> {
+        let mut running = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_user = running.entry(user.uid).or_insert(0);
+        if *of_user >= MOST_OF_ONE_USER {
+            return Err(format!(
+                "user {} has {MOST_OF_ONE_USER} restores running, which is the most: wait until one has ended",
+                user.uid
+            ));
+        }
+        *of_user += 1;
+        Ok(Running { all: Arc::clone(all), uid: user.uid })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut running = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of_user) = running.get_mut(&self.uid) {
+            *of_user -= 1;
+            if *of_user == 0 {
+                running.remove(&self.uid);
+            }
+        }
+    }
+}
+
+/// What is to be restored, and from where.
+pub struct Restore {
+    /// The other agents.
+    pub peers: Arc<Service>,
+    /// Storage that outlives the hosts.
+    pub durable: Option<Arc<Tier>>,
+    /// Directories into which trainers write in their own way.
+    pub files: Option<Arc<Files>>,
+    /// Which directories are watched.
+    pub watching: Watching,
+    /// Which directories runs wrote into.
+    pub homes: Arc<Homes>,
+    /// The run and its directory.
+    pub place: Watched,
+    /// The directory as the launcher found it; none where it does not say.
+    pub home: Option<Home>,
+    /// The ranks whose shards are wanted; none for all.
+    pub ranks: Vec<u32>,
+    /// How the trainer writes its checkpoints; empty where ranks' own shards are restored.
+    pub files_kind: String,
+    /// The user says that this directory goes on with this run.
+    pub on_purpose: bool,
+    /// The launcher asks once more, as its ranks start again.
+    pub again: bool,
+    /// Ends a restore whose files the launcher has put back itself.
+    pub put_back_token: String,
+    /// To the caller.
+    pub sender: mpsc::Sender<Result<RestoreCheckpointResponse, Status>>,
+}
+
+impl Restore {
+    /// Restores, tells the caller how far it is, and at last what came of it.
+    pub fn answer(self) {
+        let result = if self.put_back_token.is_empty() { self.restore() } else { self.end() };
+        let last = result.map(|result| {
+            let result = RestoreResult { kept_by: kept_by(&self.peers, self.durable.as_deref()), ..result };
+            RestoreCheckpointResponse { message: Some(Message::Result(result)) }
+        });
+        let _ = self.sender.blocking_send(last);
+    }
+
+    /// The launcher has put back what the agent may not write.
+    fn end(&self) -> Result<RestoreResult, Status> {
+        let watch = self.files.as_ref().and_then(|files| files.find(&self.place.directory, &self.place.run));
+        let gone = || Status::aborted(format!("{} is not watched", self.place.directory.display()));
+        watch.ok_or_else(gone)?.end_restore(&self.put_back_token).map(result_out).map_err(refused)
+    }
+
+    fn restore(&self) -> Result<RestoreResult, Status> {
+        self.enter_home()?;
+        // A directory on a file system that does not answer holds up this thread and nothing else.
+        let watch = self.watching.watch_files(&self.place, &self.files_kind)?;
+        if watch.is_none() {
+            self.watching.remember(&self.place);
+        }
+        self.files.iter().for_each(|files| pull_caches(files, self.place.user));
+        let progress = |at: Progress| self.tell(at);
+        let Some(watch) = watch else {
+            let ranks = (!self.ranks.is_empty()).then_some(self.ranks.as_slice());
+            let restored = self.peers.restore(&self.place, ranks, &progress);
+            return restored.map(result_out).map_err(|error| Status::aborted(error.to_string()));
+        };
+        if let Some(told) = problem_of(&self.place) {
+            tracing::warn!("{told}");
+            let told = Message::Progress(RestoreProgress { told, ..RestoreProgress::default() });
+            let _ = self.sender.blocking_send(Ok(RestoreCheckpointResponse { message: Some(told) }));
+        }
+        Ok(match watch.begin_restore(self.again, &progress).map_err(refused)? {
+            Begun::Done(restored) => result_out(restored),
+            Begun::Left(left) => put_back_out(left),
+        })
+    }
+
+    /// No directory goes on with another run by accident.
+    fn enter_home(&self) -> Result<(), Status> {
+        let Some(home) = &self.home else { return Ok(()) };
+        let newest = || {
+            self.peers.refresh();
+            self.peers.refresh_durable(&home.run);
+            newest_whole(&self.peers.copies(), &home.run).map(|state| state.key.step)
+        };
+        self.homes.enter(home, self.on_purpose, newest).map_err(Status::already_exists)
+    }
+
+    fn tell(&self, at: Progress) {
+        let is_waited_for = at.files_wanted > 0;
+        let message = Message::Progress(progress_out(at));
+        let message = Ok(RestoreCheckpointResponse { message: Some(message) });
+        if is_waited_for {
+            let _ = self.sender.blocking_send(message);
+        } else {
+            // Counts that nobody has read yet are not waited for.
+            let _ = self.sender.try_send(message);
+        }
+    }
+}
+
+/// What was compiled elsewhere need not be compiled again.
+fn pull_caches(files: &Files, user: User) {
+    for (cache, pulled) in files.pull_caches(user) {
+        if let Err(error) = pulled {
+            tracing::warn!(cache, %error, "a cache could not be brought");
+        }
+    }
+}
+
+/// What is lost for good is told apart: nothing may be started over it.
+fn refused(error: FilesError) -> Status {
+    match error {
+        FilesError::Lost(words) => Status::data_loss(words),
+        error => Status::aborted(error.to_string()),
+    }
+}

@@ -1,0 +1,102 @@
+//! The end of a job as its user sees it: the rest of the output, the summary and the closing line.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mainstay_core::progress::goodput::TimeCategory;
+use mainstay_core::recovery::job::Summary;
+
+use super::signals::signals;
+use crate::act::log_files;
+use crate::act::output::Terminal;
+
+/// A terminal that takes nothing of what is left for so long is not read.
+const UNREAD_FOR: Duration = Duration::from_secs(5);
+
+/// The closing line is waited for so long where nobody reads.
+const CLOSING_WITHIN: Duration = Duration::from_millis(500);
+
+/// A signal came before there were ranks: nothing of the job runs, and there is nothing to wait for.
+pub(super) fn ended_before(signal: i32, terminal: &Terminal) -> i32 {
+    terminal.say(format!("ended by signal {signal} before the ranks were started"));
+    terminal.flush(Duration::from_millis(500));
+    128 + signal
+}
+
+/// Shows what is left of the ranks' output for as long as it is read, and says the closing line in any case. A further signal
+/// ends the wait.
+pub(super) async fn show_the_rest(terminal: Terminal, closing: String, run_dir: &Path, of_signals: &[i32]) {
+    let enough = Arc::new(AtomicBool::new(false));
+    let (stop, run_dir) = (enough.clone(), run_dir.to_owned());
+    let showing = tokio::task::spawn_blocking(move || {
+        let left = terminal.finish(UNREAD_FOR, &stop);
+        if let Some(notice) = left.notice(&run_dir) {
+            terminal.say(notice);
+        }
+        terminal.say(closing);
+        terminal.finish(CLOSING_WITHIN, &AtomicBool::new(false));
+    });
+    tokio::pin!(showing);
+    let mut again = signals(of_signals).ok();
+    let asked = async {
+        match &mut again {
+            Some(signals) => signals.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = &mut showing => return,
+        _ = asked => enough.store(true, Ordering::Relaxed),
+    }
+    let _ = showing.await;
+}
+
+/// Writes `summary.json` beside the logs.
+pub(super) fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Terminal) {
+    let path = run_dir.join("summary.json");
+    let written = serde_json::to_vec_pretty(summary).map_err(std::io::Error::from).and_then(|text| {
+        let path = path.clone();
+        let written = log_files::ask(move || std::fs::write(path, text));
+        written.unwrap_or_else(|| Err(std::io::Error::other("its file system does not answer")))
+    });
+    if let Err(error) = written {
+        terminal.say(format!("writing {}: {error}", path.display()));
+    }
+}
+
+/// The closing line.
+pub(super) fn last_words(job: &str, summary: &Summary) -> String {
+    let books = &summary.books;
+    let mut parts: Vec<(&TimeCategory, f64)> =
+        books.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    // Without heartbeats the start has no known end: what it is counted as is training, for the most part.
+    let name = |state: &TimeCategory| match (state, books.goodput) {
+        (TimeCategory::Starting, None) => "starting and training, without heartbeats".to_owned(),
+        (state, _) => state.to_string(),
+    };
+    let parts: Vec<String> =
+        parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
+    let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.told()));
+    let goodput =
+        books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
+    let steps = match (books.goodput, books.steps_lost) {
+        // Without heartbeats nobody knows of steps.
+        (None, _) => String::new(),
+        (Some(_), 0) => format!(", {} step(s)", books.steps),
+        (Some(_), again) => format!(", {} step(s), {again} of them done twice", books.steps),
+    };
+    let restarts = match summary.attempts.saturating_sub(1) {
+        0 => "no restart".to_owned(),
+        1 => "1 restart".to_owned(),
+        many => format!("{many} restarts"),
+    };
+    let ended = format!("job {job} ended with status {}: {}", summary.exit, summary.reason);
+    if summary.attempts == 0 {
+        // Of a job that others decided for, or that never began, no more is known here.
+        return ended;
+    }
+    format!("{ended}; {restarts}{steps}, {goodput}{} ({}){saving}", books.wall, parts.join(", "))
+}

@@ -1,0 +1,212 @@
+//! What a launcher gets ready before ranks run: its place among the hosts, memory for checkpoints, a guardian.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Context;
+use mainstay_core::recovery::hosts::wire::{Join, PROTOCOL, Seat};
+use mainstay_tier::disk::Keep;
+use mainstay_tier::pool::{self, PoolOwner};
+use tokio::sync::mpsc;
+
+use crate::act::guardian::Guardian;
+use crate::act::output::Terminal;
+use crate::act::page_files::private_directory;
+use crate::act::rank_spec::RankSpec;
+use crate::launch::Settings;
+use crate::launch::hosts::HostsPlan;
+use crate::launch::paths::{self, LaunchPaths};
+use crate::launch::rendezvous::{self, JoinOutcome};
+use crate::os::cgroup::Cgroup;
+use crate::os::clock;
+
+/// Files that a launcher has open apart from connections to other launchers: output, pages, pools, looks at others.
+const FILES_APART_FROM_HOSTS: u64 = 512;
+
+/// What no other launch is called. Agents on other hosts find the steps by what stands before the `@`. The process id alone would not
+/// do: in a container it may be the same in each.
+pub(super) fn launch(run: &str) -> String {
+    format!("{run}@{}.{:x}", std::process::id(), clock::now().wall.0)
+}
+
+/// Each of the other hosts has a connection to the launcher that leads, and any may come to lead.
+pub(super) fn say_if_files_are_few(limit: Option<u64>, hosts: u32, say: &impl Fn(String)) {
+    let needed = u64::from(hosts) + FILES_APART_FROM_HOSTS;
+    if let Some(limit) = limit.filter(|limit| *limit < needed) {
+        say(format!(
+            "{limit} files can be open here, and a launcher that leads {hosts} hosts needs {needed}: raise the hard \
+             limit (ulimit -Hn, LimitNOFILE=)"
+        ));
+    }
+}
+
+/// What no other launcher is called, with letters that keys of the coordination store may have.
+fn launcher_name(host: &str) -> String {
+    let fits = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
+    let host: String = host.chars().take(64).map(fits).collect();
+    format!("{host}_{}_{:x}", std::process::id(), clock::now().wall.0)
+}
+
+/// What the ranks of a job of one host are started with.
+///
+/// # Errors
+/// The current directory cannot be read.
+pub(super) fn crew(settings: &Settings, places: &LaunchPaths) -> anyhow::Result<RankSpec> {
+    let checkpoint_dir = match &settings.checkpoint_dir {
+        Some(directory) => std::path::absolute(directory)
+            .with_context(|| format!("--checkpoint-dir {}", directory.display()))?,
+        None => places.run_dir.join("checkpoints"),
+    };
+    Ok(RankSpec {
+        job: places.job.clone(),
+        run_id: settings.run_id.clone(),
+        launch: launch(&settings.run_id),
+        launcher: None,
+        seat: Seat {
+            group_rank: 0,
+            group_world_size: 1,
+            first_rank: 0,
+            world_size: settings.local_world_size,
+        },
+        command: settings.command.clone(),
+        local_world_size: settings.local_world_size,
+        previous_size: None,
+        ran_before: None,
+        role: settings.role.clone(),
+        master_addr: settings.master_addr.clone(),
+        max_restarts: settings.policy.budget.max_restarts,
+        run_dir: places.run_dir.clone(),
+        logs_aside: None,
+        checkpoint_dir,
+        checkpoint_pool: None,
+        resume: BTreeMap::new(),
+        page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
+        boot_id: clock::boot_id_bytes(),
+        cgroup_procs: None,
+        modules_file: None,
+        devices: None,
+        virtual_local_rank: settings.virtual_local_rank,
+        numa: settings.numa,
+    })
+}
+
+/// Waits for the other hosts, and gives the crew its place among them.
+pub(super) async fn come_together(
+    hosts: HostsPlan,
+    mut crew: RankSpec,
+    settings: &Settings,
+    replicas_port: Option<u16>,
+    signals: &mut mpsc::Receiver<i32>,
+    terminal: &Terminal,
+) -> anyhow::Result<(RankSpec, JoinOutcome)> {
+    let host = nix::unistd::gethostname().context("reading the host's name")?;
+    let join = Join {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        run_id: settings.run_id.clone(),
+        launcher: launcher_name(&host.to_string_lossy()),
+        host: host.to_string_lossy().into_owned(),
+        address: rendezvous::local_address(&hosts),
+        node_rank: hosts.node_rank,
+        ranks: settings.local_world_size,
+        hosts: hosts.hosts,
+        program: paths::hash_of_program(&settings.command),
+        // The address is known when it is known where the hosts meet.
+        replicas: replicas_port.map_or_else(String::new, |port| format!(":{port}")),
+        domain: hosts.fails_together(),
+        moves: true,
+        // Without memory it is of no use to be there early.
+        prepares: replicas_port.is_some(),
+        listens: String::new(),
+        have: (0, 0),
+        have_of: String::new(),
+    };
+    crew.launcher = Some(crew.launch.clone());
+    if settings.checkpoint_dir.is_none() && replicas_port.is_none() {
+        terminal.say(
+            "without memory for checkpoints, mainstay.checkpoint needs a directory that all hosts share: name one with \
+             --checkpoint-dir. Without it, no step is whole on any host, and ranks start from their own checkpoints or from step 0"
+                .to_owned(),
+        );
+    }
+    let say = |text: String| terminal.say(text);
+    let names = (crew.job.clone(), crew.launch.clone());
+    let together = rendezvous::gather(hosts, join, names, &crew.run_dir, signals, &say).await?;
+    if let Some(seat) = together.seat() {
+        crew.seat = seat.clone();
+    }
+    if let Some(seat) = together.seat().filter(|_| !together.waits()) {
+        let last = seat.first_rank + settings.local_world_size.saturating_sub(1);
+        terminal.say(format!(
+            "all hosts are there: this is node rank {} of {}, with ranks {} to {last} of {}",
+            seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
+        ));
+    }
+    if let JoinOutcome::Following(followed) = &together {
+        (crew.job, crew.launch) = (followed.job.clone(), followed.launch.clone());
+    }
+    Ok((crew, together))
+}
+
+/// Memory for checkpoints; without it the ranks write to the disk themselves.
+pub(super) async fn start_keeper(
+    settings: &Settings,
+    runtime_root: &Path,
+    crew: &RankSpec,
+    terminal: &Terminal,
+) -> Option<PoolOwner> {
+    let wanted = &settings.checkpoints;
+    if !wanted.in_memory {
+        return None;
+    }
+    // Where no page could be put, perhaps because others may write there, nothing is put that a job resumes from.
+    if crew.page_dir.is_none() {
+        terminal
+            .say("no memory for checkpoints without it; ranks write them to the disk themselves".to_owned());
+        return None;
+    }
+    let root = runtime_root.join("pools");
+    let settings = pool::Settings {
+        root: root.clone(),
+        directory: crew.checkpoint_dir.clone(),
+        job: crew.job.clone(),
+        run: crew.launch.clone(),
+        world_size: crew.seat.world_size,
+        ranks: crew.seat.first_rank..crew.seat.first_rank + crew.local_world_size,
+        keep: Keep { steps: wanted.keep, bytes: wanted.quota },
+        // On several hosts one more: a step stays until each of its shards has a copy elsewhere.
+        slots: wanted.slots + usize::from(crew.seat.group_world_size > 1),
+        memory: wanted.memory,
+        rate: wanted.bandwidth,
+    };
+    let place = root.clone();
+    let start = move || {
+        private_directory(&place)
+            .map_err(|error| format!("{}: {error}", place.display()))
+            .and_then(|()| PoolOwner::start(settings).map_err(|error| error.to_string()))
+    };
+    let started = tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| Err(error.to_string()));
+    // What others left who were killed is memory that nobody uses. It may be much: not in the way of this job.
+    let _ = std::thread::Builder::new().name("ckpt-left".to_owned()).spawn(move || {
+        for line in pool::recover_all(&root).iter().flat_map(pool::Recovered::told) {
+            tracing::warn!("{line}");
+        }
+    });
+    match started {
+        Ok(keeper) => Some(keeper),
+        Err(error) => {
+            terminal
+                .say(format!("no memory for checkpoints: {error}; ranks write them to the disk themselves"));
+            None
+        }
+    }
+}
+
+/// Without a guardian the ranks still die with the launcher; only what they started may outlive it.
+pub(super) fn start_guardian(mark: &str, cgroup: Option<&Cgroup>, pool: Option<&Path>) -> Option<Guardian> {
+    let program = Path::new("/proc/self/exe");
+    // By the launch, which is unique, and not by the job: another launcher may run under the same id.
+    Guardian::start(program, mark, cgroup.map(Cgroup::path), pool)
+        .inspect_err(|error| tracing::warn!(%error, "running without a guardian"))
+        .ok()
+}

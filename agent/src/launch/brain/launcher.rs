@@ -1,0 +1,143 @@
+//! What happened on this host goes to whoever decides, and what that one wants is done here.
+
+use mainstay_core::base::id::Attempt;
+use mainstay_core::base::time::Mono;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::recovery::hosts::hands::{OnStart, on_start, on_stop};
+use mainstay_core::recovery::hosts::wire::{Command, Report};
+use mainstay_core::recovery::job::{Input, Order, Output, StopWhy};
+
+use super::{Brain, Task};
+use crate::hosts::{look, streams};
+use crate::launch::shell::Launcher;
+use crate::os::clock;
+
+impl Launcher {
+    /// Takes in what happened on this host.
+    pub(in crate::launch) fn step(&mut self, at: Mono, input: Input) {
+        let mut out = Vec::new();
+        match &mut self.brain {
+            Brain::Alone(job) => {
+                job.step(at, input, &mut out);
+                self.publish(at, out);
+            }
+            Brain::Leading(leading) if leading.lead.is_deposed() => self.see_deposed(at, input),
+            Brain::Leading(leading) => {
+                leading.lead.see(at, input);
+                self.lead(at);
+            }
+            Brain::Following(_) => self.report_input(at, input),
+            Brain::Gone => {}
+        }
+    }
+
+    /// Reports what only leaders want to know.
+    pub(in crate::launch) fn report(&mut self, at: Mono, report: Report) {
+        match &mut self.brain {
+            Brain::Alone(_) | Brain::Gone => {}
+            Brain::Leading(leading) => {
+                leading.lead.report_of_mine(at, report);
+                self.lead(at);
+            }
+            Brain::Following(_) => self.report_up(at, report),
+        }
+    }
+
+    /// Writes down what the job has to say and keeps its orders for later.
+    pub(in crate::launch) fn publish(&mut self, at: Mono, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Record(body) => self.publish_body(at, body),
+                Output::Order(order) => self.tasks.push_back(Task::Order(order)),
+            }
+        }
+    }
+
+    pub(in crate::launch) fn publish_body(&mut self, at: Mono, body: Body) {
+        let entry = self.record(clock::stamp_of(at), None, body);
+        self.send_entry(entry);
+    }
+
+    /// Carries out what a leader wants. With one host no commands come.
+    pub(in crate::launch) async fn obey_command(
+        &mut self,
+        command: Command,
+        ended: &tokio::sync::mpsc::UnboundedSender<crate::launch::shell::Ended>,
+    ) {
+        match command {
+            Command::Seat { attempt, seat } => self.take_seat(attempt, seat).await,
+            Command::Open { attempt } => {
+                let port = self.take_port();
+                self.report(clock::mono(), Report::Opened { attempt, port });
+            }
+            Command::Gather { attempt, peers } => self.gather_checkpoints(attempt, peers),
+            Command::Bring { attempt, step } => self.bring_checkpoint(attempt, step),
+            Command::Start { attempt, in_process, master_addr, master_port, resume, before } => {
+                let running = self.ranks.iter().any(|rank| rank.exit.is_none());
+                match on_start(attempt, self.attempt, !self.ranks.is_empty(), running, in_process) {
+                    OnStart::Ignore => {
+                        tracing::warn!(%attempt, "a start of an attempt that is over is ignored");
+                        return;
+                    }
+                    OnStart::Refuse => {
+                        self.attempt = attempt;
+                        let error = "ranks of an earlier attempt still run on this host".to_owned();
+                        return self.fact(Fact::StartFailed { attempt, error });
+                    }
+                    OnStart::Start => {}
+                }
+                self.crew.master_addr = master_addr;
+                self.crew.ran_before = before;
+                let port = self.resume_from(resume.as_ref()).map(|()| master_port);
+                self.start(attempt, port, in_process, ended).await;
+            }
+            Command::EndRank { attempt, rank } => {
+                self.carry_out_order(Order::EndRank { attempt, rank }, ended).await;
+            }
+            Command::Stop { attempt, why, save_after } => {
+                self.save_after = save_after;
+                self.stop_attempt(attempt, why, ended).await;
+            }
+            Command::TakeEvidence { attempt } => {
+                self.carry_out_order(Order::TakeEvidence(attempt), ended).await;
+            }
+            Command::SaveDue { attempt, step } if attempt == self.attempt && self.stop.is_none() => {
+                crate::launch::save::tell_due_after(&self.ranks, step);
+            }
+            Command::SaveDue { .. } => {}
+            Command::Look { launcher, address } => self.look_at_launcher(launcher, address),
+            Command::Finish { exit, summary } => {
+                if let Brain::Following(following) = &mut self.brain {
+                    following.summary = summary.map(|summary| *summary);
+                }
+                self.exit = Some(exit);
+            }
+        }
+    }
+
+    /// Looks beside the loop whether another launcher lives, and reports what was found.
+    pub(in crate::launch) fn look_at_launcher(&mut self, launcher: String, address: String) {
+        let Some(token) = self.brain.token() else { return };
+        let sights = self.sights.0.clone();
+        streams().spawn(async move {
+            let sight = look::look(address, token).await;
+            // The receiver goes only when the launcher does.
+            let _ = sights.send((launcher, sight));
+        });
+    }
+
+    async fn stop_attempt(
+        &mut self,
+        attempt: Attempt,
+        why: StopWhy,
+        ended: &tokio::sync::mpsc::UnboundedSender<crate::launch::shell::Ended>,
+    ) {
+        if on_stop(attempt, self.attempt) {
+            self.attempt = attempt;
+            self.carry_out_order(Order::StopRanks { attempt, why }, ended).await;
+        } else {
+            // It is over on this host.
+            self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() });
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A launcher that follows: it does what the leader orders, and reports what it sees.
+
+use mainstay_core::base::time::Mono;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::recovery::hosts::follow::{Act, CutOff, concerns_all};
+use mainstay_core::recovery::hosts::wire::{Command, Report};
+use mainstay_core::recovery::job::{Input, StopWhy};
+
+use super::leads;
+use crate::hosts::connect::FromLeader;
+use crate::launch::brain::{Brain, Task};
+use crate::launch::hosts::span;
+use crate::launch::meeting::{FromStore, exit_of};
+use crate::launch::shell::Launcher;
+use crate::os::clock;
+
+impl Launcher {
+    /// Does what the follower wants to have done, until there is nothing left.
+    pub(in crate::launch) fn follow(&mut self) {
+        loop {
+            let Brain::Following(following) = &mut self.brain else { return };
+            following.remember();
+            let Some(act) = following.follow.next_act() else { return };
+            match act {
+                Act::Send(up) => following.send(up),
+                Act::Close => following.to = None,
+                Act::Obey(command) => self.tasks.push_back(Task::Command(command)),
+                Act::Entry { seq, at, body } => {
+                    let body = match body {
+                        // Where it runs and writes is told of this host.
+                        Body::Fact(Fact::JobStarted(_)) => {
+                            Body::Fact(Fact::JobStarted(following.spec.clone()))
+                        }
+                        body => body,
+                    };
+                    let entry = self.record(at, Some(seq), body);
+                    self.send_entry(entry);
+                }
+                Act::Say(line) => self.terminal.say(line),
+                Act::Campaign => following.meeting.campaign(),
+                Act::StandDown => following.meeting.stand_down(),
+                Act::RemoveLeader => {
+                    let leader = following.follow.leader();
+                    tracing::info!(leader = %leader.host, "the launcher that leads is dead");
+                    following.meeting.remove_leader(&leader.launcher);
+                }
+                Act::LookAtLeader => self.look_at_leader(),
+                Act::MissLeader(misses) => following.meeting.miss_leader(misses),
+                Act::Connect => following.connect(),
+                Act::TookSeat => {
+                    following.meeting.take_seat();
+                    self.has_a_seat();
+                }
+                Act::Meet { hosts, spares } => self.meet(&hosts, spares),
+                Act::LeftSeat => {
+                    following.meeting.leave_seat();
+                    if self.ranks.iter().any(|rank| rank.exit.is_none()) {
+                        // They wait in their processes, for nothing.
+                        let (attempt, why) = (self.attempt, StopWhy::Dismissed);
+                        self.tasks.push_back(Task::Command(Command::Stop { attempt, why, save_after: None }));
+                    }
+                }
+                Act::CutOff(why) => self.cut_off(why),
+            }
+        }
+    }
+
+    /// Something happened on this host.
+    pub(in crate::launch) fn report_input(&mut self, at: Mono, input: Input) {
+        let Brain::Following(following) = &mut self.brain else { return };
+        if let Input::Fact(fact) = &input {
+            if following.follow.is_cut_off() && matches!(fact, Fact::AttemptEnded { .. }) {
+                self.exit = Some(self.settings.policy.hand_back_exit);
+                return;
+            }
+            if !concerns_all(fact) || following.follow.waits_for_a_seat() {
+                return self.publish_body(at, Body::Fact(fact.clone()));
+            }
+        }
+        if let Some(report) = Report::of(input) {
+            self.report_up(at, report);
+        }
+    }
+
+    /// Sends a report, now or when there is a connection again.
+    pub(in crate::launch) fn report_up(&mut self, at: Mono, report: Report) {
+        let Brain::Following(following) = &mut self.brain else { return };
+        following.follow.report(at, report);
+        self.follow();
+    }
+
+    /// Tells the leader, which judges whether ranks hang, what the ranks here are at.
+    pub(in crate::launch) fn report_sights(&mut self) {
+        let Brain::Following(following) = &mut self.brain else { return };
+        if following.follow.tells_sights() {
+            following.follow.seen(self.attempt, self.hangs.due_to_report(clock::mono()));
+            self.follow();
+        }
+    }
+
+    /// A message of the leader, or the news that there is no connection.
+    pub(in crate::launch) fn hear_leader(&mut self, event: FromLeader) {
+        let Brain::Following(following) = &mut self.brain else { return };
+        match event {
+            FromLeader::Connected { to } => {
+                following.to = Some(to);
+                following.follow.connected();
+            }
+            FromLeader::Lost { why, refused } => {
+                following.to = None;
+                following.follow.disconnected(clock::mono(), &why, refused);
+            }
+            FromLeader::Said { at, down } => following.follow.said(at, down),
+        }
+        self.follow();
+    }
+
+    /// News from the store for a follower.
+    pub(in crate::launch) fn hear_store_as_follower(&mut self, news: FromStore) {
+        let newest = self.board.newest();
+        let Brain::Following(following) = &mut self.brain else { return };
+        match news {
+            FromStore::Leader(Some(leader)) => following.follow.led_by(clock::mono(), leads(&leader), newest),
+            FromStore::Elected(elected) => self.take_over(*elected),
+            FromStore::LeaderMissed => following.follow.leader_is_missed(),
+            // The leader itself says so, where there is a connection to it.
+            FromStore::Ended(ended)
+                if (following.follow.waits_for_a_seat() || !following.follow.is_connected())
+                    && !following.follow.is_cut_off() =>
+            {
+                self.terminal.say(format!("the job has ended: {}", ended.why));
+                if following.follow.waits_for_a_seat() {
+                    following.cut_off = Some(ended.why.clone());
+                }
+                self.exit = Some(exit_of(&ended));
+            }
+            FromStore::Trouble(why) => self.terminal.say(why),
+            FromStore::Leader(None) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {
+            }
+        }
+        self.follow();
+    }
+
+    /// A follower that is cut off from the leader ends by itself.
+    pub(in crate::launch) fn look_for_leader(&mut self) {
+        let Brain::Following(following) = &mut self.brain else { return };
+        let meeting = &mut following.meeting;
+        let silent = meeting.silent_for().map(span);
+        let led = meeting.leader().is_some_and(|leader| !meeting.is_me(leader));
+        following.follow.look(clock::mono(), silent, led);
+        self.follow();
+    }
+
+    /// Looks whether the leader lives, if this launcher has a say on it.
+    fn look_at_leader(&mut self) {
+        let Brain::Following(following) = &self.brain else { return };
+        let (meeting, follows) = (&following.meeting, &following.follow.leader().launcher);
+        let Some(leader) = meeting.leader().filter(|leader| meeting.has_say() && leader.launch == *follows)
+        else {
+            return;
+        };
+        if let Some(address) = leader.addresses.first().cloned() {
+            self.look_at_launcher(leader.launch.clone(), address);
+        }
+    }
+
+    fn cut_off(&mut self, why: CutOff) {
+        let Brain::Following(following) = &mut self.brain else { return };
+        let (endpoint, lease) = (following.plan.endpoint(), following.plan.lease());
+        let (why, do_now) = match why {
+            CutOff::NoLeader => {
+                (format!("no leader at {endpoint} for {lease}"), ". Start the job again on all hosts")
+            }
+            CutOff::Replaced => ("this host's place in the job was given to another one".to_owned(), ""),
+            CutOff::Refused(why) => (format!("the leader refuses this host: {why}"), ""),
+            CutOff::NoRecord => (
+                "the leader is lost, and no host that has a record of the job leads it".to_owned(),
+                ". Start the job again on all hosts",
+            ),
+        };
+        following.cut_off = Some(why.clone());
+        self.terminal.say(format!("the ranks of this host are stopped: {why}{do_now}"));
+        self.stop_and_hand_back();
+    }
+
+    /// Nothing more is decided for this host: its ranks are stopped, and the scheduler has it back.
+    pub(in crate::launch) fn stop_and_hand_back(&mut self) {
+        if self.ranks.iter().any(|rank| rank.exit.is_none()) {
+            let (attempt, why) = (self.attempt, StopWhy::Requested);
+            self.tasks.push_back(Task::Command(Command::Stop { attempt, why, save_after: None }));
+        } else {
+            self.exit = Some(self.settings.policy.hand_back_exit);
+        }
+    }
+
+    /// Gives an entry to the agent of this host, which knows the ranks of this host by their processes and no others.
+    pub(in crate::launch) fn send_entry(&mut self, entry: Entry) {
+        // While older ones are being read for it, this one comes after those.
+        if self.agent_has.is_none() {
+            self.send_entry_now(entry);
+        }
+    }
+
+    pub(in crate::launch) fn send_entry_now(&mut self, mut entry: Entry) {
+        if let Body::Fact(Fact::AttemptStarted { ranks, .. }) = &mut entry.body {
+            let seat = &self.crew.seat;
+            let here = seat.first_rank..seat.first_rank + self.crew.local_world_size;
+            ranks.retain(|started| here.contains(&started.rank.0));
+        }
+        self.send(crate::launcher_link::agent::LinkOrder::Entry(Box::new(entry)));
+    }
+}

@@ -1,0 +1,59 @@
+//! An order goes into the journal and is carried out.
+
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::Fact;
+
+use super::{JobOrder, Ordered, Refused, observed};
+use crate::act::rank_processes::RankProcess;
+use crate::launch::shell::Launcher;
+
+impl Launcher {
+    /// Carries out what a person orders. It goes into the journal before it is done.
+    pub(in crate::launch) fn ordered(&mut self, ordered: Ordered) {
+        let Ordered { uid, reason, order, answer } = ordered;
+        // Whoever ordered may have gone; it is done all the same.
+        let _ = answer.send(self.obey(uid, &reason, order));
+    }
+
+    fn obey(&mut self, uid: u32, reason: &str, order: JobOrder) -> Result<(), Refused> {
+        let runs = |rank: &RankProcess| rank.exit.is_none();
+        let of = |wanted: Rank| self.ranks.iter().find(|rank| rank.rank == wanted && runs(rank));
+        let being_stopped = self.stop.is_some() || !self.ranks.iter().any(runs);
+        match order {
+            JobOrder::Restart | JobOrder::Exclude(_) if being_stopped => {
+                Err(Refused::NotNow("no ranks run, or they are being stopped already"))
+            }
+            JobOrder::Stop if self.asked_by.is_some() || self.leave_within.is_some() => {
+                Err(Refused::NotNow("the job is being stopped already"))
+            }
+            JobOrder::Inject(..) if !self.settings.allow_inject => Err(Refused::NotAllowed),
+            JobOrder::Inject(_, rank) | JobOrder::Exclude(rank) if of(rank).is_none() => {
+                Err(Refused::NoSuchRank(rank))
+            }
+            JobOrder::Restart => {
+                self.fact(observed(uid, reason, order));
+                Ok(())
+            }
+            JobOrder::Stop => {
+                self.fact(observed(uid, reason, order));
+                self.asked_by = Some(nix::libc::SIGTERM);
+                let (by, exit) = (format!("user {uid} ({reason})"), 128 + nix::libc::SIGTERM);
+                self.fact(Fact::StopRequested { by, exit });
+                Ok(())
+            }
+            JobOrder::Exclude(rank) => {
+                let left = of(rank).map(|process| self.crew.devices_without(process.local_rank));
+                let left = left.ok_or(Refused::NoSuchRank(rank))?.map_err(Refused::NotHere)?;
+                self.fact(observed(uid, reason, order));
+                self.crew.devices = Some(left);
+                Ok(())
+            }
+            JobOrder::Inject(fault, rank) => {
+                self.can_inject(fault, rank)?;
+                self.fact(observed(uid, reason, order));
+                self.inject(fault, rank);
+                Ok(())
+            }
+        }
+    }
+}

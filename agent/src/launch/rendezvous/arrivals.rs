@@ -1,0 +1,92 @@
+//! Hosts that come to the leader before the first round, and leave it.
+
+use mainstay_core::recovery::hosts::lead::refusal;
+use mainstay_core::recovery::hosts::round::{self, Member};
+use mainstay_core::recovery::hosts::wire::{Down, Join};
+use tokio::sync::mpsc;
+
+use crate::hosts::listen::FromHost;
+use crate::launch::hosts::HostsPlan;
+
+/// A host that has joined and waits for the round.
+pub struct Waiting {
+    /// What it said of itself.
+    pub join: Join,
+    /// The same as the round knows it.
+    pub member: Member,
+    /// Its connection.
+    pub connection: u64,
+    /// To it.
+    pub to: mpsc::Sender<Down>,
+}
+
+/// A host joins, or leaves again: `waiting` is changed, and the terminals of both hosts show it.
+pub fn take(
+    plan: &HostsPlan,
+    mine: &Join,
+    me: &Member,
+    event: FromHost,
+    waiting: &mut Vec<Waiting>,
+    say: &impl Fn(String),
+) {
+    match event {
+        FromHost::Joined { connection, join, peer, to } => {
+            waiting.retain(|of| of.member.launcher != join.launcher);
+            let member = Member::of(&join);
+            let members: Vec<Member> =
+                std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
+            let why = refusal(plan.hosts, &join).or_else(|| {
+                round::admit(&members, &member, plan.hosts.1).err().map(|error| error.to_string())
+            });
+            if let Some(why) = why {
+                say(format!("host {} ({peer}) cannot take part: {why}", join.host));
+                let _ = to.try_send(Down::Refused { why });
+                return;
+            }
+            say(format!("host {} ({peer}) has joined{}", join.host, numbered(&join)));
+            for difference in differences(mine, &join) {
+                let told = format!("host {} ({peer}): {difference}", join.host);
+                let _ = to.try_send(Down::Waiting { told: told.clone(), spare: None });
+                say(told);
+            }
+            waiting.push(Waiting { join, member, connection, to });
+        }
+        FromHost::Gone { connection, why } => {
+            if let Some(at) = waiting.iter().position(|of| of.connection == connection) {
+                let gone = waiting.remove(at);
+                say(format!("host {} has left{}: {why}", gone.join.host, numbered(&gone.join)));
+            }
+        }
+        FromHost::Said { .. } => {}
+    }
+}
+
+fn numbered(join: &Join) -> String {
+    join.node_rank.map_or(String::new(), |rank| format!(" as node rank {rank}"))
+}
+
+/// What differs between two hosts and may be meant; for people.
+fn differences(mine: &Join, other: &Join) -> Vec<String> {
+    let mut told = Vec::new();
+    if other.version != mine.version {
+        told.push(format!("it runs Mainstay {}, this host {}", other.version, mine.version));
+    }
+    if other.ranks != mine.ranks {
+        told.push(format!("it has {} ranks (--nproc-per-node), this host {}", other.ranks, mine.ranks));
+    }
+    if let (Some(theirs), Some(ours)) = (&other.program, &mine.program)
+        && theirs != ours
+    {
+        told.push(format!(
+            "its script or command differs from that of this host (hash {}, here {})",
+            short(theirs),
+            short(ours)
+        ));
+    }
+    told
+}
+
+/// As much of a hash as people compare.
+fn short(hash: &str) -> &str {
+    hash.get(..12).unwrap_or(hash)
+}

@@ -1,0 +1,112 @@
+//! Steps whose files stay open until their copies are made. Where saves come faster than copies, a step is overwritten in memory and
+//! deleted from the disk before it is sent; each one, so that none would ever have its copies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::sync::Arc;
+
+use mainstay_core::checkpoint::inventory::{Medium, StepKey};
+
+use super::{Found, Inner, LocalShards, Watched};
+use crate::peer::sealed::Sealed;
+
+/// A shard whose bytes are there for as long as its file is open, whoever deletes it.
+#[derive(Debug)]
+pub(super) struct HeldShard {
+    found: Found,
+    file: Arc<File>,
+}
+
+impl HeldShard {
+    pub(super) fn sealed(&self) -> &Sealed {
+        &self.found.sealed
+    }
+
+    pub(super) fn medium(&self) -> Medium {
+        self.found.medium
+    }
+
+    /// Whether it comes from that place.
+    pub(super) fn is_of(&self, place: &Watched) -> bool {
+        self.found.root == place.directory && self.found.user.uid == place.user.uid
+    }
+}
+
+impl LocalShards {
+    /// The steps of which all ranks of this host have their shard on the disk, or held.
+    pub(crate) fn on_disk(&self) -> BTreeSet<StepKey> {
+        let inner = self.inner();
+        let in_files = || {
+            let held = inner.held.values().map(|of| &of.found.sealed);
+            inner.shards.values().map(|of| &of.sealed).chain(held)
+        };
+        let all = ranks_of_steps(inner.pooled.values().map(|of| &of.sealed).chain(in_files()));
+        // A rank that has saved nothing yet of a step may be about to.
+        let most = |run: &str| {
+            let of_run = all.iter().filter(|(key, _)| key.run_id() == run);
+            of_run.map(|(_, ranks)| ranks.len()).max().unwrap_or(0)
+        };
+        let on_disk = ranks_of_steps(in_files()).into_iter();
+        on_disk.filter(|(key, ranks)| ranks.len() == most(key.run_id())).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Keeps the files of a step open, those that are on the disk.
+    pub(crate) fn hold(&self, of: &StepKey) {
+        let wanted: Vec<(String, Found)> = {
+            let Inner { shards, held, bad, .. } = &*self.inner();
+            let of_step = shards.iter().filter(|(_, found)| found.sealed.shard.of == *of);
+            let wanted = of_step.filter(|(root, _)| !held.contains_key(*root) && !bad.contains(*root));
+            wanted.map(|(root, found)| (root.clone(), found.clone())).collect()
+        };
+        for (root, found) in wanted {
+            if let Some((_, file)) = self.open_file(&root) {
+                self.inner().held.insert(root, HeldShard { found, file: Arc::new(file) });
+            }
+        }
+    }
+
+    /// Lets go of the files of all steps but those that are wanted. A step of an attempt before the newest is not wanted: its owner has
+    /// gone on from elsewhere.
+    pub(crate) fn hold_only(&self, wanted: &BTreeSet<&StepKey>) {
+        let Inner { shards, pooled, held, .. } = &mut *self.inner();
+        if held.is_empty() {
+            return;
+        }
+        let own = shards.values().map(|of| &of.sealed).chain(pooled.values().map(|of| &of.sealed));
+        let mut attempts: BTreeMap<&str, u64> = BTreeMap::new();
+        for of in own.map(|sealed| &sealed.shard.of) {
+            let newest = attempts.entry(of.run_id()).or_default();
+            *newest = of.attempt.max(*newest);
+        }
+        held.retain(|_, shard| {
+            let of = &shard.sealed().shard.of;
+            wanted.contains(of) && attempts.get(of.run_id()).is_none_or(|newest| of.attempt >= *newest)
+        });
+    }
+
+    /// The runs of which any file is kept open.
+    pub(crate) fn held_runs(&self) -> BTreeSet<String> {
+        self.inner().held.values().map(|shard| shard.sealed().shard.of.run_id().to_owned()).collect()
+    }
+
+    /// Whether the file of a shard is kept open.
+    pub(crate) fn is_held(&self, root: &str) -> bool {
+        self.inner().held.contains_key(root)
+    }
+
+    /// A shard whose file is kept open.
+    pub(crate) fn open_held(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+        let inner = self.inner();
+        let shard = inner.held.get(root)?;
+        Some((Arc::clone(&shard.found.sealed), shard.file.try_clone().ok()?))
+    }
+}
+
+/// The ranks that have saved each step.
+fn ranks_of_steps<'s>(shards: impl Iterator<Item = &'s Arc<Sealed>>) -> BTreeMap<&'s StepKey, BTreeSet<u32>> {
+    let mut steps: BTreeMap<&StepKey, BTreeSet<u32>> = BTreeMap::new();
+    for shard in shards.map(|sealed| &sealed.shard) {
+        steps.entry(&shard.of).or_default().insert(shard.rank);
+    }
+    steps
+}

@@ -1,0 +1,154 @@
+//! A look at the directories that are watched, and at launchers' memory, as the users whose they are.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mainstay_checkpoint::MANIFEST_NAME;
+use rustix::fs::FileType;
+
+use super::{Found, Inner, LocalShards, Watched};
+use crate::beneath::Beneath;
+use crate::files::tree::Mark;
+use crate::medium::medium_at;
+use crate::peer::pooled::{self, Pooled};
+use crate::peer::sealed::Sealed;
+use crate::peer::user::{As, User};
+
+/// How a file was when it was last read, and what was read of it; none where it held nothing whole.
+pub(super) type LastRead = (Mark, Option<Arc<Sealed>>);
+
+/// How long a look at one place may take before the others go on without it.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
+
+/// Manifests that were read, by user and path.
+pub(super) type Read = BTreeMap<(u32, PathBuf), LastRead>;
+
+/// What a look at one place saw.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) pooled: Vec<Pooled>,
+    pub(super) looked: Read,
+    pub(super) shards: Vec<(String, Found)>,
+}
+
+/// Whether a look at a place is under way, and whether it has not returned for too long.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    is_taken: AtomicBool,
+    is_stuck: AtomicBool,
+}
+
+impl Turn {
+    fn take(&self) -> bool {
+        !self.is_taken.swap(true, Ordering::SeqCst)
+    }
+
+    fn end(&self) {
+        self.is_stuck.store(false, Ordering::SeqCst);
+        self.is_taken.store(false, Ordering::SeqCst);
+    }
+}
+
+impl LocalShards {
+    /// A look at one place, on a thread of its own: one that does not return is waited for once, and is not begun again before it has.
+    pub(super) fn look_aside(
+        &self,
+        place: &Watched,
+        were_read: &Arc<Read>,
+        known: &Arc<Vec<Pooled>>,
+    ) -> Option<Seen> {
+        let turn = {
+            let mut inner = self.inner();
+            let Inner { turns, watched, .. } = &mut *inner;
+            turns.retain(|(uid, directory), _| {
+                watched.iter().any(|of| of.user.uid == *uid && of.directory == *directory)
+            });
+            Arc::clone(turns.entry((place.user.uid, place.directory.clone())).or_default())
+        };
+        let until = Instant::now() + LOOK_WITHIN;
+        // Another look may be at it, which began before what this one is about.
+        while !turn.take() {
+            if turn.is_stuck.load(Ordering::SeqCst) || Instant::now() >= until {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (told, tells) = std::sync::mpsc::sync_channel(1);
+        let (place, were_read, known, of_thread) =
+            (place.clone(), Arc::clone(were_read), Arc::clone(known), Arc::clone(&turn));
+        let work = move || {
+            let seen = look_at(&place, &were_read, &known);
+            of_thread.end();
+            let _ = told.send(seen);
+        };
+        if std::thread::Builder::new().name("ckpt-look".to_owned()).spawn(work).is_err() {
+            turn.end();
+            return None;
+        }
+        let seen = tells.recv_timeout(until.saturating_duration_since(Instant::now()));
+        if seen.is_err() {
+            turn.is_stuck.store(true, Ordering::SeqCst);
+            tracing::warn!(
+                "a watched checkpoint directory does not answer: what was seen there last is offered"
+            );
+        }
+        seen.ok()
+    }
+}
+
+/// Looks through one place.
+fn look_at(place: &Watched, were_read: &Read, known: &[Pooled]) -> Seen {
+    let mut seen = Seen::default();
+    if let Some(pool) = &place.pool {
+        seen.pooled = pooled::look(pool, place.user, &place.run, known);
+    }
+    let Ok(_as_user) = As::user(place.user) else { return seen };
+    let Ok(at) = Beneath::open(&place.directory) else { return seen };
+    let medium = medium_at(&at);
+    for below in rank_directories(&at) {
+        let manifest = below.join(MANIFEST_NAME);
+        let path = place.directory.join(&manifest);
+        let Some(mark) = mark_of(&at, &manifest, place.user) else { continue };
+        let known = were_read
+            .get(&(place.user.uid, path.clone()))
+            .filter(|(before, _)| *before == mark)
+            .map(|(_, sealed)| sealed.clone());
+        // Pieces are made and kept by agents: no rank seals one.
+        let read = || {
+            let sealed = Sealed::read_in(&at, &manifest).ok();
+            let sealed = sealed.filter(|sealed| sealed.shard.piece.is_none())?;
+            sealed.owned_as(&place.run).ok()
+        };
+        let sealed = known.unwrap_or_else(|| read().map(Arc::new));
+        seen.looked.insert((place.user.uid, path), (mark, sealed.clone()));
+        if let Some(sealed) = sealed {
+            let (root, user) = (place.directory.clone(), place.user);
+            let found = Found { sealed: Arc::clone(&sealed), root, below, user, medium };
+            seen.shards.push((sealed.shard.root.clone(), found));
+        }
+    }
+    seen
+}
+
+/// The directories of ranks below `directory`: `step-*/rank-*`.
+pub(crate) fn rank_directories(at: &Beneath) -> Vec<PathBuf> {
+    let named = |below: &Path, prefix: &str| -> Vec<PathBuf> {
+        let is_ours = |name: &str| {
+            let digits = name.strip_prefix(prefix);
+            digits
+                .is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        let names = at.list(below).unwrap_or_default().into_iter().map(|(name, _)| name);
+        names.filter(|name| name.to_str().is_some_and(is_ours)).map(|name| below.join(name)).collect()
+    };
+    named(Path::new(""), "step-").iter().flat_map(|step| named(step, "rank-")).collect()
+}
+
+fn mark_of(at: &Beneath, below: &Path, user: User) -> Option<Mark> {
+    let found = at.stat(below).ok().filter(|found| found.st_uid == user.uid)?;
+    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    is_file.then(|| Mark::of_stat(&found))
+}

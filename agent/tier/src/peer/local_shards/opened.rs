@@ -1,0 +1,78 @@
+//! A shard that is open for reading, wherever it is stored.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use crate::bytes::Bytes;
+use crate::files::Pack;
+use crate::os::Outgoing;
+use crate::peer::pooled::Pooled;
+use crate::peer::sealed::Sealed;
+
+/// A shard that is open for reading.
+#[derive(Debug)]
+pub struct Opened {
+    /// What it is.
+    pub sealed: Arc<Sealed>,
+    /// They begin with the shard.
+    pub bytes: Arc<Bytes>,
+    /// Where it lies in a launcher's memory, which may be given to another step at any time.
+    pub(super) pooled: Option<Pooled>,
+}
+
+impl Opened {
+    /// Of a file that is a shard and nothing else.
+    pub(crate) fn of_file((sealed, file): (Arc<Sealed>, File)) -> Opened {
+        Opened { sealed, bytes: Arc::new(file.into()), pooled: None }
+    }
+
+    /// Of a replica in the store.
+    pub(crate) fn of_replica((sealed, file, memory): (Arc<Sealed>, File, Option<Outgoing>)) -> Opened {
+        Opened { sealed, bytes: Arc::new(Bytes::File(file, memory)), pooled: None }
+    }
+
+    /// Of files that lie where their trainer wrote them.
+    pub(super) fn of_pack(pack: &Arc<Pack>) -> Opened {
+        let bytes = Arc::new(Bytes::Pack(Arc::clone(pack)));
+        Opened { sealed: Arc::clone(&pack.sealed), bytes, pooled: None }
+    }
+
+    /// Whether it lies in files of a trainer's: nobody need bring it to this host.
+    pub(crate) fn is_pack(&self) -> bool {
+        matches!(*self.bytes, Bytes::Pack(_))
+    }
+
+    /// Whether the file still holds it: bytes that differ then are damaged.
+    pub fn is_still(&self) -> bool {
+        match &*self.bytes {
+            Bytes::Pack(pack) => pack.content.is_still(),
+            Bytes::File(..) => self.pooled.as_ref().is_none_or(Pooled::is_still),
+        }
+    }
+
+    /// Asks that it be left where it is for the next seconds.
+    pub fn pin(&self) {
+        self.pooled.iter().for_each(Pooled::pin);
+    }
+
+    /// Whether the file is as long as it must be.
+    pub(crate) fn fits(&self) -> bool {
+        let bytes = self.sealed.shard.bytes;
+        match &*self.bytes {
+            Bytes::Pack(pack) => pack.content.is_still(),
+            Bytes::File(file, _) => file.metadata().is_ok_and(|found| match self.pooled {
+                Some(_) => found.len() >= bytes,
+                None => found.len() == bytes,
+            }),
+        }
+    }
+
+    /// The first chunk that is not what was sealed.
+    pub(crate) fn first_bad(&self) -> io::Result<Option<u32>> {
+        match (&*self.bytes, &self.pooled) {
+            (Bytes::File(file, _), None) => self.sealed.first_bad(file),
+            (bytes, _) => self.sealed.first_bad_from_start(bytes),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Standard output of checks. Where two rows of them run at once, each line begins with the name of its row.
+
+use std::cell::Cell;
+use std::io::{self, Write};
+
+thread_local! {
+    static NAME: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// What this thread writes from now on begins with this.
+pub fn named(name: &'static str) {
+    NAME.set(Some(name));
+}
+
+/// What this thread writes from now on is written as it is.
+pub fn unnamed() {
+    NAME.set(None);
+}
+
+/// Writes lines, the last of which may have no end.
+pub fn write(text: &str) {
+    let mut out = io::stdout().lock();
+    let written = match NAME.get() {
+        None => out.write_all(text.as_bytes()),
+        Some(name) => text.split_inclusive('\n').try_for_each(|line| write!(out, "{name}| {line}")),
+    };
+    // A closed terminal must not end the tests.
+    let _ = written.and_then(|()| out.flush());
+}
+
+/// Writes a line.
+pub fn line(text: &str) {
+    write(&format!("{text}\n"));
+}

@@ -1,0 +1,111 @@
+//! The steps of the suite that run tests.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::environments::Environments;
+use crate::check::{self, Checks, Verdict};
+use crate::command;
+use crate::fuzz;
+use crate::leftovers::Snapshot;
+use crate::lint::cargo;
+use crate::paths;
+use crate::test_programs::{TestProgram, TestPrograms, mostly_waits};
+use crate::venv::Venv;
+
+/// Simulated jobs of several hosts where they have no step of their own.
+const FEW_SEEDS: &str = "2000";
+
+/// The folder of the scenarios' package, and its test program that looks at sources alone.
+const SCENARIOS: &str = "tests";
+const FLOORS: &str = "floors";
+
+/// What all steps use.
+pub struct Suite<'a> {
+    /// The places of this run, in which nothing may be left.
+    pub own: &'a Snapshot,
+    /// The test programs.
+    pub programs: &'a TestPrograms,
+    /// The interpreters of ranks.
+    pub environments: &'a Environments,
+}
+
+impl Suite<'_> {
+    /// Tests that start no ranks.
+    pub fn unit(&self, checks: &mut Checks) {
+        checks.run("unit and property tests (cargo test)", || {
+            // The scenarios' package is left to its own step, and so are most simulated jobs of several hosts.
+            self.programs.run(
+                self.own,
+                |program| !program.is_of(SCENARIOS),
+                None,
+                |test| {
+                    // The checkpoint tier is tried on what each library writes.
+                    test.envs(self.environments.variables());
+                    mostly_waits(test.env("MAINSTAY_SEEDS", FEW_SEEDS));
+                },
+            )
+        });
+        checks.run("examples in documentation (cargo test --doc)", || {
+            let mut test = cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);
+            self.own.give(&mut test);
+            let (status, said) = command::run_watched(&mut test)?;
+            Ok(Verdict::cargo(status.success(), &said))
+        });
+        checks.run("fuzz targets, each seed once", fuzz::seeds);
+        checks.run("floors (cargo test)", || {
+            let floors = |program: &TestProgram| program.is_of(SCENARIOS) && program.target == FLOORS;
+            self.programs.run(self.own, floors, None, |_| {})
+        });
+    }
+
+    /// A minute and a half on two processors. `MAINSTAY_SEEDS` asks for more: a million by hand.
+    pub fn simulation(&self, checks: &mut Checks) {
+        checks.run("a job of several hosts, simulated 100,000 times (cargo test)", || {
+            let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "100000".to_owned());
+            let core = |program: &TestProgram| program.is_of("agent/core") && program.target == "it";
+            self.programs
+                .run(self.own, core, Some("job_of_hosts"), |test| _ = test.env("MAINSTAY_SEEDS", &seeds))
+        });
+    }
+
+    /// The built wheel under pytest, and its hooks for frameworks.
+    pub fn python(&self, checks: &mut Checks) {
+        let Environments { python, frameworks, .. } = self.environments;
+        checks.run("Python client (pytest on the wheel)", || {
+            self.pytest(python.as_ref(), &["", "--ignore-glob=*/frameworks/*"])
+        });
+        if frameworks.is_some() {
+            checks.run("hooks for frameworks (pytest)", || self.pytest(frameworks.as_ref(), &["frameworks"]));
+        }
+    }
+
+    /// The end-to-end scenarios on the program as cargo builds it, with ranks in a Python that has the wheel.
+    pub fn scenarios(&self, checks: &mut Checks) {
+        checks.run("end-to-end scenarios (cargo test)", || {
+            let is_scenario = |program: &TestProgram| program.is_of(SCENARIOS) && program.target != FLOORS;
+            self.programs.run(self.own, is_scenario, None, |test| {
+                test.env("MAINSTAY_BIN", paths::mainstay("debug")).envs(self.environments.variables());
+            })
+        });
+    }
+
+    /// Runs the tests in a folder of the Python package's, with options after it.
+    fn pytest(&self, python: Option<&Venv>, of: &[&str]) -> Result<Verdict> {
+        let venv = python.context("there is no environment to test in")?;
+        let tests = paths::root().join("client/python/tests").join(of.first().unwrap_or(&""));
+        let mut pytest = Command::new(venv.python());
+        // From a folder without sources, so that what is imported is the installed wheel.
+        pytest
+            .args(["-m", "pytest", "-p", "no:cacheprovider", "-rs"])
+            .arg(&tests)
+            .args(of.iter().skip(1))
+            .current_dir(paths::target())
+            .env("MAINSTAY_BIN", paths::mainstay("debug"));
+        self.own.give(&mut pytest);
+        let (status, said) = command::run_watched(&mut pytest)?;
+        let (passed, failed) = check::pytest_counts(&said);
+        Ok(Verdict::counted(status.success(), passed, failed))
+    }
+}
