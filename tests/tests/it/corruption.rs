@@ -10,7 +10,7 @@ use mainstay_tests::{Job, Stage, has_torch};
 
 /// In step 11 of the first attempt a bit of the last rank's parameters flips. Digests are told after steps 1, 3, 5, ...; checkpoints are
 /// saved after steps 4, 9, 14, ... Before step 10 the ranks wait until it is known that they agreed on step 9 and that all of it is
-/// sealed. In step 30 a rank fails.
+/// sealed. In step 30, when step 29 is sealed for all of them, a rank fails.
 const TRAINER: &str = r#"
 import os, struct, time
 import torch, torch.distributed as dist
@@ -38,6 +38,12 @@ for step in range(begin, 40):
         with torch.no_grad():
             model.module.weight.view(torch.int32)[0, 0] ^= 1 << 12
     if ATTEMPT == 0 and step == 30:
+        control = mainstay._native.Control(os.path.join(os.environ["MAINSTAY_CHECKPOINT_POOL"], f"rank-{RANK:05d}", "control"))
+        while not any(slot.step == 29 and slot.state == "sealed" for slot in control.slots()):
+            time.sleep(0.001)
+        mark(f"sealed.{RANK}")
+        for rank in range(dist.get_world_size()):
+            wait_for(f"sealed.{rank}")
         wait_for("found")
         if RANK == 0:
             raise RuntimeError("something else")
