@@ -107,6 +107,7 @@ impl Launcher {
                 self.spoken.note(rank, &note);
                 self.note_end(Some(&note), None, &Words::default());
                 let data = self.pages.get(&rank).and_then(PageReader::data);
+                self.count_oom_kills();
                 self.fact(Fact::RankRaised { attempt, rank, pid, note, data });
             }
         }

@@ -48,6 +48,7 @@ impl Launcher {
             process.raised = true;
         }
         let data = self.pages.get(&rank).and_then(PageReader::data);
+        self.count_oom_kills();
         self.fact(Fact::RankRaised { attempt: self.attempt, rank, pid, note, data });
         if !fit {
             self.terminal

@@ -64,7 +64,12 @@ impl Sealing {
             let answer =
                 checkpoint::restore_files(&self.sockets, output.place(&output.id_text()), again, say).await;
             let (resumed, kept_by) = match answer {
-                Answer::Done(resumed, kept_by) => (resumed, Some(kept_by)),
+                Answer::Done(resumed, kept_by) => {
+                    if resumed == Resumed::Nothing {
+                        say_what_is_not_sealed(output, say).await;
+                    }
+                    (resumed, Some(kept_by))
+                }
                 Answer::Lost(words) => return Err(NotToStart::Lost(words)),
                 Answer::Refused(words) => return Err(NotToStart::Refused(words)),
                 Answer::NoAgent => {
@@ -95,23 +100,21 @@ impl Sealing {
                 }
             };
             let restored = watch.restore(again, &tell)?;
-            let unknown = match restored.decision.step {
-                Some(_) => Vec::new(),
-                None => unknown_checkpoints(&of),
-            };
-            Ok((restored, unknown))
+            Ok(restored)
         });
         // It ends when the work does, which drops its end.
         while let Some(line) = tells.recv().await {
             say(line);
         }
         match work.await {
-            Ok(Ok((restored, unknown))) => {
-                let none = || format!("{place}: no whole step is known{}", not_sealed(&unknown));
-                say(restored
-                    .decision
-                    .step
-                    .map_or_else(none, |key| format!("{place}: step {} is whole", key.step)));
+            Ok(Ok(restored)) => {
+                match restored.decision.step {
+                    Some(key) => say(format!("{place}: step {} is whole", key.step)),
+                    None => {
+                        say(format!("{place}: no whole step is known"));
+                        say_what_is_not_sealed(output, say).await;
+                    }
+                }
                 Ok(())
             }
             Ok(Err(FilesError::Lost(words))) => Err(words),
@@ -272,17 +275,26 @@ fn unknown_checkpoints(output: &Output) -> Vec<String> {
     unknown
 }
 
-/// What is said of them: a user who sees them there takes them for protected.
-fn not_sealed(unknown: &[String]) -> String {
+/// Says so of each directory in which nothing is sealed: a user who sees such files there takes them for protected.
+async fn say_what_is_not_sealed(output: &Output, say: &(dyn Fn(String) + Sync)) {
+    let of = output.clone();
+    // The file system may be slow, or not answer.
+    let unknown = tokio::task::spawn_blocking(move || unknown_checkpoints(&of)).await.unwrap_or_default();
+    if let Some(words) = not_sealed(&unknown) {
+        say(format!("{}: {words}", output.directory.display()));
+    }
+}
+
+fn not_sealed(unknown: &[String]) -> Option<String> {
     let which = match unknown {
-        [] => return String::new(),
+        [] => return None,
         [one] => format!("{one:?} is not sealed, because its name is of no known kind"),
         [first, more @ ..] => format!(
             "{first:?} and {} more are not sealed, because their names are of no known kind",
             more.len()
         ),
     };
-    format!("; {which}: save as ckpt.pt or with the step in the name, such as model_100.pt")
+    Some(format!("{which}: save as ckpt.pt or with the step in the name, such as model_100.pt"))
 }
 
 #[cfg(test)]
@@ -307,10 +319,11 @@ mod tests {
 
     #[test]
     fn what_is_not_sealed_is_named_with_what_would_be() {
-        assert_eq!(not_sealed(&[]), "");
+        assert_eq!(not_sealed(&[]), None);
+        let words = |names: &[String]| not_sealed(names).unwrap_or_default();
         let names = ["model.pt", "optim.pt", "rng.pt"].map(str::to_owned);
-        assert!(not_sealed(&names[..1]).contains(r#""model.pt" is not sealed, because its name"#));
-        let all = not_sealed(&names);
+        assert!(words(&names[..1]).contains(r#""model.pt" is not sealed, because its name"#));
+        let all = words(&names);
         assert!(
             all.contains(r#""model.pt" and 2 more are not sealed"#) && all.contains("model_100.pt"),
             "{all}"

@@ -73,22 +73,15 @@ impl Launcher {
         let Some(status) = processes::ending(pid).filter(|status| !status.is_success()) else { return };
         // The page is the black box: what the rank last wrote comes before its end.
         self.look();
-        self.look_for_oom_kills(status);
+        self.count_oom_kills();
         let rank = &mut self.ranks[index];
         rank.ending = Some(status);
         let (attempt, rank) = (self.attempt, rank.rank);
         self.fact(Fact::RankEnding { attempt, rank, pid, status });
     }
 
-    /// Whoever was killed by nobody of ours may have been by the kernel: the regular look at the host comes too late for the verdict.
-    fn look_for_oom_kills(&mut self, status: ExitStatus) {
-        // A shell exits with 137 where its command was killed.
-        const OF_A_SHELL: ExitStatus = ExitStatus::Code(128 + nix::libc::SIGKILL);
-        if status == ExitStatus::Signal(nix::libc::SIGKILL) || status == OF_A_SHELL {
-            self.count_oom_kills();
-        }
-    }
-
+    /// Counts the kernel's OOM kills now. The kernel may have ended a rank that fails, or a worker process that it waited for, and
+    /// the regular look at the host comes too late for the verdict.
     pub(super) fn count_oom_kills(&mut self) {
         let count = self.oom_kills.new_ones();
         if count > 0 {
@@ -112,7 +105,9 @@ impl Launcher {
         };
         let status = rank.ending.unwrap_or(status);
         rank.exit = Some(status);
-        self.look_for_oom_kills(status);
+        if !status.is_success() {
+            self.count_oom_kills();
+        }
         let rank = &mut self.ranks[index];
         if status.is_success() {
             self.hangs.finished(rank, end.at);

@@ -160,6 +160,28 @@ fi
 }
 
 #[test]
+fn with_an_agent_a_checkpoint_whose_name_is_of_no_known_kind_is_said_to_be_unsealed() {
+    let hosts = Hosts::new(16, 2, &[]);
+    let agents: Vec<_> = (0..2).map(|host| hosts.agent(host)).collect();
+    let (stage, out) = (&hosts.stages[0], hosts.directory(0));
+    fs::create_dir_all(&out).unwrap();
+    fs::write(out.join("model.pt"), "weights").unwrap();
+    let end = stage
+        .sh("true")
+        .with(&agents[0])
+        .own_places()
+        .options(&format!(
+            "--log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
+            stage.logs().display(),
+            stage.tmpfs().display(),
+            out.display()
+        ))
+        .start()
+        .end();
+    end.assert_status(0).assert_said(r#""model.pt" is not sealed, because its name is of no known kind"#);
+}
+
+#[test]
 fn with_an_agent_a_damaged_checkpoint_comes_back_from_a_peer_within_the_job() {
     let hosts = Hosts::new(13, 2, &[]);
     let agents: Vec<_> = (0..2).map(|host| hosts.agent(host)).collect();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::base::id::{Incident, Rank};
 use crate::base::time::{Mono, Span};
 use crate::failure::attribution::catalog::Catalog;
-use crate::failure::diagnose;
+use crate::failure::diagnose::{self, FailedAttempt};
 use crate::failure::root_rank::{RankEnd, hung, judge};
 use crate::failure::unrunnable;
 use crate::model::entry::{Body, ExitStatus, Fact};
@@ -32,9 +32,8 @@ pub(super) struct Pending {
     pub(super) verdict: Verdict,
     /// When the host was first found not to be ready.
     waits_since: Option<Mono>,
-    /// The verdict before anybody's words were heard, how the ranks ended and how long the attempt had lived: for judging
-    /// it anew.
-    pub(super) heard: Option<(Verdict, BTreeMap<Rank, RankEnd>, Span)>,
+    /// The verdict before anybody's words were heard, and how the attempt failed: for judging it anew.
+    pub(super) heard: Option<(Verdict, FailedAttempt)>,
     /// What the host said last.
     pub(super) testimony: HostEvidence,
     /// For what it is waited, as it was told.
@@ -94,22 +93,24 @@ impl Job {
                     self.ledger.enter(at, TimeCategory::Deciding);
                     return self.propose(at, verdict, 1, out);
                 }
-                let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
+                let out_of_memory_kills = self.out_of_memory_kills;
+                let mut verdict = judge(self.next_incident(), self.attempt, &ends, out_of_memory_kills);
                 self.locate(&mut verdict);
                 // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
                 let first = verdict.clone();
                 let lived = verdict.fault_at.since(self.attempt_began);
+                let failed = FailedAttempt { ends, lived, out_of_memory_kills };
                 if let Ok(catalog) = Catalog::shared() {
                     let seen_before = self.seen_before(&verdict);
                     let told = HostEvidence { seen_before, ..HostEvidence::default() };
-                    diagnose::complete(&mut verdict, &catalog, &ends, &told, lived);
+                    diagnose::complete(&mut verdict, &catalog, &failed, &told);
                 }
-                unrunnable::complete(&mut verdict, &ends);
-                let exit = exit_of(&verdict, &ends);
+                unrunnable::complete(&mut verdict, &failed.ends);
+                let exit = exit_of(&verdict, &failed.ends);
                 self.ledger.enter(at, TimeCategory::Deciding);
                 self.propose(at, verdict, exit, out);
                 if let Some(pending) = &mut self.pending {
-                    pending.heard = Some((first, ends, lived));
+                    pending.heard = Some((first, failed));
                 }
             }
         }

@@ -21,10 +21,10 @@ impl Job {
         }
         pending.testimony = testimony.clone();
         let incident = pending.verdict.incident;
-        if let (Some((first, ends, lived)), Ok(catalog)) = (&pending.heard, Catalog::shared()) {
+        if let (Some((first, failed)), Ok(catalog)) = (&pending.heard, Catalog::shared()) {
             let mut verdict = first.clone();
-            diagnose::complete(&mut verdict, &catalog, ends, testimony, *lived);
-            unrunnable::complete(&mut verdict, ends);
+            diagnose::complete(&mut verdict, &catalog, failed, testimony);
+            unrunnable::complete(&mut verdict, &failed.ends);
             if verdict != pending.verdict {
                 out.push(Output::Record(Body::Verdict(verdict.clone())));
                 pending.verdict = verdict;

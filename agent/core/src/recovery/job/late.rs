@@ -1,13 +1,9 @@
 //! What the host says of a failure after it was decided on: a driver may need seconds for its line in the kernel log. The
 //! verdict is made anew; what was decided stays decided.
 
-use std::collections::BTreeMap;
-
-use crate::base::id::{Incident, Rank};
-use crate::base::time::Span;
+use crate::base::id::Incident;
 use crate::failure::attribution::catalog::Catalog;
-use crate::failure::diagnose;
-use crate::failure::root_rank::RankEnd;
+use crate::failure::diagnose::{self, FailedAttempt};
 use crate::failure::unrunnable;
 use crate::model::entry::{Body, Fact};
 use crate::model::host_context::HostEvidence;
@@ -20,8 +16,8 @@ use super::{Job, Output};
 pub(super) struct Decided {
     /// What it is taken for.
     pub(super) verdict: Verdict,
-    /// The verdict before anybody's words were heard, how the ranks ended and how long the attempt had lived.
-    pub(super) heard: (Verdict, BTreeMap<Rank, RankEnd>, Span),
+    /// The verdict before anybody's words were heard, and how the attempt failed.
+    pub(super) heard: (Verdict, FailedAttempt),
     /// What the host has said of it.
     pub(super) testimony: HostEvidence,
 }
@@ -39,10 +35,10 @@ impl Job {
         if incident != last || testimony == decided.testimony {
             return;
         }
-        let (first, ends, lived) = &decided.heard;
+        let (first, failed) = &decided.heard;
         let mut verdict = first.clone();
-        diagnose::complete(&mut verdict, &catalog, ends, &testimony, *lived);
-        unrunnable::complete(&mut verdict, ends);
+        diagnose::complete(&mut verdict, &catalog, failed, &testimony);
+        unrunnable::complete(&mut verdict, &failed.ends);
         if verdict != decided.verdict {
             out.push(Output::Record(Body::Verdict(verdict.clone())));
             decided.verdict = verdict;

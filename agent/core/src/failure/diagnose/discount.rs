@@ -1,0 +1,84 @@
+//! What a failed rank printed and what yet is no evidence of its end: what it caught or survived, and what the kernel's own count
+//! contradicts.
+
+use std::collections::BTreeSet;
+
+use crate::base::time::{Mono, Span};
+use crate::failure::attribution::catalog::Catalog;
+use crate::failure::attribution::class::Class;
+use crate::failure::attribution::scan::{Findings, Spot};
+use crate::model::verdict::FaultDomain;
+
+/// So long after an exception a program that goes on has survived it; an interpreter that ends takes less, also on a busy host.
+const SURVIVED: Span = Span::seconds(5);
+
+/// The signature of a DataLoader worker that a signal ended.
+const WORKER_KILLED: &str = "torch.dataloader_killed";
+
+/// A program that exits because of an exception does so soon after it printed it. What it printed long before, it survived.
+pub(super) fn forget_what_it_survived(catalog: &Catalog, findings: &mut Findings, ended: Mono) {
+    let survived = |spot: &Spot| spot.seen.is_some_and(|seen| ended.since(seen.at) > SURVIVED);
+    let lies_in_wait = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
+    for sighting in &mut findings.sightings {
+        let keeps = lies_in_wait(sighting.signature);
+        sighting.spots.retain(|spot| keeps || !survived(spot));
+    }
+    findings.sightings.retain(|sighting| !sighting.spots.is_empty());
+    findings.exceptions.retain(|exception| !survived(&exception.spot));
+    if findings.words.as_ref().is_some_and(|(spot, _)| survived(spot)) {
+        findings.words = None;
+    }
+}
+
+/// A rank that ended by an exception caught those that it printed before. A fault of the program among them ended nothing; what a
+/// device or a service said may still be the cause.
+pub(super) fn forget_what_it_caught(catalog: &Catalog, findings: &mut Findings) {
+    let lines: BTreeSet<u64> = findings.exceptions.iter().map(|exception| exception.spot.line).collect();
+    let of_user = |of: usize| {
+        let signature = catalog.signatures().get(of);
+        signature.is_some_and(|of| of.class.domain() == FaultDomain::User && of.latent.is_none())
+    };
+    for sighting in &mut findings.sightings {
+        if of_user(sighting.signature) {
+            sighting.spots.retain(|spot| !lines.contains(&spot.line));
+        }
+    }
+    findings.sightings.retain(|sighting| !sighting.spots.is_empty());
+    let is_users = |class: Class| class.domain() == FaultDomain::User;
+    findings.exceptions.retain(|of| catalog.exception(&of.name).is_some_and(|rule| !is_users(rule.class)));
+}
+
+/// Of the words of a rank that was killed only those count that tell why somebody killed it: memory that ran out, a machine
+/// that is taken away, a device that fails.
+pub(super) fn keep_what_lies_in_wait(catalog: &Catalog, findings: &mut Findings) {
+    let lies_in_wait = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
+    findings.sightings.retain(|sighting| lies_in_wait(sighting.signature));
+    findings.exceptions.clear();
+    findings.vocabulary.clear();
+    findings.words = None;
+}
+
+/// A worker of the DataLoader that SIGKILL ended is a sign of memory that ran out, as long as the kernel did not count. Where it
+/// counted none, somebody else sent the signal, and neither memory nor the program explains it. Returns whether there was such a worker.
+pub(super) fn forget_unexplained_kills(catalog: &Catalog, all: &mut [Findings]) -> bool {
+    all.iter_mut().fold(false, |before, findings| forget_kills_in(catalog, findings) || before)
+}
+
+fn forget_kills_in(catalog: &Catalog, findings: &mut Findings) -> bool {
+    let is_kill = |spot: &Spot| spot.text.contains("killed by signal: Killed");
+    let mut unexplained = BTreeSet::new();
+    for sighting in &mut findings.sightings {
+        if catalog.signatures().get(sighting.signature).is_some_and(|of| of.id == WORKER_KILLED) {
+            unexplained.extend(sighting.spots.iter().filter(|spot| is_kill(spot)).map(|spot| spot.line));
+            sighting.spots.retain(|spot| !is_kill(spot));
+        }
+    }
+    findings.sightings.retain(|sighting| !sighting.spots.is_empty());
+    findings.exceptions.retain(|exception| !unexplained.contains(&exception.spot.line));
+    if unexplained.is_empty() {
+        return false;
+    }
+    findings.words = None;
+    findings.vocabulary.clear();
+    true
+}
