@@ -45,8 +45,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = common::FILE_NAMES.iter().map(|name| signatures_of(&catalog.join("signatures").join(name)));
     let files: Vec<Value> = files.collect::<Result<_, _>>()?;
 
-    let told = told(&files);
-    let texts = told.iter().map(|(class, text)| (*class, text.as_str())).chain(lessons::lines(&lines));
+    let reported = reported(&files);
+    let texts = reported.iter().map(|(class, text)| (*class, text.as_str())).chain(lessons::lines(&lines));
     let figures = lessons::failures(&failures).map(|of| (of.class, of.words));
     fs::write(out.join("words.bin"), learn::learn(texts, figures).to_bytes())?;
     fs::write(out.join("automaton.bin"), automaton::build(&words(&files)))?;
@@ -66,28 +66,28 @@ fn signatures_of(path: &Path) -> Result<Value, String> {
 }
 
 /// What the catalogue itself tells of classes: the example and the meaning of each signature that speaks.
-fn told(files: &[Value]) -> Vec<(usize, String)> {
-    let mut told = Vec::new();
+fn reported(files: &[Value]) -> Vec<(usize, String)> {
+    let mut reported = Vec::new();
     for file in files {
         for signature in
             entries(file, "signature").filter(|of| text(of, "role") != "benign" && !is_set(of, "fallback"))
         {
             // A class that is none is reported when the catalogue is read.
             let Some(class) = lessons::class_named(text(signature, "class")) else { continue };
-            told.push((class, text(signature, "example").to_owned()));
-            told.push((class, text(signature, "meaning").to_owned()));
+            reported.push((class, text(signature, "example").to_owned()));
+            reported.push((class, text(signature, "meaning").to_owned()));
         }
         for xid in entries(file, "xid").filter(|of| text(of, "role") != "benign") {
             let Some(class) = lessons::class_named(text(xid, "class")) else { continue };
             let codes =
                 entries(xid, "codes").filter_map(Value::as_u64).filter_map(|code| u32::try_from(code).ok());
             for code in codes {
-                told.push((class, common::xid_example(code)));
-                told.push((class, common::xid_meaning(code, text(xid, "meaning"))));
+                reported.push((class, common::xid_example(code)));
+                reported.push((class, common::xid_meaning(code, text(xid, "meaning"))));
             }
         }
     }
-    told
+    reported
 }
 
 /// The words that lead to signatures, in the order in which the catalogue counts them.

@@ -60,7 +60,7 @@ pub const KERNEL_LOG: &str = "kernel log";
 /// The agent's own state.
 #[derive(Debug)]
 pub struct Node {
-    board: StateWriter,
+    snapshots: StateWriter,
     launchers: BTreeMap<JobId, Launcher>,
     sessions: u64,
     hardware: Hardware,
@@ -99,7 +99,7 @@ pub struct Before {
 impl Node {
     /// The node over a board, with what its journal holds.
     pub fn new(
-        board: StateWriter,
+        snapshots: StateWriter,
         before: Before,
         hardware: Hardware,
         look: GpuLook,
@@ -108,13 +108,13 @@ impl Node {
         forcing: Forcing<Option<LogCursor>>,
     ) -> Node {
         let Before { origins, repeats, resets, peers } = before;
-        let launchers = board.view().jobs.iter().map(|(job, view)| {
+        let launchers = snapshots.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
             (job.clone(), Launcher::of_journal(view, have_seq))
         });
         Node {
             launchers: launchers.collect(),
-            board,
+            snapshots,
             sessions: 0,
             hardware,
             gpus: Gpus::new(look),
@@ -144,7 +144,7 @@ impl Node {
         let pid = Pid(i32::try_from(std::process::id()).unwrap_or(0));
         self.record(None, Fact::AgentStarted { version, pid });
         self.find_jobs_again();
-        self.tell_peers_of_failures();
+        self.report_failures_to_peers();
         let mut sync = tokio::time::interval(SYNC_EVERY);
         // One that comes late is not made up for at once: what others say has its turn between two.
         sync.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -176,10 +176,10 @@ impl Node {
     /// Has what the journal holds forced onto the disk, unless that is still busy with the last time.
     fn sync(&mut self) {
         if let Some(forced) = self.forcing.done() {
-            self.board.forced(forced);
+            self.snapshots.forced(forced);
         }
         if !self.forcing.is_busy()
-            && let Some(unforced) = self.board.unforced()
+            && let Some(unforced) = self.snapshots.unforced()
         {
             self.forcing.begin(unforced, self.hardware.cursor());
         }
@@ -188,13 +188,13 @@ impl Node {
     /// The last time: waits for it.
     fn end_syncing(mut self) {
         if let Some(forced) = self.forcing.done() {
-            self.board.forced(forced);
+            self.snapshots.forced(forced);
         }
-        if let Some(unforced) = self.board.unforced() {
+        if let Some(unforced) = self.snapshots.unforced() {
             self.forcing.begin(unforced, self.hardware.cursor());
         }
         if let Some(forced) = self.forcing.finish() {
-            self.board.forced(forced);
+            self.snapshots.forced(forced);
         }
     }
 
@@ -206,12 +206,12 @@ impl Node {
         }
         for input in waiting.drain(..) {
             match input {
-                Input::Entry(..) | Input::Beats(..) => self.board.hold(),
-                _ => self.board.release(),
+                Input::Entry(..) | Input::Beats(..) => self.snapshots.hold(),
+                _ => self.snapshots.release(),
             }
             self.step(input);
         }
-        self.board.release();
+        self.snapshots.release();
     }
 
     fn step(&mut self, input: Input) {
@@ -224,9 +224,9 @@ impl Node {
             Input::Beats(session, attempt, beats) => {
                 if self.is_current(&session) {
                     for (rank, beat) in beats {
-                        self.board.sample(&session.job, attempt, rank, beat);
+                        self.snapshots.sample(&session.job, attempt, rank, beat);
                     }
-                    self.board.publish();
+                    self.snapshots.publish();
                 }
             }
             Input::Proposal(session, proposal) => self.proposed(session, *proposal),
@@ -235,9 +235,9 @@ impl Node {
             Input::Sensed(judged) => self.sensed(judged),
             Input::Unwatched(names) => self.unwatched(&names),
             Input::Looked { room, components } => {
-                if self.board.roster().has_looked(&room, clock::mono(), components) {
+                if self.snapshots.roster().has_looked(&room, clock::mono(), components) {
                     // Someone may wait for the first look of all.
-                    self.board.publish();
+                    self.snapshots.publish();
                 }
             }
             Input::Devices { began, report } => self.devices(began, report),
@@ -246,12 +246,12 @@ impl Node {
             Input::SecondOpinions(opinions) => {
                 self.hardware.second_opinions(opinions);
                 self.show(clock::now(), Vec::new());
-                self.board.publish();
+                self.snapshots.publish();
             }
             Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),
             Input::ResetGpu { uid, gpu, reason, answer } => self.order_reset(uid, &gpu, reason, answer),
-            Input::ResetBegins(order) => self.record(None, order.begins()),
+            Input::ResetBegins(order) => self.record(None, order.starts()),
             Input::GpuReset { order, outcome } => self.was_reset(&order, outcome),
             Input::Called(of) => self.called(&of),
             Input::Operator { uid, component, word, answer } => {
@@ -261,13 +261,13 @@ impl Node {
     }
 
     fn record(&mut self, job: Option<&JobId>, fact: Fact) {
-        self.board.record(clock::now(), job, None, Body::Fact(fact));
+        self.snapshots.record(clock::now(), job, None, Body::Fact(fact));
     }
 
     /// Other hosts hear of how jobs failed here.
-    fn tell_peers_of_failures(&self) {
+    fn report_failures_to_peers(&self) {
         if let Some(peers) = &self.peers {
-            peers.failed(self.repeats.told());
+            peers.failed(self.repeats.reported());
         }
     }
 

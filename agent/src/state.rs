@@ -68,7 +68,7 @@ impl StateWriter {
     /// A board that shows what the journal tells. Components are not taken over from it: what was not read since
     /// this start is not known. Of those that are found as they were in this boot it is known since when.
     pub fn open(journal: Journal) -> Result<StateWriter, JournalError> {
-        let mut board = StateWriter {
+        let mut snapshots = StateWriter {
             newest: journal.next_seq() - 1,
             reads: journal.reader(),
             boot: journal.boot().clone(),
@@ -82,19 +82,19 @@ impl StateWriter {
             is_due: false,
             journal: JournalQueue::new(journal),
         };
-        let (reader, boot) = (board.reads.clone(), board.boot.clone());
-        board.replayed = reader.replay(|entry| {
+        let (reader, boot) = (snapshots.reads.clone(), snapshots.boot.clone());
+        snapshots.replayed = reader.replay(|entry| {
             if let Body::Health(change) = &entry.body
                 && entry.boot == boot
             {
-                board.standing.recall(&change.component);
+                snapshots.standing.recall(&change.component);
             }
-            board.apply(&entry);
+            snapshots.apply(&entry);
         })?;
-        board.view.components.clear();
-        board.view.attention.only_of(&boot);
-        board.publish();
-        Ok(board)
+        snapshots.view.components.clear();
+        snapshots.view.attention.only_of(&boot);
+        snapshots.publish();
+        Ok(snapshots)
     }
 
     /// Takes in what happened: appends it to the journal, applies it to the view and publishes both.

@@ -12,6 +12,6 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(standing.completed <= standing.entered);
     }
     let all = [Rank(0), Rank(1)];
-    let told = waits("it", &counted(&all, &[(Rank(0), record)].into()));
-    assert!(told.is_none_or(|told| told.culprits.iter().all(|rank| all.contains(rank))));
+    let reported = waits("it", &counted(&all, &[(Rank(0), record)].into()));
+    assert!(reported.is_none_or(|reported| reported.culprits.iter().all(|rank| all.contains(rank))));
 });

@@ -20,7 +20,7 @@ fuzz_target!(|bytes: &[u8]| {
             let written = serde_json::to_vec(&component).expect("JSON");
             assert_eq!(survives_json(&written), Some(component));
         }
-        if let Ok(known) = messages::surroundings(part) {
+        if let Ok(known) = messages::rank_context(part) {
             let written = serde_json::to_vec(&known).expect("JSON");
             assert_eq!(survives_json(&written), Some(known));
         }

@@ -14,9 +14,9 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = (communicator.behind(), communicator.mismatch());
         }
         let mut judge = NcclJudge::new(NcclLimits::default());
-        let told = Asked::Told(report);
+        let reported = Asked::Reported(report);
         for seconds in [0, 700, 1400] {
-            let _ = judge.step(Mono(1).after(Span::seconds(seconds)), &told);
+            let _ = judge.step(Mono(1).after(Span::seconds(seconds)), &reported);
         }
     }
 });

@@ -10,13 +10,13 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = (Pickle::read(bytes), Message::read(bytes));
     let framed = [&(bytes.len() as u32).to_be_bytes()[..], bytes].concat();
     for stream in [bytes, &framed] {
-        let (mut told, mut answers) = (Vec::new(), Vec::new());
-        let whole = Session::default().receive(stream, &mut told, &mut answers);
+        let (mut reported, mut answers) = (Vec::new(), Vec::new());
+        let whole = Session::default().receive(stream, &mut reported, &mut answers);
         let (mut slowly_told, mut slowly_answered, mut session) =
             (Vec::new(), Vec::new(), Session::default());
         let slowly = stream
             .iter()
             .try_for_each(|byte| session.receive(&[*byte], &mut slowly_told, &mut slowly_answered));
-        assert_eq!((whole, told, answers), (slowly, slowly_told, slowly_answered));
+        assert_eq!((whole, reported, answers), (slowly, slowly_told, slowly_answered));
     }
 });

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::plan::{self, bare};
 use crate::stage::Stage;
 use crate::waiting::{self, Waiting};
-use crate::{processes, program, story};
+use crate::{journal, processes, program};
 
 /// A running agent.
 #[derive(Debug)]
@@ -68,8 +68,8 @@ impl Agent {
     }
 
     /// What its journal holds by now.
-    pub fn story(&self) -> Vec<Entry> {
-        story::read(&self.journal)
+    pub fn journal(&self) -> Vec<Entry> {
+        journal::read(&self.journal)
     }
 
     /// Waits for an entry of its journal.
@@ -77,9 +77,9 @@ impl Agent {
         let mut directories: Vec<PathBuf> = self.journal.ancestors().take(3).map(Path::to_owned).collect();
         directories.reverse();
         let waiting = Waiting { directories, process: Some(self.handle.as_fd()) };
-        let found = waiting.until(|| self.story().iter().find_map(&mut find));
+        let found = waiting.until(|| self.journal().iter().find_map(&mut find));
         found.unwrap_or_else(|failed| {
-            panic!("waiting for the agent and {what}: {failed:?}\n{}", story::told(&self.story()))
+            panic!("waiting for the agent and {what}: {failed:?}\n{}", journal::reported(&self.journal()))
         })
     }
 
@@ -100,9 +100,9 @@ impl Agent {
     pub fn events(&self, stage: &Stage, job: &str) -> Vec<Value> {
         let mut events = Command::new(program::mainstay());
         bare(&mut events, stage).args(["events", "--json", "--job", job, "--socket"]).arg(&self.socket);
-        let told = events.output().expect("mainstay can be started");
-        let told = String::from_utf8(told.stdout).expect("JSON is UTF-8");
-        told.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+        let reported = events.output().expect("mainstay can be started");
+        let reported = String::from_utf8(reported.stdout).expect("JSON is UTF-8");
+        reported.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
     }
 
     /// Sends it a signal.
@@ -119,7 +119,7 @@ impl Agent {
     /// Stops it in order; returns its exit status.
     pub fn stop(mut self) -> Option<i32> {
         self.signal(Signal::SIGTERM);
-        assert!(waiting::ended(&self.handle), "the agent does not stop: {}", processes::told(self.pid()));
+        assert!(waiting::ended(&self.handle), "the agent does not stop: {}", processes::reported(self.pid()));
         self.process.wait().expect("our own child").code()
     }
 }

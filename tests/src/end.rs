@@ -7,7 +7,7 @@ use mainstay_core::model::entry::Entry;
 use mainstay_core::model::verdict::Verdict;
 use mainstay_core::recovery::job::Summary;
 
-use crate::story;
+use crate::journal;
 
 /// The end of a job, when its launcher is gone.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct End {
     /// The same for its standard error.
     pub stderr: String,
     /// Its journal.
-    pub story: Vec<Entry>,
+    pub journal: Vec<Entry>,
     /// `summary.json`, if it was written.
     pub summary: Option<Summary>,
     /// Logs, journal, summary.
@@ -46,7 +46,7 @@ impl End {
     /// the same one.
     #[track_caller]
     pub fn verdict(&self) -> &Verdict {
-        let verdicts = story::verdicts(&self.story);
+        let verdicts = journal::verdicts(&self.journal);
         let Some(last) = verdicts.last() else { panic!("there is no verdict\n{self}") };
         let same = |of: &&Verdict| of.incident == last.incident && of.culprit == last.culprit;
         assert!(verdicts.iter().all(same), "verdicts on one incident and one culprit\n{self}");
@@ -69,7 +69,7 @@ impl End {
 impl std::fmt::Display for End {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "exit status {}, launcher said:\n{}", self.status, self.stderr)?;
-        writeln!(f, "journal:\n{}", story::told(&self.story))?;
+        writeln!(f, "journal:\n{}", journal::reported(&self.journal))?;
         let mut attempt = 0;
         while self.run_dir.join(format!("attempt_{attempt}")).exists() {
             for rank in 0..2 {

@@ -16,7 +16,7 @@ use crate::end::End;
 use crate::plan;
 use crate::stage::Stage;
 use crate::waiting::{self, Waiting};
-use crate::{processes, story};
+use crate::{journal, processes};
 
 /// A launcher with its ranks.
 #[derive(Debug)]
@@ -74,15 +74,15 @@ impl Job {
     }
 
     /// What the journal holds by now.
-    pub fn story(&self) -> Vec<Entry> {
-        story::read(&self.run_dir().join("journal"))
+    pub fn journal(&self) -> Vec<Entry> {
+        journal::read(&self.run_dir().join("journal"))
     }
 
     /// Waits for an entry of the journal.
     pub fn wait_for<T>(&self, what: &str, mut find: impl FnMut(&Entry) -> Option<T>) -> T {
         let journal = self.run_dir().join("journal");
         let directories = vec![self.logs.clone(), self.run_dir(), journal];
-        self.wait(what, directories, || self.story().iter().find_map(&mut find))
+        self.wait(what, directories, || self.journal().iter().find_map(&mut find))
     }
 
     /// Waits for a fact.
@@ -163,11 +163,11 @@ impl Job {
 
     /// Waits for the end of the job. No process of it may be left then.
     pub fn end(mut self) -> End {
-        assert!(waiting::ended(&self.handle), "the job does not end\n{}", self.told());
+        assert!(waiting::ended(&self.handle), "the job does not end\n{}", self.reported());
         let status = self.launcher.wait().expect("our own child");
-        let left: Vec<String> = processes::of_job(&self.id).into_iter().map(processes::told).collect();
-        assert!(left.is_empty(), "processes are left after the end: {left:#?}\n{}", self.told());
-        assert_eq!(processes::cgroups_of(&self.id), Vec::<PathBuf>::new(), "{}", self.told());
+        let left: Vec<String> = processes::of_job(&self.id).into_iter().map(processes::reported).collect();
+        assert!(left.is_empty(), "processes are left after the end: {left:#?}\n{}", self.reported());
+        assert_eq!(processes::cgroups_of(&self.id), Vec::<PathBuf>::new(), "{}", self.reported());
         let said = |name: &str| {
             let path = self.said.join(format!("{}.{name}", self.id));
             String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
@@ -177,7 +177,7 @@ impl Job {
             status: status.code().unwrap_or_else(|| -status.signal().unwrap_or(0)),
             stdout: said("out"),
             stderr: said("err"),
-            story: self.story(),
+            journal: self.journal(),
             summary: summary.map(|text| serde_json::from_slice(&text).expect("a summary")),
             run_dir: self.run_dir(),
         }
@@ -185,7 +185,9 @@ impl Job {
 
     fn wait<T>(&self, what: &str, directories: Vec<PathBuf>, look: impl FnMut() -> Option<T>) -> T {
         let waiting = Waiting { directories, process: Some(self.handle.as_fd()) };
-        waiting.until(look).unwrap_or_else(|failed| panic!("waiting for {what}: {failed:?}\n{}", self.told()))
+        waiting
+            .until(look)
+            .unwrap_or_else(|failed| panic!("waiting for {what}: {failed:?}\n{}", self.reported()))
     }
 
     /// What the launcher has printed so far.
@@ -193,9 +195,9 @@ impl Job {
         fs::read_to_string(self.said.join(format!("{}.err", self.id))).unwrap_or_default()
     }
 
-    fn told(&self) -> String {
+    fn reported(&self) -> String {
         let said = self.said();
-        format!("launcher said:\n{said}\njournal:\n{}", story::told(&self.story()))
+        format!("launcher said:\n{said}\njournal:\n{}", journal::reported(&self.journal()))
     }
 }
 

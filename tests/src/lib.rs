@@ -9,11 +9,11 @@
 mod agent;
 mod end;
 mod job;
+pub mod journal;
 mod plan;
 pub mod processes;
 mod program;
 mod stage;
-pub mod story;
 mod waiting;
 
 pub use agent::Agent;
@@ -21,7 +21,7 @@ pub use end::End;
 pub use job::{Job, Started};
 pub use plan::Plan;
 pub use program::{
-    as_nobody, has_client, has_torch, is_root, mainstay, python, python_with_frameworks, skipped,
+    as_unprivileged, has_client, has_torch, is_root, mainstay, python, python_with_frameworks, skipped,
 };
 pub use stage::Stage;
 pub use waiting::{DEADLINE, Waiting};

@@ -23,7 +23,7 @@ pub struct Plan<'a> {
     socket: Option<String>,
     stdout: Option<Stdio>,
     stderr: Option<Stdio>,
-    own_places: bool,
+    own_paths: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -38,7 +38,7 @@ impl<'a> Plan<'a> {
             socket: None,
             stdout: None,
             stderr: None,
-            own_places: false,
+            own_paths: false,
         }
     }
 
@@ -113,8 +113,8 @@ impl<'a> Plan<'a> {
 
     /// The scenario's options name all directories and the run id themselves.
     #[must_use]
-    pub fn own_places(mut self) -> Self {
-        self.own_places = true;
+    pub fn own_paths(mut self) -> Self {
+        self.own_paths = true;
         self
     }
 
@@ -126,7 +126,7 @@ impl<'a> Plan<'a> {
         let mut line = self.before.clone();
         line.push(program::mainstay().display().to_string());
         line.push("run".to_owned());
-        if !self.own_places {
+        if !self.own_paths {
             line.extend(["--rdzv-id".to_owned(), self.id.clone()]);
             line.extend(["--log-dir".to_owned(), stage.logs().display().to_string()]);
             line.extend(["--runtime-dir".to_owned(), stage.tmpfs().display().to_string()]);
@@ -169,19 +169,19 @@ pub(crate) fn bare<'c>(command: &'c mut Command, stage: &Stage) -> &'c mut Comma
 /// What `mainstay status --json` tells at a socket, with the exit status.
 pub(crate) fn status(stage: &Stage, socket: &Path) -> (Option<i32>, Value) {
     let mut status = Command::new(program::mainstay());
-    let told = bare(&mut status, stage).args(["status", "--json", "--socket"]).arg(socket).output();
-    let told = told.expect("mainstay can be started");
-    let text = String::from_utf8_lossy(&told.stdout);
+    let reported = bare(&mut status, stage).args(["status", "--json", "--socket"]).arg(socket).output();
+    let reported = reported.expect("mainstay can be started");
+    let text = String::from_utf8_lossy(&reported.stdout);
     let value = serde_json::from_str(&text);
-    (told.status.code(), value.unwrap_or_else(|error| panic!("{error}: {text}")))
+    (reported.status.code(), value.unwrap_or_else(|error| panic!("{error}: {text}")))
 }
 
 /// What a command prints that asks at a socket.
 pub(crate) fn asked(stage: &Stage, socket: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new(program::mainstay());
-    let told = bare(&mut command, stage).args(arguments).arg("--socket").arg(socket).output();
-    let told = told.expect("mainstay can be started");
-    let said = String::from_utf8_lossy(&told.stderr).into_owned();
-    assert!(told.status.success(), "{arguments:?}: {said}");
-    String::from_utf8_lossy(&told.stdout).into_owned()
+    let reported = bare(&mut command, stage).args(arguments).arg("--socket").arg(socket).output();
+    let reported = reported.expect("mainstay can be started");
+    let said = String::from_utf8_lossy(&reported.stderr).into_owned();
+    assert!(reported.status.success(), "{arguments:?}: {said}");
+    String::from_utf8_lossy(&reported.stdout).into_owned()
 }

@@ -43,10 +43,10 @@ pub fn wait_until_none_of(job: &str) {
     loop {
         let left = of_job(job);
         let Some(first) = left.first() else { return };
-        let told: Vec<String> = left.iter().map(|pid| told(*pid)).collect();
-        assert!(began.elapsed() < DEADLINE, "of job {job} there are left: {told:?}");
+        let reported: Vec<String> = left.iter().map(|pid| reported(*pid)).collect();
+        assert!(began.elapsed() < DEADLINE, "of job {job} there are left: {reported:?}");
         if let Some(process) = waiting::handle(*first) {
-            assert!(waiting::ended(process), "of job {job} there are left: {told:?}");
+            assert!(waiting::ended(process), "of job {job} there are left: {reported:?}");
         }
     }
 }
@@ -63,7 +63,7 @@ pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
 /// Waits until the process is gone.
 pub fn wait_until_gone(pid: i32) {
     if let Some(process) = waiting::handle(pid) {
-        assert!(waiting::ended(process), "process {} still lives", told(pid));
+        assert!(waiting::ended(process), "process {} still lives", reported(pid));
     }
 }
 
@@ -117,7 +117,7 @@ pub fn variable(pid: i32, name: &str) -> Option<String> {
 }
 
 /// A process for a person to read.
-pub fn told(pid: i32) -> String {
+pub fn reported(pid: i32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let state = state(pid).unwrap_or('?');
     format!("{pid} ({state}) {}", String::from_utf8_lossy(&line).replace('\0', " "))

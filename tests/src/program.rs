@@ -28,13 +28,13 @@ pub fn python() -> PathBuf {
 /// Whether the ranks' Python has the client. Where the tests were given a Python it must have it.
 pub fn has_client() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
-    told(*HAS.get_or_init(|| has("mainstay")), "mainstay")
+    reported(*HAS.get_or_init(|| has("mainstay")), "mainstay")
 }
 
 /// The same for PyTorch.
 pub fn has_torch() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
-    told(*HAS.get_or_init(|| has("torch")), "torch") && has_client()
+    reported(*HAS.get_or_init(|| has("torch")), "torch") && has_client()
 }
 
 /// A Python with Lightning, Transformers, JAX and Orbax; none if there is none, and the test is skipped.
@@ -47,7 +47,7 @@ pub fn python_with_frameworks() -> Option<PathBuf> {
 }
 
 /// Each test that asks in vain is skipped, not only the first.
-fn told(found: bool, module: &str) -> bool {
+fn reported(found: bool, module: &str) -> bool {
     if !found {
         skipped(&format!("{} has no module {module}; `cargo xtask test` provides it", python().display()));
     }
@@ -78,14 +78,14 @@ pub fn is_root() -> bool {
 }
 
 /// How a command is begun as another user; none, and why, where nobody can become one.
-pub fn as_nobody() -> Result<[&'static str; 6], &'static str> {
+pub fn as_unprivileged() -> Result<[&'static str; 6], &'static str> {
     if !is_root() {
         return Err("only root can become another user");
     }
     let has_setpriv = std::process::Command::new("setpriv")
         .arg("--version")
         .output()
-        .is_ok_and(|told| told.status.success());
+        .is_ok_and(|reported| reported.status.success());
     if !has_setpriv {
         return Err("there is no setpriv to become another user with");
     }

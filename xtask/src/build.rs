@@ -9,13 +9,13 @@ use crate::paths;
 use crate::progress::Progress;
 
 /// Builds `mainstay` with all optimisations, unless a finished one was named by `MAINSTAY_BIN`.
-pub fn release(story: &Progress) -> Result<()> {
+pub fn release(progress: &Progress) -> Result<()> {
     if let Some(program) = paths::given_mainstay() {
-        story.note(&format!("Using {} (MAINSTAY_BIN)", program.display()));
+        progress.note(&format!("Using {} (MAINSTAY_BIN)", program.display()));
         return Ok(());
     }
     let first = if paths::mainstay("release").exists() { "" } else { "; the first build takes some minutes" };
-    story.step(&format!("Building mainstay (cargo build --release{first})"), || {
+    progress.step(&format!("Building mainstay (cargo build --release{first})"), || {
         // As the README has it: a part of the workspace would have other features, and be another build.
         let mut cargo = Command::new("cargo");
         cargo.args(["build", "--release"]).current_dir(paths::root());

@@ -35,13 +35,13 @@ const WORKS: &str = "import lightning.pytorch, transformers, accelerate, jax, or
 ///
 /// # Errors
 /// The package index cannot be reached, or has nothing for this Python.
-pub fn ensure(story: &Progress, heavy: &Venv) -> Result<Venv> {
+pub fn ensure(progress: &Progress, heavy: &Venv) -> Result<Venv> {
     let base = paths::cache()?.join("frameworks-venv");
     let stamp = base.join("frameworks-stamp");
     let recipe = format!("{}\n{NVRX}\n{MEGATRON}\n", FRAMEWORKS.join("\n"));
     venv::overlay(heavy.base(), &base)?;
     if fs::read_to_string(&stamp).ok().as_deref() != Some(&recipe) {
-        story.step(
+        progress.step(
             "Installing Lightning, Transformers, JAX, Orbax, Megatron Core and NVRx's client (800 MB, once)",
             || {
                 let python = base.join("bin/python");
@@ -66,7 +66,7 @@ pub fn ensure(story: &Progress, heavy: &Venv) -> Result<Venv> {
     }
     let venv = Venv::over(base, paths::target().join("frameworks-venv"))?;
     // Only the heavy environment has the tools to build it.
-    wheel::build(story, heavy)?;
-    wheel::install(story, &venv)?;
+    wheel::build(progress, heavy)?;
+    wheel::install(progress, &venv)?;
     Ok(venv)
 }

@@ -26,9 +26,9 @@ pub struct Args {
 /// Something cannot be built or copied, or the folder became too large.
 pub fn run(args: &Args) -> Result<ExitCode> {
     debug_assert!(args.pack, "clap requires it");
-    let story = Progress::begin();
-    build::release(&story)?;
-    let wheel = wheel::build(&story, &venv::ensure(&story)?)?;
+    let progress = Progress::begin();
+    build::release(&progress)?;
+    let wheel = wheel::build(&progress, &venv::ensure(&progress)?)?;
     let pack = paths::target().join("gpu");
     if pack.exists() {
         fs::remove_dir_all(&pack).with_context(|| format!("emptying {}", pack.display()))?;
@@ -63,10 +63,10 @@ fn copy(file: &Path, to: &Path) -> Result<PathBuf> {
 
 /// The newest version of glibc of which the program needs a symbol.
 fn newest_glibc(program: &Path) -> Result<String> {
-    let told = command::output(Command::new("objdump").arg("-T").arg(program))?;
+    let reported = command::output(Command::new("objdump").arg("-T").arg(program))?;
     let numbers =
         |version: &str| version.split('.').filter_map(|part| part.parse().ok()).collect::<Vec<u32>>();
-    let versions = told
+    let versions = reported
         .split("GLIBC_")
         .skip(1)
         .map(|rest| rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect::<String>());

@@ -32,15 +32,15 @@ const WORKS: &str = "import flax, optax, wandb, tensorboard, deepspeed, ray.trai
 ///
 /// # Errors
 /// The package index cannot be reached, or has nothing for this Python.
-pub fn ensure(story: &Progress) -> Result<Venv> {
-    let heavy = venv::ensure(story)?;
-    let frameworks = frameworks::ensure(story, &heavy)?;
+pub fn ensure(progress: &Progress) -> Result<Venv> {
+    let heavy = venv::ensure(progress)?;
+    let frameworks = frameworks::ensure(progress, &heavy)?;
     let base = paths::cache()?.join("healthy-venv");
     let stamp = base.join("healthy-stamp");
     let recipe = PACKAGES.join("\n");
     venv::overlay(frameworks.base(), &base)?;
     if fs::read_to_string(&stamp).ok().as_deref() != Some(&recipe) {
-        story.step("Installing TensorBoard, W&B, Flax, DeepSpeed and Ray (500 MB, once)", || {
+        progress.step("Installing TensorBoard, W&B, Flax, DeepSpeed and Ray (500 MB, once)", || {
             let python = base.join("bin/python");
             let mut pip = Command::new(&python);
             pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]);
@@ -50,7 +50,7 @@ pub fn ensure(story: &Progress) -> Result<Venv> {
         })?;
     }
     let venv = Venv::over(base, paths::target().join("healthy-venv"))?;
-    wheel::install(story, &venv)?;
+    wheel::install(progress, &venv)?;
     Ok(venv)
 }
 
@@ -58,10 +58,10 @@ pub fn ensure(story: &Progress) -> Result<Venv> {
 ///
 /// # Errors
 /// The environment cannot be made.
-pub fn python(story: &Progress) -> Result<PathBuf> {
+pub fn python(progress: &Progress) -> Result<PathBuf> {
     match std::env::var_os("MAINSTAY_TEST_HEALTHY").filter(|named| !named.is_empty()) {
         Some(named) => Ok(PathBuf::from(named)),
-        None => ensure(story).map(|venv| venv.python()),
+        None => ensure(progress).map(|venv| venv.python()),
     }
 }
 
@@ -81,9 +81,9 @@ pub struct Args {
 /// # Errors
 /// There is no program or no environment.
 pub fn make(args: &Args) -> Result<ExitCode> {
-    let story = Progress::begin();
-    build::release(&story)?;
-    let python = python(&story)?;
+    let progress = Progress::begin();
+    build::release(&progress)?;
+    let python = python(&progress)?;
     let mut make = Command::new(&python);
     make.arg(paths::root().join("tests/healthy/make.py")).arg("--python").arg(&python);
     make.arg("--mainstay").arg(paths::release_mainstay()).args(["--only", &args.only]);

@@ -76,19 +76,19 @@ impl Snapshot {
     }
 
     fn left(&self) -> Vec<String> {
-        let told = |what: &'static str| move |of: String| format!("left behind: {what} {of}");
-        let mut left: Vec<String> = self.processes().into_iter().map(told("the process")).collect();
-        left.extend(self.mounts().into_iter().map(told("the mount")));
+        let reported = |what: &'static str| move |of: String| format!("left behind: {what} {of}");
+        let mut left: Vec<String> = self.processes().into_iter().map(reported("the process")).collect();
+        left.extend(self.mounts().into_iter().map(reported("the mount")));
         for folder in [&self.disk, &self.memory] {
             let kept = entries(folder).into_iter().filter(|path| !is_of_python(path));
-            left.extend(kept.map(|path| with_some_of_it(&path)).map(told("")));
+            left.extend(kept.map(|path| with_some_of_it(&path)).map(reported("")));
         }
         let groups = control_groups();
         let groups = groups.difference(&self.groups).filter(|group| is_of_tests(group) && is_empty(group));
-        left.extend(groups.map(|group| group.display().to_string()).map(told("the control group")));
+        left.extend(groups.map(|group| group.display().to_string()).map(reported("the control group")));
         let spaces = network_spaces();
         let spaces = spaces.difference(&self.spaces).filter(|space| is_of_tests(space));
-        left.extend(spaces.map(|space| space.display().to_string()).map(told("the network namespace")));
+        left.extend(spaces.map(|space| space.display().to_string()).map(reported("the network namespace")));
         left
     }
 

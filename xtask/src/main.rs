@@ -85,10 +85,10 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Gpu(args) => gpu::run(&args),
         Task::Release(args) => release::run(&args),
         Task::Wheel => {
-            let story = progress::Progress::begin();
-            let venv = venv::ensure(&story)?;
-            let wheel = wheel::build(&story, &venv)?;
-            wheel::install(&story, &venv)?;
+            let progress = progress::Progress::begin();
+            let venv = venv::ensure(&progress)?;
+            let wheel = wheel::build(&progress, &venv)?;
+            wheel::install(&progress, &venv)?;
             println!("{}\ninstalled for {}", wheel.display(), venv.python().display());
             Ok(ExitCode::SUCCESS)
         }

@@ -24,14 +24,14 @@ const NEEDS: &[&str] = &["grpcio>=1.76", "protobuf>=6.31.1,<7", "httpx", "defuse
 const WORKS: &str = "from nvidia_resiliency_ext.shared_utils.health_check import NodeHealthCheck";
 
 /// A Python in which NVRx's client can be imported, made once and kept in the user's cache.
-pub fn ensure(story: &Progress, venv: &Venv) -> Result<PathBuf> {
+pub fn ensure(progress: &Progress, venv: &Venv) -> Result<PathBuf> {
     let dir = paths::cache()?.join("nvrx-venv");
     let (python, stamp) = (dir.join("bin/python"), dir.join("nvrx-stamp"));
     let recipe = format!("{NVRX}\n{OLDER}\n{}\n", NEEDS.join("\n"));
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == recipe) {
         return Ok(python);
     }
-    story.step(
+    progress.step(
         &format!("Installing {NVRX} and {OLDER} without PyTorch, and what their clients need (25 MB, once)"),
         || {
             if dir.exists() {

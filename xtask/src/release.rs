@@ -146,15 +146,15 @@ mod tests {
             "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-02-03\n\n### Added\n\n- a thing\n\n\
              ## [0.1.0] - 2026-01-01\n"
         );
-        let told = |text: &str, number: &str| {
+        let reported = |text: &str, number: &str| {
             close(text, &version(number), "2026-02-03").expect_err("refused").to_string()
         };
-        assert!(told(&closed, "0.3.0").contains("no entry"));
-        assert!(told(changelog, "0.1.0").contains("already"));
+        assert!(reported(&closed, "0.3.0").contains("no entry"));
+        assert!(reported(changelog, "0.1.0").contains("already"));
         is_short(changelog).expect("short");
         let long = format!("## [Unreleased]\n{}\n## [0.1.0]\n", "- a thing\n".repeat(60));
         assert!(is_short(&long).expect_err("refused").to_string().contains("61 lines"));
-        assert!(told("# Changelog\n", "0.3.0").contains("[Unreleased]"));
+        assert!(reported("# Changelog\n", "0.3.0").contains("[Unreleased]"));
     }
 
     #[test]

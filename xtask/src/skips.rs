@@ -19,9 +19,9 @@ impl Skips {
         let mut skips = Skips::default();
         for line in said.lines() {
             // The harness may have written the beginning of a line of its own before.
-            if let Some((test, reason)) = told(line, SKIPPED) {
+            if let Some((test, reason)) = reported(line, SKIPPED) {
                 skips.whole.entry(reason).or_default().insert(test);
-            } else if let Some((test, reason)) = told(line, SKIPPED_IN_PART) {
+            } else if let Some((test, reason)) = reported(line, SKIPPED_IN_PART) {
                 skips.part.entry(reason).or_default().insert(test);
             }
         }
@@ -55,7 +55,7 @@ impl Skips {
     }
 }
 
-fn told(line: &str, prefix: &str) -> Option<(String, String)> {
+fn reported(line: &str, prefix: &str) -> Option<(String, String)> {
     let (_, rest) = line.split_once(prefix)?;
     let (test, reason) = rest.split_once(": ")?;
     Some((test.to_owned(), reason.to_owned()))

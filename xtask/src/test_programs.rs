@@ -73,9 +73,9 @@ impl TestPrograms {
             cargo(&["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
         let mut child =
             build.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("starting cargo")?;
-        let told = child.stdout.take().context("what cargo tells")?;
+        let reported = child.stdout.take().context("what cargo tells")?;
         let mut programs = Vec::new();
-        for line in BufReader::new(told).lines() {
+        for line in BufReader::new(reported).lines() {
             programs.extend(TestProgram::of(&line.context("reading what cargo tells")?));
         }
         let status = child.wait().context("waiting for cargo")?;
@@ -104,9 +104,9 @@ impl TestPrograms {
             test.args(filter).current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
             prepare(&mut test);
             own.give(&mut test);
-            let (status, told) = command::run_watched(&mut test)?;
+            let (status, reported) = command::run_watched(&mut test)?;
             all_passed &= status.success();
-            said.push_str(&told);
+            said.push_str(&reported);
         }
         ensure!(count > 0, "there is no such test program");
         Ok(Verdict::cargo(all_passed, &said))

@@ -77,8 +77,8 @@ struct Interpreter {
 }
 
 /// Makes both environments, or finds them made.
-pub fn ensure(story: &Progress) -> Result<Venv> {
-    let base = ensure_base(story)?;
+pub fn ensure(progress: &Progress) -> Result<Venv> {
+    let base = ensure_base(progress)?;
     let dir = paths::target().join("venv");
     overlay(&base, &dir)?;
     Ok(Venv { dir, base })
@@ -120,12 +120,12 @@ pub fn overlay(base: &Path, dir: &Path) -> Result<()> {
 }
 
 /// The heavy environment, in the user's cache.
-pub fn ensure_base(story: &Progress) -> Result<PathBuf> {
+pub fn ensure_base(progress: &Progress) -> Result<PathBuf> {
     let cache = paths::cache()?;
     fs::create_dir_all(&cache).with_context(|| {
         format!("creating {}: set MAINSTAY_CACHE to a folder that can be written", cache.display())
     })?;
-    let _lock = lock(&cache.join("venv.lock"), story)?;
+    let _lock = lock(&cache.join("venv.lock"), progress)?;
     let dir = cache.join("venv");
 
     let python = base_python();
@@ -139,17 +139,17 @@ pub fn ensure_base(story: &Progress) -> Result<PathBuf> {
             "Looking at the Python environment in {}, which has no stamp or an old one",
             dir.display()
         );
-        if story.step(&examine, || Ok(works(&dir, &host)))? {
+        if progress.step(&examine, || Ok(works(&dir, &host)))? {
             write(&dir.join(STAMP), &recipe)?;
             return Ok(dir);
         }
-        story.note("It is incomplete (an interrupted install?) or for another Python: making it again");
+        progress.note("It is incomplete (an interrupted install?) or for another Python: making it again");
         remove(&dir)?;
     }
     if !host.venv {
-        provide_venv_module(story, &python, &host)?;
+        provide_venv_module(progress, &python, &host)?;
     }
-    story.step(&format!("Making a Python environment in {} (once)", dir.display()), || {
+    progress.step(&format!("Making a Python environment in {} (once)", dir.display()), || {
         let mut make = Command::new(&python);
         make.args(["-m", "venv"]);
         if host.torch {
@@ -158,21 +158,21 @@ pub fn ensure_base(story: &Progress) -> Result<PathBuf> {
         command::run_logged(make.arg(&dir), &cache.join("venv.log"))
     })?;
     install(
-        story,
+        progress,
         &dir,
         "Installing the build and test tools: numpy, pytest, maturin (about 30 MB, once)",
         TOOLS,
     )?;
     if host.torch {
-        story.note("This machine's python3 has PyTorch already: using it");
+        progress.note("This machine's python3 has PyTorch already: using it");
     } else {
         let torch = torch_for(host.version)?;
         let what = format!(
             "Installing {torch} (about 3 GB with the libraries it wants, once; some minutes on a fast line)"
         );
-        install(story, &dir, &what, &[&torch])?;
+        install(progress, &dir, &what, &[&torch])?;
     }
-    story.step("Trying the environment: import torch", || {
+    progress.step("Trying the environment: import torch", || {
         command::output(Command::new(dir.join("bin/python")).args(["-c", WORKS])).map(drop)
     })?;
     write(&dir.join(STAMP), &recipe)?;
@@ -180,8 +180,8 @@ pub fn ensure_base(story: &Progress) -> Result<PathBuf> {
 }
 
 /// Installs packages with an environment's own pip; the log stays in the cache.
-fn install(story: &Progress, dir: &Path, what: &str, packages: &[&str]) -> Result<()> {
-    story.step(what, || {
+fn install(progress: &Progress, dir: &Path, what: &str, packages: &[&str]) -> Result<()> {
+    progress.step(what, || {
         let mut pip = Command::new(dir.join("bin/python"));
         pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"])
             .args(packages);
@@ -192,10 +192,10 @@ fn install(story: &Progress, dir: &Path, what: &str, packages: &[&str]) -> Resul
 }
 
 /// The lock is held until the file is dropped, and by the kernel's doing also when the process dies.
-fn lock(path: &Path, story: &Progress) -> Result<File> {
+fn lock(path: &Path, progress: &Progress) -> Result<File> {
     let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
     if file.try_lock().is_err() {
-        story.note(&format!(
+        progress.note(&format!(
             "Another run prepares the Python environment ({}): waiting for it",
             path.display()
         ));
@@ -240,7 +240,7 @@ fn works(dir: &Path, host: &Interpreter) -> bool {
 }
 
 /// Debian and Ubuntu ship `venv` apart from Python.
-fn provide_venv_module(story: &Progress, python: &str, host: &Interpreter) -> Result<()> {
+fn provide_venv_module(progress: &Progress, python: &str, host: &Interpreter) -> Result<()> {
     let (major, minor, _) = host.version;
     let package = format!("python{major}.{minor}-venv");
     let by_hand = format!(
@@ -249,7 +249,7 @@ fn provide_venv_module(story: &Progress, python: &str, host: &Interpreter) -> Re
     if !nix::unistd::geteuid().is_root() || !command::exists("apt-get", "--version") {
         bail!("{by_hand}");
     }
-    story
+    progress
         .step(&format!("Installing {package}: {python} comes without its venv module here"), || {
             let log = paths::cache()?.join("apt.log");
             let mut refresh = Command::new("apt-get");

@@ -14,7 +14,7 @@ use crate::progress::Progress;
 use crate::venv::Venv;
 
 /// Builds the wheel if its sources changed, and returns where it lies.
-pub fn build(story: &Progress, venv: &Venv) -> Result<PathBuf> {
+pub fn build(progress: &Progress, venv: &Venv) -> Result<PathBuf> {
     let wheels = paths::target().join("wheels");
     let stamp = wheels.join("sources");
     let sources = sources()?;
@@ -23,7 +23,7 @@ pub fn build(story: &Progress, venv: &Venv) -> Result<PathBuf> {
     {
         return Ok(wheel);
     }
-    story.step("Building the Python package (maturin, one wheel for Python 3.9 and later)", || {
+    progress.step("Building the Python package (maturin, one wheel for Python 3.9 and later)", || {
         if wheels.exists() {
             fs::remove_dir_all(&wheels).with_context(|| format!("emptying {}", wheels.display()))?;
         }
@@ -47,14 +47,14 @@ pub fn build(story: &Progress, venv: &Venv) -> Result<PathBuf> {
 }
 
 /// Builds if need be and installs if need be.
-pub fn install(story: &Progress, venv: &Venv) -> Result<()> {
-    let wheel = build(story, venv)?;
+pub fn install(progress: &Progress, venv: &Venv) -> Result<()> {
+    let wheel = build(progress, venv)?;
     let stamp = venv.file("mainstay-wheel");
     let sources = sources()?;
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == sources) {
         return Ok(());
     }
-    story.step("Installing the Python package", || {
+    progress.step("Installing the Python package", || {
         let mut pip = Command::new(venv.python());
         pip.args([
             "-m",

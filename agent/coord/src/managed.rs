@@ -209,8 +209,8 @@ impl Supervisor {
             restarts: 0,
         };
         let (stop, stopped) = channel();
-        let (told, first) = channel();
-        let run = move || supervisor.run(&stopped, &told);
+        let (reported, first) = channel();
+        let run = move || supervisor.run(&stopped, &reported);
         let thread = std::thread::Builder::new().name("mainstay-etcd".to_owned()).spawn(run);
         let thread = thread.map_err(|error| CoordError::io("the thread of managed etcd", error))?;
         match first.recv() {
@@ -220,18 +220,18 @@ impl Supervisor {
         }
     }
 
-    fn run(mut self, stopped: &Receiver<()>, told: &Sender<io::Result<()>>) {
+    fn run(mut self, stopped: &Receiver<()>, reported: &Sender<io::Result<()>>) {
         let mut child = match self.spawn() {
             Ok(child) => child,
             Err(error) => {
-                let _ = told.send(Err(error));
+                let _ = reported.send(Err(error));
                 return;
             }
         };
-        let _ = told.send(Ok(()));
+        let _ = reported.send(Ok(()));
         let mut pause = PAUSE.0;
         loop {
-            let begun = Instant::now();
+            let started = Instant::now();
             match watch_over(&mut child, stopped) {
                 Some(status) => {
                     let why = format!("etcd ended ({status}): {}", last_line(&self.log));
@@ -248,7 +248,7 @@ impl Supervisor {
                 }
                 None => break end(&mut child),
             }
-            if begun.elapsed() > PAUSE.2 {
+            if started.elapsed() > PAUSE.2 {
                 pause = PAUSE.0;
             }
             child = loop {

@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let before = resident();
     let (mut speeds, mut seconds, mut class) = (Vec::new(), Vec::new(), "");
     for _ in 0..ROUNDS {
-        let (begun, worked) = (Instant::now(), cpu_seconds());
+        let (started, worked) = (Instant::now(), cpu_seconds());
         let mut evidence = Evidence::default();
         for (rank, log) in (0..).zip(&logs) {
             let mut scan = Scan::new(catalog, "rank.log", Some(rank), Kind::Log);
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         speeds.push(megabytes / (cpu_seconds() - worked));
         let judged = attribute(catalog, &evidence);
         let report = explain::report(&evidence, &judged);
-        seconds.push(begun.elapsed().as_secs_f64());
+        seconds.push(started.elapsed().as_secs_f64());
         class = report.class.name();
     }
     if class != "user_config" {

@@ -14,15 +14,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(file) => std::fs::read(file)?,
         None => made_up(),
     };
-    let begun = Instant::now();
+    let started = Instant::now();
     let catalog = Catalog::built_in()?;
-    println!("catalogue of {} signatures compiled in {:.1?}", catalog.signatures().len(), begun.elapsed());
+    println!("catalogue of {} signatures compiled in {:.1?}", catalog.signatures().len(), started.elapsed());
     for _ in 0..3 {
-        let begun = Instant::now();
+        let started = Instant::now();
         let findings = Scan::of_text(catalog, "log", None, Kind::Log, &text);
         let lines = findings.lines;
         let judged = attribute(catalog, &Evidence { findings: vec![findings], ..Evidence::default() });
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         let megabytes = text.len() as f64 / 1e6;
         println!(
             "{megabytes:.0} MB, {lines} lines in {seconds:.3} s: {:.0} MB/s; {} ({:.2})",

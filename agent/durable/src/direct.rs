@@ -73,7 +73,7 @@ impl Direct {
                 problems
                     .extend(found.damaged.iter().map(|(step, problem)| format!("{run}/{step}: {problem}")));
                 problems
-                    .extend(found.begun.iter().map(|step| format!("{run}/{step}: not brought to its end")));
+                    .extend(found.started.iter().map(|step| format!("{run}/{step}: not brought to its end")));
             }
             Ok((states(&copies, run_id), problems))
         })
@@ -100,15 +100,17 @@ impl Direct {
     pub fn verify(
         &self,
         run_id: Option<&str>,
-        mut told: impl FnMut(Result<u64, String>),
+        mut reported: impl FnMut(Result<u64, String>),
     ) -> Result<(), DurableError> {
         let (steps, problems) = self.list(run_id)?;
         for copy in steps.iter().flat_map(|step| step.ranks.values().flatten()) {
             let read = upload::in_step(&upload::step_name(&copy.shard.of), "");
             let done = self.runtime.block_on(crate::fetch::shard(&self.bucket, &copy.shard, &mut Nowhere));
-            told(done.map_err(|error| format!("{read}: rank {}: {}", copy.shard.rank, error.told("it"))));
+            reported(
+                done.map_err(|error| format!("{read}: rank {}: {}", copy.shard.rank, error.reported("it"))),
+            );
         }
-        problems.into_iter().filter(|line| !line.ends_with("end")).for_each(|line| told(Err(line)));
+        problems.into_iter().filter(|line| !line.ends_with("end")).for_each(|line| reported(Err(line)));
         Ok(())
     }
 
@@ -125,7 +127,7 @@ impl Direct {
         say: &dyn Fn(String),
     ) -> Result<Option<Pulled>, PeerError> {
         let name = self.bucket.url();
-        let listed = self.list(Some(run_id)).map_err(|error| Failed::Durable(error).told(name))?;
+        let listed = self.list(Some(run_id)).map_err(|error| Failed::Durable(error).reported(name))?;
         let mut last = None;
         for state in listed.0 {
             match self.pull_step(&state, ranks, directory) {
@@ -147,7 +149,7 @@ impl Direct {
             let Some(copy) = copies.first() else { continue };
             let mut landing = Landing::new(directory);
             let fetched = self.runtime.block_on(crate::fetch::shard(&self.bucket, &copy.shard, &mut landing));
-            pulled.bytes += fetched.map_err(|error| error.told(self.bucket.url()))?;
+            pulled.bytes += fetched.map_err(|error| error.reported(self.bucket.url()))?;
             pulled.shards += 1;
             landing.finish()?;
         }
@@ -226,7 +228,7 @@ impl<'a> Landing<'a> {
         Landing { directory, taken: None }
     }
 
-    fn told(&self, error: std::io::Error) -> PeerError {
+    fn reported(&self, error: std::io::Error) -> PeerError {
         PeerError::Local(format!("writing into {}: {error}", self.directory.display()))
     }
 
@@ -245,7 +247,7 @@ impl<'a> Landing<'a> {
             std::fs::rename(&aside, &home)?;
             home.parent().map_or(Ok(()), |step| File::open(step)?.sync_all())
         };
-        put().map_err(|error| self.told(error))
+        put().map_err(|error| self.reported(error))
     }
 }
 
@@ -264,14 +266,14 @@ impl Target for Landing<'_> {
             std::fs::create_dir(&aside)?;
             Ok((File::create_new(aside.join(&sealed.file))?, aside))
         };
-        let (file, aside) = make().map_err(|error| self.told(error))?;
+        let (file, aside) = make().map_err(|error| self.reported(error))?;
         self.taken = Some((file, aside, sealed.clone()));
         Ok(())
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
         let Some((file, ..)) = &self.taken else { return Ok(()) };
-        file.write_all_at(bytes, offset).map_err(|error| self.told(error))
+        file.write_all_at(bytes, offset).map_err(|error| self.reported(error))
     }
 }
 

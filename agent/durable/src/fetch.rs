@@ -106,7 +106,7 @@ impl From<DurableError> for Failed {
 impl Failed {
     /// In the words of the tier; `name` is the storage's.
     #[must_use]
-    pub fn told(self, name: &str) -> PeerError {
+    pub fn reported(self, name: &str) -> PeerError {
         match self {
             Failed::Target(error) => error,
             Failed::Durable(DurableError::Changed { chunk: Some(chunk), .. }) => {

@@ -17,7 +17,7 @@ pub struct Steps {
     /// Those that are whole.
     pub whole: BTreeMap<String, StepRecord>,
     /// Those that somebody has begun.
-    pub begun: BTreeSet<String>,
+    pub started: BTreeSet<String>,
     /// Those whose record is damaged, with what is wrong with it. They count as neither.
     pub damaged: BTreeMap<String, String>,
 }
@@ -104,7 +104,7 @@ pub async fn steps(bucket: &Bucket, run: &str, known: &Steps) -> Result<Steps, D
         }
         let content = bucket.get(&format!("{run}/{name}/{STEP_NAME}"), RECORD_LIMIT).await;
         match content.map(|content| content.map(|content| StepRecord::decode(&content))) {
-            Ok(None) => drop(found.begun.insert(name)),
+            Ok(None) => drop(found.started.insert(name)),
             // Under another step's name it is worth nothing: a copied object would offer old bytes as new.
             Ok(Some(Ok(record))) if record.of.directory() == name => drop(found.whole.insert(name, record)),
             Ok(Some(Ok(_))) => drop(found.damaged.insert(name, "its record is another step's".to_owned())),

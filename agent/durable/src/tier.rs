@@ -167,12 +167,12 @@ impl Inner {
                 Ok(()) => (failures, state.status.error) = (0, None),
                 Err(DurableError::GivenUp) => {}
                 Err(error) => {
-                    let told = error.to_string();
-                    if state.status.error.as_ref() != Some(&told) {
-                        tracing::warn!(url = self.bucket.url(), error = told, "durable storage");
+                    let reported = error.to_string();
+                    if state.status.error.as_ref() != Some(&reported) {
+                        tracing::warn!(url = self.bucket.url(), error = reported, "durable storage");
                     }
                     state.status.failures += 1;
-                    state.status.error = Some(told);
+                    state.status.error = Some(reported);
                 }
             }
             drop(state);
@@ -276,7 +276,7 @@ impl Inner {
             self.runtime.block_on(listing::delete(&self.bucket, &run_directory(run), &name))?;
             if let Some((_, steps)) = self.state().runs.get_mut(run) {
                 steps.whole.remove(&name);
-                steps.begun.remove(&name);
+                steps.started.remove(&name);
             }
         }
         Ok(())
@@ -312,7 +312,7 @@ impl Inner {
                 key: of.key.clone(),
                 created: of.created,
                 here: of.is_whole(),
-                begun: there.begun.contains(&name),
+                started: there.started.contains(&name),
                 durable: there.whole.contains_key(&name),
             }
         });
@@ -321,13 +321,13 @@ impl Inner {
                 key: listing::key(record),
                 created: i64::try_from(record.created_unix_s()).unwrap_or(i64::MAX),
                 here: false,
-                begun: true,
+                started: true,
                 durable: true,
             });
-        let half = there.begun.iter().filter(|name| !named.contains(*name)).filter_map(|name| {
+        let half = there.started.iter().filter(|name| !named.contains(*name)).filter_map(|name| {
             let (step, attempt) = step_of_directory(name)?;
             let key = StepKey { step, attempt, job: name.into(), run: run.into(), world: 0 };
-            Some(Candidate { key, created: 0, here: false, begun: true, durable: false })
+            Some(Candidate { key, created: 0, here: false, started: true, durable: false })
         });
         here.chain(whole).chain(half).collect()
     }
@@ -370,19 +370,19 @@ impl Durable for Inner {
 
     fn refresh(&self, run_id: &str) -> Result<(), PeerError> {
         self.list(run_id, Duration::from_secs(1))
-            .map_err(|error| Failed::Durable(error).told(self.bucket.url()))
+            .map_err(|error| Failed::Durable(error).reported(self.bucket.url()))
     }
 
     fn get(&self, shard: &Shard, target: &mut dyn Target) -> Result<u64, PeerError> {
         let got = self.runtime.block_on(crate::fetch::shard(&self.bucket, shard, target));
-        got.map_err(|error| error.told(self.bucket.url()))
+        got.map_err(|error| error.reported(self.bucket.url()))
     }
 
     fn remove(&self, key: &StepKey) -> Result<usize, PeerError> {
         let Some(record) = self.record_of(key) else { return Ok(0) };
         let (run, name) = (run_directory(key.run_id()), step_name(key).directory());
         let deleted = self.runtime.block_on(listing::delete(&self.bucket, &run, &name));
-        deleted.map_err(|error| Failed::Durable(error).told(self.bucket.url()))?;
+        deleted.map_err(|error| Failed::Durable(error).reported(self.bucket.url()))?;
         if let Some((_, steps)) = self.state().runs.get_mut(key.run_id()) {
             steps.whole.remove(&name);
         }

@@ -250,15 +250,15 @@ impl Noting {
 
 /// Bytes of a shard, whole chunks of it, as they were sealed.
 fn read(sealed: &Sealed, from: &Bytes, offset: u64, length: u64) -> Result<Vec<u8>, DurableError> {
-    let told = |problem: String, chunk| DurableError::Changed {
+    let reported = |problem: String, chunk| DurableError::Changed {
         path: format!("the shard of rank {} of step {}", sealed.shard.rank, sealed.shard.of.step),
         problem,
         chunk,
     };
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
-    from.read_exact_at(&mut bytes, offset).map_err(|error| told(format!("reading it: {error}"), None))?;
+    from.read_exact_at(&mut bytes, offset).map_err(|error| reported(format!("reading it: {error}"), None))?;
     first_bad(sealed, offset, &bytes).map_or(Ok(bytes), |chunk| {
-        Err(told(format!("its bytes have changed since (chunk {chunk})"), Some(chunk)))
+        Err(reported(format!("its bytes have changed since (chunk {chunk})"), Some(chunk)))
     })
 }
 

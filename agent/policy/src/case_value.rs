@@ -170,7 +170,7 @@ fn seen(heap: &mut Heap<'_>, seen: Option<&SeenBefore>) -> Made<Value> {
             ("elsewhere", elsewhere),
             ("at_this_place", at_this_place),
             ("in_earlier_runs", number(|seen| seen.in_earlier_runs)),
-            ("heard_by", number(|seen| seen.heard_by)),
+            ("heard_by", number(|seen| seen.answered_by)),
         ],
     )
 }

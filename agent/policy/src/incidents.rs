@@ -129,7 +129,8 @@ struct WrittenSeen {
     #[serde(default)]
     in_earlier_runs: u32,
     #[serde(default)]
-    heard_by: u32,
+    #[serde(rename = "heard_by")]
+    answered_by: u32,
 }
 
 #[derive(Deserialize)]
@@ -342,14 +343,14 @@ fn incident(written: Written) -> Result<Incident, String> {
 }
 
 fn seen(written: WrittenSeen) -> SeenBefore {
-    let WrittenSeen { elsewhere, at_this_place, in_earlier_runs, heard_by } = written;
+    let WrittenSeen { elsewhere, at_this_place, in_earlier_runs, answered_by } = written;
     let only_elsewhere = elsewhere.into_iter().filter(|host| !at_this_place.contains(host));
     let elsewhere = only_elsewhere.map(|host| OnHost { host, at_this_place: false });
     let here = at_this_place.iter().map(|host| OnHost { host: host.clone(), at_this_place: true });
     SeenBefore {
         elsewhere: elsewhere.chain(here).collect(),
         in_earlier_runs,
-        heard_by,
+        answered_by,
         ..SeenBefore::default()
     }
 }

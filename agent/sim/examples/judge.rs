@@ -72,7 +72,7 @@ fn processor_ms() -> f64 {
 /// A rank that is 5 % slow, in jobs of four sizes, and every kind of trouble told apart.
 fn stragglers(trials: u64) {
     let mut random = Random::new(2);
-    let (mut wanted, mut told, mut right, mut false_reports) = (0_u64, 0_u64, 0_u64, 0_u64);
+    let (mut wanted, mut reported, mut right, mut false_reports) = (0_u64, 0_u64, 0_u64, 0_u64);
     let mut steps: Vec<f64> = Vec::new();
     let sizes = [(64, trials), (1024, trials), (16_384, (trials / 30).max(1)), (MOST, (trials / 150).max(1))];
     for (ranks, trials) in sizes {
@@ -82,7 +82,7 @@ fn stragglers(trials: u64) {
             let seed = trial * 1000 + ranks as u64;
             let score = run(mesh, Noise::USUAL, Trouble::Rank(slow, 0.05), BEGINS, BEGINS + 30, seed);
             wanted += 1;
-            told += u64::from(score.steps.is_some());
+            reported += u64::from(score.steps.is_some());
             right += u64::from(score.steps.is_some_and(|steps| steps <= WITHIN));
             steps.extend(score.steps.map(|steps| steps as f64));
             false_reports += score.false_reports.len() as u64;
@@ -90,9 +90,9 @@ fn stragglers(trials: u64) {
     }
     let percent = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
     let recall = percent(right, wanted);
-    let precision = percent(told, told + false_reports);
+    let precision = percent(reported, reported + false_reports);
     figure("judge.straggler_recall", "%", recall, wanted, recall, recall);
-    figure("judge.straggler_precision", "%", precision, told + false_reports, precision, precision);
+    figure("judge.straggler_precision", "%", precision, reported + false_reports, precision, precision);
     steps.sort_unstable_by(f64::total_cmp);
     if let (Some(first), Some(last)) = (steps.first(), steps.last()) {
         figure("judge.straggler_steps", "steps", steps[steps.len() / 2], steps.len() as u64, *first, *last);
@@ -101,13 +101,13 @@ fn stragglers(trials: u64) {
     let classes = (trials / 10).max(1);
     let mesh = Mesh { tensor: 8, pipeline: 4, data: 16 };
     for trial in 0..classes {
-        for (trouble, begins) in [
+        for (trouble, starts) in [
             (Trouble::Rank(random.below(mesh.ranks()), 0.10), BEGINS),
             (Trouble::Host(random.below(mesh.ranks() / 8), 0.10), BEGINS),
             (Trouble::Stage(random.below(4), 0.25), 1),
             (Trouble::Sequences(0.11), 1),
         ] {
-            let score = run(mesh, Noise::USUAL, trouble, begins, 100, trial);
+            let score = run(mesh, Noise::USUAL, trouble, starts, 100, trial);
             named += u64::from(score.steps.is_some() && score.false_reports.is_empty());
         }
     }
@@ -172,14 +172,14 @@ fn hangs(trials: u64) {
             let score = hang::run(mesh, hang::Trouble::Rank(culprit), Loss::USUAL, seed);
             rank_right += u64::from(score.rank);
             if !score.rank {
-                eprintln!("{ranks} ranks, seed {seed}: rank {culprit} at fault, told {:?}", told(&score));
+                eprintln!("{ranks} ranks, seed {seed}: rank {culprit} at fault, told {:?}", reported(&score));
             }
             let score = hang::run(mesh, hang::Trouble::SilentHost(culprit), Loss::USUAL, seed);
             host_right += u64::from(score.host);
             if !score.host {
                 eprintln!(
                     "{ranks} ranks, seed {seed}: silent rank {culprit} at fault, told {:?}",
-                    told(&score)
+                    reported(&score)
                 );
             }
         }
@@ -189,6 +189,8 @@ fn hangs(trials: u64) {
     }
 }
 
-fn told(score: &hang::Score) -> Option<(mainstay_core::hang::HangKind, &[mainstay_core::base::id::Rank])> {
+fn reported(
+    score: &hang::Score,
+) -> Option<(mainstay_core::hang::HangKind, &[mainstay_core::base::id::Rank])> {
     score.hang.as_ref().map(|hang| (hang.kind, hang.culprits.as_slice()))
 }

@@ -24,22 +24,22 @@ fn main() {
 }
 
 fn slow_ranks(ranks: usize, weather: Weather, trials: u64) {
-    for begins in [30, 80] {
+    for starts in [30, 80] {
         let (mut soon, mut late, mut wrong, mut right) = (0, 0, 0, Vec::new());
         for seed in 0..trials {
-            let slow = SlowRank { rank: (seed % ranks as u64) as usize, begins, by: 0.05 };
-            let told = run(ranks, weather, Some(slow), begins + 60, seed);
-            soon += u64::from(told.after.is_some_and(|after| after <= 10));
-            late += u64::from(told.after.is_some());
-            wrong += told.wrong.len();
-            right.extend(told.right.clone());
-            show(ranks, weather, seed, &told);
+            let slow = SlowRank { rank: (seed % ranks as u64) as usize, starts, by: 0.05 };
+            let reported = run(ranks, weather, Some(slow), starts + 60, seed);
+            soon += u64::from(reported.after.is_some_and(|after| after <= 10));
+            late += u64::from(reported.after.is_some());
+            wrong += reported.wrong.len();
+            right.extend(reported.right.clone());
+            show(ranks, weather, seed, &reported);
         }
-        let mut since: Vec<u64> = right.iter().map(|found| found.since.abs_diff(begins)).collect();
+        let mut since: Vec<u64> = right.iter().map(|found| found.since.abs_diff(starts)).collect();
         since.sort_unstable();
         let near = since.iter().filter(|away| **away <= 3).count();
         println!(
-            "{ranks} ranks, {weather:?}, from step {begins}: {soon} of {trials} within 10 steps, {late} within 60, {wrong} wrong; since right within 3 steps in {near}"
+            "{ranks} ranks, {weather:?}, from step {starts}: {soon} of {trials} within 10 steps, {late} within 60, {wrong} wrong; since right within 3 steps in {near}"
         );
     }
 }
@@ -48,9 +48,9 @@ fn healthy(ranks: usize, weather: Weather, trials: u64) {
     // Many short jobs and a long one: beginnings are the hardest.
     let mut wrong = 0;
     for seed in 0..trials * 20 {
-        let told = run(ranks, weather, None, 200, 7_000_000 + seed);
-        wrong += told.wrong.len();
-        show(ranks, weather, seed, &told);
+        let reported = run(ranks, weather, None, 200, 7_000_000 + seed);
+        wrong += reported.wrong.len();
+        show(ranks, weather, seed, &reported);
     }
     let long = run(ranks, weather, None, trials * 2000, 9_000_000);
     show(ranks, weather, 0, &long);
@@ -63,9 +63,9 @@ fn healthy(ranks: usize, weather: Weather, trials: u64) {
     );
 }
 
-fn show(ranks: usize, weather: Weather, seed: u64, told: &SimulationResult) {
+fn show(ranks: usize, weather: Weather, seed: u64, reported: &SimulationResult) {
     if std::env::var_os("SHOW").is_some() {
-        for found in &told.wrong {
+        for found in &reported.wrong {
             eprintln!("{ranks} ranks, {weather:?}, seed {seed}: {found:?}");
         }
     }

@@ -53,7 +53,7 @@ pub struct SlowRank {
     /// Which one.
     pub rank: usize,
     /// Its first slow step.
-    pub begins: u64,
+    pub starts: u64,
     /// The share by which it takes longer.
     pub by: f32,
 }
@@ -112,7 +112,7 @@ impl Course {
             _ => 0.0,
         };
         match self.slow {
-            Some(slow) if slow.rank == rank && step >= slow.begins => excess + slow.by.ln_1p(),
+            Some(slow) if slow.rank == rank && step >= slow.starts => excess + slow.by.ln_1p(),
             _ => excess,
         }
     }
@@ -159,19 +159,19 @@ pub fn run(
 ) -> SimulationResult {
     let mut job = Course::new(ranks, weather, slow, seed);
     let mut judge = Judge::new(Peers::alike(ranks), Limits::default());
-    let (mut told, mut changes) = (SimulationResult::default(), Vec::new());
+    let (mut reported, mut changes) = (SimulationResult::default(), Vec::new());
     for _ in 0..steps {
         judge.step(job.advance(), &mut changes);
         for change in changes.drain(..) {
             let Change::Found(found) = change else { continue };
-            let begun = slow.filter(|slow| found.told >= slow.begins);
-            if let Some(slow) = begun.filter(|slow| found.slow == Slow::Rank(slow.rank as u32)) {
-                told.after.get_or_insert(found.told - slow.begins + 1);
-                told.right.get_or_insert(found);
+            let started = slow.filter(|slow| found.reported >= slow.starts);
+            if let Some(slow) = started.filter(|slow| found.slow == Slow::Rank(slow.rank as u32)) {
+                reported.after.get_or_insert(found.reported - slow.starts + 1);
+                reported.right.get_or_insert(found);
             } else if !(weather == Weather::Sequences && found.slow == Slow::Rotating) {
-                told.wrong.push(found);
+                reported.wrong.push(found);
             }
         }
     }
-    told
+    reported
 }

@@ -92,7 +92,7 @@ enum Event {
     Again(usize),
     Look,
     Up(usize, Vec<u8>),
-    Tell(usize, Answer),
+    Deliver(usize, Answer),
     Mine(Answer),
     Answered(usize, Answer),
     Stored(u64),
@@ -122,9 +122,9 @@ pub struct Crowd {
     buffer: Vec<u8>,
     counts: Counts,
     /// Seats that were told to start this attempt, and when the last of them was.
-    told: (Attempt, u32, u64),
+    reported: (Attempt, u32, u64),
     /// When all hosts had their start command, by attempt.
-    begun: BTreeMap<Attempt, u64>,
+    started: BTreeMap<Attempt, u64>,
     phases: Vec<(&'static str, u64)>,
     stored: Vec<u64>,
 }
@@ -170,8 +170,8 @@ impl Crowd {
             seq: 0,
             buffer: Vec::new(),
             counts: Counts::default(),
-            told: (Attempt(0), 0, 0),
-            begun: BTreeMap::new(),
+            reported: (Attempt(0), 0, 0),
+            started: BTreeMap::new(),
             phases: Vec::new(),
             stored: Vec::new(),
             plan,
@@ -206,8 +206,8 @@ impl Crowd {
     }
 
     /// When all hosts had the command to start this attempt, nanoseconds.
-    pub fn begun(&self, attempt: Attempt) -> Option<u64> {
-        self.begun.get(&attempt).copied()
+    pub fn started(&self, attempt: Attempt) -> Option<u64> {
+        self.started.get(&attempt).copied()
     }
 
     /// What the leader did when, since the last time it was asked.
@@ -249,7 +249,7 @@ impl Crowd {
         self.trains = false;
         let now = self.now;
         self.phases.clear();
-        self.at(now, Event::Tell(host, Answer::Died));
+        self.at(now, Event::Deliver(host, Answer::Died));
     }
 
     fn below(&mut self, below: u64) -> u64 {
@@ -297,17 +297,17 @@ impl Crowd {
                 });
                 self.at(next, Event::Look);
             }
-            Event::Up(host, bytes) => self.work(|crowd| crowd.hear(host, &bytes)),
-            Event::Tell(0, answer) | Event::Mine(answer) => self.mine(answer),
-            Event::Tell(host, answer) | Event::Answered(host, answer) => self.answer(host, answer),
+            Event::Up(host, bytes) => self.work(|crowd| crowd.receive(host, &bytes)),
+            Event::Deliver(0, answer) | Event::Mine(answer) => self.mine(answer),
+            Event::Deliver(host, answer) | Event::Answered(host, answer) => self.answer(host, answer),
             Event::Stored(number) => self.work(|crowd| crowd.lead.stored(Mono(crowd.busy), number)),
-            Event::Ruled => self.tell(Input::Ruling(None)),
-            Event::LookAgain => self.tell(Input::LookAgain),
+            Event::Ruled => self.deliver(Input::Ruling(None)),
+            Event::LookAgain => self.deliver(Input::LookAgain),
         }
     }
 
-    fn tell(&mut self, input: Input) {
-        self.work(|crowd| crowd.lead.tell_job(Mono(crowd.busy), input));
+    fn deliver(&mut self, input: Input) {
+        self.work(|crowd| crowd.lead.report_to_job(Mono(crowd.busy), input));
     }
 
     /// The leader does something, and then what comes of it; how long that takes is measured.
@@ -425,19 +425,19 @@ impl Crowd {
             _ => self.phases.push((phase, at)),
         }
         let Command::Start { attempt, .. } = command else { return };
-        if self.told.0 != *attempt {
-            self.told = (*attempt, 0, 0);
+        if self.reported.0 != *attempt {
+            self.reported = (*attempt, 0, 0);
         }
-        self.told = (*attempt, self.told.1 + 1, self.told.2.max(at));
-        if self.told.1 == self.plan.hosts {
-            self.begun.insert(*attempt, self.told.2);
+        self.reported = (*attempt, self.reported.1 + 1, self.reported.2.max(at));
+        if self.reported.1 == self.plan.hosts {
+            self.started.insert(*attempt, self.reported.2);
             self.trains = true;
             self.hangs.begin_attempt(*attempt, Mono(at));
         }
     }
 
     /// A message of a follower.
-    fn hear(&mut self, host: usize, bytes: &[u8]) {
+    fn receive(&mut self, host: usize, bytes: &[u8]) {
         let Ok(up) = Up::read(bytes) else { return };
         let (at, connection) = (self.busy, host as u64);
         if let Up::Beat { sent } = up {

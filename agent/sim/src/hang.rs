@@ -261,12 +261,12 @@ impl Case {
         self.now = before.after(Span::seconds(60));
         for rank in 0..self.mesh.ranks() {
             let host = self.mesh.host(rank);
-            let told = if self.silent[host] && culprit != Some(host) { before } else { self.now };
+            let reported = if self.silent[host] && culprit != Some(host) { before } else { self.now };
             let done = self.random.below(self.stuck.done[rank] + 1);
             let launched = (done + 1).min(self.stuck.launched[rank]).max(done);
             let counts = self.stuck.counts(rank, done, launched);
-            self.watch.counts(rank, told, &counts);
-            self.watch.sight(rank, told, &sight(1));
+            self.watch.counts(rank, reported, &counts);
+            self.watch.sight(rank, reported, &sight(1));
         }
         self.watch.look(self.now);
         self.now = self.now.after(LOOK);

@@ -101,9 +101,9 @@ impl Host {
     fn next_stall(&mut self) {
         let (a_day, mean) = self.kind.stalls;
         let apart = 86_400_000.0 * MS as f64 / f64::from(a_day).max(1e-9);
-        let begins = self.stands_still.1 + self.exponential(apart);
+        let starts = self.stands_still.1 + self.exponential(apart);
         let took = self.exponential(f64::from(mean) * MS as f64);
-        self.stands_still = (begins, begins + took);
+        self.stands_still = (starts, starts + took);
     }
 
     /// When what the host wants to do then is done.
@@ -111,8 +111,8 @@ impl Host {
         while self.stands_still.1 <= self.now {
             self.next_stall();
         }
-        let (begins, ends) = self.stands_still;
-        if (begins..ends).contains(&at) { ends } else { at }
+        let (starts, ends) = self.stands_still;
+        if (starts..ends).contains(&at) { ends } else { at }
     }
 
     /// How long a message takes, when a lost one is sent again after this, then after twice as long.

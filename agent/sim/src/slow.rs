@@ -50,7 +50,7 @@ pub struct Job {
     mesh: Mesh,
     noise: Noise,
     trouble: Trouble,
-    begins: u64,
+    starts: u64,
     random: Random,
     offsets: Vec<f32>,
     silent: Vec<bool>,
@@ -59,8 +59,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// A job whose trouble begins at step `begins`.
-    pub fn new(mesh: Mesh, noise: Noise, trouble: Trouble, begins: u64, seed: u64) -> Job {
+    /// A job whose trouble begins at step `starts`.
+    pub fn new(mesh: Mesh, noise: Noise, trouble: Trouble, starts: u64, seed: u64) -> Job {
         let mut random = Random::new(seed);
         let offsets = (0..mesh.ranks()).map(|_| random.normals().0 * noise.rank).collect();
         // Nobody can name a host that never reports as slow; that it is silent is told by others.
@@ -76,7 +76,7 @@ impl Job {
             mesh,
             noise,
             trouble,
-            begins,
+            starts,
             random,
             offsets,
             silent,
@@ -105,7 +105,7 @@ impl Job {
     }
 
     fn trouble_of(&mut self, rank: usize) -> f32 {
-        if self.step < self.begins {
+        if self.step < self.starts {
             return 0.0;
         }
         match self.trouble {
@@ -128,8 +128,8 @@ pub struct Score {
 }
 
 /// Runs a job of `steps` steps.
-pub fn run(mesh: Mesh, noise: Noise, trouble: Trouble, begins: u64, steps: u64, seed: u64) -> Score {
-    let mut job = Job::new(mesh, noise, trouble, begins, seed);
+pub fn run(mesh: Mesh, noise: Noise, trouble: Trouble, starts: u64, steps: u64, seed: u64) -> Score {
+    let mut job = Job::new(mesh, noise, trouble, starts, seed);
     let mut judge = Judge::new(mesh.peers(), Limits::default());
     let (mut score, mut changes) = (Score::default(), Vec::new());
     for _ in 0..steps {
@@ -137,8 +137,8 @@ pub fn run(mesh: Mesh, noise: Noise, trouble: Trouble, begins: u64, steps: u64, 
         judge.step(job.advance(), &mut changes);
         for change in changes.drain(..) {
             let Change::Found(found) = change else { continue };
-            if found.told >= begins && is_right(trouble, found.slow, mesh) {
-                score.steps.get_or_insert(found.told - begins + 1);
+            if found.reported >= starts && is_right(trouble, found.slow, mesh) {
+                score.steps.get_or_insert(found.reported - starts + 1);
             } else {
                 score.false_reports.push(found);
             }
@@ -149,11 +149,11 @@ pub fn run(mesh: Mesh, noise: Noise, trouble: Trouble, begins: u64, steps: u64, 
 
 fn is_right(trouble: Trouble, slow: Slow, mesh: Mesh) -> bool {
     match (trouble, slow) {
-        (Trouble::Rank(rank, _), Slow::Rank(told)) => rank == told as usize,
-        (Trouble::Host(host, _), Slow::Host(told)) => host == told as usize,
+        (Trouble::Rank(rank, _), Slow::Rank(reported)) => rank == reported as usize,
+        (Trouble::Host(host, _), Slow::Host(reported)) => host == reported as usize,
         // The host is known by its ranks until enough of them are.
-        (Trouble::Host(host, _), Slow::Rank(told)) => host == mesh.host(told as usize),
-        (Trouble::Stage(stage, _), Slow::Stage(told)) => stage == told as usize,
+        (Trouble::Host(host, _), Slow::Rank(reported)) => host == mesh.host(reported as usize),
+        (Trouble::Stage(stage, _), Slow::Stage(reported)) => stage == reported as usize,
         (Trouble::Sequences(_), Slow::Rotating) => true,
         _ => false,
     }

@@ -25,13 +25,13 @@ pub fn mark(directory: &Path, job: &JobId, launch: &str, finding: &Finding) -> i
     }
     fs::create_dir_all(directory)?;
     let path = directory.join(FILE);
-    let mut told: Vec<Value> = match fs::read(&path) {
+    let mut reported: Vec<Value> = match fs::read(&path) {
         // One that somebody has spoilt is begun anew.
         Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(error),
     };
-    told.push(json!({
+    reported.push(json!({
         "job": job.0,
         "run": launch,
         "attempt": finding.attempt.0,
@@ -39,9 +39,9 @@ pub fn mark(directory: &Path, job: &JobId, launch: &str, finding: &Finding) -> i
         "sure": finding.what == FindingKind::SilentCorruption,
         "why": finding.headline,
     }));
-    told.drain(..told.len().saturating_sub(KEPT));
+    reported.drain(..reported.len().saturating_sub(KEPT));
     let beside = directory.join(format!(".{FILE}.{}.tmp", std::process::id()));
-    fs::write(&beside, serde_json::to_vec_pretty(&told)?)?;
+    fs::write(&beside, serde_json::to_vec_pretty(&reported)?)?;
     fs::rename(&beside, &path)
 }
 
@@ -83,9 +83,9 @@ mod tests {
         assert!(!home.exists());
         mark(&home, &job, "demo@7", &finding(FindingKind::SilentCorruption, false)).unwrap();
         mark(&home, &job, "demo@7", &finding(FindingKind::ReplicasDiffer, false)).unwrap();
-        let told: Value = serde_json::from_slice(&fs::read(home.join(FILE)).unwrap()).unwrap();
+        let reported: Value = serde_json::from_slice(&fs::read(home.join(FILE)).unwrap()).unwrap();
         assert_eq!(
-            (&told[0]["run"], &told[0]["after"], &told[0]["sure"], &told[1]["sure"]),
+            (&reported[0]["run"], &reported[0]["after"], &reported[0]["sure"], &reported[1]["sure"]),
             (&json!("demo@7"), &json!(120), &json!(true), &json!(false))
         );
         assert_eq!(fs::read_dir(&home).unwrap().count(), 1, "nothing is left beside it");

@@ -249,10 +249,10 @@ mod tests {
 
     #[test]
     fn all_that_a_round_changes_is_told_to_a_rank_that_goes_on() {
-        let told = RankEnvironment { previous_size: Some(4), ..environment(2) }.of_the_round();
-        assert_eq!(told.len(), OF_A_ROUND.len(), "{told:?}");
-        assert_eq!(told["TORCHELASTIC_RESTART_COUNT"], "2");
-        assert!(!told.contains_key("TORCHELASTIC_ERROR_FILE"));
+        let reported = RankEnvironment { previous_size: Some(4), ..environment(2) }.of_the_round();
+        assert_eq!(reported.len(), OF_A_ROUND.len(), "{reported:?}");
+        assert_eq!(reported["TORCHELASTIC_RESTART_COUNT"], "2");
+        assert!(!reported.contains_key("TORCHELASTIC_ERROR_FILE"));
     }
 
     #[test]

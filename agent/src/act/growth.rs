@@ -114,7 +114,7 @@ mod tests {
         let path = dir.path().join("stdout.log");
         let growths = Growths::start();
         growths.watch(&path);
-        let begun = clock::mono();
+        let started = clock::mono();
         std::fs::write(&path, "four").expect("written");
         let seen = loop {
             match growths.of(&path).timeline.reached(4) {
@@ -122,6 +122,6 @@ mod tests {
                 None => std::thread::yield_now(),
             }
         };
-        assert!(seen.at >= begun);
+        assert!(seen.at >= started);
     }
 }

@@ -62,22 +62,22 @@ impl Guardian {
 
     /// Puts a rank's process group into its care.
     pub fn guard(&mut self, group: Pid) {
-        self.tell(&format!("+{}\n", group.0));
+        self.report(&format!("+{}\n", group.0));
     }
 
     /// Takes it out again, before its number can be given to another process.
     pub fn release(&mut self, group: Pid) {
-        self.tell(&format!("-{}\n", group.0));
+        self.report(&format!("-{}\n", group.0));
     }
 
     /// A guardian that is gone leaves the launcher's own care, which is all that can be done.
-    fn tell(&mut self, order: &str) {
+    fn report(&mut self, order: &str) {
         let _ = self.orders.write_all(order.as_bytes());
     }
 
     /// Ends the guardian in order: there is nothing left to guard.
     pub fn dismiss(mut self) {
-        self.tell("done\n");
+        self.report("done\n");
         drop(self.orders);
         let _ = self.child.wait();
     }

@@ -72,9 +72,9 @@ impl Hooks {
         for (number, hook) in commands.chain(webhooks).enumerate() {
             let (sender, receiver) = sync_channel(QUEUE);
             let name = hook.name().to_owned();
-            let told = plan.directory.join(format!("hook-{number}.json"));
+            let reported = plan.directory.join(format!("hook-{number}.json"));
             let (dead, secure) = (dead.clone(), secure.clone());
-            let teller = Teller { hook, told, dead, deadline: plan.deadline, tries: plan.tries, secure };
+            let teller = Teller { hook, reported, dead, deadline: plan.deadline, tries: plan.tries, secure };
             std::thread::Builder::new().name("hook".to_owned()).spawn(move || teller.run(&receiver))?;
             queues.push((name, sender));
         }
@@ -82,7 +82,7 @@ impl Hooks {
     }
 
     /// Tells the hooks of an entry, if it is one of those that they want to know of. Never waits.
-    pub fn tell(&self, entry: &Entry) {
+    pub fn report(&self, entry: &Entry) {
         if self.queues.is_empty()
             || !kind(&entry.body).is_some_and(|kind| self.on.iter().any(|on| on == kind))
         {
@@ -126,7 +126,7 @@ impl Hook {
 
 struct Teller {
     hook: Hook,
-    told: PathBuf,
+    reported: PathBuf,
     dead: PathBuf,
     deadline: Duration,
     tries: u32,
@@ -138,7 +138,7 @@ impl Teller {
         while let Ok(entry) = entries.recv() {
             let mut again_after = RETRY_AFTER;
             for number in 1..=self.tries.max(1) {
-                let Err(why) = self.tell(&entry) else { break };
+                let Err(why) = self.report(&entry) else { break };
                 if number >= self.tries {
                     bury(&self.dead, self.hook.name(), &why, &entry);
                 } else {
@@ -149,7 +149,7 @@ impl Teller {
         }
     }
 
-    fn tell(&self, entry: &Entry) -> Result<(), String> {
+    fn report(&self, entry: &Entry) -> Result<(), String> {
         let text = serde_json::to_vec(entry).map_err(|error| error.to_string())?;
         match &self.hook {
             Hook::Command(command) => self.command(command, &text, entry),
@@ -161,9 +161,9 @@ impl Teller {
 
     fn command(&self, command: &str, text: &[u8], entry: &Entry) -> Result<(), String> {
         // A file, not a pipe: a command that does not read must not hold us up.
-        std::fs::write(&self.told, text)
-            .map_err(|error| format!("writing {}: {error}", self.told.display()))?;
-        let input = File::open(&self.told).map_err(|error| error.to_string())?;
+        std::fs::write(&self.reported, text)
+            .map_err(|error| format!("writing {}: {error}", self.reported.display()))?;
+        let input = File::open(&self.reported).map_err(|error| error.to_string())?;
         let mut child = Command::new("/bin/sh")
             .args(["-c", command])
             .env("MAINSTAY_EVENT", kind(&entry.body).unwrap_or_default())
@@ -189,10 +189,10 @@ impl Teller {
 /// Runs this on the hook's own thread: what is told is seldom, and needs nothing in between.
 fn on_this_thread(telling: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
-    let told = runtime.block_on(telling);
+    let reported = runtime.block_on(telling);
     // A look-up of a name that hangs is left to itself.
     runtime.shutdown_background();
-    told
+    reported
 }
 
 /// Posts the text to `http://host:port/path` or `https://host:port/path`. Whatever the server says with a status of 2xx is taken for heard.
@@ -206,7 +206,7 @@ async fn post(address: &str, text: &[u8], deadline: Duration, secure: Option<&Se
     let address = if with_port { host.to_owned() } else { format!("{host}:{usual_port}") };
     let (method, header) = (Method::POST, ("Content-Type", "application/json"));
     let question = Question { address: &address, method, path, header, body: text, deadline, secure };
-    match http::tell(&question).await.map_err(|error| error.to_string())? {
+    match http::report(&question).await.map_err(|error| error.to_string())? {
         status if status.is_success() => Ok(()),
         status => Err(format!("it answered {status}")),
     }

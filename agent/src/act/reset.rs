@@ -78,8 +78,8 @@ fn device_file(proc: &Path, address: PciAddress) -> Option<String> {
     let gpus = std::fs::read_dir(proc.join("driver/nvidia/gpus")).ok()?;
     let mut of_address =
         gpus.flatten().filter(|gpu| gpu.file_name().to_str().and_then(PciAddress::parse) == Some(address));
-    let told = std::fs::read_to_string(of_address.next()?.path().join("information")).ok()?;
-    let minor = told.lines().find_map(|line| line.strip_prefix("Device Minor:"))?;
+    let reported = std::fs::read_to_string(of_address.next()?.path().join("information")).ok()?;
+    let minor = reported.lines().find_map(|line| line.strip_prefix("Device Minor:"))?;
     Some(format!("/dev/nvidia{}", minor.trim().parse::<u32>().ok()?))
 }
 
@@ -226,15 +226,16 @@ mod tests {
             |program, deadline| reset(&ResetPlan { program, deadline, ..plan(directory.path()) }, "GPU-1");
         let long = Duration::from_secs(60);
         assert_eq!(with("true".into(), long), Ok(()));
-        let told =
+        let reported =
             with(script("fails", "#!/bin/sh\necho \"$@: in use\nby another client\" >&2\nexit 3\n"), long);
-        let told = told.expect_err("it fails").to_string();
-        assert!(told.contains("--gpu-reset -i GPU-1: in use by another client"), "{told}");
-        let told = with("/nonexistent/nvidia-smi".into(), long).expect_err("there is none").to_string();
-        assert!(told.contains("/nonexistent/nvidia-smi cannot be started"), "{told}");
+        let reported = reported.expect_err("it fails").to_string();
+        assert!(reported.contains("--gpu-reset -i GPU-1: in use by another client"), "{reported}");
+        let reported = with("/nonexistent/nvidia-smi".into(), long).expect_err("there is none").to_string();
+        assert!(reported.contains("/nonexistent/nvidia-smi cannot be started"), "{reported}");
         // It never ends by itself, and what it starts is taken along.
-        let told = with(script("hangs", "#!/bin/sh\nsleep 1000 &\nsleep 1000\n"), Duration::from_millis(100));
-        let told = told.expect_err("it hangs").to_string();
-        assert!(told.contains("took longer than 0.1 s and was killed"), "{told}");
+        let reported =
+            with(script("hangs", "#!/bin/sh\nsleep 1000 &\nsleep 1000\n"), Duration::from_millis(100));
+        let reported = reported.expect_err("it hangs").to_string();
+        assert!(reported.contains("took longer than 0.1 s and was killed"), "{reported}");
     }
 }

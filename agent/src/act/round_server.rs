@@ -52,9 +52,9 @@ impl RoundServer {
     /// # Errors
     /// As of [`RoundServer::open`].
     pub fn open_for_drills(directory: &Path) -> io::Result<RoundServer> {
-        let mut desk = RoundServer::open_at(directory.join(DRILL_SOCKET))?;
-        desk.words.close();
-        Ok(desk)
+        let mut round_server = RoundServer::open_at(directory.join(DRILL_SOCKET))?;
+        round_server.words.close();
+        Ok(round_server)
     }
 
     fn open_at(path: PathBuf) -> io::Result<RoundServer> {
@@ -177,18 +177,18 @@ mod tests {
     fn words_come_with_the_process_that_said_them_and_calls_reach_it() {
         local(async {
             let root = tempfile::tempdir().expect("a directory");
-            let mut desk = RoundServer::open(root.path()).expect("a socket");
+            let mut round_server = RoundServer::open(root.path()).expect("a socket");
             let mut rank = UnixStream::connect(root.path().join(SOCKET)).await.expect("connected");
             rank.write_all(b"{\"say\":\"hello\",\"epoch\":2}\n{\"say\":").await.expect("said");
             let us = Pid(i32::try_from(std::process::id()).expect("a pid"));
-            assert_eq!(desk.next().await, (us, Word::Hello { epoch: 2 }));
+            assert_eq!(round_server.next().await, (us, Word::Hello { epoch: 2 }));
             rank.write_all(b"\"ready\",\"epoch\":2}\n").await.expect("said");
-            assert_eq!(desk.next().await, (us, Word::Ready { epoch: 2 }));
-            desk.say(Pid(1), &Call::Finished { epoch: 1 });
-            desk.say(us, &Call::Leave { epoch: 2 });
-            let mut heard = [0; 64];
-            let length = rank.read(&mut heard).await.expect("read");
-            assert_eq!(&heard[..length], Call::Leave { epoch: 2 }.line().as_bytes());
+            assert_eq!(round_server.next().await, (us, Word::Ready { epoch: 2 }));
+            round_server.say(Pid(1), &Call::Finished { epoch: 1 });
+            round_server.say(us, &Call::Leave { epoch: 2 });
+            let mut received = [0; 64];
+            let length = rank.read(&mut received).await.expect("read");
+            assert_eq!(&received[..length], Call::Leave { epoch: 2 }.line().as_bytes());
         });
     }
 
@@ -196,7 +196,7 @@ mod tests {
     fn nonsense_ends_its_connection_and_the_process_may_come_again() {
         local(async {
             let root = tempfile::tempdir().expect("a directory");
-            let mut desk = RoundServer::open(root.path()).expect("a socket");
+            let mut round_server = RoundServer::open(root.path()).expect("a socket");
             let path = root.path().join(SOCKET);
             let mut bad = UnixStream::connect(&path).await.expect("connected");
             bad.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("said");
@@ -204,7 +204,7 @@ mod tests {
             // Only now: of several connections of one process the newest counts.
             let mut good = UnixStream::connect(&path).await.expect("connected");
             good.write_all(b"{\"say\":\"done\",\"epoch\":0}\n").await.expect("said");
-            assert_eq!(desk.next().await.1, Word::Done { epoch: 0 });
+            assert_eq!(round_server.next().await.1, Word::Done { epoch: 0 });
         });
     }
 }

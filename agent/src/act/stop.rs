@@ -67,7 +67,7 @@ pub struct Stop {
     /// When force is used.
     pub force_at: Mono,
     /// When ranks that were asked to save are told to end; none once they were.
-    pub tell_at: Option<Mono>,
+    pub report_at: Option<Mono>,
     /// When SIGKILL was first sent to all that still lived.
     forced_at: Option<Mono>,
     /// What they are told to end with.
@@ -103,11 +103,11 @@ impl Stop {
     ) -> Stop {
         let grace = grace.of(why);
         let signal = if why == StopWhy::Requested { signal } else { SIGTERM };
-        let tell_at = saving.then(|| now.after(Grace::to_save(grace)));
+        let report_at = saving.then(|| now.after(Grace::to_save(grace)));
         let force_at = now.after(grace);
-        let mut stop = Stop { why, force_at, tell_at, forced_at: None, signal, sent: Vec::new(), spared };
+        let mut stop = Stop { why, force_at, report_at, forced_at: None, signal, sent: Vec::new(), spared };
         if !saving {
-            stop.tell(ranks);
+            stop.report(ranks);
         }
         stop
     }
@@ -115,12 +115,12 @@ impl Stop {
     /// Leaves no more time than this from now on; less, if it was less.
     pub fn within(&mut self, now: Mono, span: Span) {
         self.force_at = self.force_at.min(now.after(span));
-        self.tell_at = self.tell_at.map(|at| at.min(now.after(Grace::to_save(span))));
+        self.report_at = self.report_at.map(|at| at.min(now.after(Grace::to_save(span))));
     }
 
     /// Tells the ranks to end.
-    pub fn tell(&mut self, ranks: &[RankProcess]) {
-        self.tell_at = None;
+    pub fn report(&mut self, ranks: &[RankProcess]) {
+        self.report_at = None;
         let spared = self.spared.ranks.clone();
         self.tell_those(ranks.iter().filter(|rank| !spared.contains(&rank.pid)));
     }
@@ -148,8 +148,8 @@ impl Stop {
         self.spared.ranks.retain(|pid| !over && still.contains(pid));
         self.spared.look_at = look_at;
         let spared = self.spared.ranks.clone();
-        let told = |rank: &&RankProcess| before.contains(&rank.pid) && !spared.contains(&rank.pid);
-        self.tell_those(ranks.iter().filter(told));
+        let reported = |rank: &&RankProcess| before.contains(&rank.pid) && !spared.contains(&rank.pid);
+        self.tell_those(ranks.iter().filter(reported));
     }
 
     /// Gives ranks that can leave the attempt in their processes the time to do so; nothing is sent.
@@ -158,7 +158,7 @@ impl Stop {
         Stop {
             why,
             force_at,
-            tell_at: None,
+            report_at: None,
             forced_at: None,
             signal: SIGTERM,
             sent: Vec::new(),

@@ -160,13 +160,13 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
 
 fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
     let message = match order {
-        ToLauncher::Ruling(incident, testimony) => {
-            wire::ruling_out(*incident, testimony).map(AgentMessage::Ruling)
+        ToLauncher::Ruling(incident, host_evidence) => {
+            wire::ruling_out(*incident, host_evidence).map(AgentMessage::Ruling)
         }
-        ToLauncher::Late(incident, testimony) => {
-            wire::ruling_out(*incident, testimony).map(AgentMessage::Late)
+        ToLauncher::Late(incident, host_evidence) => {
+            wire::ruling_out(*incident, host_evidence).map(AgentMessage::Late)
         }
-        ToLauncher::Surroundings(known) => wire::surroundings_out(known).map(AgentMessage::Surroundings),
+        ToLauncher::RankContext(known) => wire::surroundings_out(known).map(AgentMessage::Surroundings),
         ToLauncher::Leave(leave) => Ok(AgentMessage::Leave(wire::leave_out(leave))),
     };
     Ok(FromAgent { message: Some(message.map_err(|error| Status::internal(error.to_string()))?) })

@@ -41,7 +41,7 @@ pub struct Checkpoints {
     durable: Option<Arc<Tier>>,
     files: Option<Arc<Files>>,
     /// The jobs whose advice is told along.
-    board: StateReader,
+    snapshots: StateReader,
     roles: Roles,
     /// The directories that are watched, over restarts of the agent.
     kept: Arc<Mutex<Kept<Vec<Watched>>>>,
@@ -58,7 +58,7 @@ impl Checkpoints {
         peers: Option<Arc<Service>>,
         durable: Option<Arc<Tier>>,
         files: Option<Arc<Files>>,
-        board: StateReader,
+        snapshots: StateReader,
         roles: Roles,
         state_dir: &Path,
     ) -> Checkpoints {
@@ -79,7 +79,17 @@ impl Checkpoints {
         }
         let (kept, kept_files) = (Arc::new(Mutex::new(kept)), Arc::new(Mutex::new(kept_files)));
         let homes = Arc::new(Homes::open(state_dir));
-        Checkpoints { peers, durable, files, board, roles, kept, kept_files, homes, running: Arc::default() }
+        Checkpoints {
+            peers,
+            durable,
+            files,
+            snapshots,
+            roles,
+            kept,
+            kept_files,
+            homes,
+            running: Arc::default(),
+        }
     }
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
@@ -162,8 +172,8 @@ impl CheckpointService for Checkpoints {
                 problem
             })
             .await?;
-            let told = if problem.is_empty() { of } else { format!("{of}: {problem}") };
-            self.roles.changes(caller, "WatchCheckpoints", &told);
+            let reported = if problem.is_empty() { of } else { format!("{of}: {problem}") };
+            self.roles.changes(caller, "WatchCheckpoints", &reported);
         }
         Ok(Response::new(WatchCheckpointsResponse { enabled, problem }))
     }
@@ -176,7 +186,7 @@ impl CheckpointService for Checkpoints {
         let user = caller.user;
         let peers = self.peers()?;
         let durable = self.durable.clone();
-        let view = self.board.view();
+        let view = self.snapshots.view();
         let ListCheckpointsRequest { run, refresh, owner } = request.into_inner();
         let seen = self.seen_by(user, owner)?;
         aside(move || {

@@ -23,12 +23,12 @@ pub(super) struct ConnectionLimits<S> {
     each: usize,
     all: usize,
     /// Whether a refusal was logged since there was last room: one line for each flood.
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl<S: Ord + Copy + Display> ConnectionLimits<S> {
     pub(super) fn new(each: usize, all: usize) -> ConnectionLimits<S> {
-        ConnectionLimits { taken: Arc::default(), each, all, is_told: false }
+        ConnectionLimits { taken: Arc::default(), each, all, is_reported: false }
     }
 
     /// A place for one more connection of this source, until it is dropped. `is_free` sources have places of their own beyond those of
@@ -41,15 +41,15 @@ impl<S: Ord + Copy + Display> ConnectionLimits<S> {
             if *of_source == 0 {
                 taken.remove(&source);
             }
-            if !self.is_told {
+            if !self.is_reported {
                 let (each, most) = (self.each, self.all);
                 tracing::warn!(%source, each, most, "a caller of the API was turned away: it or all callers have the most connections");
-                self.is_told = true;
+                self.is_reported = true;
             }
             return None;
         }
         *of_source += 1;
-        self.is_told = false;
+        self.is_reported = false;
         Some(Place { taken: Arc::clone(&self.taken), source })
     }
 }

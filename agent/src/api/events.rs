@@ -41,8 +41,8 @@ impl EventService for Events {
     ) -> Result<Response<ListEventsResponse>, Status> {
         let reader = self.0.readers.reader(&request);
         let request = request.into_inner();
-        let board = &self.0.board;
-        not_ahead(board, request.after_cursor)?;
+        let snapshots = &self.0.snapshots;
+        not_ahead(snapshots, request.after_cursor)?;
         let limit = match request.limit {
             0 => USUAL_LIMIT,
             limit => usize::try_from(limit).unwrap_or(LARGEST_LIMIT).min(LARGEST_LIMIT),
@@ -53,7 +53,7 @@ impl EventService for Events {
         let mut owners = Owners::default();
         let mut full = false;
         while !full && looked_at < LOOK_AT_MOST {
-            let read = read(board, answer.next_cursor, CHUNK).await?;
+            let read = read(snapshots, answer.next_cursor, CHUNK).await?;
             answer.gap = answer.gap.or_else(|| gap(&read));
             answer.caught_up = read.entries.is_empty();
             if answer.caught_up {
@@ -64,10 +64,10 @@ impl EventService for Events {
             if has_gap(&read) {
                 owners.after_a_gap();
             }
-            let view = board.view();
+            let view = snapshots.view();
             for entry in &read.entries {
                 answer.next_cursor = entry.seq;
-                let event = told(entry, owners.may_read(reader, entry, &view));
+                let event = reported(entry, owners.may_read(reader, entry, &view));
                 if passes(&event, &filter) {
                     bytes += event.encoded_len();
                     answer.events.push(event);
@@ -78,8 +78,8 @@ impl EventService for Events {
                 }
             }
         }
-        answer.oldest_cursor = board.oldest();
-        answer.newest_cursor = board.newest();
+        answer.oldest_cursor = snapshots.oldest();
+        answer.newest_cursor = snapshots.newest();
         Ok(Response::new(answer))
     }
 
@@ -89,7 +89,7 @@ impl EventService for Events {
     ) -> Result<Response<ExplainIncidentResponse>, Status> {
         let reader = self.0.readers.reader(&request);
         let ExplainIncidentRequest { job, incident, all } = request.into_inner();
-        let entries = of_failures(&self.0.board, &job, reader).await?;
+        let entries = of_failures(&self.0.snapshots, &job, reader).await?;
         let Some(report) = incident_report::of(entries.iter(), incident.map(Incident)) else {
             let which = incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"));
             return Err(Status::not_found(format!("the journal has {which} of job {job:?}")));
@@ -116,13 +116,13 @@ impl EventService for Events {
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let reader = self.0.readers.reader(&request);
         let request = request.into_inner();
-        let board = self.0.board.clone();
-        let cursor = request.after_cursor.unwrap_or_else(|| board.newest());
-        not_ahead(&board, cursor)?;
+        let snapshots = self.0.snapshots.clone();
+        let cursor = request.after_cursor.unwrap_or_else(|| snapshots.newest());
+        not_ahead(&snapshots, cursor)?;
         let filter = request.filter.unwrap_or_default();
         let stop = self.0.stop.clone();
         Ok(Response::new(answer_to_the_end(move |caller| {
-            watch(board, cursor, (filter, reader), stop, caller)
+            watch(snapshots, cursor, (filter, reader), stop, caller)
         })))
     }
 }
@@ -135,12 +135,12 @@ const MOST_OF_FAILURES: usize = 10_000;
 
 /// What the journal has of a job's failures: a few entries of each, whatever else is in it. All of a report are texts, so a
 /// caller who may not read them gets none.
-async fn of_failures(board: &StateReader, job: &str, reader: Reader) -> Result<Vec<Entry>, Status> {
+async fn of_failures(snapshots: &StateReader, job: &str, reader: Reader) -> Result<Vec<Entry>, Status> {
     let _turn = READING.acquire().await.map_err(|_| Status::unavailable("the agent is stopping"))?;
     let (mut entries, mut cursor) = (Vec::new(), 0);
     let (mut owners, mut withheld) = (Owners::default(), false);
     loop {
-        let read = read(board, cursor, CHUNK).await?;
+        let read = read(snapshots, cursor, CHUNK).await?;
         let Some(last) = read.entries.last() else {
             return if entries.is_empty() && withheld { Err(not_theirs(job)) } else { Ok(entries) };
         };
@@ -148,11 +148,11 @@ async fn of_failures(board: &StateReader, job: &str, reader: Reader) -> Result<V
         if has_gap(&read) {
             owners.after_a_gap();
         }
-        let view = board.view();
+        let view = snapshots.view();
         let surplus = entries.len().saturating_sub(MOST_OF_FAILURES);
         entries.drain(..surplus);
         entries.extend(read.entries.into_iter().filter(|entry| {
-            let tells = matches!(
+            let reports = matches!(
                 entry.body,
                 Body::Verdict(_)
                     | Body::Decision(_)
@@ -163,7 +163,7 @@ async fn of_failures(board: &StateReader, job: &str, reader: Reader) -> Result<V
             let is_of_job = entry.job.as_ref().is_some_and(|of| of.0 == job);
             let may_read = owners.may_read(reader, entry, &view);
             withheld |= is_of_job && !may_read;
-            tells && is_of_job && may_read
+            reports && is_of_job && may_read
         }));
     }
 }
@@ -181,13 +181,13 @@ fn has_gap(read: &Read) -> bool {
 }
 
 /// An entry as the caller may read it.
-fn told(entry: &Entry, with_texts: bool) -> Event {
+fn reported(entry: &Entry, with_texts: bool) -> Event {
     if with_texts { convert::event(entry) } else { convert::without_texts(entry) }
 }
 
 /// Tells everything up to the stop: how a job ended is the last thing that its launcher records.
 async fn watch(
-    mut board: StateReader,
+    mut snapshots: StateReader,
     mut cursor: u64,
     (filter, reader): (EventFilter, Reader),
     stop: CancellationToken,
@@ -195,8 +195,8 @@ async fn watch(
 ) -> End {
     let mut owners = Owners::default();
     loop {
-        let newest = board.newest();
-        let read = match read(&board, cursor, CHUNK).await {
+        let newest = snapshots.newest();
+        let read = match read(&snapshots, cursor, CHUNK).await {
             Ok(read) => read,
             Err(status) => return status.into(),
         };
@@ -204,8 +204,8 @@ async fn watch(
             owners.after_a_gap();
         }
         let gap = gap(&read).map(Item::Gap);
-        let view = board.view();
-        let events = read.entries.iter().map(|entry| told(entry, owners.may_read(reader, entry, &view)));
+        let view = snapshots.view();
+        let events = read.entries.iter().map(|entry| reported(entry, owners.may_read(reader, entry, &view)));
         let events: Vec<Event> = events.filter(|event| passes(event, &filter)).collect();
         for item in gap.into_iter().chain(events.into_iter().map(Item::Event)) {
             if let Err(left) = caller.send(WatchEventsResponse { item: Some(item) }).await {
@@ -216,9 +216,9 @@ async fn watch(
         cursor = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
         tokio::select! {
             biased;
-            newer = board.newer_than(cursor) => {
+            newer = snapshots.newer_than(cursor) => {
                 if !newer {
-                    return End::board_gone();
+                    return End::snapshots_gone();
                 }
             }
             () = stop.cancelled() => return End::stopping(),
@@ -227,17 +227,17 @@ async fn watch(
 }
 
 /// Reads the journal's files away from the task that serves, which other calls wait for.
-async fn read(board: &StateReader, cursor: u64, limit: usize) -> Result<Read, Status> {
-    let board = board.clone();
-    tokio::task::spawn_blocking(move || board.entries_after(cursor, limit))
+async fn read(snapshots: &StateReader, cursor: u64, limit: usize) -> Result<Read, Status> {
+    let snapshots = snapshots.clone();
+    tokio::task::spawn_blocking(move || snapshots.entries_after(cursor, limit))
         .await
         .map_err(|error| Status::internal(format!("reading the journal: {error}")))?
         .map_err(|error| Status::unavailable(error.to_string()))
 }
 
 /// A cursor from the future belongs to another journal: to wait for it would be to wait for ever.
-fn not_ahead(board: &StateReader, cursor: u64) -> Result<(), Status> {
-    let newest = board.newest();
+fn not_ahead(snapshots: &StateReader, cursor: u64) -> Result<(), Status> {
+    let newest = snapshots.newest();
     if cursor <= newest {
         return Ok(());
     }

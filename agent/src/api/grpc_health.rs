@@ -41,7 +41,7 @@ impl Health for GrpcHealth {
     }
 
     async fn list(&self, _: Request<HealthListRequest>) -> Result<Response<HealthListResponse>, Status> {
-        let view = self.0.board.view();
+        let view = self.0.snapshots.view();
         let components = view.components.keys().map(String::as_str);
         let names = ALWAYS.into_iter().chain([NODE, READY]).chain(components);
         let statuses: BTreeMap<String, HealthCheckResponse> = names
@@ -64,22 +64,22 @@ impl Health for GrpcHealth {
 }
 
 async fn watch(read: ReadSide, service: String, caller: Caller<HealthCheckResponse>) -> End {
-    let mut board = read.board.clone();
-    let (mut told, mut last) = (None, false);
+    let mut snapshots = read.snapshots.clone();
+    let (mut reported, mut last) = (None, false);
     loop {
         let status = read.status_of(&service).unwrap_or(ServingStatus::ServiceUnknown);
-        if told != Some(status) {
+        if reported != Some(status) {
             if let Err(left) = caller.send(HealthCheckResponse { status: status.into() }).await {
                 return left.into();
             }
-            told = Some(status);
+            reported = Some(status);
         }
         if last {
             std::future::pending::<()>().await;
         }
-        if !board.changed().await {
+        if !snapshots.changed().await {
             // That nothing can be told from now on is the last change. The stream goes on all the same.
-            read.board_gone.cancelled().await;
+            read.snapshots_gone.cancelled().await;
             last = true;
         }
     }
@@ -90,17 +90,17 @@ impl ReadSide {
     fn status_of(&self, service: &str) -> Option<ServingStatus> {
         match service {
             always if ALWAYS.contains(&always) => Some(ServingStatus::Serving),
-            NODE => Some(self.serving(self.board.view().state())),
+            NODE => Some(self.serving(self.snapshots.view().state())),
             READY if self.is_ready() => Some(ServingStatus::Serving),
             READY => Some(ServingStatus::NotServing),
-            component => self.board.view().components.get(component).map(|of| self.serving(of.state)),
+            component => self.snapshots.view().components.get(component).map(|of| self.serving(of.state)),
         }
     }
 
     /// What is degraded is still in use. What nobody watches any more cannot be told.
     fn serving(&self, state: HealthState) -> ServingStatus {
         match state {
-            _ if self.board_gone.is_cancelled() => ServingStatus::Unknown,
+            _ if self.snapshots_gone.is_cancelled() => ServingStatus::Unknown,
             HealthState::Healthy | HealthState::Degraded => ServingStatus::Serving,
             HealthState::Unhealthy => ServingStatus::NotServing,
             HealthState::Unknown => ServingStatus::Unknown,

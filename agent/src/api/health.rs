@@ -33,7 +33,7 @@ pub(super) struct Health(pub(super) ReadSide);
 impl HealthService for Health {
     async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<GetNodeResponse>, Status> {
         let now = (self.0.clock)();
-        let node = convert::node(&self.0.board.view(), now);
+        let node = convert::node(&self.0.snapshots.view(), now);
         let server = self.0.server(now);
         Ok(Response::new(GetNodeResponse { node: Some(node), server: Some(server) }))
     }
@@ -43,14 +43,14 @@ impl HealthService for Health {
         request: Request<ListJobsRequest>,
     ) -> Result<Response<ListJobsResponse>, Status> {
         let reader = self.0.readers.reader(&request);
-        let jobs = self.0.jobs(&self.0.board.view(), (self.0.clock)(), reader);
+        let jobs = self.0.jobs(&self.0.snapshots.view(), (self.0.clock)(), reader);
         Ok(Response::new(ListJobsResponse { jobs }))
     }
 
     async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<GetJobResponse>, Status> {
         let reader = self.0.readers.reader(&request);
         let id = JobId(request.into_inner().id);
-        let view = self.0.board.view();
+        let view = self.0.snapshots.view();
         let Some(job) = view.jobs.get(&id) else {
             let known: Vec<&str> = view.jobs.keys().map(|id| id.0.as_str()).collect();
             return Err(Status::not_found(format!("no job {:?} here; known: {known:?}", id.0)));
@@ -65,7 +65,7 @@ impl HealthService for Health {
         _: Request<ListDevicesRequest>,
     ) -> Result<Response<ListDevicesResponse>, Status> {
         let now = (self.0.clock)();
-        let devices = self.0.board.view().gpus.iter().map(|gpu| device(gpu, now)).collect();
+        let devices = self.0.snapshots.view().gpus.iter().map(|gpu| device(gpu, now)).collect();
         Ok(Response::new(ListDevicesResponse { devices, server: Some(self.0.server(now)) }))
     }
 
@@ -95,10 +95,10 @@ impl HealthService for Health {
 
 /// The newest whole state after each change. While the caller is busy or the interval runs, changes coalesce.
 async fn watch(read: ReadSide, interval: Duration, reader: Reader, caller: Caller<WatchNodeResponse>) -> End {
-    let mut board = read.board.clone();
+    let mut snapshots = read.snapshots.clone();
     loop {
         let now = (read.clock)();
-        let view = board.view();
+        let view = snapshots.view();
         let message = WatchNodeResponse {
             node: Some(convert::node(&view, now)),
             server: Some(read.server(now)),
@@ -108,25 +108,25 @@ async fn watch(read: ReadSide, interval: Duration, reader: Reader, caller: Calle
             return left.into();
         }
         tokio::time::sleep(interval).await;
-        if !board.changed().await {
-            return End::board_gone();
+        if !snapshots.changed().await {
+            return End::snapshots_gone();
         }
     }
 }
 
 impl ReadSide {
     fn server(&self, now: Stamp) -> Server {
-        convert::server(&self.about, self.board.journal_error().as_deref(), now)
+        convert::server(&self.about, self.snapshots.journal_error().as_deref(), now)
     }
 
     fn job(&self, job: &JobView, now: Stamp, replicas: &Replicas, reader: Reader) -> Job {
         let tiers = saving::by_tier(job, self.checkpoints.as_deref());
-        let mut told = convert::job(job, now, self.pace.of(&job.id, now.mono), &tiers);
-        replicas.add_to(&mut told);
+        let mut reported = convert::job(job, now, self.pace.of(&job.id, now.mono), &tiers);
+        replicas.add_to(&mut reported);
         if !reader.may_read(Some(job.spec.uid)) {
-            convert::withhold_texts(&mut told);
+            convert::withhold_texts(&mut reported);
         }
-        told
+        reported
     }
 
     fn jobs(&self, view: &NodeView, now: Stamp, reader: Reader) -> Vec<Job> {

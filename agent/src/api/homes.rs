@@ -140,8 +140,8 @@ mod tests {
         homes.enter(&home(1001, "b1:2:7:9"), false, newest).expect("another user's");
         // An agent that was started again has not forgotten.
         let homes = Homes::open(state.path());
-        let told = homes.enter(&new, false, newest).expect_err("another directory");
-        assert!(told.contains("--resume-from train~ab12") && told.contains("step 400"), "{told}");
+        let reported = homes.enter(&new, false, newest).expect_err("another directory");
+        assert!(reported.contains("--resume-from train~ab12") && reported.contains("step 400"), "{reported}");
         homes.enter(&old, false, newest).expect("the old one still");
         homes.enter(&new, true, newest).expect("on purpose");
         homes.enter(&new, false, newest).expect("it is the run's from then on");

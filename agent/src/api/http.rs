@@ -24,11 +24,11 @@ async fn healthz() -> &'static str {
 
 /// Whether work may be sent to this node, and if not, why.
 async fn readyz(State(read): State<ReadSide>) -> Response {
-    let view = read.board.view();
+    let view = read.snapshots.view();
     let state = view.state();
     let status = if read.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut text = format!("{}\n", v1_state_name(state));
-    if read.board_gone.is_cancelled() {
+    if read.snapshots_gone.is_cancelled() {
         text.push_str("the task that watches this node has ended; see the log\n");
     }
     for reason in reasons(&view) {

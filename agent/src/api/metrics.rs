@@ -246,15 +246,15 @@ pub(super) fn render(read: &ReadSide, now: Stamp) -> String {
     let handle = recorder.handle();
     with_local_recorder(&recorder, || {
         describe();
-        let view = read.board.view();
+        let view = read.snapshots.view();
         about(read);
         node(&view, now);
         view.gpus.iter().for_each(gpu);
         view.jobs.values().for_each(|of| job(of, read, now));
         checkpoints(read, now);
-        gauge!(JOURNAL_NEWEST).set(read.board.newest() as f64);
-        gauge!(JOURNAL_OLDEST).set(read.board.oldest() as f64);
-        gauge!(JOURNAL_WRITABLE).set(flag(read.board.journal_error().is_none()));
+        gauge!(JOURNAL_NEWEST).set(read.snapshots.newest() as f64);
+        gauge!(JOURNAL_OLDEST).set(read.snapshots.oldest() as f64);
+        gauge!(JOURNAL_WRITABLE).set(flag(read.snapshots.journal_error().is_none()));
         process();
     });
     handle.render()

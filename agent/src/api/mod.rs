@@ -130,7 +130,7 @@ pub enum ServeError {
 /// What every service reads from.
 #[derive(Clone)]
 struct ReadSide {
-    board: StateReader,
+    snapshots: StateReader,
     about: Arc<About>,
     clock: Clock,
     pace: Pace,
@@ -140,7 +140,7 @@ struct ReadSide {
     checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     readers: Readers,
     /// Cancelled once nothing writes to the board any more.
-    board_gone: CancellationToken,
+    snapshots_gone: CancellationToken,
     stop: CancellationToken,
 }
 
@@ -151,21 +151,21 @@ struct ReadSide {
 /// `stop` is cancelled.
 pub async fn serve(
     listeners: Listeners,
-    board: StateReader,
+    snapshots: StateReader,
     about: About,
     clock: Clock,
     local: Routes,
     stop: CancellationToken,
 ) -> Result<(), ServeError> {
     let read = ReadSide {
-        board,
+        snapshots,
         about: Arc::new(about),
         clock,
         pace: Pace::default(),
         deep: None,
         checkpoints: listeners.checkpoints,
         readers: listeners.readers,
-        board_gone: CancellationToken::new(),
+        snapshots_gone: CancellationToken::new(),
         stop: stop.clone(),
     };
     let mut servers = JoinSet::new();
@@ -244,7 +244,7 @@ where
 impl ReadSide {
     /// Whether work may be sent to this node: someone watches it, and it is not unhealthy.
     fn is_ready(&self) -> bool {
-        !self.board_gone.is_cancelled() && self.board.view().state() != HealthState::Unhealthy
+        !self.snapshots_gone.is_cancelled() && self.snapshots.view().state() != HealthState::Unhealthy
     }
 }
 

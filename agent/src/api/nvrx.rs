@@ -23,15 +23,15 @@ const UNFIT: i32 = 2;
 
 /// The service.
 pub struct NodeHealthService {
-    board: StateReader,
+    snapshots: StateReader,
     clock: Clock,
     fail_on_unknown: bool,
 }
 
 impl NodeHealthService {
     /// A service over what is published on the board. `fail_on_unknown`: what cannot be told keeps the node out too.
-    pub fn new(board: StateReader, clock: Clock, fail_on_unknown: bool) -> NodeHealthService {
-        NodeHealthService { board, clock, fail_on_unknown }
+    pub fn new(snapshots: StateReader, clock: Clock, fail_on_unknown: bool) -> NodeHealthService {
+        NodeHealthService { snapshots, clock, fail_on_unknown }
     }
 }
 
@@ -42,21 +42,21 @@ impl HealthCheckService for NodeHealthService {
         &self,
         _: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
-        if tokio::time::timeout(PATIENCE, preflight::all_have_looked(&self.board)).await == Ok(false) {
+        if tokio::time::timeout(PATIENCE, preflight::all_have_looked(&self.snapshots)).await == Ok(false) {
             let why = "no agent watches the node: this one is ending";
             return Ok(Response::new(answer(NodeHealth {
                 failed: vec![why.to_owned()],
                 ..NodeHealth::default()
             })));
         }
-        Ok(Response::new(answer(health(&self.board, &self.clock, self.fail_on_unknown))))
+        Ok(Response::new(answer(health(&self.snapshots, &self.clock, self.fail_on_unknown))))
     }
 }
 
 /// The node as the board has it.
-pub fn health(board: &StateReader, clock: &Clock, fail_on_unknown: bool) -> NodeHealth {
+pub fn health(snapshots: &StateReader, clock: &Clock, fail_on_unknown: bool) -> NodeHealth {
     let patience = Span(u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX));
-    let (checks, silent) = preflight::watched(board, clock().mono, patience);
+    let (checks, silent) = preflight::watched(snapshots, clock().mono, patience);
     node_health(&checks, &silent, fail_on_unknown)
 }
 

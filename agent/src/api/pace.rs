@@ -23,12 +23,12 @@ struct Samples {
 
 /// Watches the board for as long as someone writes to it.
 pub(super) async fn follow(read: ReadSide) {
-    let mut board = read.board.clone();
-    read.pace.observe((read.clock)().mono, &board.view());
-    while board.changed().await {
-        read.pace.observe((read.clock)().mono, &board.view());
+    let mut snapshots = read.snapshots.clone();
+    read.pace.observe((read.clock)().mono, &snapshots.view());
+    while snapshots.changed().await {
+        read.pace.observe((read.clock)().mono, &snapshots.view());
     }
-    read.board_gone.cancel();
+    read.snapshots_gone.cancel();
 }
 
 impl Pace {

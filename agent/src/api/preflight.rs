@@ -105,15 +105,15 @@ impl Wanted {
 pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPreflightResponse>) -> End {
     let began = (read.clock)().mono;
     let until = Duration::from_nanos(wanted.deadline.0);
-    if tokio::time::timeout(until, all_have_looked(&read.board)).await == Ok(false) {
-        return End::board_gone();
+    if tokio::time::timeout(until, all_have_looked(&read.snapshots)).await == Ok(false) {
+        return End::snapshots_gone();
     }
     let now = (read.clock)().mono;
-    let (checks, silent) = watched(&read.board, now, wanted.deadline);
+    let (checks, silent) = watched(&read.snapshots, now, wanted.deadline);
     let silent: Vec<Group> = silent.iter().map(|room| Group::of(room)).collect();
     let mut checks = conclude(checks, &wanted.groups, &wanted.required, &silent);
     for check in &checks {
-        if let Err(left) = tell(&caller, check).await {
+        if let Err(left) = report(&caller, check).await {
             return left.into();
         }
     }
@@ -134,7 +134,7 @@ pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPrefli
     }
 }
 
-async fn tell(caller: &Caller<RunPreflightResponse>, check: &Check) -> Result<(), Left> {
+async fn report(caller: &Caller<RunPreflightResponse>, check: &Check) -> Result<(), Left> {
     let item = RunPreflightResponse { item: Some(Item::Check(convert::check(check))) };
     // A caller that does not read must not keep the active probes from all others.
     tokio::time::timeout(READ_WITHIN, caller.send(item)).await.unwrap_or(Err(Left))
@@ -148,22 +148,22 @@ async fn probe(
     groups: Vec<Group>,
     caller: &Caller<RunPreflightResponse>,
 ) -> Result<Vec<Check>, Left> {
-    let (done, mut told) = mpsc::channel(1);
-    let gpus = gpus(&read.board);
+    let (done, mut reported) = mpsc::channel(1);
+    let gpus = gpus(&read.snapshots);
     tokio::task::spawn_blocking(move || {
         deep.run(&groups, || gpus, |check| done.blocking_send(check).is_ok());
     });
     let mut checks = Vec::new();
-    while let Some(check) = told.recv().await {
-        tell(caller, &check).await?;
+    while let Some(check) = reported.recv().await {
+        report(caller, &check).await?;
         checks.push(check);
     }
     Ok(checks)
 }
 
 /// The GPUs as the agent last read them: no second process asks a driver that may hang.
-fn gpus(board: &StateReader) -> Gpus {
-    let view = board.view();
+fn gpus(snapshots: &StateReader) -> Gpus {
+    let view = snapshots.view();
     let readings: Vec<GpuReading> = view.gpus.iter().filter_map(|gpu| gpu.reading.clone()).collect();
     let driver = view.components.get(DRIVER);
     match driver.filter(|driver| driver.state == HealthState::Unknown) {
@@ -174,21 +174,21 @@ fn gpus(board: &StateReader) -> Gpus {
 }
 
 /// Waits until every room has looked. False if nobody looks any more.
-pub(super) async fn all_have_looked(board: &StateReader) -> bool {
-    let mut board = board.clone();
-    while !board.roster().is_complete() {
-        if !board.changed().await {
+pub(super) async fn all_have_looked(snapshots: &StateReader) -> bool {
+    let mut snapshots = snapshots.clone();
+    while !snapshots.roster().is_complete() {
+        if !snapshots.changed().await {
             return false;
         }
     }
-    !board.is_gone()
+    !snapshots.is_gone()
 }
 
 /// The components as checks, among them the rooms that did not answer, and the names of these.
-pub(super) fn watched(board: &StateReader, now: Mono, deadline: Span) -> (Vec<Check>, Vec<String>) {
-    let rooms = board.roster().rooms();
+pub(super) fn watched(snapshots: &StateReader, now: Mono, deadline: Span) -> (Vec<Check>, Vec<String>) {
+    let rooms = snapshots.roster().rooms();
     let room_of = |component: &str| rooms.iter().find(|(_, room)| room.components.contains(component));
-    let view = board.view();
+    let view = snapshots.view();
     let mut checks: Vec<Check> = view
         .components
         .values()

@@ -7,7 +7,7 @@ use mainstay_core::checkpoint::inventory::newest_whole;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{RestoreCheckpointResponse, RestoreProgress, RestoreResult};
-use mainstay_tier::files::{Begun, Files, FilesError};
+use mainstay_tier::files::{Files, FilesError, Started};
 use mainstay_tier::peer::{Progress, Service, User, Watched};
 use tokio::sync::mpsc;
 use tonic::Status;
@@ -116,20 +116,21 @@ impl Restore {
             self.watching.remember(&self.place);
         }
         self.files.iter().for_each(|files| pull_caches(files, self.place.user));
-        let progress = |at: Progress| self.tell(at);
+        let progress = |at: Progress| self.report(at);
         let Some(watch) = watch else {
             let ranks = (!self.ranks.is_empty()).then_some(self.ranks.as_slice());
             let restored = self.peers.restore(&self.place, ranks, &progress);
             return restored.map(result_out).map_err(|error| Status::aborted(error.to_string()));
         };
-        if let Some(told) = problem_of(&self.place) {
-            tracing::warn!("{told}");
-            let told = Message::Progress(RestoreProgress { told, ..RestoreProgress::default() });
-            let _ = self.sender.blocking_send(Ok(RestoreCheckpointResponse { message: Some(told) }));
+        if let Some(reported) = problem_of(&self.place) {
+            tracing::warn!("{reported}");
+            let reported =
+                Message::Progress(RestoreProgress { told: reported, ..RestoreProgress::default() });
+            let _ = self.sender.blocking_send(Ok(RestoreCheckpointResponse { message: Some(reported) }));
         }
         Ok(match watch.begin_restore(self.again, &progress).map_err(refused)? {
-            Begun::Done(restored) => result_out(restored),
-            Begun::Left(left) => put_back_out(left),
+            Started::Done(restored) => result_out(restored),
+            Started::Left(left) => put_back_out(left),
         })
     }
 
@@ -144,7 +145,7 @@ impl Restore {
         self.homes.enter(home, self.on_purpose, newest).map_err(Status::already_exists)
     }
 
-    fn tell(&self, at: Progress) {
+    fn report(&self, at: Progress) {
         let is_waited_for = at.files_wanted > 0;
         let message = Message::Progress(progress_out(at));
         let message = Ok(RestoreCheckpointResponse { message: Some(message) });

@@ -110,16 +110,16 @@ impl Roles {
 
     /// Refuses a call, and has it written down.
     pub(super) fn refuse(&self, caller: Caller, call: &'static str, why: String) -> Status {
-        self.tell(caller, call, &why, true);
+        self.report(caller, call, &why, true);
         Status::permission_denied(why)
     }
 
     /// Has a call written down that changes something.
     pub(super) fn changes(&self, caller: Caller, call: &'static str, what: &str) {
-        self.tell(caller, call, what, false);
+        self.report(caller, call, what, false);
     }
 
-    fn tell(&self, caller: Caller, call: &'static str, what: &str, refused: bool) {
+    fn report(&self, caller: Caller, call: &'static str, what: &str, refused: bool) {
         let Caller { user, pid } = caller;
         let what = what.chars().take(LONGEST).collect();
         // A node that has no time for it has more to write down than it can: the call itself is not held up.

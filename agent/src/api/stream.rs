@@ -40,7 +40,7 @@ impl End {
     }
 
     /// The task that owns the board has ended: nothing will ever change again.
-    pub(super) fn board_gone() -> End {
+    pub(super) fn snapshots_gone() -> End {
         End::Failed(Status::unavailable(
             "nothing is recorded here any more: the job is over, or the server's log says what happened",
         ))
@@ -59,14 +59,14 @@ impl From<Status> for End {
     }
 }
 
-/// Runs `tell` until it ends, the caller leaves, or the server stops.
-pub(super) fn answer<T, F>(stop: CancellationToken, tell: impl FnOnce(Caller<T>) -> F) -> Answers<T>
+/// Runs `report` until it ends, the caller leaves, or the server stops.
+pub(super) fn answer<T, F>(stop: CancellationToken, report: impl FnOnce(Caller<T>) -> F) -> Answers<T>
 where
     T: Send + 'static,
     F: Future<Output = End> + Send + 'static,
 {
     answer_to_the_end(|caller| {
-        let telling = tell(caller);
+        let telling = report(caller);
         async move {
             tokio::select! {
                 end = telling => end,
@@ -76,14 +76,14 @@ where
     })
 }
 
-/// Runs `tell` until it ends or the caller leaves. It has to see to the stop of the server itself.
-pub(super) fn answer_to_the_end<T, F>(tell: impl FnOnce(Caller<T>) -> F) -> Answers<T>
+/// Runs `report` until it ends or the caller leaves. It has to see to the stop of the server itself.
+pub(super) fn answer_to_the_end<T, F>(report: impl FnOnce(Caller<T>) -> F) -> Answers<T>
 where
     T: Send + 'static,
     F: Future<Output = End> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel(1);
-    let telling = tell(Caller(sender.clone()));
+    let telling = report(Caller(sender.clone()));
     tokio::spawn(async move {
         let last = tokio::select! {
             end = telling => end,

@@ -64,7 +64,7 @@ pub(super) const QUEUE_OF_CALLERS: usize = 256;
 pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     stop_on_signals(&stop).context("catching signals")?;
-    let (board, recalled) = open_board(&config)?;
+    let (snapshots, recalled) = open_board(&config)?;
     let mut listeners = listen(&config).await?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let (callers, node_callers) = mpsc::channel(QUEUE_OF_CALLERS);
@@ -88,25 +88,25 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         keeping.peers,
         keeping.durable,
         keeping.files.clone(),
-        board.reader(),
+        snapshots.reader(),
         roles,
         &config.state_dir,
     );
     let routes = Routes::new(LauncherServiceServer::new(launchers))
         .add_service(OperatorServiceServer::new(operators))
         .add_service(CheckpointServiceServer::new(checkpoints));
-    let reader = board.reader();
-    let roster = board.roster().clone();
+    let reader = snapshots.reader();
+    let roster = snapshots.roster().clone();
     nvrx::open(&config, &reader, &stop)?;
     let rooms = sensors::start(&config, &recalled.observed, &inputs, &reader, listeners.checkpoints.clone())?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
     let probing = start_probing(&config, &recalled, &inputs, &roster)?;
     if following.is_some() {
-        board.roster().expect(KERNEL_LOG, clock::mono(), kernel_log::LONGEST_SILENCE);
+        snapshots.roster().expect(KERNEL_LOG, clock::mono(), kernel_log::LONGEST_SILENCE);
     }
     if probing.is_some() {
         let every = config.gpu.interval.0.0.saturating_add(config.gpu.deadline.0.0);
-        board.roster().expect(DEVICES, clock::mono(), Span(every));
+        snapshots.roster().expect(DEVICES, clock::mono(), Span(every));
     }
 
     let look = GpuLook {
@@ -119,7 +119,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let forcing = start_forcing(&config)?;
     let resets = recalled.own_resets();
     let before = Before { resets, origins: recalled.origins, repeats: recalled.repeats, peers };
-    let node = Node::new(board, before, hardware, look, hooks, inputs, forcing);
+    let node = Node::new(snapshots, before, hardware, look, hooks, inputs, forcing);
     let node = tokio::spawn(node.run(node_inputs, node_callers, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");
     notify(&[NotifyState::Ready, NotifyState::Status("watching the host")]);

@@ -73,7 +73,7 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
         None => {
             let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
             let name = if name.is_empty() { host.unwrap_or_default() } else { name.clone() };
-            (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), name, Token::of_nobody()?.into())
+            (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), name, Token::of_no_process()?.into())
         }
     };
     let alone = peers.iter().all(|peer| *peer == name);

@@ -71,7 +71,7 @@ pub fn probe(
 ) -> std::io::Result<Probing> {
     let (stop, stop_writer) = std::io::pipe()?;
     let (ordered, resets) = orders::channel();
-    roster.begins(ROOM, clock::mono());
+    roster.starts(ROOM, clock::mono());
     let ask = move || {
         let mut room =
             Room { source: DeviceSource::new(plan), stop, interval, inputs, roster, reset, resets };
@@ -85,17 +85,17 @@ impl Room {
     /// One sample, and the wait for the next. None when it is over.
     fn look(&mut self) -> Option<()> {
         let (at, began) = (clock::mono(), Instant::now());
-        self.roster.begins(ROOM, at);
+        self.roster.starts(ROOM, at);
         let report = self.source.sample(at);
-        self.tell(Input::Devices { began: at, report: report.clone() })?;
-        self.tell(Input::Looked { room: ROOM.to_owned(), components: Vec::new() })?;
+        self.report(Input::Devices { began: at, report: report.clone() })?;
+        self.report(Input::Looked { room: ROOM.to_owned(), components: Vec::new() })?;
         if let Ok(order) = self.resets.try_recv() {
             let outcome = self.reset(&order, &report);
             // How the GPU is now comes before what is said of its reset: the next look is at once.
             let began = clock::mono();
             let report = self.source.sample(began);
-            self.tell(Input::Devices { began, report })?;
-            return self.tell(Input::GpuReset { order, outcome });
+            self.report(Input::Devices { began, report })?;
+            return self.report(Input::GpuReset { order, outcome });
         }
         // A driver that takes its time is left alone for half the interval at least.
         let took = began.elapsed();
@@ -105,8 +105,8 @@ impl Room {
                 Waited::Over => return Some(()),
                 // A byte asks for a look at once; the other end gone is the end.
                 Waited::Stopped => return matches!((&self.stop).read(&mut [0; 16]), Ok(1..)).then_some(()),
-                Waited::Told(events) => {
-                    self.tell(Input::GpuEvents(events))?;
+                Waited::Reported(events) => {
+                    self.report(Input::GpuEvents(events))?;
                     // What the event did to the counters is not left until the next look.
                     next = next.min(began + took + AT_MOST_EVERY);
                 }
@@ -114,7 +114,7 @@ impl Room {
         }
     }
 
-    fn tell(&self, input: Input) -> Option<()> {
+    fn report(&self, input: Input) -> Option<()> {
         self.inputs.blocking_send(input).ok()
     }
 
@@ -125,7 +125,7 @@ impl Room {
         }
         reset::idle(reading_of(order, report), holders(&self.reset, order.address))?;
         // Who reset what stands in the journal also if we do not live to see the end of it.
-        let _ = self.tell(Input::ResetBegins(order.clone()));
+        let _ = self.report(Input::ResetBegins(order.clone()));
         reset_now(&self.reset, &order.uuid)?;
         let mut outcome = Ok(());
         for again in 0..TRIES_AFTER_A_RESET {

@@ -19,7 +19,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use self::closing::{ended_before, last_words, show_the_rest, write_summary};
-use self::prepare::{come_together, crew, launch, say_if_files_are_few, start_guardian, start_keeper};
+use self::prepare::{
+    come_together, launch, rank_spec, say_if_files_are_few, start_guardian, start_pool_owner,
+};
 use self::signals::signals;
 use crate::act::output::{LineStyle, Terminal};
 use crate::act::rank_spec::RankSpec;
@@ -90,7 +92,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let (logs, root, run_id) = (log_dir.clone(), runtime_root.clone(), plan.settings.run_id.clone());
     let opening = tokio::task::spawn_blocking(move || open(&logs, &root, &run_id));
     // The log directory may be on a file system that does not answer.
-    let (places, board) = tokio::select! {
+    let (launch_paths, snapshots) = tokio::select! {
         biased;
         Some(signal) = signals.recv() => {
             eprintln!("mainstay: ended by signal {signal} before the log directory answered");
@@ -100,8 +102,10 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     };
 
     spawn::adopt_orphans().context("becoming the reaper of the ranks' orphans")?;
-    let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
-    let voice = LineStyle { timestamps: plan.timestamps, log: Some(places.run_dir.join("launcher.log")) };
+    let warm =
+        Warm::new(plan.settings.warm.clone(), &plan.settings.command, launch_paths.run_dir.join("template"));
+    let voice =
+        LineStyle { timestamps: plan.timestamps, log: Some(launch_paths.run_dir.join("launcher.log")) };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
     let say = |text: String| terminal.say(text);
     let sockets = if plan.look_for_agent {
@@ -109,23 +113,25 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     } else {
         Vec::new()
     };
-    plan.from_environment.iter().for_each(|told| terminal.say(told.clone()));
-    let crew = crew(&plan.settings, &places)?;
+    plan.from_environment.iter().for_each(|reported| terminal.say(reported.clone()));
+    let rank_spec = rank_spec(&plan.settings, &launch_paths)?;
     let bound = tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
-        bound = resume::bind(&plan.settings, &log_dir, &crew.checkpoint_dir, &sockets, &say) => bound?,
+        bound = resume::bind(&plan.settings, &log_dir, &rank_spec.checkpoint_dir, &sockets, &say) => bound?,
     };
-    let crew = RankSpec { launch: launch(bound.run()), ..crew };
+    let rank_spec = RankSpec { launch: launch(bound.run()), ..rank_spec };
     // Its port is told to the others before they are known.
-    let with_memory = plan.settings.checkpoints.in_memory && crew.page_dir.is_some();
+    let with_memory = plan.settings.checkpoints.in_memory && rank_spec.page_dir.is_some();
     let listening = plan.hosts.as_ref().filter(|_| with_memory).and_then(|_| Listening::new());
     let replicas_port = listening.as_ref().and_then(Listening::port);
-    let (crew, together) = match plan.hosts {
-        None => (crew, None),
+    let (rank_spec, together) = match plan.hosts {
+        None => (rank_spec, None),
         Some(hosts) => {
             say_if_files_are_few(limits::open_more_files(), hosts.hosts.1, &say);
-            match come_together(hosts, crew, &plan.settings, replicas_port, &mut signals, &terminal).await? {
+            match come_together(hosts, rank_spec, &plan.settings, replicas_port, &mut signals, &terminal)
+                .await?
+            {
                 (_, JoinOutcome::Over { exit, why }) => {
                     terminal.say(format!("the job ended before this host had a place in it: {why}"));
                     terminal.flush(Duration::from_millis(500));
@@ -136,61 +142,61 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
                     terminal.flush(Duration::from_millis(500));
                     return Ok(128 + signal);
                 }
-                (crew, together) => (crew, Some(together)),
+                (rank_spec, together) => (rank_spec, Some(together)),
             }
         }
     };
-    let cgroup = Cgroup::make(&format!("mainstay-{}-{}", places.job, std::process::id()))
+    let cgroup = Cgroup::make(&format!("mainstay-{}-{}", launch_paths.job, std::process::id()))
         .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
         .ok();
-    let crew = RankSpec { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..crew };
+    let rank_spec = RankSpec { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..rank_spec };
     // Both may take minutes: a launcher before this one, or a file system, may not let go. Until ranks run, a signal ends it at once.
-    let outputs = bound.of_job(crew.checkpoint_run());
-    resume::note(&log_dir, &places.run_dir, &outputs).await;
-    let starting = start_keeper(&plan.settings, &runtime_root, &crew, &terminal);
-    let keeper = tokio::select! {
+    let outputs = bound.of_job(rank_spec.checkpoint_run());
+    resume::note(&log_dir, &launch_paths.run_dir, &outputs).await;
+    let starting = start_pool_owner(&plan.settings, &runtime_root, &rank_spec, &terminal);
+    let pool_owner = tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
-        keeper = starting => keeper,
+        pool_owner = starting => pool_owner,
     };
     let known = together.as_ref().and_then(JoinOutcome::known);
     let waits = together.as_ref().is_some_and(JoinOutcome::waits);
-    let kept_by_hosts = known.as_ref().map(Known::told);
-    let replicas = match (listening, known, &keeper) {
-        (Some(listening), Some(known), Some(keeper)) => {
-            Replicas::start(listening, known, keeper, &crew, waits)
+    let kept_by_hosts = known.as_ref().map(Known::reported);
+    let replicas = match (listening, known, &pool_owner) {
+        (Some(listening), Some(known), Some(pool_owner)) => {
+            Replicas::start(listening, known, pool_owner, &rank_spec, waits)
                 .map_err(|error| terminal.say(format!("no copies of checkpoints on other hosts: {error}")))
                 .ok()
         }
         _ => None,
     };
     let kept_by_hosts = kept_by_hosts.filter(|_| replicas.is_some());
-    let checkpoint_pool = keeper.as_ref().map(|keeper| keeper.directory().to_owned());
-    let crew = RankSpec { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
-    let guardian = start_guardian(&crew.mark(), cgroup.as_ref(), crew.checkpoint_pool.as_deref());
+    let checkpoint_pool = pool_owner.as_ref().map(|pool_owner| pool_owner.directory().to_owned());
+    let rank_spec = RankSpec { modules_file: warm.modules_file(), checkpoint_pool, ..rank_spec };
+    let guardian = start_guardian(&rank_spec.mark(), cgroup.as_ref(), rank_spec.checkpoint_pool.as_deref());
     let ranks = plan.settings.local_world_size;
     terminal.say(format!(
         "job {}: {}; run id {}; logs in {}",
-        places.job,
+        launch_paths.job,
         if waits {
             format!("no rank(s) yet, {ranks} when it replaces a host")
         } else {
             format!("{ranks} rank(s)")
         },
-        crew.checkpoint_run(),
-        places.run_dir.display()
+        rank_spec.checkpoint_run(),
+        launch_paths.run_dir.display()
     ));
-    if let Err(reason) = &places.runtime_dir {
+    if let Err(reason) = &launch_paths.runtime_dir {
         terminal.say(format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
     }
 
     let stop = CancellationToken::new();
     let (order_sender, orders) = mpsc::channel(16);
-    let served = serve(&places, &board, &terminal, order_sender, stop.clone());
+    let served = serve(&launch_paths, &snapshots, &terminal, order_sender, stop.clone());
     let (link_sender, link_events) = mpsc::channel(64);
     let agent_expected = sockets.iter().any(|socket| socket.exists());
-    let pool = crew.checkpoint_pool.as_deref();
-    let sealing = Sealing::of(&outputs, &sockets, (&log_dir, &places.run_dir));
+    let pool = rank_spec.checkpoint_pool.as_deref();
+    let sealing = Sealing::of(&outputs, &sockets, (&log_dir, &launch_paths.run_dir));
     let kept = kept_by_hosts.as_deref();
     // While a spare waits, other hosts train: it goes back to a step when it has ranks.
     let restoring = async {
@@ -214,17 +220,21 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         }
     }
     let directories = resume::directories(&outputs, pool);
-    let link =
-        tokio::spawn(launcher_link::agent::keep(sockets, JobId(crew.job.clone()), directories, link_sender));
-    let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
+    let link = tokio::spawn(launcher_link::agent::keep(
+        sockets,
+        JobId(rank_spec.job.clone()),
+        directories,
+        link_sender,
+    ));
+    let paths = standard_paths(&[&launch_paths.run_dir, &rank_spec.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
     let outside = Outside { link_events, agent_expected, host, signals, orders };
     let launcher = Launcher::begin(
         plan.settings,
-        crew,
-        board,
-        JobResources { guardian, keeper, cgroup, together, sealing, replicas },
+        rank_spec,
+        snapshots,
+        JobResources { guardian, pool_owner, cgroup, together, sealing, replicas },
         terminal,
         warm,
     );
@@ -233,11 +243,12 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     // The agent hears of the end before the launcher's process is gone.
     let _ = tokio::time::timeout(launcher_link::agent::LEAVE_WITHIN, link).await;
 
-    write_summary(&places.run_dir, &summary, &terminal);
+    write_summary(&launch_paths.run_dir, &summary, &terminal);
     if plan.print_summary {
         terminal.print(serde_json::to_string(&summary)?);
     }
-    show_the_rest(terminal, last_words(&places.job, &summary), &places.run_dir, &plan.signals).await;
+    show_the_rest(terminal, last_words(&launch_paths.job, &summary), &launch_paths.run_dir, &plan.signals)
+        .await;
     stop.cancel();
     if let Some(served) = served {
         // Readers get the job's end before the socket goes.
@@ -248,20 +259,20 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
 
 /// The job's directories, and its journal.
 fn open(log_dir: &Path, runtime_root: &Path, run_id: &str) -> anyhow::Result<(LaunchPaths, StateWriter)> {
-    let places = paths::make(log_dir, runtime_root, run_id)?;
-    let journal = Journal::open(&places.run_dir.join("journal"), Limits::default(), clock::boot_id())?;
-    Ok((places, StateWriter::open(journal)?))
+    let launch_paths = paths::make(log_dir, runtime_root, run_id)?;
+    let journal = Journal::open(&launch_paths.run_dir.join("journal"), Limits::default(), clock::boot_id())?;
+    Ok((launch_paths, StateWriter::open(journal)?))
 }
 
 /// Serves the API for this job beside its pages; without it the job runs all the same.
 fn serve(
-    places: &LaunchPaths,
-    board: &StateWriter,
+    launch_paths: &LaunchPaths,
+    snapshots: &StateWriter,
     terminal: &Terminal,
     orders: mpsc::Sender<Ordered>,
     stop: CancellationToken,
 ) -> Option<JoinHandle<()>> {
-    let socket = places.runtime_dir.as_ref().ok()?.path.join("api.sock");
+    let socket = launch_paths.runtime_dir.as_ref().ok()?.path.join("api.sock");
     let unix = match UnixSocket::bind(&socket, 0o600) {
         Ok(unix) => unix,
         Err(error) => {
@@ -272,7 +283,7 @@ fn serve(
     let listeners = Listeners { unix: Some(unix), ..Listeners::default() };
     let about = about(Mode::Launcher);
     let routes = Routes::new(JobOrderServiceServer::new(Orders::new(orders)));
-    let reader = board.reader();
+    let reader = snapshots.reader();
     Some(tokio::spawn(async move {
         let clock = Arc::new(clock::now);
         if let Err(error) = api::serve(listeners, reader, about, clock, routes, stop).await {

@@ -65,7 +65,7 @@ pub fn follow(
     roster: Roster,
 ) -> std::io::Result<Following> {
     let (stop, stop_writer) = std::io::pipe()?;
-    roster.begins(ROOM, clock::mono());
+    roster.starts(ROOM, clock::mono());
     let KernelLogConfig { path, limits } = config.clone();
     let follower = Follower { path, limits, boot, cursor, kept, inputs, abreast: false, stop };
     std::thread::Builder::new().name("kernel log".to_owned()).spawn(move || follower.run())?;
@@ -94,7 +94,9 @@ impl Follower {
                 Ok(()) | Err(Trouble::Gone) => return,
                 Err(Trouble::Log(error)) => {
                     let state = LogState::Unreadable(error.to_string());
-                    if self.tell(LogReport { state, facts: Vec::new(), cursor: self.cursor.clone() }).is_err()
+                    if self
+                        .report(LogReport { state, facts: Vec::new(), cursor: self.cursor.clone() })
+                        .is_err()
                     {
                         return;
                     }
@@ -111,36 +113,36 @@ impl Follower {
             Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?
                 .limited(self.limits.clone());
         self.keep_beginning(log.cursor());
-        let (mut told, mut told_at) = (None, clock::mono());
+        let (mut reported, mut reported_at) = (None, clock::mono());
         let mut pace = Pace::default();
         while !self.stopped(Duration::ZERO) {
             let batch = log.read(clock::mono())?;
             let more = batch.more;
             pace.count(clock::mono(), batch.lines);
-            let since_told = clock::mono().since(told_at);
+            let since_told = clock::mono().since(reported_at);
             let silent = since_told >= LONGEST_SILENCE;
             let Some(state) = log.state() else {
                 if silent && let Some(doubt) = log.doubt() {
-                    told_at = clock::mono();
-                    self.tell(LogReport { state: doubt, facts: Vec::new(), cursor: self.cursor.clone() })?;
+                    reported_at = clock::mono();
+                    self.report(LogReport { state: doubt, facts: Vec::new(), cursor: self.cursor.clone() })?;
                     self.is_abreast()?;
                 }
                 log.wait(&self.stop, LONGEST_WAIT)?;
                 continue;
             };
             // Lines that are no facts move the cursor too; that can wait until there is nothing to read, and a while.
-            let moved = told.as_ref() != Some(log.cursor());
-            let due = told.is_none() || Duration::from_nanos(since_told.0) >= CURSOR_EVERY;
+            let moved = reported.as_ref() != Some(log.cursor());
+            let due = reported.is_none() || Duration::from_nanos(since_told.0) >= CURSOR_EVERY;
             if !batch.facts.is_empty() || (!more && (silent || (moved && due))) {
-                told_at = clock::mono();
-                told = Some(log.cursor().clone());
-                self.cursor.clone_from(&told);
-                self.tell(LogReport { state, facts: batch.facts, cursor: told.clone() })?;
+                reported_at = clock::mono();
+                reported = Some(log.cursor().clone());
+                self.cursor.clone_from(&reported);
+                self.report(LogReport { state, facts: batch.facts, cursor: reported.clone() })?;
             }
             if !more {
                 self.is_abreast()?;
-                let to_tell = told.as_ref() != Some(log.cursor());
-                log.wait(&self.stop, if to_tell { CURSOR_EVERY } else { LONGEST_WAIT })?;
+                let to_report = reported.as_ref() != Some(log.cursor());
+                log.wait(&self.stop, if to_report { CURSOR_EVERY } else { LONGEST_WAIT })?;
                 if pace.is_storm(clock::mono()) {
                     self.stopped(GATHERING);
                 }
@@ -152,17 +154,17 @@ impl Follower {
     /// Keeps where the reading of another log begins, before a line of it is told. From there on the journal says how
     /// far it was read; an agent that is killed before it keeps the next cursor would read the log from its beginning
     /// again, and take each fault for a new one.
-    fn keep_beginning(&mut self, begins: &LogCursor) {
-        let same_log = |kept: &LogCursor| kept.boot == begins.boot && kept.log == begins.log;
+    fn keep_beginning(&mut self, starts: &LogCursor) {
+        let same_log = |kept: &LogCursor| kept.boot == starts.boot && kept.log == starts.log;
         if !self.kept.value().is_some_and(same_log)
-            && let Err(error) = self.kept.keep(begins)
+            && let Err(error) = self.kept.keep(starts)
         {
             tracing::debug!(%error, "the start of the kernel log cannot be kept");
         }
     }
 
     /// Waits for the node when it is behind: nothing that was read is dropped, and the kernel keeps the rest.
-    fn tell(&self, report: LogReport) -> Result<(), Gone> {
+    fn report(&self, report: LogReport) -> Result<(), Gone> {
         self.inputs.blocking_send(Input::KernelLog(report)).map_err(|_| Gone)
     }
 

@@ -27,7 +27,7 @@ const REST: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// The socket cannot be made.
-pub fn open(config: &Config, board: &StateReader, stop: &CancellationToken) -> anyhow::Result<()> {
+pub fn open(config: &Config, snapshots: &StateReader, stop: &CancellationToken) -> anyhow::Result<()> {
     let NvrxConfig { health_socket, fail_on_unknown, segment_health_dir } = &config.nvrx;
     let now: Clock = Arc::new(clock::now);
     if !health_socket.as_os_str().is_empty() {
@@ -38,7 +38,7 @@ pub fn open(config: &Config, board: &StateReader, stop: &CancellationToken) -> a
         }
         // Any user's launcher may ask: it is told only whether the node is fit.
         let socket = UnixSocket::bind(health_socket, 0o666).context("key `nvrx.health_socket`")?;
-        let service = NodeHealthService::new(board.clone(), now.clone(), *fail_on_unknown);
+        let service = NodeHealthService::new(snapshots.clone(), now.clone(), *fail_on_unknown);
         let stop = stop.clone();
         tokio::spawn(async move {
             if let Err(error) = api::serve_node_health(socket, service, stop).await {
@@ -49,9 +49,9 @@ pub fn open(config: &Config, board: &StateReader, stop: &CancellationToken) -> a
     if !segment_health_dir.as_os_str().is_empty() {
         let host = identify().host_name.unwrap_or_else(|| "unknown".to_owned());
         let files = SegmentFiles::new(segment_health_dir, &host);
-        let (board, fail_on_unknown) = (board.clone(), *fail_on_unknown);
+        let (snapshots, fail_on_unknown) = (snapshots.clone(), *fail_on_unknown);
         let proc = config.host.proc_root.clone();
-        let keep = keep_files(files, board, now, fail_on_unknown, proc);
+        let keep = keep_files(files, snapshots, now, fail_on_unknown, proc);
         let stop = stop.clone();
         tokio::spawn(async move { stop.run_until_cancelled(keep).await });
     }
@@ -61,7 +61,7 @@ pub fn open(config: &Config, board: &StateReader, stop: &CancellationToken) -> a
 /// Keeps the files true to the node's state. The directory is shared: a call that hangs there holds up nothing else.
 async fn keep_files(
     files: SegmentFiles,
-    mut board: StateReader,
+    mut snapshots: StateReader,
     clock: Clock,
     fail_on_unknown: bool,
     proc: PathBuf,
@@ -70,8 +70,8 @@ async fn keep_files(
     let mut written = true;
     let mut walked = None;
     loop {
-        if board.roster().is_complete() {
-            let node = health(&board, &clock, fail_on_unknown);
+        if snapshots.roster().is_complete() {
+            let node = health(&snapshots, &clock, fail_on_unknown);
             let due = !written || walked.is_none_or(|at: Instant| at.elapsed() >= LOOK_EVERY);
             let change = match (node.is_fit(), written) {
                 (true, true) => Some(None),
@@ -96,7 +96,7 @@ async fn keep_files(
         }
         // The board is published at every look of a room; that often is not needed.
         tokio::time::sleep(REST).await;
-        if tokio::time::timeout(LOOK_EVERY, board.changed()).await == Ok(false) {
+        if tokio::time::timeout(LOOK_EVERY, snapshots.changed()).await == Ok(false) {
             return;
         }
     }

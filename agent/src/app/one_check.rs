@@ -39,10 +39,10 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     take_what_was_learned(&config.state_dir, directory);
     let own = of_one_look(config, directory);
     let journal = Journal::open(&own.journal_dir(), own.journal_limits(), clock::boot_id())?;
-    let board = StateWriter::open(journal)?;
+    let snapshots = StateWriter::open(journal)?;
     let socket = UnixSocket::bind(&directory.join(SOCKET), 0o600)?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
-    let (reader, roster) = (board.reader(), board.roster().clone());
+    let (reader, roster) = (snapshots.reader(), snapshots.roster().clone());
     let rooms = sensors::start(&own, &recalled.observed, &inputs, &reader, None)?;
     let (hardware, following) = watch_hardware(&own, &recalled, &inputs, &roster)?;
     let probing = start_probing(&own, &recalled, &inputs, &roster)?;
@@ -54,7 +54,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     };
     let forcing = start_forcing(&own)?;
     let before = Before { origins: recalled.origins, repeats: recalled.repeats, ..Before::default() };
-    let node = Node::new(board, before, hardware, look, Hooks::default(), inputs, forcing);
+    let node = Node::new(snapshots, before, hardware, look, Hooks::default(), inputs, forcing);
     // Nobody may attach.
     let (_callers, node_callers) = mpsc::channel(1);
     let node = tokio::spawn(node.run(node_inputs, node_callers, || {}, stop.clone()));

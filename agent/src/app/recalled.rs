@@ -171,9 +171,9 @@ mod tests {
         let mut witness = EvidenceLog::with(recalled.records());
         recalled.kernel.iter().for_each(|(at, fact)| witness.take_in(*at, fact));
         witness.take_in(hours(5), &lost());
-        let told = witness.testify(hours(5), &Unrelated::default(), &[]).failed_before;
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert_eq!(told[0].incidents, 3);
-        assert!((told[0].hours - 185.0).abs() < 1.0, "{}", told[0].hours);
+        let reported = witness.report_evidence(hours(5), &Unrelated::default(), &[]).failed_before;
+        assert_eq!(reported.len(), 1, "{reported:?}");
+        assert_eq!(reported[0].incidents, 3);
+        assert!((reported[0].hours - 185.0).abs() < 1.0, "{}", reported[0].hours);
     }
 }

@@ -66,20 +66,20 @@ pub fn start(
     config: &Config,
     observed: &Observed,
     inputs: &mpsc::Sender<Input>,
-    board: &StateReader,
+    snapshots: &StateReader,
     replicas: Option<Arc<Service>>,
 ) -> anyhow::Result<Vec<Watching>> {
-    let roster = board.roster();
+    let roster = snapshots.roster();
     let mut rooms = SensorStarter { config, observed, inputs, roster, watching: Vec::new() };
-    rooms.host(board)?;
+    rooms.host(snapshots)?;
     rooms.system()?;
     rooms.tpu()?;
     rooms.cloud()?;
-    rooms.nccl(board)?;
+    rooms.nccl(snapshots)?;
     rooms.fabric()?;
     rooms.dcgm()?;
     rooms.dcgm_exporter()?;
-    rooms.replicas(replicas, board)?;
+    rooms.replicas(replicas, snapshots)?;
     Ok(rooms.watching)
 }
 
@@ -150,52 +150,52 @@ fn lagging(replicas: &Service, behind: &mut BTreeSet<String>) -> Vec<Observation
 }
 
 /// How this host stands for those who place replicas.
-fn standing(board: &StateReader, replicas: &Service) -> PlacementEligibility {
+fn standing(snapshots: &StateReader, replicas: &Service) -> PlacementEligibility {
     let watched = replicas.watched();
-    PlacementEligibility::of(&board.view(), |job| {
+    PlacementEligibility::of(&snapshots.view(), |job| {
         let of_job = |of: &&Watched| of.directory == Path::new(&job.spec.checkpoint_dir);
         watched.iter().find(of_job).map(|of| of.run.clone())
     })
 }
 
 /// The processes of the jobs that run here.
-fn ranks(board: &StateReader) -> Vec<Pid> {
-    let view = board.view();
+fn ranks(snapshots: &StateReader) -> Vec<Pid> {
+    let view = snapshots.view();
     let open = view.jobs.values().filter(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));
     open.flat_map(|job| job.ranks.values().map(|rank| rank.pid)).collect()
 }
 
 impl SensorStarter<'_> {
     /// What ranks saved that should be the same and is not, whether replicas keep up, and how this host stands for those who place them.
-    fn replicas(&mut self, replicas: Option<Arc<Service>>, board: &StateReader) -> anyhow::Result<()> {
+    fn replicas(&mut self, replicas: Option<Arc<Service>>, snapshots: &StateReader) -> anyhow::Result<()> {
         let Some(replicas) = replicas else { return Ok(()) };
-        let mut told: Vec<Observation> = self.observed.iter().map(|(_, _, seen)| seen.clone()).collect();
-        told.retain(|seen| seen.component == REPLICAS && seen.event == REPLICAS_DIFFER);
-        let (board, mut behind) = (board.clone(), BTreeSet::new());
+        let mut reported: Vec<Observation> = self.observed.iter().map(|(_, _, seen)| seen.clone()).collect();
+        reported.retain(|seen| seen.component == REPLICAS && seen.event == REPLICAS_DIFFER);
+        let (snapshots, mut behind) = (snapshots.clone(), BTreeSet::new());
         self.watch("replicas", Period::seconds(1), move |_| {
-            replicas.stands(standing(&board, &replicas));
+            replicas.stands(standing(&snapshots, &replicas));
             let own = replicas.unlike().into_iter().filter(|found| {
                 // Whoever has nothing to do with it leaves it to those who have.
                 found.members.iter().any(|member| member.holder == replicas.name())
             });
             let news: Vec<Observation> =
-                own.map(|found| observed(&found)).filter(|seen| !told.contains(seen)).collect();
-            told.extend(news.iter().cloned());
+                own.map(|found| observed(&found)).filter(|seen| !reported.contains(seen)).collect();
+            reported.extend(news.iter().cloned());
             let news = news.into_iter().chain(lagging(&replicas, &mut behind));
             SensorReport { components: Vec::new(), facts: news.map(Fact::Observed).collect() }
         })
     }
 
     /// CPU, memory, disks.
-    fn host(&mut self, board: &StateReader) -> anyhow::Result<()> {
+    fn host(&mut self, snapshots: &StateReader) -> anyhow::Result<()> {
         let mut named: Vec<&Path> = vec![&self.config.state_dir];
         named.extend(self.config.host.watch_paths.iter().map(|path| path.as_path()));
         let mut source = HostSource::new(self.config.host_roots(), standard_paths(&named));
         let mut judge = HostJudge::new(self.config.host.limits.clone());
-        let board = board.clone();
+        let snapshots = snapshots.clone();
         self.watch("host", self.config.host.interval, move |at| {
             // Their control groups may be smaller than the host, and other ones than ours.
-            source.watch_processes(ranks(&board));
+            source.watch_processes(ranks(&snapshots));
             judge.step(at, &source.sample(at))
         })
     }
@@ -256,16 +256,16 @@ impl SensorStarter<'_> {
     }
 
     /// What NCCL tells of the jobs of this host, while there are any.
-    fn nccl(&mut self, board: &StateReader) -> anyhow::Result<()> {
+    fn nccl(&mut self, snapshots: &StateReader) -> anyhow::Result<()> {
         let NcclConfig { address, interval, deadline, limits } = self.config.nccl.clone();
         if address.is_empty() {
             return Ok(());
         }
         let mut judge = NcclJudge::new(limits);
-        let board = board.clone();
+        let snapshots = snapshots.clone();
         let deadline = Duration::from_nanos(deadline.0.0);
         self.watch("nccl", interval, move |at| {
-            let runs = board
+            let runs = snapshots
                 .view()
                 .jobs
                 .values()
@@ -348,27 +348,27 @@ impl SensorStarter<'_> {
         mut look: impl FnMut(Mono) -> SensorReport + Send + 'static,
     ) -> anyhow::Result<()> {
         let (inputs, roster, room) = (self.inputs.clone(), self.roster.clone(), name.to_owned());
-        roster.begins(name, clock::mono());
+        roster.starts(name, clock::mono());
         roster.expect(name, clock::mono(), interval.0);
-        let begun = room.clone();
+        let started = room.clone();
         let look = move |at| {
-            roster.begins(&begun, at);
+            roster.starts(&started, at);
             look(at)
         };
         let mut shown = BTreeSet::new();
-        let tell = move |judged: SensorReport| {
+        let report = move |judged: SensorReport| {
             let components: BTreeSet<String> =
                 judged.components.iter().map(|component| component.name.clone()).collect();
             let unwatched: Vec<String> = shown.difference(&components).cloned().collect();
             shown.clone_from(&components);
             let looked = Input::Looked { room: room.clone(), components: components.into_iter().collect() };
-            let mut told = vec![Input::Sensed(judged), looked];
+            let mut reported = vec![Input::Sensed(judged), looked];
             if !unwatched.is_empty() {
-                told.push(Input::Unwatched(unwatched));
+                reported.push(Input::Unwatched(unwatched));
             }
-            told.into_iter().all(|input| inputs.blocking_send(input).is_ok())
+            reported.into_iter().all(|input| inputs.blocking_send(input).is_ok())
         };
-        let watching = watch(name, Duration::from_nanos(interval.0.0), look, tell)
+        let watching = watch(name, Duration::from_nanos(interval.0.0), look, report)
             .with_context(|| format!("starting the thread that watches: {name}"))?;
         self.watching.push(watching);
         Ok(())

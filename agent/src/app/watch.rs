@@ -15,7 +15,7 @@ pub struct Watching {
     _stop: StopSender<()>,
 }
 
-/// Looks now and every `interval`, and tells what came of it until `tell` says that nobody listens any more.
+/// Looks now and every `interval`, and tells what came of it until `report` says that nobody listens any more.
 ///
 /// # Errors
 /// The kernel gives no more threads.
@@ -23,11 +23,11 @@ pub fn watch(
     name: &str,
     interval: Duration,
     mut look: impl FnMut(Mono) -> SensorReport + Send + 'static,
-    mut tell: impl FnMut(SensorReport) -> bool + Send + 'static,
+    mut report: impl FnMut(SensorReport) -> bool + Send + 'static,
 ) -> std::io::Result<Watching> {
     let (stop, stopped) = channel();
     let repeat = move || {
-        while tell(look(clock::mono())) {
+        while report(look(clock::mono())) {
             match stopped.recv_timeout(interval) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return,

@@ -42,7 +42,7 @@ pub(super) struct Args {
 
 /// Runs until told to stop.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let begun = match config(&args) {
+    let started = match config(&args) {
         Ok(config) => {
             logging::start(tracing::Level::from(config.log).into());
             app::run_agent(config).await
@@ -53,7 +53,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     logging::flush(logging::PATIENCE);
-    match begun {
+    match started {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
             output::note(&format!("error: {}", output::in_full(&error)));

@@ -137,19 +137,19 @@ fn scan(catalog: &Catalog, file: &Path, kind: Kind) -> anyhow::Result<Findings> 
         Box::new(File::open(file).with_context(reading)?)
     };
     let mut scan = Scan::new(catalog, &name, lines::rank_of_path(&name), kind);
-    let (mut piece, mut begins) = (vec![0; PIECE], true);
+    let (mut piece, mut starts) = (vec![0; PIECE], true);
     loop {
         match source.read(&mut piece) {
             Ok(0) => return Ok(scan.finish()),
             Ok(count)
-                if begins
+                if starts
                     && let Some(why) = files::unreadable(piece.get(..count).unwrap_or_default(), &name) =>
             {
                 output::note(&why);
                 return Ok(scan.finish());
             }
             Ok(count) => {
-                begins = false;
+                starts = false;
                 scan.feed(piece.get(..count).unwrap_or_default());
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

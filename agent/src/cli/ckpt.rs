@@ -345,8 +345,8 @@ mod tests {
         assert_eq!(one_of("else", runs.into_iter()).expect("one"), "else~3");
         assert_eq!(one_of("train~1", runs.into_iter()).expect("one"), "train~1");
         assert_eq!(one_of("new", runs.into_iter()).expect("none"), "new");
-        let told = one_of("train", runs.into_iter()).expect_err("two").to_string();
-        assert!(told.contains("train~1, train~2"), "{told}");
+        let reported = one_of("train", runs.into_iter()).expect_err("two").to_string();
+        assert!(reported.contains("train~1, train~2"), "{reported}");
     }
 
     #[test]

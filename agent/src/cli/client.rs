@@ -303,8 +303,8 @@ impl Client {
         let mut checkpoints = self.checkpoints();
         within(&self.socket, async {
             let answer = checkpoints.watch_checkpoints(request).await;
-            let told = |answer: WatchCheckpointsResponse| (answer.enabled, answer.problem);
-            answer.map(|answer| told(answer.into_inner())).map_err(|status| self.failed(&status))
+            let reported = |answer: WatchCheckpointsResponse| (answer.enabled, answer.problem);
+            answer.map(|answer| reported(answer.into_inner())).map_err(|status| self.failed(&status))
         })
         .await
     }

@@ -125,7 +125,7 @@ struct Teller {
 }
 
 impl Teller {
-    fn tell(self, item: &Item) -> anyhow::Result<()> {
+    fn report(self, item: &Item) -> anyhow::Result<()> {
         let line = match (item, self.json) {
             (Item::Event(event), true) => json::event(event).to_string(),
             (Item::Gap(gap), true) => json::gap(gap).to_string(),
@@ -166,7 +166,7 @@ impl History {
     }
 
     fn take(&mut self, item: Item) -> anyhow::Result<()> {
-        let Some(last) = self.last else { return self.teller.tell(&item) };
+        let Some(last) = self.last else { return self.teller.report(&item) };
         // What is missing before the last few was not asked for.
         if matches!(item, Item::Event(_)) {
             self.kept.push_back(item);
@@ -178,7 +178,7 @@ impl History {
     }
 
     fn end(&self) -> anyhow::Result<()> {
-        self.kept.iter().try_for_each(|item| self.teller.tell(item))
+        self.kept.iter().try_for_each(|item| self.teller.report(item))
     }
 }
 
@@ -264,7 +264,7 @@ impl Watch {
         loop {
             match events.next().await {
                 Ok(item) => {
-                    self.teller.tell(&item)?;
+                    self.teller.report(&item)?;
                     self.cursor = match item {
                         Item::Event(event) => event.cursor,
                         Item::Gap(gap) => gap.last_missing,

@@ -117,9 +117,9 @@ async fn of_job(args: &Args, job: &str) -> anyhow::Result<Option<String>> {
         let Some(answer) = client.explain(job, args.incident, args.all).await? else { continue };
         return Ok(Some(match (args.json, args.markdown) {
             (true, _) => {
-                let mut told: serde_json::Value = serde_json::from_str(&answer.json)?;
-                told["run"] = job.into();
-                format!("{told}\n")
+                let mut reported: serde_json::Value = serde_json::from_str(&answer.json)?;
+                reported["run"] = job.into();
+                format!("{reported}\n")
             }
             (_, true) => answer.markdown,
             _ => answer.text,
@@ -182,9 +182,9 @@ fn of_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let text = if args.json {
-        let mut told = incident_report::json(&report, &findings);
-        told["run"] = json!(run_dir);
-        format!("{told}\n")
+        let mut reported = incident_report::json(&report, &findings);
+        reported["run"] = json!(run_dir);
+        format!("{reported}\n")
     } else {
         let logs = run_dir.join(format!("attempt_{}", report.verdict.attempt.0)).display().to_string();
         let options = Options { logs: Some(&logs), markdown: args.markdown, all: args.all };

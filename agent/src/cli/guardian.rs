@@ -27,7 +27,7 @@ pub fn run(args: &Args) -> ExitCode {
                 Ok(None) if pool.exists() => std::thread::sleep(std::time::Duration::from_millis(100)),
                 // Standard error is the launcher's: whoever still reads there is told.
                 Ok(Some(recovered)) => {
-                    recovered.told().iter().for_each(|line| eprintln!("mainstay: {line}"));
+                    recovered.reported().iter().for_each(|line| eprintln!("mainstay: {line}"));
                     break;
                 }
                 _ => break,

@@ -14,7 +14,7 @@ pub(super) async fn agent(socket: Option<PathBuf>) -> Result<Client, AskError> {
     let (answering, why) = answering(agents, 1).await;
     match answering.into_iter().next() {
         Some((_, client)) => Ok(client),
-        None => Err(nobody(why, found.looked_at.first())),
+        None => Err(no_one(why, found.looked_at.first())),
     }
 }
 
@@ -37,7 +37,7 @@ pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Resu
                 reason: format!("more than one job runs here: name one with --job ({})", names.join(", ")),
             })
         }
-        None => Err(nobody(why, found.looked_at.last())),
+        None => Err(no_one(why, found.looked_at.last())),
     }
 }
 
@@ -68,7 +68,7 @@ async fn answering<'a>(
     (answering, why)
 }
 
-fn nobody(why: Option<AskError>, looked_at: Option<&String>) -> AskError {
+fn no_one(why: Option<AskError>, looked_at: Option<&String>) -> AskError {
     why.unwrap_or_else(|| AskError::Missing(looked_at.cloned().unwrap_or_default().into()))
 }
 

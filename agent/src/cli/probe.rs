@@ -103,8 +103,8 @@ fn deep(probe: &str, storage_size: u64, cuda: Option<&Path>) -> anyhow::Result<(
     let probe = serde_json::from_str(probe)?;
     let means = Means { storage_size, cuda: cuda.map(|path| path.as_os_str().to_owned()) };
     let mut answers = stdout::apart()?;
-    let told = serde_json::to_string(&deep::run(&probe, &means))?;
-    writeln!(answers, "{told}")?;
+    let reported = serde_json::to_string(&deep::run(&probe, &means))?;
+    writeln!(answers, "{reported}")?;
     Ok(())
 }
 

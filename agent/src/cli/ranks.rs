@@ -12,7 +12,7 @@ use super::answer::is_over;
 use super::find::{Ask, find};
 use super::json::seconds;
 use super::output::{self, Paint, clean, shortened, spoken};
-use super::status::{ask_all, nothing_answers, told_once};
+use super::status::{ask_all, nothing_answers, reported_once};
 use super::{exit, json};
 
 /// How often the table is shown again.
@@ -52,7 +52,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     loop {
         let found = find(&args.ask);
         let mut answers = ask_all(found.places.clone()).await;
-        told_once(&mut answers);
+        reported_once(&mut answers);
         let jobs: Vec<Job> = answers
             .into_iter()
             .filter_map(|answer| answer.result.ok())
@@ -114,15 +114,15 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
         let _ = writeln!(text, "{}", paint.dim(&line(&COLUMNS.map(str::to_owned), &widths)));
     }
     for (row, rank) in rows.iter().zip(&shown) {
-        let told = line(row, &widths);
-        let told = match remark(job, rank) {
-            Some(remark) => format!("{told}  {remark}"),
-            None => told,
+        let reported = line(row, &widths);
+        let reported = match remark(job, rank) {
+            Some(remark) => format!("{reported}  {remark}"),
+            None => reported,
         };
         let _ = match (is_suspect(job, rank), is_slow(job, rank)) {
-            (true, _) => writeln!(text, "{}", paint.bad(&told)),
-            (_, true) => writeln!(text, "{}", paint.warning(&told)),
-            _ => writeln!(text, "{told}"),
+            (true, _) => writeln!(text, "{}", paint.bad(&reported)),
+            (_, true) => writeln!(text, "{}", paint.warning(&reported)),
+            _ => writeln!(text, "{reported}"),
         };
     }
     groups(&grouped).iter().for_each(|group| {
@@ -140,9 +140,9 @@ fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
         let behind = rank.step.zip(usual).is_some_and(|(step, usual)| step + 2 < usual);
         let absent = !matches!(rank.phase(), RankPhase::Connected);
         let excess = rank.against_peers.filter(|ratio| *ratio >= SLOW).unwrap_or(0.0);
-        let told =
+        let reported =
             f64::from(u8::from(is_suspect(job, rank))) * 4.0 + f64::from(u8::from(is_slow(job, rank))) * 3.0;
-        told + f64::from(u8::from(absent)) * 2.0 + f64::from(u8::from(behind)) * 2.0 + excess
+        reported + f64::from(u8::from(absent)) * 2.0 + f64::from(u8::from(behind)) * 2.0 + excess
     };
     let mut out: Vec<(f64, usize)> =
         job.ranks.iter().map(weight).zip(0..).filter(|(weight, _)| *weight > 0.0).collect();

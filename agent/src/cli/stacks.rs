@@ -15,7 +15,7 @@ use super::answer::is_over;
 use super::exit;
 use super::find::{Ask, find};
 use super::output::{self, Paint, clean};
-use super::status::{ask_all, told_once};
+use super::status::{ask_all, reported_once};
 use crate::source::evidence::{self, Frames, Subject};
 
 /// How long it may take.
@@ -45,7 +45,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut answers = ask_all(find(&args.ask).places).await;
-    told_once(&mut answers);
+    reported_once(&mut answers);
     let jobs = answers.into_iter().filter_map(|answer| answer.result.ok()).flat_map(|of| of.jobs);
     let jobs: Vec<Job> = jobs.filter(|job| !is_over(job)).collect();
     let job = match chosen(jobs, args.job.as_deref()) {
@@ -120,9 +120,9 @@ fn shown(taken: &evidence::Taken, paint: Paint) -> String {
             text.push_str(&format!("  {}\n", clean(line)));
         }
     }
-    let waits = taken.waits.iter().map(|waits| &waits.told);
-    for told in waits.chain(&taken.findings) {
-        text.push_str(&format!("{}\n", clean(told)));
+    let waits = taken.waits.iter().map(|waits| &waits.reported);
+    for reported in waits.chain(&taken.findings) {
+        text.push_str(&format!("{}\n", clean(reported)));
     }
     text
 }

@@ -33,7 +33,7 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let found = find(&args.ask);
     let mut answers = ask_all(found.places.clone()).await;
-    told_once(&mut answers);
+    reported_once(&mut answers);
     if let Some(job) = &args.job {
         only_job(&mut answers, job);
     }
@@ -65,7 +65,7 @@ pub(super) async fn ask_all(places: Vec<Place>) -> Vec<Answer> {
 }
 
 /// A job that both its agent and its launcher report is shown once, as the agent's.
-pub(super) fn told_once(answers: &mut [Answer]) {
+pub(super) fn reported_once(answers: &mut [Answer]) {
     let by_agents: Vec<String> = answers
         .iter()
         .filter_map(|answer| answer.result.as_ref().ok())
@@ -238,7 +238,7 @@ mod tests {
             answer(ServerMode::Launcher, HealthState::Healthy, vec![job("a", JobPhase::Running)]),
             answer(ServerMode::Launcher, HealthState::Healthy, vec![job("b", JobPhase::Running)]),
         ];
-        told_once(&mut answers);
+        reported_once(&mut answers);
         let shown: Vec<&str> = jobs(&answers).map(|job| job.id.as_str()).collect();
         assert_eq!(shown, ["a", "b", "b"]);
     }

@@ -92,8 +92,8 @@ fn as_json(report: &Report) -> String {
 /// What costs the job most, in one word; `none` if nothing was found.
 fn cause(report: &Report) -> &'static str {
     let cost = |finding: &&Finding| finding.cost_percent.unwrap_or(0.0);
-    let begun = report.findings.iter().filter(|finding| !finding.over);
-    begun.max_by(|a, b| cost(a).total_cmp(&cost(b))).map_or("none", |finding| finding.what.word())
+    let started = report.findings.iter().filter(|finding| !finding.over);
+    started.max_by(|a, b| cost(a).total_cmp(&cost(b))).map_or("none", |finding| finding.what.word())
 }
 
 fn as_text(report: &Report) -> String {

@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_with_its_reason() {
-        for (line, told) in [
+        for (line, reported) in [
             ("watch = [\"/ckpt\"]", "RUN=DIRECTORY"),
             ("watch = [\"r=megatrom:/ckpt\"]", "known are"),
             ("watch = [\"r=ckpt\"]", "absolute"),
@@ -211,7 +211,7 @@ mod tests {
             ("watch = [{run = \"r\", directory = \"/c\", pattern = \"x\"}]", "{step}"),
         ] {
             let error = toml::from_str::<Read>(line).unwrap_err().to_string();
-            assert!(error.contains(told), "{line}: {error}");
+            assert!(error.contains(reported), "{line}: {error}");
         }
     }
 }

@@ -40,18 +40,18 @@ pub(super) async fn as_follower(stream: TcpStream, token: &Token) -> Result<Stre
     // It is not compared: whoever has the key is of the job.
     let name = ServerName::try_from("launcher").map_err(io::Error::other)?;
     let connector = TlsConnector::from(Arc::clone(&ends.client));
-    Ok(Box::new(connector.connect(name, stream).await.map_err(told)?))
+    Ok(Box::new(connector.connect(name, stream).await.map_err(reported)?))
 }
 
 /// The leader's end.
 pub(super) async fn as_leader(stream: TcpStream, token: &Token) -> Result<Stream, StreamError> {
     let Some(ends) = &token.ends else { return Ok(Box::new(stream)) };
     let acceptor = TlsAcceptor::from(Arc::clone(&ends.server));
-    Ok(Box::new(acceptor.accept(stream).await.map_err(told)?))
+    Ok(Box::new(acceptor.accept(stream).await.map_err(reported)?))
 }
 
 /// What it means that no TLS came about.
-fn told(error: io::Error) -> StreamError {
+fn reported(error: io::Error) -> StreamError {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(
             rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)

@@ -32,7 +32,7 @@ enum Found {
 
 /// Looks at the launcher that listens at this address.
 pub async fn look(address: String, token: Token) -> Sight {
-    let (said, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (said, mut reported) = tokio::sync::mpsc::unbounded_channel();
     let mut tries = JoinSet::new();
     for number in 0..TRIES {
         let (address, token, said) = (address.clone(), token.clone(), said.clone());
@@ -45,7 +45,7 @@ pub async fn look(address: String, token: Token) -> Sight {
     drop(said);
     let (mut connected, mut refusals) = (false, 0);
     let watch = async {
-        while let Some(found) = told.recv().await {
+        while let Some(found) = reported.recv().await {
             match found {
                 Found::Launcher => return Some(Sight::Answers),
                 Found::Connection => connected = true,

@@ -82,7 +82,7 @@ pub async fn ask(question: &Question<'_>) -> Result<Answer, HttpError> {
 ///
 /// # Errors
 /// [`HttpError`]; a status that tells of an error is none.
-pub async fn tell(question: &Question<'_>) -> Result<StatusCode, HttpError> {
+pub async fn report(question: &Question<'_>) -> Result<StatusCode, HttpError> {
     in_time(question, async |answer: Response<Incoming>| Ok(answer.status())).await
 }
 

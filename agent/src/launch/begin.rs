@@ -40,7 +40,7 @@ pub struct JobResources {
     /// Sees to it that nothing outlives the launcher.
     pub guardian: Option<Guardian>,
     /// Keeps the ranks' checkpoints in memory.
-    pub keeper: Option<PoolOwner>,
+    pub pool_owner: Option<PoolOwner>,
     /// The ranks' control group.
     pub cgroup: Option<Cgroup>,
     /// The other hosts of the job, if there are any.
@@ -55,23 +55,23 @@ impl Launcher {
     /// Begins the job: records it and takes the order for the first start.
     pub fn begin(
         settings: Settings,
-        mut crew: RankSpec,
-        board: StateWriter,
+        mut rank_spec: RankSpec,
+        snapshots: StateWriter,
         beside: JobResources,
         terminal: Terminal,
         warm: Warm,
     ) -> Launcher {
-        let JobResources { guardian, keeper, cgroup, together, sealing, replicas } = beside;
+        let JobResources { guardian, pool_owner, cgroup, together, sealing, replicas } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
-        let policy = settings.policy_of_job(&crew.job);
-        let mut spec = job_spec(&settings, &crew, policy.clone());
-        let memory = memory(&settings, &crew, &spec);
+        let policy = settings.policy_of_job(&rank_spec.job);
+        let mut spec = job_spec(&settings, &rank_spec, policy.clone());
+        let memory = memory(&settings, &rank_spec, &spec);
         let read = memory.clone().and_then(|memory: Memory| log_files::ask(move || memory.read()).flatten());
         let learned = read.unwrap_or_default();
         spec.earlier.clone_from(&learned.rungs);
-        crew.previous_size = previous_size(&settings, &crew, &spec);
-        let watcher = crew.page_dir.as_ref().and_then(|directory| {
+        rank_spec.previous_size = previous_size(&settings, &rank_spec, &spec);
+        let watcher = rank_spec.page_dir.as_ref().and_then(|directory| {
             let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
             watcher
                 .map_err(|error| {
@@ -79,19 +79,19 @@ impl Launcher {
                 })
                 .ok()
         });
-        let desk = crew.page_dir.as_ref().and_then(|directory| {
+        let round_server = rank_spec.page_dir.as_ref().and_then(|directory| {
             RoundServer::open(directory)
                 .inspect_err(|error| tracing::warn!(%error, "no socket for rounds; no restart is in process"))
                 .ok()
         });
-        let drill = crew.page_dir.as_ref().filter(|_| settings.allow_inject).and_then(|directory| {
+        let drill = rank_spec.page_dir.as_ref().filter(|_| settings.allow_inject).and_then(|directory| {
             RoundServer::open_for_drills(directory)
                 .inspect_err(
                     |error| tracing::warn!(%error, "no socket for drills; only signals can be injected"),
                 )
                 .ok()
         });
-        let first = Rank(crew.seat.first_rank);
+        let first = Rank(rank_spec.seat.first_rank);
         let mut hangs = Judge::new(&settings.hang, first, settings.local_world_size as usize, began);
         hangs.recall(&learned);
         let brain = match together {
@@ -108,7 +108,7 @@ impl Launcher {
                 job.recall(&learned);
                 match together {
                     Some(JoinOutcome::Leading(gathered)) => {
-                        let names = (crew.job.clone(), crew.launch.clone());
+                        let names = (rank_spec.job.clone(), rank_spec.launch.clone());
                         Brain::Leading(Box::new(Leading::new(job, *gathered, names)))
                     }
                     _ => Brain::Alone(Box::new(job)),
@@ -123,18 +123,18 @@ impl Launcher {
             Brain::Alone(_) | Brain::Gone => {}
         }
         let mut launcher = Launcher {
-            id: JobId(crew.job.clone()),
+            id: JobId(rank_spec.job.clone()),
             settings,
-            crew,
+            rank_spec,
             brain,
             hangs,
             memory: memory.map(|memory| (memory, learned.runs)),
             tasks: VecDeque::new(),
-            board,
+            snapshots,
             terminal,
             shown: None,
             guardian,
-            keeper,
+            pool_owner,
             cgroup,
             watcher,
             warm,
@@ -145,7 +145,7 @@ impl Launcher {
             sights: mpsc::unbounded_channel(),
             monitors: BTreeMap::new(),
             stop: None,
-            desk,
+            round_server,
             drill,
             drills: Vec::new(),
             round: Round::default(),
@@ -163,7 +163,7 @@ impl Launcher {
             step_times: Vec::new(),
             oom_kills: OomKills::of(Roots::default().proc, &Roots::default().sys),
             spoken: Spoken::start(),
-            surroundings: SlowdownHints::default(),
+            rank_context: SlowdownHints::default(),
             exit: None,
             sealing,
             starting: None,

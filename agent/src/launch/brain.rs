@@ -77,7 +77,7 @@ impl Brain {
 
     /// How the job went.
     pub(super) fn summary(&self, at: Mono, exit: i32) -> Summary {
-        let told = match self {
+        let reported = match self {
             Brain::Leading(leading) if leading.lead.is_deposed() => {
                 let reason = "another launcher leads the job, or this host is cut off".to_owned();
                 Some(Summary { exit, reason, ..leading.lead.job().summary(at) })
@@ -85,7 +85,7 @@ impl Brain {
             Brain::Following(following) => following.summary.clone(),
             Brain::Alone(_) | Brain::Leading(_) | Brain::Gone => self.job().map(|job| job.summary(at)),
         };
-        told.unwrap_or_else(|| {
+        reported.unwrap_or_else(|| {
             let cut_off = match self {
                 Brain::Following(following) => following.cut_off.clone(),
                 _ => None,

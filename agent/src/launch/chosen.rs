@@ -22,8 +22,8 @@ impl Launcher {
     /// The leader asks what lies here, and says who the others are.
     pub(super) fn gather_checkpoints(&mut self, attempt: Attempt, peers: Vec<String>) {
         // What ranks have filled counts; they are gone by now, or wait.
-        if let Some(keeper) = &self.keeper {
-            keeper.begin_attempt(attempt.0.into());
+        if let Some(pool_owner) = &self.pool_owner {
+            pool_owner.begin_attempt(attempt.0.into());
         }
         match &self.replicas {
             Some(replicas) => replicas.gather(attempt, peers),
@@ -34,7 +34,7 @@ impl Launcher {
     /// The leader wants the shards of a step to be where the ranks of this host look for them.
     pub(super) fn bring_checkpoint(&mut self, attempt: Attempt, step: StepKey) {
         match &self.replicas {
-            Some(replicas) => replicas.bring(attempt, step, self.crew.seat.world_size),
+            Some(replicas) => replicas.bring(attempt, step, self.rank_spec.seat.world_size),
             None => {
                 let error = Some("no memory is kept for checkpoints there".to_owned());
                 self.report(clock::mono(), Report::Brought { attempt, step, error });
@@ -49,8 +49,8 @@ impl Launcher {
             // A spare says itself what it has.
             FromReplicas::Copies(_) if self.waiting().is_some() => {}
             FromReplicas::Copies(CopyNews::First(step)) => {
-                let told = format!("checkpoint: each shard of step {step} has a copy on another host");
-                self.terminal.say(told);
+                let reported = format!("checkpoint: each shard of step {step} has a copy on another host");
+                self.terminal.say(reported);
             }
             FromReplicas::Copies(CopyNews::Newest(step)) => self.record_copies(now, step.fact()),
             FromReplicas::Copies(CopyNews::Behind(why)) => {
@@ -64,7 +64,7 @@ impl Launcher {
                         let here = roots.len().saturating_sub(fetched);
                         let kib = bytes.div_ceil(1024);
                         let StepKey { step: number, attempt: of, world, .. } = &step;
-                        self.terminal.say(match *world == self.crew.seat.world_size {
+                        self.terminal.say(match *world == self.rank_spec.seat.world_size {
                             true => format!(
                                 "checkpoint: all ranks go on from step {number} of attempt {of}: of this host's shards {here} \
                                  were here, {fetched} came from other hosts ({kib} KiB)"
@@ -95,7 +95,7 @@ impl Launcher {
 
     /// What ranks are told to load, as the leader has it.
     pub(super) fn resume_from(&mut self, step: Option<&StepKey>) -> Result<(), String> {
-        self.crew.resume = match step {
+        self.rank_spec.resume = match step {
             None => BTreeMap::new(),
             Some(step) => {
                 let brought = self.replicas.as_ref().and_then(|replicas| replicas.brought.as_ref());

@@ -35,7 +35,7 @@ pub(super) fn keep_what_is_copied(
     view: Option<&View>,
     (launch, every): (&str, Duration),
     stop: &AtomicBool,
-    tell: &dyn Fn(CopyNews),
+    report: &dyn Fn(CopyNews),
 ) {
     let mut copies = Copies::new(Instant::now());
     while let Some(service) = service.upgrade().filter(|_| !stop.load(Ordering::SeqCst)) {
@@ -46,14 +46,14 @@ pub(super) fn keep_what_is_copied(
             newer.copied().find(|(attempt, step)| view.is_none_or(|view| view.copied(*attempt, *step)))
         {
             service.keep_from(launch, at);
-            copies.advanced(at, now, tell);
+            copies.advanced(at, now, report);
         } else if copies.is_to_be_checked(now) {
             copies.check(now, saved_after(&service, launch, copies.newest));
             if copies.are_behind(now) {
-                copies.behind(why_not_copied(&service, copies.newest), tell);
+                copies.behind(why_not_copied(&service, copies.newest), report);
             }
         }
-        copies.record(now, tell);
+        copies.record(now, report);
         drop(service);
         std::thread::sleep(every);
     }
@@ -75,9 +75,9 @@ impl Copies {
         Copies { newest: None, checked: now, awaited_since: None, recorded: None, is_behind: false }
     }
 
-    fn advanced(&mut self, at: (u64, u64), now: Instant, tell: &dyn Fn(CopyNews)) {
+    fn advanced(&mut self, at: (u64, u64), now: Instant, report: &dyn Fn(CopyNews)) {
         if self.newest.is_none() {
-            tell(CopyNews::First(at.1));
+            report(CopyNews::First(at.1));
         }
         (self.newest, self.checked, self.awaited_since, self.is_behind) = (Some(at), now, None, false);
     }
@@ -95,19 +95,19 @@ impl Copies {
         self.awaited_since.is_some_and(|since| now.duration_since(since) >= COPIED_WITHIN)
     }
 
-    fn behind(&mut self, why: String, tell: &dyn Fn(CopyNews)) {
+    fn behind(&mut self, why: String, report: &dyn Fn(CopyNews)) {
         self.is_behind = true;
-        tell(CopyNews::Behind(why));
+        report(CopyNews::Behind(why));
     }
 
-    fn record(&mut self, now: Instant, tell: &dyn Fn(CopyNews)) {
+    fn record(&mut self, now: Instant, report: &dyn Fn(CopyNews)) {
         let Some(newest) = self.newest else { return };
         let is_due =
             self.recorded.is_none_or(|(of, at)| of != newest && now.duration_since(at) >= RECORDED_EVERY);
         if is_due {
             self.recorded = Some((newest, now));
             let (attempt, step) = newest;
-            tell(CopyNews::Newest(CopiedStep { attempt, step }));
+            report(CopyNews::Newest(CopiedStep { attempt, step }));
         }
     }
 }
@@ -141,12 +141,12 @@ mod tests {
 
     #[test]
     fn copies_are_behind_a_minute_after_a_save_and_not_a_minute_after_the_last_copy() {
-        let told = RefCell::new(Vec::new());
-        let tell = |news| told.borrow_mut().push(news);
+        let reported = RefCell::new(Vec::new());
+        let report = |news| reported.borrow_mut().push(news);
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut copies = Copies::new(begin);
-        copies.advanced((0, 7), at(1), &tell);
+        copies.advanced((0, 7), at(1), &report);
         // Half an hour of training without a save, then one.
         for second in (2..1800).step_by(10) {
             copies.check(at(second), false);
@@ -156,17 +156,17 @@ mod tests {
         assert!(!copies.are_behind(at(1800)), "it has only just been saved");
         copies.check(at(1861), true);
         assert!(copies.are_behind(at(1861)));
-        copies.behind("why".to_owned(), &tell);
+        copies.behind("why".to_owned(), &report);
         assert!(!copies.is_to_be_checked(at(4000)), "it is reported once");
-        copies.advanced((0, 8), at(4001), &tell);
+        copies.advanced((0, 8), at(4001), &report);
         assert!(!copies.are_behind(at(4001)) && copies.is_to_be_checked(at(4003)));
-        assert!(matches!(&told.borrow()[..], [CopyNews::First(7), CopyNews::Behind(_)]));
+        assert!(matches!(&reported.borrow()[..], [CopyNews::First(7), CopyNews::Behind(_)]));
     }
 
     #[test]
     fn a_step_is_recorded_at_once_and_then_at_most_every_ten_seconds() {
         let recorded = RefCell::new(Vec::new());
-        let tell = |news| {
+        let report = |news| {
             if let CopyNews::Newest(of) = news {
                 recorded.borrow_mut().push(of.step);
             }
@@ -175,8 +175,8 @@ mod tests {
         let mut copies = Copies::new(begin);
         for second in 0..25 {
             let now = begin + Duration::from_secs(second);
-            copies.advanced((0, second), now, &tell);
-            copies.record(now, &tell);
+            copies.advanced((0, second), now, &report);
+            copies.record(now, &report);
         }
         assert_eq!(*recorded.borrow(), [0, 10, 20]);
     }

@@ -368,8 +368,8 @@ mod tests {
             let name = if kind.is_empty() { "train" } else { "train:out" };
             let (a, b) = (at(root.path(), &a, kind, name), at(root.path(), &b, kind, name));
             assert_ne!(a.run, b.run);
-            let told = others(&b, &known(&[&a.run])).expect("words");
-            assert!(told.contains(&format!("--resume-from {}", a.run)), "{told}");
+            let reported = others(&b, &known(&[&a.run])).expect("words");
+            assert!(reported.contains(&format!("--resume-from {}", a.run)), "{reported}");
             assert_eq!(others(&a, &known(&[&a.run, "else~1"])), None);
         }
     }

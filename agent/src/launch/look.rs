@@ -51,8 +51,8 @@ impl Launcher {
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
             // At the latest: events may come without end.
-            self.board.show_due();
-            let said = self.keeper.as_ref().map(PoolOwner::said).unwrap_or_default();
+            self.snapshots.show_due();
+            let said = self.pool_owner.as_ref().map(PoolOwner::said).unwrap_or_default();
             said.into_iter().for_each(|line| self.terminal.say(line));
             self.compare_what_was_saved();
             self.look_what_is_ready();
@@ -66,7 +66,7 @@ impl Launcher {
             }
             let waits = self.waiting().is_some();
             if self.stop.is_none()
-                && let Some(fact) = self.warm.look_after(&self.crew, waits)
+                && let Some(fact) = self.warm.look_after(&self.rank_spec, waits)
             {
                 self.fact(fact);
             }
@@ -102,7 +102,7 @@ impl Launcher {
                 stepped.push((rank, news.steps));
             }
             if let Some(note) = news.raised {
-                self.tell_steps(std::mem::take(&mut stepped));
+                self.report_steps(std::mem::take(&mut stepped));
                 self.ranks[index].raised = true;
                 self.spoken.note(rank, &note);
                 self.note_end(Some(&note), None, &Words::default());
@@ -111,14 +111,14 @@ impl Launcher {
                 self.fact(Fact::RankRaised { attempt, rank, pid, note, data });
             }
         }
-        self.tell_steps(stepped);
+        self.report_steps(stepped);
         if !self.drills.is_empty() {
             self.inject_what_is_due();
         }
     }
 
     /// Tells the job which steps ranks completed: the leader on another host in one message.
-    fn tell_steps(&mut self, ranks: Vec<(Rank, Vec<StepDone>)>) {
+    fn report_steps(&mut self, ranks: Vec<(Rank, Vec<StepDone>)>) {
         if ranks.is_empty() {
             return;
         }
@@ -149,10 +149,10 @@ impl Launcher {
 
     /// Compares what ranks saved of a step, once all have.
     pub(super) fn compare_what_was_saved(&mut self) {
-        let whole = self.keeper.as_ref().map(PoolOwner::whole_steps).unwrap_or_default();
+        let whole = self.pool_owner.as_ref().map(PoolOwner::whole_steps).unwrap_or_default();
         for Whole { attempt, step, chunks } in whole {
             let Ok(attempt) = u32::try_from(attempt).map(Attempt) else { continue };
-            let shards = (self.crew.seat.first_rank..).map(Rank).zip(chunks).collect();
+            let shards = (self.rank_spec.seat.first_rank..).map(Rank).zip(chunks).collect();
             self.step(clock::mono(), Input::Saved { attempt, step, shards });
             self.vouch();
         }
@@ -161,8 +161,8 @@ impl Launcher {
     /// Has the keeper leave alone what can be gone back to.
     fn vouch(&self) {
         let vouched = self.brain.job().and_then(Job::vouched);
-        if let (Some(keeper), Some(step)) = (&self.keeper, vouched) {
-            keeper.vouch(self.attempt.0.into(), step);
+        if let (Some(pool_owner), Some(step)) = (&self.pool_owner, vouched) {
+            pool_owner.vouch(self.attempt.0.into(), step);
         }
     }
 
@@ -197,7 +197,7 @@ impl Launcher {
 
     /// Begins to write down what the ranks are at, in a thread: `/proc` may hold up a reader.
     pub(super) fn take_evidence(&mut self, attempt: Attempt) {
-        let file = self.crew.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
+        let file = self.rank_spec.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
         // Native frames hold a rank for a moment: that is for ranks that are to be stopped.
         let frames = if self.hangs.acts() { Frames::Native } else { Frames::Python };
         self.evidence = Some(Evidence::begin(attempt, file, self.subjects(), frames));
@@ -242,10 +242,10 @@ impl Launcher {
             })
             .collect();
         for (rank, beat) in &beats {
-            self.board.sample(&self.id, self.attempt, *rank, beat.clone());
+            self.snapshots.sample(&self.id, self.attempt, *rank, beat.clone());
         }
         if !beats.is_empty() {
-            self.board.publish();
+            self.snapshots.publish();
         }
         let steps = std::mem::take(&mut self.step_times);
         self.send(LinkOrder::Beats { attempt: self.attempt, beats, steps });

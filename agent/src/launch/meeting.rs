@@ -26,13 +26,13 @@ use tokio::time::Instant;
 use crate::hosts::{Ends, Token};
 use crate::launch::hosts::{Aborting, HostsPlan, StoreKind};
 use crate::launch::store_access;
-use news::{Says, StoreListener, missed, tell, watch_group};
+use news::{Says, StoreListener, missed, report, watch_group};
 
 /// The pause before the store is asked again.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// The same trouble is not told more often.
-const TOLD_EVERY: Duration = Duration::from_secs(30);
+const REPORT_EVERY: Duration = Duration::from_secs(30);
 
 /// How long the end of the job waits for the store.
 const END_WITHIN: Duration = Duration::from_secs(3);
@@ -111,7 +111,7 @@ pub struct Meeting {
     leader: Option<Leader>,
     /// What this launcher says of itself.
     says: Says,
-    told: watch::Sender<Says>,
+    reported: watch::Sender<Says>,
     _teller: Aborting,
     /// Whether it has a say on the leader.
     has_say: watch::Receiver<bool>,
@@ -171,8 +171,8 @@ impl Meeting {
             leader: None,
         };
         let watch = Aborting(tokio::spawn(watch_group(group.watch(), listener)));
-        let (told, to_tell) = watch::channel(Says::default());
-        let teller = Aborting(tokio::spawn(tell(Arc::downgrade(&membership), to_tell)));
+        let (reported, to_report) = watch::channel(Says::default());
+        let teller = Aborting(tokio::spawn(report(Arc::downgrade(&membership), to_report)));
         let may_begin = match plan.store {
             StoreKind::Builtin => server.is_some(),
             StoreKind::Managed | StoreKind::Etcd { .. } => true,
@@ -188,7 +188,7 @@ impl Meeting {
             _watch: watch,
             leader: None,
             says: Says::default(),
-            told,
+            reported,
             _teller: teller,
             has_say,
             record,
@@ -281,13 +281,13 @@ impl Meeting {
     /// Lets the others know that this launcher has a seat: it goes on with the job if the leader is lost.
     pub fn take_seat(&mut self) {
         self.says.seated = true;
-        self.told.send_replace(self.says.clone());
+        self.reported.send_replace(self.says.clone());
     }
 
     /// Lets the others know that it has none any more.
     pub fn leave_seat(&mut self) {
         self.says.seated = false;
-        self.told.send_replace(self.says.clone());
+        self.reported.send_replace(self.says.clone());
     }
 
     /// Whether this launcher has a say on whether the leader lives.
@@ -298,7 +298,7 @@ impl Meeting {
     /// Lets the others know whether this launcher misses the leader.
     pub fn miss_leader(&mut self, misses: bool) {
         self.says.misses = self.leader.as_ref().filter(|_| misses).map(missed);
-        self.told.send_replace(self.says.clone());
+        self.reported.send_replace(self.says.clone());
     }
 
     /// Whether there is a launcher that can go on with the job. This one, which has no seat, must not begin it anew then.
@@ -384,7 +384,7 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
     say: &impl Fn(String),
     ask: impl Fn() -> F,
 ) -> anyhow::Result<T> {
-    let mut told_at = None::<Instant>;
+    let mut reported_at = None::<Instant>;
     loop {
         let error = match ask().await {
             Ok(answer) => return Ok(answer),
@@ -403,8 +403,8 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
         if Instant::now() >= until {
             bail!("{}", store_access::not_met(plan, &error));
         }
-        if told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
-            told_at = Some(Instant::now());
+        if reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+            reported_at = Some(Instant::now());
             say(format!("no answer at {} yet: still trying", plan.endpoint()));
             tracing::debug!(%error, "the coordination store does not answer");
         }
@@ -460,9 +460,10 @@ async fn hold(
                 tracing::debug!(%error, "the job's record is not written yet");
             }
             Err(error) => {
-                let told = format!("the job's record cannot be written, so nothing is restarted: {error}");
-                let _ = news.send(FromStore::Trouble(told));
-                tokio::time::sleep(TOLD_EVERY).await;
+                let reported =
+                    format!("the job's record cannot be written, so nothing is restarted: {error}");
+                let _ = news.send(FromStore::Trouble(reported));
+                tokio::time::sleep(REPORT_EVERY).await;
             }
         }
     }

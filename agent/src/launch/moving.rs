@@ -21,24 +21,24 @@ pub(super) struct Moving {
 pub(super) struct Moved {
     pub(super) attempt: Attempt,
     pub(super) seat: Seat,
-    pub(super) keeper: Result<PoolOwner, String>,
+    pub(super) pool_owner: Result<PoolOwner, String>,
     pub(super) said: Vec<String>,
 }
 
 impl Moving {
     /// Begins: what is there of the ranks that were goes to the disk.
-    pub(super) fn begin(attempt: Attempt, seat: Seat, keeper: PoolOwner, ranks: Range<u32>) -> Moving {
+    pub(super) fn begin(attempt: Attempt, seat: Seat, pool_owner: PoolOwner, ranks: Range<u32>) -> Moving {
         let world = seat.world_size;
-        Moving { attempt, seat, task: tokio::task::spawn_blocking(move || keeper.move_to(world, ranks)) }
+        Moving { attempt, seat, task: tokio::task::spawn_blocking(move || pool_owner.move_to(world, ranks)) }
     }
 
     /// Waits for its end.
     pub(super) async fn done(&mut self) -> Moved {
-        let (keeper, said) = match (&mut self.task).await {
-            Ok((keeper, said)) => (keeper.map_err(|error| error.to_string()), said),
+        let (pool_owner, said) = match (&mut self.task).await {
+            Ok((pool_owner, said)) => (pool_owner.map_err(|error| error.to_string()), said),
             Err(error) => (Err(error.to_string()), Vec::new()),
         };
-        Moved { attempt: self.attempt, seat: self.seat.clone(), keeper, said }
+        Moved { attempt: self.attempt, seat: self.seat.clone(), pool_owner, said }
     }
 }
 

@@ -17,7 +17,7 @@ pub fn line(body: &Body) -> Option<String> {
             let later = if decision.after.0 > 0 { format!(" in {}", decision.after) } else { String::new() };
             Some(format!("{done}{exit}{later}: {}", decision.why))
         }
-        Body::Outcome(outcome) => Some(outcome.told()),
+        Body::Outcome(outcome) => Some(outcome.reported()),
         Body::Fact(Fact::RanksHung { hang, acts: true, .. }) => {
             Some(format!("{}; taking the stacks of the ranks, then stopping them", hang.headline()))
         }

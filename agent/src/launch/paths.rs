@@ -94,8 +94,8 @@ fn is_file_name(run_id: &str) -> bool {
 }
 
 fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
-    let told = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
-    private_directory(root).map_err(|error| told(root, error))?;
+    let reported = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+    private_directory(root).map_err(|error| reported(root, error))?;
     // Between its making and its locking a directory looks like one that is left over: one launcher at a time.
     let turn = turn(root);
     if turn.is_some() {
@@ -108,11 +108,11 @@ fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
     });
     let mut taken = None;
     for path in names.map(|name| root.join(name)) {
-        private_directory(&path).map_err(|error| told(&path, error))?;
+        private_directory(&path).map_err(|error| reported(&path, error))?;
         match lock(&path) {
             Ok(lock) => return Ok(RuntimeDir { path, _lock: lock }),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => taken = Some(told(&path, error)),
-            Err(error) => return Err(told(&path, error)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => taken = Some(reported(&path, error)),
+            Err(error) => return Err(reported(&path, error)),
         }
     }
     Err(taken.unwrap_or_default())
@@ -172,12 +172,12 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         let (logs, tmpfs) = (root.path().join("logs"), root.path().join("shm"));
         let begin = || {
-            let places: Vec<LaunchPaths> =
+            let paths: Vec<LaunchPaths> =
                 (0..20).map(|_| make(&logs, &tmpfs, "run").expect("places")).collect();
             let present = |place: &LaunchPaths| {
                 place.runtime_dir.as_ref().is_ok_and(|runtime| runtime.path.join("lock").exists())
             };
-            places.iter().filter(|place| !present(place)).count()
+            paths.iter().filter(|place| !present(place)).count()
         };
         let lost: usize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(begin)).collect();
@@ -193,7 +193,7 @@ mod tests {
         let of = |logs: &str| make(&root.path().join(logs), &tmpfs, "run").expect("places");
         let (first, second) = (of("a"), of("b"));
         assert_eq!((first.job.as_str(), second.job.as_str()), ("run", "run"));
-        let path = |places: &LaunchPaths| places.runtime_dir.as_ref().expect("a directory").path.clone();
+        let path = |paths: &LaunchPaths| paths.runtime_dir.as_ref().expect("a directory").path.clone();
         assert_eq!((path(&first), path(&second)), (tmpfs.join("run"), tmpfs.join("run.2")));
     }
 

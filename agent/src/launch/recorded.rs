@@ -34,8 +34,8 @@ impl Launcher {
         }
         // What the leader orders is in its journal too, and comes in bursts.
         let entry = match origin {
-            Some(_) => self.board.gather(stamp, Some(&self.id), origin, body),
-            None => self.board.record(stamp, Some(&self.id), None, body),
+            Some(_) => self.snapshots.gather(stamp, Some(&self.id), origin, body),
+            None => self.snapshots.record(stamp, Some(&self.id), None, body),
         };
         if let Brain::Leading(leading) = &mut self.brain {
             leading.lead.keep_recent(&entry);
@@ -53,8 +53,8 @@ impl Launcher {
 
     /// Says beside the checkpoints which of them are doubtful.
     fn mark_checkpoints(&self, finding: &Finding) {
-        let directory = self.crew.checkpoint_dir.clone();
-        let (job, launch, finding) = (self.id.clone(), self.crew.launch.clone(), finding.clone());
+        let directory = self.rank_spec.checkpoint_dir.clone();
+        let (job, launch, finding) = (self.id.clone(), self.rank_spec.launch.clone(), finding.clone());
         let mark = {
             let directory = directory.clone();
             move || doubtful_checkpoints::mark(&directory, &job, &launch, &finding)

@@ -29,7 +29,7 @@ use crate::launch::store_access;
 use crate::os::clock;
 
 /// The same line is not printed more often.
-const TOLD_EVERY: Duration = Duration::from_secs(30);
+const REPORT_EVERY: Duration = Duration::from_secs(30);
 
 /// A launcher without a seat looks this often whether it may stand for election.
 const MAY_LEAD_EVERY: Duration = Duration::from_secs(1);
@@ -275,7 +275,7 @@ impl Gathering<'_> {
         let me = Member { leads: true, ..Member::of(mine) };
         let mut waiting: Vec<Waiting> = Vec::new();
         let mut enough_since: Option<Instant> = None;
-        let mut told = String::new();
+        let mut reported = String::new();
         // Once it is being written it is the round: hosts that come later are spares.
         let mut round: Option<Vec<Seated>> = None;
         loop {
@@ -296,12 +296,12 @@ impl Gathering<'_> {
                 }
             }
             if let Some(lacking) = &lacking
-                && lacking.to_string() != told
+                && lacking.to_string() != reported
             {
-                told = lacking.to_string();
-                say(told.clone());
+                reported = lacking.to_string();
+                say(reported.clone());
                 for of in &waiting {
-                    let _ = of.to.try_send(Down::Waiting { told: told.clone(), spare: None });
+                    let _ = of.to.try_send(Down::Waiting { reported: reported.clone(), spare: None });
                 }
             }
             enough_since = if joined >= least { enough_since.or_else(|| Some(Instant::now())) } else { None };
@@ -373,7 +373,7 @@ impl Gathering<'_> {
         say(format!("joining the job; its leader is {at}"));
         let mut to = None;
         let mut clock = Mapping::default();
-        let (mut trouble, mut told_at) = (String::new(), None::<Instant>);
+        let (mut trouble, mut reported_at) = (String::new(), None::<Instant>);
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -384,15 +384,15 @@ impl Gathering<'_> {
                         if meeting.leader().is_none() {
                             return Ok(Outcome::Again);
                         }
-                        if why != trouble || told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
+                        if why != trouble || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
                             say(format!("cannot reach the leader {at}: {why}; still trying"));
-                            (trouble, told_at) = (why, Some(Instant::now()));
+                            (trouble, reported_at) = (why, Some(Instant::now()));
                         }
                     }
                     Some(FromLeader::Said { at: received, down }) => match down {
-                        Down::Waiting { told, spare: None } => say(told),
-                        Down::Waiting { told, spare: Some(spare) } => {
-                            say(told);
+                        Down::Waiting { reported, spare: None } => say(reported),
+                        Down::Waiting { reported, spare: Some(spare) } => {
+                            say(reported);
                             let Spare { seat, job, launch } = *spare;
                             let (waits, epoch) = (true, leader.epoch);
                             return Ok(Outcome::Seated(Box::new(Welcomed {

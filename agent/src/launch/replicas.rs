@@ -88,7 +88,7 @@ impl Known {
     }
 
     /// How copies are kept, for people.
-    pub fn told(&self) -> String {
+    pub fn reported(&self) -> String {
         let encrypted = match self.pass {
             Pass::Token(_) => "not encrypted on their way",
             Pass::Certificate(..) => "encrypted on their way",
@@ -135,8 +135,8 @@ impl Replicas {
     pub fn start(
         at: Listening,
         known: Known,
-        keeper: &PoolOwner,
-        crew: &RankSpec,
+        pool_owner: &PoolOwner,
+        rank_spec: &RankSpec,
         waits: bool,
     ) -> Result<Replicas, String> {
         let listen = at.0.local_addr().map_err(|error| error.to_string())?;
@@ -146,33 +146,33 @@ impl Replicas {
             listen,
             name: known.name,
             domain: known.domain,
-            quota: pool::available(keeper.directory()) / 4,
+            quota: pool::available(pool_owner.directory()) / 4,
             copies: known.copies,
             slowdown: SLOWDOWN,
             streams: STREAMS,
             interval: base.max(each * others),
-            ..Settings::alone(store(keeper.directory()), String::new())
+            ..Settings::alone(store(pool_owner.directory()), String::new())
         };
         let service = Service::start_at(at.0, settings, known.pass).map_err(|error| error.to_string())?;
         let service = Arc::new(service);
         let place = Watched {
-            run: crew.checkpoint_run().to_owned(),
-            directory: crew.checkpoint_dir.clone(),
+            run: rank_spec.checkpoint_run().to_owned(),
+            directory: rank_spec.checkpoint_dir.clone(),
             user: User::own(),
-            pool: Some(keeper.directory().to_owned()),
+            pool: Some(pool_owner.directory().to_owned()),
         };
         service.watch(place.clone());
         // Until a step is kept, all copies are.
-        service.keep_from(&crew.launch, (0, 0));
+        service.keep_from(&rank_spec.launch, (0, 0));
         let (sender, news) = mpsc::unbounded_channel();
         let mut replicas = Replicas {
             service,
             place,
-            ranks: ranks_of(crew),
-            view: (!waits).then(|| keeper.view()),
+            ranks: ranks_of(rank_spec),
+            view: (!waits).then(|| pool_owner.view()),
             sender,
             news,
-            launch: crew.launch.clone(),
+            launch: rank_spec.launch.clone(),
             every: LOOK_EVERY * others,
             stop: Arc::default(),
             brought: None,
@@ -206,15 +206,15 @@ impl Replicas {
         all.or(counted.first()).cloned()
     }
 
-    /// This host has other ranks, whose memory is that of `keeper`.
-    pub(super) fn take_over(&mut self, keeper: &PoolOwner, crew: &RankSpec) {
-        self.ranks = ranks_of(crew);
-        self.place.pool = Some(keeper.directory().to_owned());
+    /// This host has other ranks, whose memory is that of `pool_owner`.
+    pub(super) fn take_over(&mut self, pool_owner: &PoolOwner, rank_spec: &RankSpec) {
+        self.ranks = ranks_of(rank_spec);
+        self.place.pool = Some(pool_owner.directory().to_owned());
         self.service.watch(self.place.clone());
-        self.view = Some(keeper.view());
+        self.view = Some(pool_owner.view());
         if let Err(error) = self.keep_what_is_copied() {
-            let told = format!("checkpoint: steps do not wait in memory for their copies: {error}");
-            let _ = self.sender.send(FromReplicas::Said(told));
+            let reported = format!("checkpoint: steps do not wait in memory for their copies: {error}");
+            let _ = self.sender.send(FromReplicas::Said(reported));
         }
     }
 
@@ -228,8 +228,8 @@ impl Replicas {
         let (launch, every) = (self.launch.clone(), self.every);
         let keep = move || {
             // The receiver goes only when the launcher does.
-            let tell = |news| drop(sender.send(FromReplicas::Copies(news)));
-            copied::keep_what_is_copied(&weak, view.as_ref(), (&launch, every), &stop, &tell);
+            let report = |news| drop(sender.send(FromReplicas::Copies(news)));
+            copied::keep_what_is_copied(&weak, view.as_ref(), (&launch, every), &stop, &report);
         };
         std::thread::Builder::new().name("ckpt-copied".to_owned()).spawn(keep).map(drop)
     }
@@ -259,12 +259,12 @@ impl Replicas {
         let (service, place) = (Arc::clone(&self.service), self.place.clone());
         let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
-            let say = |told: String| {
-                let _ = sender.send(FromReplicas::Said(format!("checkpoint: {told}")));
+            let say = |reported: String| {
+                let _ = sender.send(FromReplicas::Said(format!("checkpoint: {reported}")));
             };
             let brought = service.bring(&step, &place, &ranks, &|at| {
-                if !at.told.is_empty() {
-                    say(at.told);
+                if !at.reported.is_empty() {
+                    say(at.reported);
                 }
             });
             let brought = brought.map_err(|error| error.to_string());
@@ -273,9 +273,9 @@ impl Replicas {
     }
 }
 
-fn ranks_of(crew: &RankSpec) -> Vec<u32> {
-    let first = crew.seat.first_rank;
-    (first..first + crew.local_world_size).collect()
+fn ranks_of(rank_spec: &RankSpec) -> Vec<u32> {
+    let first = rank_spec.seat.first_rank;
+    (first..first + rank_spec.local_world_size).collect()
 }
 
 /// Where copies for others lie: in the same memory as the pool, and removed with it.
@@ -301,11 +301,11 @@ mod tests {
 
     #[test]
     fn the_first_line_says_whether_copies_are_encrypted() {
-        let token = mainstay_tier::peer::token::Token::of_nobody().expect("random bytes");
+        let token = mainstay_tier::peer::token::Token::of_no_process().expect("random bytes");
         let known =
             Known { name: "a:1".to_owned(), pass: token.into(), domain: String::new(), hosts: 2, copies: 1 };
         assert_eq!(
-            known.told(),
+            known.reported(),
             "a copy in the memory of another host of the job, not encrypted on their way"
         );
     }

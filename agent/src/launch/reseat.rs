@@ -20,29 +20,29 @@ impl Launcher {
     pub(super) async fn take_seat(&mut self, attempt: Attempt, seat: Seat) {
         self.finish_moving().await;
         self.end_those_that_wait().await;
-        if seat == self.crew.seat {
-            if let (Some(replicas), Some(keeper)) = (&mut self.replicas, &self.keeper)
+        if seat == self.rank_spec.seat {
+            if let (Some(replicas), Some(pool_owner)) = (&mut self.replicas, &self.pool_owner)
                 && replicas.waits()
             {
-                replicas.take_over(keeper, &self.crew);
+                replicas.take_over(pool_owner, &self.rank_spec);
             }
             return self.report(clock::mono(), Report::Seated { attempt, seat });
         }
         self.pages.clear();
         self.monitors.clear();
-        self.crew.seat = seat.clone();
+        self.rank_spec.seat = seat.clone();
         if let Brain::Following(following) = &mut self.brain {
             following.sit(&seat);
         }
         self.judge_other_ranks();
-        let ranks = seat.first_rank..seat.first_rank + self.crew.local_world_size;
+        let ranks = seat.first_rank..seat.first_rank + self.rank_spec.local_world_size;
         if let Some(replicas) = &mut self.replicas {
             replicas.leave();
         }
-        match self.keeper.take() {
+        match self.pool_owner.take() {
             None => self.report(clock::mono(), Report::Seated { attempt, seat }),
-            Some(keeper) => {
-                self.moving = Some(Moving::begin(attempt, seat, keeper, ranks));
+            Some(pool_owner) => {
+                self.moving = Some(Moving::begin(attempt, seat, pool_owner, ranks));
             }
         }
     }
@@ -50,20 +50,20 @@ impl Launcher {
     /// The memory for checkpoints is that of the new ranks.
     pub(super) fn moved(&mut self, moved: Moved) {
         self.moving = None;
-        let Moved { attempt, seat, keeper, said } = moved;
+        let Moved { attempt, seat, pool_owner, said } = moved;
         said.into_iter().for_each(|line| self.terminal.say(line));
-        match keeper {
-            Ok(keeper) => {
+        match pool_owner {
+            Ok(pool_owner) => {
                 if let Some(replicas) = &mut self.replicas {
-                    replicas.take_over(&keeper, &self.crew);
+                    replicas.take_over(&pool_owner, &self.rank_spec);
                 }
-                self.keeper = Some(keeper);
+                self.pool_owner = Some(pool_owner);
             }
             Err(error) => {
                 self.terminal.say(format!(
                     "no memory for checkpoints any more: {error}; ranks write them to the disk themselves"
                 ));
-                (self.replicas, self.crew.checkpoint_pool) = (None, None);
+                (self.replicas, self.rank_spec.checkpoint_pool) = (None, None);
             }
         }
         self.report(clock::mono(), Report::Seated { attempt, seat });
@@ -96,7 +96,7 @@ impl Launcher {
         let now = clock::mono();
         let mut learned = Learned::default();
         self.hangs.remember(&mut learned);
-        let first = Rank(self.crew.seat.first_rank);
+        let first = Rank(self.rank_spec.seat.first_rank);
         self.hangs = Judge::new(&self.settings.hang, first, self.settings.local_world_size as usize, now);
         self.hangs.recall(&learned);
         match &self.brain {

@@ -20,10 +20,10 @@ impl Launcher {
         let Some(sealing) = self.sealing.clone().filter(|_| again && port.is_ok()) else {
             return self.start_at_once(attempt, port, in_process, ended).await;
         };
-        let (told, lines) = mpsc::unbounded_channel();
+        let (reported, lines) = mpsc::unbounded_channel();
         let task = tokio::spawn(async move {
             let say = move |line: String| {
-                let _ = told.send(line);
+                let _ = reported.send(line);
             };
             sealing.go_back(true, &say).await.map(drop).map_err(NotToStart::words)
         });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Span;
 use mainstay_core::model::entry::{Fact, Note};
-use mainstay_core::recovery::in_process::{Call, Heard, RoundState, Word, is_fit};
+use mainstay_core::recovery::in_process::{Call, Received, RoundState, Word, is_fit};
 use tokio::sync::mpsc;
 
 use super::shell::{Ended, Launcher};
@@ -20,22 +20,22 @@ const DEATH_WITHIN: Duration = Duration::from_secs(5);
 
 impl Launcher {
     /// A process said something of its round. Only ranks of the current attempt are heard, and only they.
-    pub(super) async fn heard(&mut self, pid: Pid, word: Word) {
+    pub(super) async fn received(&mut self, pid: Pid, word: Word) {
         let known = self.ranks.iter().find(|rank| rank.pid == pid && rank.exit.is_none());
         let Some(rank) = known.map(|rank| rank.rank) else {
             tracing::debug!(pid = pid.0, "a process that is no rank of this attempt spoke of a round");
             // It sees its connection end, and does what it would do without a launcher.
-            if let Some(desk) = &self.desk {
-                desk.forget(pid);
+            if let Some(round_server) = &self.round_server {
+                round_server.forget(pid);
             }
             return;
         };
-        match self.round.hear(rank, word) {
-            Heard::Noted => {}
-            Heard::Late => self.call(&[rank], &Call::Leave { epoch: self.attempt.0 }),
-            Heard::PassedOver => tracing::debug!(%rank, "a rank spoke of a round that is over"),
-            Heard::AllDone(ranks) => self.finished(&ranks),
-            Heard::Raised(note) => self.raised_in_process(rank, pid, note),
+        match self.round.receive(rank, word) {
+            Received::Noted => {}
+            Received::Late => self.call(&[rank], &Call::Leave { epoch: self.attempt.0 }),
+            Received::PassedOver => tracing::debug!(%rank, "a rank spoke of a round that is over"),
+            Received::AllDone(ranks) => self.finished(&ranks),
+            Received::Raised(note) => self.raised_in_process(rank, pid, note),
         }
         self.end_attempt_if_over().await;
     }
@@ -61,13 +61,13 @@ impl Launcher {
     /// Has the ranks leave the attempt in their processes, if any of them can; whether that is so.
     pub(super) async fn gather(&mut self) -> bool {
         let can = self.round.can_gather() || self.ranks.iter().any(|rank| self.has_left(rank.rank));
-        if self.desk.is_none() || !can {
+        if self.round_server.is_none() || !can {
             return false;
         }
         self.stop = Some(Stop::gather(clock::mono(), self.settings.grace));
-        let told = self.round.gather();
+        let reported = self.round.gather();
         let leave = Call::Leave { epoch: self.attempt.0 };
-        self.call(&told, &leave);
+        self.call(&reported, &leave);
         self.end_attempt_if_over().await;
         true
     }
@@ -112,8 +112,8 @@ impl Launcher {
         }
         self.attempt = attempt;
         self.stop = None;
-        if let Some(keeper) = &self.keeper {
-            keeper.begin_attempt(attempt.0.into());
+        if let Some(pool_owner) = &self.pool_owner {
+            pool_owner.begin_attempt(attempt.0.into());
         }
         let waiting = self.round.waiting();
         let lost: Vec<u32> =
@@ -147,9 +147,10 @@ impl Launcher {
         }
         self.attempt_started(port, page_trouble);
         for process in self.ranks.iter().filter(|process| waiting.contains(&process.rank)) {
-            let environment = self.crew.round_environment(attempt, process.local_rank, &process.files, port);
-            if let Some(desk) = &self.desk {
-                desk.say(process.pid, &Call::Go { epoch: attempt.0, environment });
+            let environment =
+                self.rank_spec.round_environment(attempt, process.local_rank, &process.files, port);
+            if let Some(round_server) = &self.round_server {
+                round_server.say(process.pid, &Call::Go { epoch: attempt.0, environment });
             }
         }
     }
@@ -173,8 +174,8 @@ impl Launcher {
 
     /// A rank's process is gone: nothing more is said to it, and nobody waits for it to be done.
     pub(super) fn rank_gone(&mut self, rank: Rank, pid: Pid) {
-        for desk in self.desk.iter().chain(&self.drill) {
-            desk.forget(pid);
+        for round_server in self.round_server.iter().chain(&self.drill) {
+            round_server.forget(pid);
         }
         let done = self.round.gone(rank);
         self.finished(&done);
@@ -186,9 +187,9 @@ impl Launcher {
     }
 
     fn call(&self, ranks: &[Rank], call: &Call) {
-        let Some(desk) = &self.desk else { return };
+        let Some(round_server) = &self.round_server else { return };
         for process in self.ranks.iter().filter(|process| ranks.contains(&process.rank)) {
-            desk.say(process.pid, call);
+            round_server.say(process.pid, call);
         }
     }
 }

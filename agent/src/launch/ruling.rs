@@ -47,7 +47,7 @@ impl Launcher {
 
     pub(super) fn rule(&mut self, ruling: Option<Ruling>) {
         self.ruling_until = None;
-        if ruling.as_ref().is_some_and(|ruling| !ruling.testimony.held.is_empty()) {
+        if ruling.as_ref().is_some_and(|ruling| !ruling.host_evidence.held.is_empty()) {
             self.end_what_escaped();
         }
         self.step(clock::mono(), Input::Ruling(ruling));
@@ -70,12 +70,12 @@ impl Launcher {
                 }
             }
             LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
-            LinkEvent::Late(Ruling { incident, testimony, .. }) => {
-                self.step(clock::mono(), Input::HeardLate { incident, testimony });
+            LinkEvent::Late(Ruling { incident, host_evidence, .. }) => {
+                self.step(clock::mono(), Input::LateEvidence { incident, host_evidence });
             }
-            LinkEvent::Surroundings(known) => {
+            LinkEvent::RankContext(known) => {
                 self.hangs.gpus_at_work(&known.at_work, clock::mono());
-                self.step(clock::mono(), Input::Surroundings(known));
+                self.step(clock::mono(), Input::RankContext(known));
             }
             LinkEvent::Leave(leave) => self.asked_to_leave(leave),
         }
@@ -89,14 +89,14 @@ impl Launcher {
                 fact => self.fact(fact),
             }
         }
-        self.board.show_host(clock::now(), judged.components);
+        self.snapshots.show_host(clock::now(), judged.components);
         if self.agent.is_none() {
             // The agent knows more than this: what it tells is not to be replaced by it.
-            let components: Vec<Component> = self.board.view().components.values().cloned().collect();
+            let components: Vec<Component> = self.snapshots.view().components.values().cloned().collect();
             let known = SlowdownHints::of(&[], &Owners::new(), &components, &[]);
-            if !known.is_as(&self.surroundings) {
-                self.surroundings = known.clone();
-                self.step(clock::mono(), Input::Surroundings(known));
+            if !known.is_as(&self.rank_context) {
+                self.rank_context = known.clone();
+                self.step(clock::mono(), Input::RankContext(known));
             }
         }
     }
@@ -108,8 +108,8 @@ impl Launcher {
         if agent.capacity() < 2 * SENT_AT_ONCE {
             return;
         }
-        self.board.show_due();
-        let reader = self.board.reader();
+        self.snapshots.show_due();
+        let reader = self.snapshots.reader();
         let read = log_files::ask(move || reader.entries_after(cursor, SENT_AT_ONCE));
         let Some(Ok(read)) = read else {
             // The agent is found anew, and the rest is read then.

@@ -89,21 +89,21 @@ impl Sealing {
         again: bool,
         say: &(dyn Fn(String) + Sync),
     ) -> Result<(), String> {
-        let (told, mut tells) = mpsc::unbounded_channel();
+        let (reported, mut reports) = mpsc::unbounded_channel();
         let (sealing, of) = (self.clone(), output.clone());
         let place = output.directory.display().to_string();
         let work = tokio::task::spawn_blocking(move || {
             let watch = sealing.watch(&of)?;
-            let tell = |at: Progress| {
-                if !at.told.is_empty() {
-                    let _ = told.send(format!("checkpoint: {}", at.told));
+            let report = |at: Progress| {
+                if !at.reported.is_empty() {
+                    let _ = reported.send(format!("checkpoint: {}", at.reported));
                 }
             };
-            let restored = watch.restore(again, &tell)?;
+            let restored = watch.restore(again, &report)?;
             Ok(restored)
         });
         // It ends when the work does, which drops its end.
-        while let Some(line) = tells.recv().await {
+        while let Some(line) = reports.recv().await {
             say(line);
         }
         match work.await {
@@ -164,7 +164,7 @@ impl Sealing {
             ..Settings::alone(self.run_dir.join("sealing"), name.unwrap_or_default())
         };
         let pass =
-            mainstay_tier::peer::token::Token::of_nobody().map_err(|error| failed(error.to_string()))?;
+            mainstay_tier::peer::token::Token::of_no_process().map_err(|error| failed(error.to_string()))?;
         let service = Service::start(settings, pass).map_err(|error| failed(error.to_string()))?;
         let plan = Plan {
             home: self.home.clone(),

@@ -78,19 +78,19 @@ type Sighting = (String, Sight);
 pub struct Launcher {
     pub(super) id: JobId,
     pub(super) settings: Settings,
-    pub(super) crew: RankSpec,
+    pub(super) rank_spec: RankSpec,
     pub(super) brain: Brain,
     pub(super) hangs: Judge,
     /// Where what is learned of the job is kept, and of how many runs it comes so far; none if it is not.
     pub(super) memory: Option<(Memory, u32)>,
     pub(super) tasks: VecDeque<Task>,
-    pub(super) board: StateWriter,
+    pub(super) snapshots: StateWriter,
     pub(super) terminal: Terminal,
     /// The verdict that the terminal showed last: its incident, headline and domain.
     pub(super) shown: Option<(Incident, String, FaultDomain)>,
     pub(super) guardian: Option<Guardian>,
     /// Keeps the checkpoints that ranks copy into memory.
-    pub(super) keeper: Option<PoolOwner>,
+    pub(super) pool_owner: Option<PoolOwner>,
     pub(super) cgroup: Option<Cgroup>,
     pub(super) watcher: Option<Watcher>,
     pub(super) warm: Warm,
@@ -106,7 +106,7 @@ pub struct Launcher {
     pub(super) monitors: BTreeMap<Rank, Monitor>,
     pub(super) stop: Option<Stop>,
     /// Where ranks that can stay in their processes agree on rounds; none without a directory for it.
-    pub(super) desk: Option<RoundServer>,
+    pub(super) round_server: Option<RoundServer>,
     /// Where ranks hear of faults to bring about, in a job that opted in.
     pub(super) drill: Option<RoundServer>,
     /// Faults that wait for their step.
@@ -138,7 +138,7 @@ pub struct Launcher {
     /// What ranks write, and when.
     pub(super) spoken: Spoken,
     /// What was last seen here without an agent that may explain slow ranks.
-    pub(super) surroundings: SlowdownHints,
+    pub(super) rank_context: SlowdownHints,
     pub(super) exit: Option<i32>,
     /// The trainer's own checkpoints; none where none are watched.
     pub(super) sealing: Option<Sealing>,
@@ -157,14 +157,14 @@ impl Launcher {
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // Each showing copies what is known of all ranks of the job, so entries that come together are shown together.
-        self.board.hold();
+        self.snapshots.hold();
         loop {
             self.carry_out(&ended_sender).await;
             if let Some(exit) = self.exit {
                 return self.end(exit, outside).await;
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
-            let tell_at = self.stop.as_ref().and_then(|stop| stop.tell_at).map(from_now);
+            let report_at = self.stop.as_ref().and_then(|stop| stop.report_at).map(from_now);
             let spared_at = self.stop.as_ref().and_then(Stop::look_at).map(from_now);
             let (ruling_until, look_at) = (self.ruling_until, self.look_at);
             // In the order in which they matter when several are ready.
@@ -173,7 +173,7 @@ impl Launcher {
                 Some(end) = ended.recv() => self.rank_ended(&end).await,
                 Some(pid) = self.endings.1.recv() => self.rank_ending(pid),
                 Some(signal) = outside.signals.recv() => self.asked_to_stop(signal),
-                (pid, word) = next_word(self.desk.as_mut()) => self.heard(pid, word).await,
+                (pid, word) = next_word(self.round_server.as_mut()) => self.received(pid, word).await,
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
                 () = until(look_at) => {
@@ -183,7 +183,7 @@ impl Launcher {
                 stage = next_stage(&mut self.starting) => self.stage(stage, &ended_sender).await,
                 news = next_news(self.replicas.as_mut()) => self.checkpoints_news(news),
                 moved = next_moved(self.moving.as_mut()) => self.moved(moved),
-                () = until(tell_at) => self.tell_to_end(),
+                () = until(report_at) => self.tell_to_end(),
                 () = until(spared_at) => self.look_at_spared(),
                 () = until(force_at) => {
                     self.force();
@@ -202,12 +202,12 @@ impl Launcher {
                 Some(judged) = outside.host.recv() => self.host(judged),
                 Some(ordered) = outside.orders.recv() => self.ordered(ordered),
                 news = self.warm.news() => {
-                    if let Some(fact) = self.warm.heard(news) {
+                    if let Some(fact) = self.warm.received(news) {
                         self.fact(fact);
                     }
                 }
                 _ = looks.tick() => self.regular_look(),
-                () = std::future::ready(()), if self.board.is_due() => self.board.show_due(),
+                () = std::future::ready(()), if self.snapshots.is_due() => self.snapshots.show_due(),
                 () = between_parts(), if self.agent_has.is_some() => self.catch_up(),
                 // Last: ranks may ring without end.
                 Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
@@ -252,7 +252,7 @@ impl Launcher {
 
     /// The policy of this job.
     pub(super) fn policy(&self) -> policy::Settings {
-        self.settings.policy_of_job(&self.crew.job)
+        self.settings.policy_of_job(&self.rank_spec.job)
     }
 
     /// Gives a job what earlier runs learned of it.
@@ -299,7 +299,7 @@ impl Launcher {
     }
 
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
-        self.board.release();
+        self.snapshots.release();
         self.finish_moving().await;
         // What it keeps for others lies in the pool, which goes.
         self.replicas = None;
@@ -311,12 +311,12 @@ impl Launcher {
             }
         }
         self.sample();
-        self.board.sync();
-        if self.board.unwritten() > 0 {
+        self.snapshots.sync();
+        if self.snapshots.unwritten() > 0 {
             self.terminal.say(format!(
                 "{} entries are not in the journal: its file system in {} does not answer",
-                self.board.unwritten(),
-                self.crew.run_dir.display()
+                self.snapshots.unwritten(),
+                self.rank_spec.run_dir.display()
             ));
         }
         self.remember();
@@ -326,9 +326,9 @@ impl Launcher {
         // Its template may have been forking just now; nothing of the job is to outlive it, not even for a moment.
         let helpers = self.helpers();
         sweep(None, || helpers.clone(), Span::default()).await;
-        if let Some(keeper) = self.keeper.take() {
+        if let Some(pool_owner) = self.pool_owner.take() {
             // The guardian stays until this is done: should we be killed meanwhile, it goes on with it.
-            let said = tokio::task::spawn_blocking(move || keeper.finish()).await.unwrap_or_default();
+            let said = tokio::task::spawn_blocking(move || pool_owner.finish()).await.unwrap_or_default();
             said.into_iter().for_each(|line| self.terminal.say(line));
         }
         // Last: until then what was said to the leader goes its way.
@@ -361,9 +361,9 @@ async fn next_ring(watcher: Option<&Watcher>) -> std::io::Result<()> {
     }
 }
 
-async fn next_word(desk: Option<&mut RoundServer>) -> (Pid, Word) {
-    match desk {
-        Some(desk) => desk.next().await,
+async fn next_word(round_server: Option<&mut RoundServer>) -> (Pid, Word) {
+    match round_server {
+        Some(round_server) => round_server.next().await,
         None => std::future::pending().await,
     }
 }

@@ -34,11 +34,11 @@ impl Launcher {
         self.attempt = attempt;
         self.stop = None;
         for rank in self.ranks.drain(..) {
-            for desk in self.desk.iter().chain(&self.drill) {
-                desk.forget(rank.pid);
+            for round_server in self.round_server.iter().chain(&self.drill) {
+                round_server.forget(rank.pid);
             }
         }
-        if let (Some(directory), Some(old)) = (&self.crew.page_dir, attempt.0.checked_sub(2)) {
+        if let (Some(directory), Some(old)) = (&self.rank_spec.page_dir, attempt.0.checked_sub(2)) {
             page_files::remove(directory, old);
         }
         let number = match port {
@@ -48,18 +48,18 @@ impl Launcher {
         self.monitors.clear();
         self.pages.clear();
         self.spoken.forget_files();
-        if let Some(aside) = self.crew.choose_logs(attempt) {
+        if let Some(aside) = self.rank_spec.choose_logs(attempt) {
             self.terminal.say(format!(
                 "the log directory {} does not answer: the ranks of attempt {} write to {}",
-                self.crew.run_dir.display(),
+                self.rank_spec.run_dir.display(),
                 attempt.0,
                 aside.display()
             ));
         }
-        if let Some(keeper) = &self.keeper {
-            keeper.begin_attempt(attempt.0.into());
+        if let Some(pool_owner) = &self.pool_owner {
+            pool_owner.begin_attempt(attempt.0.into());
         }
-        match self.make_ranks(attempt, number, &self.crew.all_ranks(), ended) {
+        match self.make_ranks(attempt, number, &self.rank_spec.all_ranks(), ended) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error }),
             Ok((ranks, page_trouble)) => {
                 self.ranks = ranks;
@@ -95,15 +95,17 @@ impl Launcher {
         self.listen_to_nvrx(attempt, which);
         let spare = self.not_of_a_lost_rank();
         let warm =
-            self.warm.start(&self.crew, attempt, port, which, &spare).and_then(|started| match started {
-                Ok(started) => Some(started),
-                Err(fact) => {
-                    self.fact(fact);
-                    None
-                }
-            });
+            self.warm.start(&self.rank_spec, attempt, port, which, &spare).and_then(
+                |started| match started {
+                    Ok(started) => Some(started),
+                    Err(fact) => {
+                        self.fact(fact);
+                        None
+                    }
+                },
+            );
         let (ranks, trouble) = warm
-            .map_or_else(|| self.crew.start(attempt, port, which), Ok)
+            .map_or_else(|| self.rank_spec.start(attempt, port, which), Ok)
             .map_err(|error| error.to_string())?;
         for rank in &ranks {
             if let Some(page) = self.page_reader(rank) {
@@ -140,12 +142,12 @@ impl Launcher {
 
     /// Sockets for ranks that speak to a rank monitor of NVRx. Without them the ranks run all the same.
     fn listen_to_nvrx(&mut self, attempt: Attempt, which: &[u32]) {
-        let Some(directory) = &self.crew.page_dir else { return };
+        let Some(directory) = &self.rank_spec.page_dir else { return };
         for &local_rank in which {
             // The old one takes its socket along, so it goes before the new one comes.
-            let rank = self.crew.rank(local_rank);
+            let rank = self.rank_spec.rank(local_rank);
             self.monitors.remove(&rank);
-            match Monitor::listen(directory, &self.crew.page_spec(attempt, local_rank)) {
+            match Monitor::listen(directory, &self.rank_spec.page_spec(attempt, local_rank)) {
                 Ok(monitor) => {
                     self.monitors.insert(rank, monitor);
                 }
@@ -189,16 +191,16 @@ impl Launcher {
 }
 
 /// Where what is learned of the job is kept: beside the run directories.
-pub(super) fn memory(settings: &Settings, crew: &RankSpec, spec: &JobSpec) -> Option<Memory> {
+pub(super) fn memory(settings: &Settings, rank_spec: &RankSpec, spec: &JobSpec) -> Option<Memory> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
-    let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
+    let log_dir = rank_spec.run_dir.parent().filter(|_| settings.remember)?;
     Some(Memory::of(log_dir, &memory::key(spec, given.as_deref())))
 }
 
 /// How many ranks the job had when it last ran; from now on it is as many as it has now.
-pub(super) fn previous_size(settings: &Settings, crew: &RankSpec, spec: &JobSpec) -> Option<u32> {
+pub(super) fn previous_size(settings: &Settings, rank_spec: &RankSpec, spec: &JobSpec) -> Option<u32> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
-    let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
+    let log_dir = rank_spec.run_dir.parent().filter(|_| settings.remember)?;
     let memory = Memory::of(log_dir, &memory::key_of_any_size(spec, given.as_deref()));
     let now = Learned { ranks: Some(spec.world_size), ..Learned::default() };
     let exchange = move || {
@@ -212,23 +214,23 @@ pub(super) fn previous_size(settings: &Settings, crew: &RankSpec, spec: &JobSpec
 }
 
 /// What the journal says of the job at its start.
-pub(super) fn job_spec(settings: &Settings, crew: &RankSpec, policy: policy::Settings) -> JobSpec {
+pub(super) fn job_spec(settings: &Settings, rank_spec: &RankSpec, policy: policy::Settings) -> JobSpec {
     let text = |path: &PathBuf| path.display().to_string();
     JobSpec {
         command: settings.command.clone(),
-        world_size: crew.seat.world_size,
+        world_size: rank_spec.seat.world_size,
         local_world_size: settings.local_world_size,
-        first_rank: Rank(crew.seat.first_rank),
+        first_rank: Rank(rank_spec.seat.first_rank),
         max_restarts: settings.policy.budget.max_restarts,
         launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
         uid: nix::unistd::getuid().as_raw(),
-        run_dir: text(&crew.run_dir),
+        run_dir: text(&rank_spec.run_dir),
         // A directory that is gone or does not answer only makes the run harder to find.
         started_in: std::env::current_dir()
             .map_or_else(|_| String::new(), |place| place.display().to_string()),
-        run: crew.checkpoint_run().to_owned(),
-        checkpoint_dir: text(&crew.checkpoint_dir),
-        page_dir: crew.page_dir.as_ref().map(text),
+        run: rank_spec.checkpoint_run().to_owned(),
+        checkpoint_dir: text(&rank_spec.checkpoint_dir),
+        page_dir: rank_spec.page_dir.as_ref().map(text),
         program: paths::hash_of_program(&settings.command),
         policy: Some(policy),
         earlier: Vec::new(),

@@ -41,7 +41,7 @@ impl Launcher {
                 signatures::prepare();
             }
             // While the ranks end and are judged.
-            self.warm.prepare(&self.crew);
+            self.warm.prepare(&self.rank_spec);
             if self.gather().await {
                 return;
             }
@@ -211,7 +211,7 @@ impl Launcher {
         let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
         let helpers = self.helpers();
         let spared: Vec<Pid> = self.warm.processes().into_iter().chain(helpers).chain([us]).collect();
-        let mark = self.crew.mark();
+        let mark = self.rank_spec.mark();
         // In a thread: `/proc` holds up whoever reads of a process that the kernel cannot lay hands on.
         let of_launch = mark.clone();
         let marked = PROC.ask(PROC_WITHIN, move || processes::marked(&of_launch)).unwrap_or_default();
@@ -269,7 +269,7 @@ impl Launcher {
     /// Ranks that were asked to save and did not end by themselves.
     pub(super) fn tell_to_end(&mut self) {
         if let Some(stop) = &mut self.stop {
-            stop.tell(&self.ranks);
+            stop.report(&self.ranks);
         }
     }
 

@@ -74,7 +74,7 @@ impl Launcher {
         };
         let epoch = office.epoch;
         let spec = following.spec.clone();
-        let me = self.crew.seat.group_rank;
+        let me = self.rank_spec.seat.group_rank;
         let adopted = Adopted::of(&record, me, following.member(), self.attempt, now);
         let patience = following.plan.join_timeout;
         let me = adopted.me;
@@ -91,8 +91,8 @@ impl Launcher {
         let Following { follow, plan, meeting, listener, .. } = *following;
         let names = (record.job.clone(), record.launch.clone());
         let mut leading = Leading::of(job, merge, me, listener, plan, names, meeting, office);
-        self.board.show_due();
-        let reader = self.board.reader();
+        self.snapshots.show_due();
+        let reader = self.snapshots.reader();
         let entries =
             reader.entries_after(follow.since(), usize::MAX).map(|read| read.entries).unwrap_or_default();
         leading.lead.replaces(Predecessor::new(follow.leader().launcher.clone(), &entries, reader.newest()));
@@ -100,7 +100,7 @@ impl Launcher {
         self.terminal
             .say(format!("host {host}, which led the job, is lost: this host leads now (epoch {epoch})"));
         leading.lead.begin_with(now.mono, out);
-        leading.lead.tell_job(now.mono, Input::Fact(leader_replaced(&host, me, epoch)));
+        leading.lead.report_to_job(now.mono, Input::Fact(leader_replaced(&host, me, epoch)));
         leading.lead.continue_from(now.mono, &adopted, record.ended, follow.into_log());
         self.exit = record.ended.or(self.exit);
         self.hangs.judge_all(leading.lead.seats(), now.mono);

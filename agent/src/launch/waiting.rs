@@ -34,7 +34,7 @@ impl Launcher {
         let ready = following.ready.get_or_insert_default();
         let Some(is_news) = ready.take(&now) else { return };
         if is_news {
-            self.terminal.say(now.told());
+            self.terminal.say(now.reported());
         }
         self.publish_body(clock::mono(), Body::Fact(now.fact()));
     }

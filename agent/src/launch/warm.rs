@@ -26,7 +26,7 @@ pub struct WarmSettings {
 const TRIES: u32 = 5;
 
 /// Ranks that have not told what they hold by then will not: their program is read instead.
-const TOLD_WITHIN: Duration = Duration::from_secs(20);
+const REPORT_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long after an attempt began new standbys are forked: the ranks need the processors first.
 const PREPARE_AFTER: Duration = Duration::from_secs(1);
@@ -113,7 +113,7 @@ impl Warm {
     }
 
     /// Starts a template when it is time, and has it fork standbys. `waits`: no rank of this host needs its processors.
-    pub fn look_after(&mut self, crew: &RankSpec, waits: bool) -> Option<Fact> {
+    pub fn look_after(&mut self, rank_spec: &RankSpec, waits: bool) -> Option<Fact> {
         if let Some(why) = self.plainly.take() {
             return Some(observed("plain", Weight::Info, format!("ranks are started plainly: {why}")));
         }
@@ -134,31 +134,31 @@ impl Warm {
             self.lacks = false;
             let program = self.program.clone()?;
             // One that cannot be started leaves all as it is.
-            self.next = self.begin(program, learned.as_deref(), self.can_be_idle, crew).ok();
+            self.next = self.begin(program, learned.as_deref(), self.can_be_idle, rank_spec).ok();
         }
-        if let Some(next) = self.next.as_mut().filter(|_| self.began.elapsed() >= TOLD_WITHIN)
+        if let Some(next) = self.next.as_mut().filter(|_| self.began.elapsed() >= REPORT_WITHIN)
             && next.hurry().is_err()
         {
             self.drop_next();
         }
         if let Some(template) = &mut self.template {
-            if self.began.elapsed() >= TOLD_WITHIN && template.hurry().is_err() {
+            if self.began.elapsed() >= REPORT_WITHIN && template.hurry().is_err() {
                 self.end();
             } else if self.began.elapsed() >= PREPARE_AFTER {
-                self.prepare(crew);
+                self.prepare(rank_spec);
             }
             return None;
         }
         let program = self.program.clone()?;
         // Only its text is known of a program of which nobody told; that is enough where it costs the ranks no processor.
         let of_text = learned.is_none() && self.settings.imports.is_empty();
-        let spare = waits || affinity::allowed().len() > 2 * crew.local_world_size as usize;
-        if of_text && !self.can_be_idle && !spare && self.began.elapsed() < TOLD_WITHIN {
+        let spare = waits || affinity::allowed().len() > 2 * rank_spec.local_world_size as usize;
+        if of_text && !self.can_be_idle && !spare && self.began.elapsed() < REPORT_WITHIN {
             return None;
         }
         self.learned = learned.is_some();
         let idle = of_text && self.can_be_idle && !waits;
-        match self.begin(program, learned.as_deref(), idle, crew) {
+        match self.begin(program, learned.as_deref(), idle, rank_spec) {
             Ok(template) => {
                 self.template = Some(template);
                 self.prepared = false;
@@ -173,28 +173,28 @@ impl Warm {
         program: PythonProgram,
         learned: Option<&Path>,
         idle: bool,
-        crew: &RankSpec,
+        rank_spec: &RankSpec,
     ) -> std::io::Result<Template> {
         self.tries += 1;
         Template::start(&TemplatePlan {
             program,
             imports: self.imports(learned),
             without: self.without.clone(),
-            environment: crew.common_environment(),
+            environment: rank_spec.common_environment(),
             idle,
             directory: self.directory.clone(),
         })
     }
 
     /// Has standbys forked, unless there are some: they are wanted soon.
-    pub fn prepare(&mut self, crew: &RankSpec) {
+    pub fn prepare(&mut self, rank_spec: &RankSpec) {
         if self.template.as_mut().is_some_and(|template| template.is_warm() && template.hurry().is_err()) {
             self.end();
         }
         if let Some(template) = self.template.as_mut().filter(|template| template.is_warm() && !self.prepared)
         {
             self.prepared = true;
-            template.prepare(crew.local_world_size as usize);
+            template.prepare(rank_spec.local_world_size as usize);
         }
     }
 
@@ -211,7 +211,7 @@ impl Warm {
     }
 
     /// Takes in what a template told; what is worth telling of it.
-    pub fn heard(&mut self, (of_next, news): (bool, News)) -> Option<Fact> {
+    pub fn received(&mut self, (of_next, news): (bool, News)) -> Option<Fact> {
         if of_next {
             return self.heard_of_next(news);
         }
@@ -294,7 +294,7 @@ impl Warm {
     /// the guardian, and ranks that stay in their processes.
     pub fn start(
         &mut self,
-        crew: &RankSpec,
+        rank_spec: &RankSpec,
         attempt: Attempt,
         port: u16,
         which: &[u32],
@@ -310,7 +310,7 @@ impl Warm {
             return None;
         }
         self.prepared = false;
-        Some(crew.start_warm(template, attempt, port, which).map_err(|why| {
+        Some(rank_spec.start_warm(template, attempt, port, which).map_err(|why| {
             let fact = self.give_up(&why);
             // What is left below us, but for what is spared, are ranks that did not come about.
             let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));

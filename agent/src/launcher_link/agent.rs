@@ -59,7 +59,7 @@ pub enum LinkEvent {
     /// What it has heard of a failure since it ruled on it.
     Late(Ruling),
     /// What it knows of the host that may explain why ranks are slow.
-    Surroundings(SlowdownHints),
+    RankContext(SlowdownHints),
     /// The machine is to be taken away.
     Leave(Leave),
 }
@@ -229,11 +229,11 @@ async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> an
         Some(AgentMessage::Ruling(ruling)) => {
             let _ = events.send(LinkEvent::Ruling(wire::ruling_in(&ruling)?)).await;
         }
-        Some(AgentMessage::Late(told)) => {
-            let _ = events.send(LinkEvent::Late(wire::ruling_in(&told)?)).await;
+        Some(AgentMessage::Late(reported)) => {
+            let _ = events.send(LinkEvent::Late(wire::ruling_in(&reported)?)).await;
         }
-        Some(AgentMessage::Surroundings(told)) => {
-            let _ = events.send(LinkEvent::Surroundings(wire::surroundings_in(&told)?)).await;
+        Some(AgentMessage::Surroundings(reported)) => {
+            let _ = events.send(LinkEvent::RankContext(wire::rank_context_in(&reported)?)).await;
         }
         Some(AgentMessage::Leave(leave)) => {
             let _ = events.send(LinkEvent::Leave(wire::leave_in(leave))).await;

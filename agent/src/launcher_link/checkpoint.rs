@@ -26,7 +26,7 @@ const LIST_WITHIN: Duration = Duration::from_secs(30);
 const GO_ON_WITHIN: Duration = Duration::from_secs(600);
 
 /// How often counts are told.
-const TELL_EVERY: Duration = Duration::from_secs(5);
+const REPORT_EVERY: Duration = Duration::from_secs(5);
 
 /// What the agent is asked to bring, and where to.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +108,7 @@ pub async fn restore(
         match ask(socket, place, pool, false, say).await {
             Ok(Some(result)) => {
                 if is_news(&result, watches_trainer) {
-                    say(told(&result));
+                    say(reported(&result));
                 }
                 return Ok((resumed(&result), Some(result.kept_by)));
             }
@@ -161,7 +161,7 @@ pub async fn restore_files(
     for socket in sockets.iter().filter(|socket| socket.exists()) {
         match ask(socket, files, None, again, say).await {
             Ok(result) => {
-                say(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), told)));
+                say(format!("{place}: {}", result.as_ref().map_or_else(|| "watched".to_owned(), reported)));
                 let found = result.as_ref().map_or(Resumed::Unknown, resumed);
                 return Answer::Done(found, result.map(|result| result.kept_by).unwrap_or_default());
             }
@@ -277,7 +277,7 @@ impl Asking<'_> {
                 }
                 Some(Message::Progress(at)) if !at.told.is_empty() => say(format!("checkpoint: {}", at.told)),
                 Some(Message::Progress(at)) => {
-                    if at.bytes > 0 && last_told.elapsed() >= TELL_EVERY {
+                    if at.bytes > 0 && last_told.elapsed() >= REPORT_EVERY {
                         last_told = Instant::now();
                         say(progress(&at));
                     }
@@ -308,7 +308,7 @@ fn is_news(result: &RestoreResult, watches_trainer: bool) -> bool {
     result.step.is_some() || !watches_trainer
 }
 
-fn told(result: &RestoreResult) -> String {
+fn reported(result: &RestoreResult) -> String {
     let Some(step) = result.step else {
         return "checkpoint: no whole step is known here or at peers".to_owned();
     };

@@ -132,8 +132,8 @@ pub fn surroundings_out(known: &SlowdownHints) -> Result<v1::Surroundings, WireE
 ///
 /// # Errors
 /// It is not of this version.
-pub fn surroundings_in(told: &v1::Surroundings) -> Result<SlowdownHints, WireError> {
-    Ok(messages::surroundings(&told.known)?)
+pub fn rank_context_in(reported: &v1::Surroundings) -> Result<SlowdownHints, WireError> {
+    Ok(messages::rank_context(&reported.known)?)
 }
 
 /// That the machine is to be left, to be sent.
@@ -142,28 +142,28 @@ pub fn leave_out(leave: &Leave) -> v1::Leave {
 }
 
 /// That the machine is to be left, as it came.
-pub fn leave_in(told: v1::Leave) -> Leave {
-    Leave { reason: told.reason, by: (told.by_unix_ns > 0).then_some(Wall(told.by_unix_ns)) }
+pub fn leave_in(reported: v1::Leave) -> Leave {
+    Leave { reason: reported.reason, by: (reported.by_unix_ns > 0).then_some(Wall(reported.by_unix_ns)) }
 }
 
 /// A ruling to be sent.
 ///
 /// # Errors
 /// It has no form in JSON.
-pub fn ruling_out(incident: Incident, testimony: &HostEvidence) -> Result<v1::Ruling, WireError> {
-    let sick = testimony.sick.iter().map(serde_json::to_string);
-    let records = testimony.failed_before.iter().map(serde_json::to_string);
-    let seen = testimony.seen_before.as_ref().map(serde_json::to_string).transpose();
+pub fn ruling_out(incident: Incident, host_evidence: &HostEvidence) -> Result<v1::Ruling, WireError> {
+    let sick = host_evidence.sick.iter().map(serde_json::to_string);
+    let records = host_evidence.failed_before.iter().map(serde_json::to_string);
+    let seen = host_evidence.seen_before.as_ref().map(serde_json::to_string).transpose();
     Ok(v1::Ruling {
         incident: incident.0,
         // An agent does not decide in the launcher's place.
         decision: None,
-        kernel_lines: testimony.kernel_lines.clone(),
+        kernel_lines: host_evidence.kernel_lines.clone(),
         sick_components: sick.collect::<Result<_, _>>().map_err(form("a component"))?,
-        held: testimony.held.clone(),
+        held: host_evidence.held.clone(),
         failed_before: records.collect::<Result<_, _>>().map_err(form("a device's record"))?,
-        gpus: testimony.gpus.clone(),
-        notices: testimony.notices.clone(),
+        gpus: host_evidence.gpus.clone(),
+        notices: host_evidence.notices.clone(),
         seen_before: seen.map_err(form("earlier failures"))?,
     })
 }
@@ -181,7 +181,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: None,
-        testimony: HostEvidence {
+        host_evidence: HostEvidence {
             kernel_lines: ruling.kernel_lines.clone(),
             sick,
             held: ruling.held.clone(),
@@ -234,8 +234,8 @@ mod tests {
         };
         let devices = [(Rank(0), "gpu.0000:3b:00".into())].into();
         let known = SlowdownHints { devices, hints: vec![hint], at_work: [(Rank(0), true)].into() };
-        let told = surroundings_out(&known).unwrap();
-        assert_eq!(surroundings_in(&told).unwrap(), known);
-        assert!(surroundings_in(&v1::Surroundings { known: "[1]".into() }).is_err());
+        let reported = surroundings_out(&known).unwrap();
+        assert_eq!(rank_context_in(&reported).unwrap(), known);
+        assert!(rank_context_in(&v1::Surroundings { known: "[1]".into() }).is_err());
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct Calls(BTreeMap<u32, Turn>);
 #[derive(Debug)]
 struct Turn {
     began: Mono,
-    told: u32,
+    reported: u32,
     left_out: u32,
 }
 
@@ -57,15 +57,15 @@ impl Calls {
                 return None;
             }
         }
-        let turn = self.0.entry(uid).or_insert(Turn { began: now, told: 0, left_out: 0 });
+        let turn = self.0.entry(uid).or_insert(Turn { began: now, reported: 0, left_out: 0 });
         if now.since(turn.began) >= TURN {
-            *turn = Turn { began: now, told: 0, left_out: turn.left_out };
+            *turn = Turn { began: now, reported: 0, left_out: turn.left_out };
         }
-        if turn.told >= MOST {
+        if turn.reported >= MOST {
             turn.left_out = turn.left_out.saturating_add(1);
             return None;
         }
-        turn.told += 1;
+        turn.reported += 1;
         Some(std::mem::take(&mut turn.left_out))
     }
 }

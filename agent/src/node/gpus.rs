@@ -89,7 +89,7 @@ impl Gpus {
     }
 
     /// The job's next attempt has begun.
-    pub(super) fn begun(&mut self, job: &JobId) {
+    pub(super) fn started(&mut self, job: &JobId) {
         self.left.remove(job);
     }
 

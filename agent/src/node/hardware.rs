@@ -47,7 +47,7 @@ impl Hardware {
         let witness = EvidenceLog::with(records);
         let mut hardware = Hardware { devices, host_log, witness, cursor: None, log_is_read: false };
         for (at, fact) in recalled {
-            hardware.hear(*at, *at, fact);
+            hardware.receive(*at, *at, fact);
         }
         hardware
     }
@@ -85,13 +85,13 @@ impl Hardware {
     }
 
     /// What there is to say of a job's fault.
-    pub(super) fn testify(
+    pub(super) fn report_evidence(
         &self,
         fault_at: Mono,
         elsewhere: &Unrelated,
         components: &[Component],
     ) -> HostEvidence {
-        self.witness.testify(fault_at, elsewhere, components)
+        self.witness.report_evidence(fault_at, elsewhere, components)
     }
 
     /// What of the driver's events is for the journal.
@@ -102,14 +102,14 @@ impl Hardware {
     }
 
     /// Takes in one fact of `at`, heard of at `now`. Whether it is news.
-    pub(super) fn hear(&mut self, now: Mono, at: Mono, fact: &Fact) -> bool {
+    pub(super) fn receive(&mut self, now: Mono, at: Mono, fact: &Fact) -> bool {
         if let Fact::Observed(seen) = fact
             && seen.event == ACKNOWLEDGED
         {
             self.acknowledge(at, &seen.component);
         }
         self.host_log.take_in(at, fact);
-        let news = self.devices.hear(now, at, fact);
+        let news = self.devices.receive(now, at, fact);
         if news {
             self.witness.take_in(at, fact);
         }

@@ -28,8 +28,8 @@ impl Node {
     pub(super) fn show(&mut self, now: Stamp, mut components: Vec<Component>) {
         let (hardware, gpus) = self.hardware.judge(now.mono);
         components.extend(hardware);
-        self.board.set_gpus(gpus);
-        self.board.show_host(now, components);
+        self.snapshots.set_gpus(gpus);
+        self.snapshots.show_host(now, components);
     }
 
     /// What was told of them last is not to stay as if it were so still.
@@ -45,19 +45,19 @@ impl Node {
                 }),
             );
         }
-        self.board.hide(names);
+        self.snapshots.hide(names);
     }
 
     pub(super) fn devices(&mut self, began: Mono, report: DeviceReport) {
         let now = clock::now();
-        self.gpus.read(began, &report, self.board.view().jobs.values());
+        self.gpus.read(began, &report, self.snapshots.view().jobs.values());
         self.rule_on_what_waits();
         for fact in self.hardware.devices_are(now.mono, report) {
             self.record(None, fact);
         }
         self.show(now, Vec::new());
-        let read = self.board.view().components.keys().filter(|name| is_of_gpus(name)).cloned().collect();
-        self.board.roster().has_looked(DEVICES, now.mono, read);
+        let read = self.snapshots.view().components.keys().filter(|name| is_of_gpus(name)).cloned().collect();
+        self.snapshots.roster().has_looked(DEVICES, now.mono, read);
         self.reset_what_needs_it();
     }
 
@@ -71,19 +71,19 @@ impl Node {
     /// Tells what the driver told, once its line in the kernel log had its time to come.
     pub(super) fn tell_events(&mut self) {
         for (at, fact) in self.hardware.due(clock::mono()) {
-            self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+            self.snapshots.record(clock::stamp_of(at), None, None, Body::Fact(fact));
         }
     }
 
     pub(super) fn kernel_log(&mut self, report: LogReport) {
         for (at, fact) in report.facts {
-            if self.hardware.hear(clock::mono(), at, &fact) {
-                self.board.note(clock::stamp_of(at), None, None, Body::Fact(fact));
+            if self.hardware.receive(clock::mono(), at, &fact) {
+                self.snapshots.note(clock::stamp_of(at), None, None, Body::Fact(fact));
             }
         }
         let now = clock::now();
         self.hardware.log_is(now.mono, report.state, report.cursor);
-        self.board.roster().has_looked(KERNEL_LOG, now.mono, vec![kernel_reports::LOG.to_owned()]);
+        self.snapshots.roster().has_looked(KERNEL_LOG, now.mono, vec![kernel_reports::LOG.to_owned()]);
         self.show(now, Vec::new());
     }
 
@@ -94,25 +94,25 @@ impl Node {
         word: &OperatorAction,
     ) -> Result<(), NoSuchComponent> {
         let now = clock::now();
-        if self.board.attend(now, uid, component, word).is_none() {
-            let known = self.board.view().components.keys().cloned().collect();
+        if self.snapshots.attend(now, uid, component, word).is_none() {
+            let known = self.snapshots.view().components.keys().cloned().collect();
             return Err(NoSuchComponent { name: component.to_owned(), known });
         }
         if let OperatorAction::Acknowledge { .. } = word {
             self.hardware.acknowledge(now.mono, component);
             self.show(now, Vec::new());
         }
-        self.board.publish();
+        self.snapshots.publish();
         Ok(())
     }
 
     /// What time alone changes: silences run out, and what was read too long ago must not stand as healthy.
     pub(super) fn look_at_the_clock(&mut self) {
         let now = clock::now();
-        self.board.end_silences(now);
-        let stale = self.board.roster().stale(now.mono, &self.board.view().components);
+        self.snapshots.end_silences(now);
+        let stale = self.snapshots.roster().stale(now.mono, &self.snapshots.view().components);
         if !stale.is_empty() {
-            self.board.show_host(now, stale);
+            self.snapshots.show_host(now, stale);
         }
     }
 }

@@ -23,15 +23,15 @@ impl Node {
     pub(super) fn tell_what_came_late(&mut self) {
         let now = clock::mono();
         for mut ruled in std::mem::take(&mut self.ruled) {
-            let later = self.testify(&ruled.session, &ruled.verdict, &ruled.of_then);
-            if let Some(testimony) = ruled.testimony.with(later) {
-                ruled.testimony = testimony.clone();
+            let later = self.report_evidence(&ruled.session, &ruled.verdict, &ruled.of_then);
+            if let Some(host_evidence) = ruled.host_evidence.with(later) {
+                ruled.host_evidence = host_evidence.clone();
                 let (job, incident) = (ruled.session.job.clone(), ruled.verdict.incident);
                 // A launcher whose job is over may still be there, and listens no more.
                 if self.is_over(&job) {
-                    self.judge_late(job, incident, testimony);
+                    self.judge_late(job, incident, host_evidence);
                 } else if self.is_current(&ruled.session) {
-                    self.send(&ruled.session, ToLauncher::Late(incident, testimony));
+                    self.send(&ruled.session, ToLauncher::Late(incident, host_evidence));
                 }
             }
             if now <= ruled.verdict.fault_at.after(host_evidence::AFTER) {
@@ -47,21 +47,21 @@ impl Node {
             self.ruled.retain(|of| of.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
             let of_then = self.of_then(&session, &verdict);
-            self.ruled.push(Ruled { session, verdict, testimony: HostEvidence::default(), of_then });
+            self.ruled.push(Ruled { session, verdict, host_evidence: HostEvidence::default(), of_then });
         }
     }
 
     fn is_over(&self, job: &JobId) -> bool {
-        let phase = self.board.view().jobs.get(job).map(|of| &of.phase);
+        let phase = self.snapshots.view().jobs.get(job).map(|of| &of.phase);
         matches!(phase, Some(JobPhase::Ended(_) | JobPhase::Lost))
     }
 
     /// Has a failure of a job that is over judged anew, beside the loop: its journal has to be read.
-    fn judge_late(&mut self, job: JobId, incident: Incident, testimony: HostEvidence) {
-        self.record(Some(&job), Fact::HostTestified { incident, testimony });
-        let (board, inputs) = (self.board.reader(), self.own_inputs.clone());
+    fn judge_late(&mut self, job: JobId, incident: Incident, host_evidence: HostEvidence) {
+        self.record(Some(&job), Fact::HostEvidenceReported { incident, host_evidence });
+        let (snapshots, inputs) = (self.snapshots.reader(), self.own_inputs.clone());
         tokio::task::spawn_blocking(move || {
-            let judged = judged_anew(&board, &job, incident);
+            let judged = judged_anew(&snapshots, &job, incident);
             memory::give_back();
             match judged {
                 // The node may be gone meanwhile; the testimony stands in its journal.
@@ -79,23 +79,23 @@ impl Node {
         if !self.is_over(job) {
             return;
         }
-        let recorded = self.board.record(clock::now(), Some(job), None, Body::Verdict(verdict));
+        let recorded = self.snapshots.record(clock::now(), Some(job), None, Body::Verdict(verdict));
         self.repeats.take_in(&recorded);
-        self.tell_peers_of_failures();
-        self.hooks.tell(&recorded);
+        self.report_failures_to_peers();
+        self.hooks.report(&recorded);
     }
 }
 
 /// The verdict by all that the journal has, if it is another one than before.
 fn judged_anew(
-    board: &StateReader,
+    snapshots: &StateReader,
     job: &JobId,
     incident: Incident,
 ) -> Result<Option<Verdict>, JournalError> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut cursor = 0;
     loop {
-        let read = board.entries_after(cursor, AT_ONCE)?;
+        let read = snapshots.entries_after(cursor, AT_ONCE)?;
         let Some(last) = read.entries.last() else { break };
         cursor = last.seq.max(read.cursor);
         entries.extend(read.entries.into_iter().filter(|entry| entry.job.as_ref() == Some(job)));

@@ -26,7 +26,7 @@ pub(super) struct Launcher {
     /// The current connection.
     pub(super) session: Option<(u64, mpsc::Sender<ToLauncher>)>,
     /// What surrounds its ranks, as it was last told over this connection.
-    surroundings: SlowdownHints,
+    rank_context: SlowdownHints,
     /// Waits for the end of its process.
     watching: Option<Watching>,
 }
@@ -50,7 +50,7 @@ impl Launcher {
             have_seq,
             gpus_in_hang: Vec::new(),
             session: None,
-            surroundings: SlowdownHints::default(),
+            rank_context: SlowdownHints::default(),
             watching: None,
         }
     }
@@ -60,7 +60,7 @@ impl Node {
     /// Jobs of the journal whose launchers live are waited for; of the others it is said that they are lost.
     pub(super) fn find_jobs_again(&mut self) {
         let open: Vec<(JobId, Pid)> = self
-            .board
+            .snapshots
             .view()
             .jobs
             .values()
@@ -130,7 +130,7 @@ impl Node {
                 have_seq,
                 gpus_in_hang: Vec::new(),
                 session,
-                surroundings: SlowdownHints::default(),
+                rank_context: SlowdownHints::default(),
                 watching,
             },
         );
@@ -166,7 +166,7 @@ impl Node {
         if let Body::Fact(Fact::RanksHung { .. }) = &entry.body {
             // Now, while they hang: when the verdict is asked about, they have been stopped.
             let now = clock::mono();
-            let gpus = self.board.view().gpus.iter();
+            let gpus = self.snapshots.view().gpus.iter();
             launcher.gpus_in_hang = gpus.filter_map(|gpu| gpu.doing(now)).collect();
         }
         let body = match entry.body {
@@ -181,9 +181,9 @@ impl Node {
             body => body,
         };
         match &body {
-            Body::Fact(Fact::AttemptStarted { .. }) => self.gpus.begun(&session.job),
+            Body::Fact(Fact::AttemptStarted { .. }) => self.gpus.started(&session.job),
             Body::Fact(Fact::AttemptEnded { waiting, .. }) => {
-                let view = self.board.view().jobs.get(&session.job);
+                let view = self.snapshots.view().jobs.get(&session.job);
                 let ranks = view.into_iter().flat_map(|job| job.ranks.values());
                 let staying =
                     ranks.filter(|rank| waiting.contains(&rank.rank)).map(|rank| rank.pid).collect();
@@ -192,25 +192,25 @@ impl Node {
             Body::Fact(Fact::JobEnded { .. }) => self.gpus.over(&session.job),
             Body::Fact(Fact::Observed(seen)) if seen.component == ORDERS && seen.event == RANK_EXCLUDED => {
                 let rank = seen.values.get("rank").and_then(|rank| rank.parse().ok()).map(Rank);
-                let job = self.board.view().jobs.get(&session.job);
+                let job = self.snapshots.view().jobs.get(&session.job);
                 if let Some(rank) = rank.and_then(|rank| job?.ranks.get(&rank)) {
                     self.gpus.excluded(&session.job, rank.pid);
                 }
             }
             _ => {}
         }
-        let recorded = self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
+        let recorded = self.snapshots.record(entry.at, Some(&session.job), Some(entry.seq), body);
         self.repeats.take_in(&recorded);
         if let Body::Verdict(verdict) = &recorded.body {
-            self.tell_peers_of_failures();
+            self.report_failures_to_peers();
             self.may_be_heard_of_late(session, verdict);
         }
-        self.hooks.tell(&recorded);
+        self.hooks.report(&recorded);
     }
 
     /// Tells launchers what surrounds their ranks, where that has changed.
     pub(super) fn tell_surroundings(&mut self) {
-        let view = self.board.view();
+        let view = self.snapshots.view();
         let mut components = None;
         for (job, launcher) in &mut self.launchers {
             let (Some((_, orders)), Some(of)) = (&launcher.session, view.jobs.get(job)) else { continue };
@@ -218,10 +218,10 @@ impl Node {
                 components.get_or_insert_with(|| view.components.values().cloned().collect());
             let ranks: Vec<(Rank, Pid)> = of.ranks.values().map(|rank| (rank.rank, rank.pid)).collect();
             let known = SlowdownHints::of(&ranks, self.gpus.owners(), components, &view.gpus);
-            if !known.is_as(&launcher.surroundings)
-                && orders.try_send(ToLauncher::Surroundings(known.clone())).is_ok()
+            if !known.is_as(&launcher.rank_context)
+                && orders.try_send(ToLauncher::RankContext(known.clone())).is_ok()
             {
-                launcher.surroundings = known;
+                launcher.rank_context = known;
             }
         }
     }
@@ -286,7 +286,7 @@ impl Node {
 
     /// Forgets launchers that are gone and whose jobs are not shown any more.
     pub(super) fn forget_launchers(&mut self) {
-        let jobs = &self.board.view().jobs;
+        let jobs = &self.snapshots.view().jobs;
         self.launchers.retain(|job, launcher| launcher.session.is_some() || jobs.contains_key(job));
     }
 
@@ -294,7 +294,7 @@ impl Node {
     /// live, so there must be a bound.
     fn has_most_jobs(&self, hello: &Hello) -> Option<String> {
         let is_its = |job: &&JobId| self.launchers.get(*job).is_some_and(|other| other.uid == hello.uid);
-        let jobs = &self.board.view().jobs;
+        let jobs = &self.snapshots.view().jobs;
         let open = jobs.keys().filter(is_its).filter(|job| self.is_open(job)).count();
         (open >= JOBS_OF_A_USER && !jobs.contains_key(&hello.job)).then(|| {
             format!(
@@ -306,7 +306,7 @@ impl Node {
 
     /// Whether the job is known and not over.
     fn is_open(&self, job: &JobId) -> bool {
-        let phase = self.board.view().jobs.get(job).map(|job| job.phase);
+        let phase = self.snapshots.view().jobs.get(job).map(|job| job.phase);
         phase.is_some_and(|phase| !matches!(phase, JobPhase::Ended(_) | JobPhase::Lost))
     }
 }

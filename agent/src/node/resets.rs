@@ -53,8 +53,8 @@ impl Node {
             Err(error) => return drop(answer.send(Err(error))),
         };
         let order = ResetOrder { address, uuid, by, reason };
-        let begun = may(mode, by, self.running_job()).and_then(|()| self.begin(order.clone()));
-        match begun {
+        let started = may(mode, by, self.running_job()).and_then(|()| self.begin(order.clone()));
+        match started {
             Ok(()) => self.resets.under_way = Some((address, Some(answer))),
             Err(error) => {
                 let outcome = Err(error);
@@ -74,7 +74,7 @@ impl Node {
             return;
         }
         let now = clock::mono();
-        let view = self.board.view();
+        let view = self.snapshots.view();
         let due = view.gpus.iter().find(|gpu| {
             gpu.action == RecommendedAction::ResetDevice
                 && view.attention.counts(&ComponentId::Gpu(gpu.address).to_string())
@@ -113,7 +113,7 @@ impl Node {
         if !told_before {
             let fact = order.ended(&outcome);
             self.record(None, fact.clone());
-            self.hardware.hear(now.mono, now.mono, &fact);
+            self.hardware.receive(now.mono, now.mono, &fact);
         }
         match words.filter(|_| !tried) {
             Some(words) => self.resets.refused.insert(order.address, words),
@@ -127,7 +127,7 @@ impl Node {
 
     /// A job of this host that is not over: it may start ranks on any GPU at any moment.
     fn running_job(&self) -> Option<&JobId> {
-        let mut jobs = self.board.view().jobs.iter();
+        let mut jobs = self.snapshots.view().jobs.iter();
         let running = jobs.find(|(_, job)| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));
         running.map(|(id, _)| id)
     }

@@ -20,7 +20,7 @@ pub(super) struct Ruled {
     pub(super) session: Session,
     pub(super) verdict: Verdict,
     /// What was said of it.
-    pub(super) testimony: HostEvidence,
+    pub(super) host_evidence: HostEvidence,
     /// What was of others then, and before it.
     pub(super) of_then: OfThen,
 }
@@ -71,21 +71,26 @@ impl Node {
         let elsewhere = self.peers.as_ref().map(|peers| peers.failed_elsewhere()).unwrap_or_default();
         let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict, &elsewhere);
         let of_then = self.of_then(session, verdict);
-        let told = self.testify(session, verdict, &of_then);
-        let mut testimony = HostEvidence { held, seen_before, ..told };
+        let reported = self.report_evidence(session, verdict, &of_then);
+        let mut host_evidence = HostEvidence { held, seen_before, ..reported };
         if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
-            testimony.gpus.clone_from(&launcher.gpus_in_hang);
+            host_evidence.gpus.clone_from(&launcher.gpus_in_hang);
         }
-        if self.send(session, ToLauncher::Ruling(verdict.incident, testimony.clone())) {
+        if self.send(session, ToLauncher::Ruling(verdict.incident, host_evidence.clone())) {
             self.ruled.retain(|ruled| ruled.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
-            self.ruled.push(Ruled { session, verdict, testimony, of_then });
+            self.ruled.push(Ruled { session, verdict, host_evidence, of_then });
         }
     }
 
     /// What the host has to say of a failure by now.
-    pub(super) fn testify(&self, session: &Session, verdict: &Verdict, of_then: &OfThen) -> HostEvidence {
-        let others = self.board.view().jobs.values().filter(|job| !concerned(job, session, verdict));
+    pub(super) fn report_evidence(
+        &self,
+        session: &Session,
+        verdict: &Verdict,
+        of_then: &OfThen,
+    ) -> HostEvidence {
+        let others = self.snapshots.view().jobs.values().filter(|job| !concerned(job, session, verdict));
         let elsewhere = Unrelated {
             processes: others.flat_map(processes).collect(),
             gpus: of_then.gpus_of_others.clone(),
@@ -93,14 +98,14 @@ impl Node {
         };
         // A GPU that the job was told to do without may be as sick as it likes.
         let counts = |component: &&Component| !self.gpus.is_excluded(&session.job, &component.name);
-        let components: Vec<Component> = self.board.view().counting().filter(counts).cloned().collect();
+        let components: Vec<Component> = self.snapshots.view().counting().filter(counts).cloned().collect();
         let notices = self.leave.iter().map(|(_, leave)| leave.reason.clone()).collect();
-        HostEvidence { notices, ..self.hardware.testify(verdict.fault_at, &elsewhere, &components) }
+        HostEvidence { notices, ..self.hardware.report_evidence(verdict.fault_at, &elsewhere, &components) }
     }
 
     /// What is no concern of the attempt that failed, as long as no other has begun.
     pub(super) fn of_then(&self, session: &Session, verdict: &Verdict) -> OfThen {
-        let job = self.board.view().jobs.values().find(|job| concerned(job, session, verdict));
+        let job = self.snapshots.view().jobs.values().find(|job| concerned(job, session, verdict));
         let ranks: BTreeSet<Pid> = job.into_iter().flat_map(processes).collect();
         let began = job.map(|job| job.attempt_started).unwrap_or_default();
         OfThen { gpus_of_others: self.gpus.of_others(&session.job, &ranks), began }

@@ -151,7 +151,7 @@ pub enum ToLauncher {
     /// All that the host has to say of a failure by now, where that is more than it said when it was asked.
     Late(Incident, HostEvidence),
     /// What is known of the host that may explain why ranks are slow.
-    Surroundings(SlowdownHints),
+    RankContext(SlowdownHints),
     /// The machine is to be taken away.
     Leave(Leave),
 }

@@ -120,8 +120,9 @@ impl Topology {
 
     fn has_uuid(&self, address: &str, uuid: &str) -> bool {
         let text = std::fs::read_to_string(self.driver.join(address).join("information")).unwrap_or_default();
-        let of_line =
-            |line: &str| line.strip_prefix("GPU UUID:").is_some_and(|told| told.trim().starts_with(uuid));
+        let of_line = |line: &str| {
+            line.strip_prefix("GPU UUID:").is_some_and(|reported| reported.trim().starts_with(uuid))
+        };
         // An abbreviation of the UUID is enough for CUDA.
         uuid.starts_with("GPU-") && text.lines().any(of_line)
     }

@@ -256,14 +256,14 @@ impl Connection {
 
     /// Wants to hear of policies that are violated, whoever set them. Power at the cap is no violation to speak of.
     fn listen(&self) {
-        let heard = call!(
+        let received = call!(
             &self.library,
             "dcgmPolicyRegister_v2",
             (Handle, usize, c_uint, policy::Callback, u64),
             (self.handle, ALL_GPUS, policy::CONDITIONS, policy::note, 0)
         );
         // Boards of some kinds have no policies.
-        drop(heard);
+        drop(received);
     }
 
     fn addresses_of(&self, gpus: &[u32]) -> Result<BTreeMap<u32, PciAddress>, String> {
@@ -292,8 +292,8 @@ impl Connection {
             (Handle, *mut EntityPair, c_uint, *mut c_ushort, c_uint, c_uint, *mut FieldValue),
             (self.handle, entities.as_mut_ptr(), count, fields.as_mut_ptr(), 1, LIVE, values.as_mut_ptr())
         )?;
-        let told = values.iter().filter(|value| value.status == 0);
-        let placed = told.filter_map(|value| {
+        let reported = values.iter().filter(|value| value.status == 0);
+        let placed = reported.filter_map(|value| {
             let text = CStr::from_bytes_until_nul(&value.text).ok()?.to_str().ok()?;
             Some((value.entity, PciAddress::parse(text)?))
         });

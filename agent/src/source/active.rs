@@ -60,22 +60,22 @@ pub enum Gpus {
 
 impl Deep {
     /// Tries all that is of these groups, one after the other: at once they would measure each other. `gpus` is asked for
-    /// when they are needed. Ends early where `tell` says that nobody listens any more.
-    pub fn run(&self, groups: &[Group], gpus: impl FnOnce() -> Gpus, mut tell: impl FnMut(Check) -> bool) {
+    /// when they are needed. Ends early where `report` says that nobody listens any more.
+    pub fn run(&self, groups: &[Group], gpus: impl FnOnce() -> Gpus, mut report: impl FnMut(Check) -> bool) {
         let wanted = |group: &Group| groups.contains(group);
         if self.probes && self.paths.is_empty() && wanted(&Group::Storage) {
             let why = "no directory is named (--path, or preflight.paths)";
-            if !tell(Check::new("deep.storage", Group::Storage, CheckVerdict::Skipped, why)) {
+            if !report(Check::new("deep.storage", Group::Storage, CheckVerdict::Skipped, why)) {
                 return;
             }
         }
         for of in self.of_the_host().iter().filter(|of| wanted(&of.group())) {
-            if !tell(probe(&self.plan, of)) {
+            if !report(probe(&self.plan, of)) {
                 return;
             }
         }
         if wanted(&Group::Gpu) && (self.probes || self.exclusive) {
-            self.of_gpus(gpus(), &mut tell);
+            self.of_gpus(gpus(), &mut report);
         }
     }
 
@@ -89,32 +89,32 @@ impl Deep {
         probes
     }
 
-    fn of_gpus(&self, gpus: Gpus, tell: &mut impl FnMut(Check) -> bool) {
+    fn of_gpus(&self, gpus: Gpus, report: &mut impl FnMut(Check) -> bool) {
         let name = if self.probes { "deep.gpu" } else { "free.gpu" };
-        let told = |verdict, why: &str| Check::new(name, Group::Gpu, verdict, why);
+        let reported = |verdict, why: &str| Check::new(name, Group::Gpu, verdict, why);
         let readings = match gpus {
             Gpus::Read(readings) => readings,
             Gpus::None => {
-                tell(told(CheckVerdict::Skipped, "this host has no GPUs of NVIDIA"));
+                report(reported(CheckVerdict::Skipped, "this host has no GPUs of NVIDIA"));
                 return;
             }
             Gpus::Silent => {
-                tell(Check::unanswered(name, Group::Gpu, span(self.plan.deadline)));
+                report(Check::unanswered(name, Group::Gpu, span(self.plan.deadline)));
                 return;
             }
             Gpus::Unknown(why) => {
-                tell(told(CheckVerdict::Unknown, &format!("the driver cannot be asked: {why}")));
+                report(reported(CheckVerdict::Unknown, &format!("the driver cannot be asked: {why}")));
                 return;
             }
         };
         for gpu in &readings {
-            if !self.of_one_gpu(gpu, tell) {
+            if !self.of_one_gpu(gpu, report) {
                 return;
             }
         }
     }
 
-    fn of_one_gpu(&self, gpu: &GpuReading, tell: &mut impl FnMut(Check) -> bool) -> bool {
+    fn of_one_gpu(&self, gpu: &GpuReading, report: &mut impl FnMut(Check) -> bool) -> bool {
         let Some(identity) = &gpu.identity else { return true };
         let (freedom, evidence) = free(gpu, &BTreeSet::new(), self.memory_held);
         if self.exclusive {
@@ -124,7 +124,7 @@ impl Deep {
                 GpuAvailability::Unknown(why) => (CheckVerdict::Unknown, why.clone()),
             };
             let check = Check::new(&format!("free.{}", identity.address), Group::Gpu, verdict, why);
-            if !tell(Check { evidence, ..check }) {
+            if !report(Check { evidence, ..check }) {
                 return false;
             }
         }
@@ -132,7 +132,7 @@ impl Deep {
             return true;
         }
         let of = Probe::Gpu(format!("{}.0", identity.address));
-        tell(match freedom {
+        report(match freedom {
             GpuAvailability::Held(why) if !self.force => {
                 let why = format!("not touched, since it is {why} (--force probes it all the same)");
                 Check::new(&of.name(), Group::Gpu, CheckVerdict::Skipped, why)

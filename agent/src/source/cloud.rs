@@ -80,7 +80,7 @@ pub struct CloudSource {
 #[derive(Debug)]
 struct News {
     key: &'static str,
-    told: Result<Vec<Notice>, String>,
+    reported: Result<Vec<Notice>, String>,
 }
 
 impl CloudSource {
@@ -109,24 +109,24 @@ impl CloudSource {
             let all = async {
                 while self.keys.len() < self.expected {
                     let Some(news) = self.news.recv().await else { return };
-                    self.keys.insert(news.key, news.told);
+                    self.keys.insert(news.key, news.reported);
                 }
             };
             // Keys that have not answered by then are told of as such.
             let _ = self.runtime.block_on(async { tokio::time::timeout(FIRST_WAIT, all).await });
         }
         while let Ok(news) = self.news.try_recv() {
-            self.keys.insert(news.key, news.told);
+            self.keys.insert(news.key, news.reported);
         }
-        self.told()
+        self.reported()
     }
 
-    fn told(&self) -> CloudSample {
+    fn reported(&self) -> CloudSample {
         let mut notices = Vec::new();
         let mut failed = (self.keys.len() < self.expected).then(|| "no answer yet".to_owned());
-        for (key, told) in &self.keys {
-            match told {
-                Ok(told) => notices.extend(told.iter().cloned()),
+        for (key, reported) in &self.keys {
+            match reported {
+                Ok(reported) => notices.extend(reported.iter().cloned()),
                 Err(why) => failed = Some(format!("{key}: {why}")),
             }
         }

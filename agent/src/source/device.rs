@@ -89,7 +89,7 @@ pub enum Waited {
     /// The descriptor to watch is readable, or its other end gone.
     Stopped,
     /// The driver told something.
-    Told(Vec<GpuEvent>),
+    Reported(Vec<GpuEvent>),
 }
 
 impl DeviceSource {
@@ -183,7 +183,7 @@ impl DeviceSource {
         let until = Instant::now() + longest;
         loop {
             if !self.events.is_empty() {
-                return Waited::Told(self.take_events());
+                return Waited::Reported(self.take_events());
             }
             let left = until.saturating_duration_since(Instant::now());
             let mut watched = vec![PollFd::from_borrowed_fd(stop, PollFlags::IN)];

@@ -98,11 +98,11 @@ pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Taken {
     let mut collectives = collectives::flight_records(&recorder, servers.records, subjects, deadline);
     collectives.take_in(ras.finish(subjects, deadline));
     let groups = fold(places);
-    let told: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
+    let reported: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
     let collectives::CollectiveReport { waits, findings, ras } = collectives;
-    let waited: Vec<&str> = waits.iter().map(|waits| waits.told.as_str()).collect();
+    let waited: Vec<&str> = waits.iter().map(|waits| waits.reported.as_str()).collect();
     let whole =
-        json!({ "groups": told, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });
+        json!({ "groups": reported, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });
     Taken { groups, waits, findings, whole }
 }
 

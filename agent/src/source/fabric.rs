@@ -134,6 +134,6 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(std::fs::read_to_string(path)?.trim().to_owned())
 }
 
-fn told(path: &Path, error: &std::io::Error) -> String {
+fn reported(path: &Path, error: &std::io::Error) -> String {
     format!("reading {}: {error}", path.display())
 }

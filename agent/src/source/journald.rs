@@ -128,12 +128,12 @@ impl Journald {
         if self.proven {
             return None;
         }
-        let told = match self.complaint() {
+        let reported = match self.complaint() {
             Some(complaint) => format!(" ({complaint})"),
             None => String::new(),
         };
         Some(format!(
-            "journalctl gives no line of this boot's kernel{told}: there is none yet, or the journal may not be read"
+            "journalctl gives no line of this boot's kernel{reported}: there is none yet, or the journal may not be read"
         ))
     }
 

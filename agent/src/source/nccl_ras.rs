@@ -71,7 +71,7 @@ pub fn ask_blocking(address: &str, deadline: Duration) -> Asked {
     // A resolver that hangs is not waited for.
     runtime.shutdown_background();
     match answer {
-        Ok(report) => Asked::Told(report),
+        Ok(report) => Asked::Reported(report),
         Err(RasError::Refused(_)) => Asked::Refused,
         Err(error) => Asked::Failed(error.to_string()),
     }

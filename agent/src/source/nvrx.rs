@@ -91,11 +91,11 @@ async fn accept(listener: UnixListener, page: Arc<PageWords>) {
 async fn serve(mut stream: UnixStream, page: Arc<PageWords>) {
     let mut scribe = Scribe { page, pid: 0 };
     let mut session = Session::default();
-    let (mut told, mut answers) = (Vec::new(), Vec::new());
+    let (mut reported, mut answers) = (Vec::new(), Vec::new());
     let mut chunk = [0; 4096];
     while let Ok(length @ 1..) = stream.read(&mut chunk).await {
-        let received = session.receive(&chunk[..length], &mut told, &mut answers);
-        scribe.write(&mut told);
+        let received = session.receive(&chunk[..length], &mut reported, &mut answers);
+        scribe.write(&mut reported);
         // A client that reads no answers loses them; nothing waits for it.
         let _ = stream.try_write(&answers);
         answers.clear();
@@ -104,8 +104,8 @@ async fn serve(mut stream: UnixStream, page: Arc<PageWords>) {
             break;
         }
     }
-    session.end(&mut told);
-    scribe.write(&mut told);
+    session.end(&mut reported);
+    scribe.write(&mut reported);
     scribe.close();
 }
 
@@ -117,23 +117,23 @@ struct Scribe {
 }
 
 impl Scribe {
-    fn write(&mut self, told: &mut Vec<ClientMessage>) {
-        for told in told.drain(..) {
-            self.tell(told);
+    fn write(&mut self, reported: &mut Vec<ClientMessage>) {
+        for reported in reported.drain(..) {
+            self.report(reported);
         }
     }
 
-    fn tell(&mut self, told: ClientMessage) {
+    fn report(&mut self, reported: ClientMessage) {
         let now = clock::mono().0;
         // It is our own page, made whole; only this task writes it in this instant.
         let Ok(writer) = Writer::new(&self.page) else { return };
-        if let ClientMessage::Connected { pid } = told {
+        if let ClientMessage::Connected { pid } = reported {
             self.pid = pid;
             let _ = writer.claim(now, &claiming(pid));
             return;
         }
         let Some(mut page) = writer.try_write(claiming(self.pid).key()) else { return };
-        match told {
+        match reported {
             ClientMessage::Connected { .. } => {}
             ClientMessage::Beat => page.beat(now),
             ClientMessage::Enter(name) => {

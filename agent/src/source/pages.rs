@@ -42,7 +42,7 @@ pub struct News {
 #[derive(Debug)]
 pub struct PageReader {
     mapped: MappedPage,
-    told: ReportedPage,
+    reported: ReportedPage,
     records: Vec<StepRecord>,
     /// Phases of the sections by their number in this page.
     phases: Vec<Option<PhaseId>>,
@@ -75,7 +75,7 @@ impl PageReader {
         let mapped = MappedPage::of(file)?;
         Ok(PageReader {
             mapped,
-            told: ReportedPage::default(),
+            reported: ReportedPage::default(),
             records: Vec::new(),
             phases: vec![None; NAME_ENTRIES],
             was_quiet: false,
@@ -98,38 +98,38 @@ impl PageReader {
     pub fn begin_round(&mut self) {
         let claim = self.mapped.page().ok().and_then(|page| claims(&page));
         self.past_claim = claim.or(self.past_claim);
-        (self.told.connected, self.told.raised) = (false, false);
-        self.told.role = None;
+        (self.reported.connected, self.reported.raised) = (false, false);
+        self.reported.role = None;
         self.was_quiet = false;
     }
 
     /// What is new.
     pub fn look(&mut self) -> News {
-        let PageReader { mapped, told, records, recent, seen, past_claim, .. } = self;
+        let PageReader { mapped, reported, records, recent, seen, past_claim, .. } = self;
         let Ok(page) = mapped.page() else { return News::default() };
         let mut news = News::default();
         records.clear();
         if past_claim.is_some() && claims(&page) == *past_claim {
-            told.records = page.records_since(told.records, records).next_cursor;
+            reported.records = page.records_since(reported.records, records).next_cursor;
             records.clear();
             return news;
         }
-        if !told.connected {
+        if !reported.connected {
             news.connected = connected(&page);
-            told.connected = news.connected.is_some();
+            reported.connected = news.connected.is_some();
         }
         if let Some(role) = page.role().map(|role| (role.name, role.stage))
-            && told.role.as_ref() != Some(&role)
+            && reported.role.as_ref() != Some(&role)
         {
-            told.role = Some(role.clone());
+            reported.role = Some(role.clone());
             news.role = Some(role);
         }
-        if !told.refused {
+        if !reported.refused {
             news.refused = page.refusal().as_ref().map(refused);
-            told.refused = news.refused.is_some();
+            reported.refused = news.refused.is_some();
         }
         records.clear();
-        told.records = page.records_since(told.records, records).next_cursor;
+        reported.records = page.records_since(reported.records, records).next_cursor;
         if let Some(past) = *past_claim {
             records.retain(|record| u64::from(record.claim) != past & u64::from(u32::MAX));
         }
@@ -138,9 +138,9 @@ impl PageReader {
             *seen = seen.wrapping_add(1);
         }
         news.steps = records.iter().map(|record| step_done(&page, record)).collect();
-        if !told.raised {
+        if !reported.raised {
             news.raised = raised(&page);
-            told.raised = news.raised.is_some();
+            reported.raised = news.raised.is_some();
         }
         news
     }
@@ -213,7 +213,7 @@ impl PageReader {
     pub fn last_steps(&self, most: usize) -> Vec<(u64, u64)> {
         let Ok(page) = self.mapped.page() else { return Vec::new() };
         let mut records = Vec::new();
-        page.records_since(self.told.records.saturating_sub(most as u64), &mut records);
+        page.records_since(self.reported.records.saturating_sub(most as u64), &mut records);
         let took = |record: &StepRecord| record.end_mono_ns.saturating_sub(record.start_mono_ns);
         records.iter().rev().take(most).rev().map(|record| (record.step, took(record))).collect()
     }

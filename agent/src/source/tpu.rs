@@ -55,9 +55,9 @@ pub struct TpuSource {
 }
 
 impl TpuSource {
-    /// A source that has not looked yet; stall summaries of the names in `told` are old news.
-    pub fn new(plan: TpuPlan, told: BTreeSet<String>) -> TpuSource {
-        let stalls = Stalls::new(plan.log_dir.clone(), told);
+    /// A source that has not looked yet; stall summaries of the names in `reported` are old news.
+    pub fn new(plan: TpuPlan, reported: BTreeSet<String>) -> TpuSource {
+        let stalls = Stalls::new(plan.log_dir.clone(), reported);
         let driver = DriverLogs::new(plan.log_dir.clone());
         TpuSource { plan, stood: BTreeMap::new(), stalls, driver }
     }
@@ -113,8 +113,8 @@ impl TpuSource {
         let mut services = Vec::new();
         for (endpoint, answer) in asked {
             let answer = runtime.block_on(answer).unwrap_or_else(|error| Answer::Improper(error.to_string()));
-            if let Answer::Told(told) = &answer {
-                self.stood.insert(endpoint.clone(), told.cores.clone().unwrap_or_default());
+            if let Answer::Reported(reported) = &answer {
+                self.stood.insert(endpoint.clone(), reported.cores.clone().unwrap_or_default());
             }
             services.push(Service { endpoint, answer });
         }

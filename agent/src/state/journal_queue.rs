@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A disk that is busy for less is not worth a word.
-const TOLD_AFTER: Duration = Duration::from_secs(2);
+const REPORT_AFTER: Duration = Duration::from_secs(2);
 
 /// Entries on their way into the journal.
 #[derive(Debug)]
@@ -183,7 +183,7 @@ impl JournalQueue {
     /// Logs when the journal fails and when it is well again, not each time in between.
     fn note_journal(&mut self, result: Result<(), JournalError>) {
         if let Err(JournalError::Silent { .. }) = result {
-            if self.silent_since.get_or_insert_with(Instant::now).elapsed() < TOLD_AFTER {
+            if self.silent_since.get_or_insert_with(Instant::now).elapsed() < REPORT_AFTER {
                 return;
             }
         } else {

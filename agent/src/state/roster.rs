@@ -24,14 +24,14 @@ pub struct Looking {
     /// The components that it told of.
     pub components: BTreeSet<String>,
     /// When it was last heard of.
-    pub heard: Mono,
+    pub received: Mono,
     /// How long it may say nothing; none if it is never missed.
     pub allowed: Option<Span>,
 }
 
 impl Roster {
     /// A room begins a look.
-    pub fn begins(&self, room: &str, at: Mono) {
+    pub fn starts(&self, room: &str, at: Mono) {
         self.lock().entry(room.to_owned()).or_default().began = Some(at);
     }
 
@@ -39,7 +39,7 @@ impl Roster {
     pub fn expect(&self, room: &str, at: Mono, interval: Span) {
         let mut rooms = self.lock();
         let looking = rooms.entry(room.to_owned()).or_default();
-        (looking.heard, looking.allowed) = (at, Some(staleness::allowed(interval)));
+        (looking.received, looking.allowed) = (at, Some(staleness::allowed(interval)));
     }
 
     /// A room has looked, and told of these components, each time all of them. True the first time.
@@ -48,7 +48,7 @@ impl Roster {
         let looking = rooms.entry(room.to_owned()).or_default();
         let first = looking.took.is_none();
         looking.took = Some(looking.began.take().map_or(Span(0), |began| at.since(began)));
-        looking.heard = at;
+        looking.received = at;
         looking.components = components.into_iter().collect();
         first
     }
@@ -60,7 +60,7 @@ impl Roster {
         let watched = rooms.iter().filter_map(|(room, looking)| Some((room, looking, looking.allowed?)));
         let stale = watched.flat_map(|(room, looking, allowed)| {
             let components = looking.components.iter().filter_map(|name| shown.get(name));
-            components.filter_map(move |of| staleness::stale(of, room, looking.heard, allowed, now))
+            components.filter_map(move |of| staleness::stale(of, room, looking.received, allowed, now))
         });
         stale.collect()
     }
@@ -90,11 +90,11 @@ mod tests {
     #[test]
     fn a_room_counts_once_it_has_looked() {
         let roster = Roster::default();
-        roster.begins("host", Mono(10));
+        roster.starts("host", Mono(10));
         assert!(!roster.is_complete());
         assert!(roster.has_looked("host", Mono(14), vec!["host.cpu".to_owned()]));
         assert!(roster.is_complete());
-        roster.begins("host", Mono(20));
+        roster.starts("host", Mono(20));
         let looking = roster.rooms().remove("host").unwrap();
         assert_eq!((looking.began, looking.took), (Some(Mono(20)), Some(Span(4))));
         assert!(looking.components.contains("host.cpu"));

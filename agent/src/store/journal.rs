@@ -173,7 +173,7 @@ impl Journal {
             return Err(JournalError::Order { seq: entry.seq, next: self.next_seq });
         }
         let line = encode(entry)?;
-        self.mend()?;
+        self.repair()?;
         self.make_room(entry.seq, line.len() as u64)?;
         self.write_line(&line)?;
         self.next_seq = entry.seq.saturating_add(1);
@@ -271,7 +271,7 @@ impl Journal {
     }
 
     /// Takes back what an earlier append left of a line, if that was not possible then.
-    fn mend(&mut self) -> Result<(), JournalError> {
+    fn repair(&mut self) -> Result<(), JournalError> {
         if !self.torn {
             return Ok(());
         }

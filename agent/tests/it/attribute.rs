@@ -35,13 +35,13 @@ fn a_directory_of_logs_is_judged_with_root_and_victims() {
     .expect("written");
     let output = mainstay(&["--logs", logs, "--json"]);
     assert!(output.status.success());
-    let told: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
-    assert_eq!(told["class"], "hardware_gpu");
-    assert_eq!(told["fault_domain"], "hardware");
-    assert_eq!(told["restart"], "restart_exclude_node");
-    assert_eq!(told["culprit"], 1);
-    assert_eq!(told["victims"], serde_json::json!([0]));
-    assert_eq!(told["root"][0]["line"], 3);
+    let reported: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
+    assert_eq!(reported["class"], "hardware_gpu");
+    assert_eq!(reported["fault_domain"], "hardware");
+    assert_eq!(reported["restart"], "restart_exclude_node");
+    assert_eq!(reported["culprit"], 1);
+    assert_eq!(reported["victims"], serde_json::json!([0]));
+    assert_eq!(reported["root"][0]["line"], 3);
     for (option, words) in [("--markdown", "## A faulty GPU"), ("--exit-info=1", "What to do next")] {
         assert!(text(&mainstay(&["--logs", logs, option])).contains(words), "{option}");
     }
@@ -60,8 +60,8 @@ fn labelled_cases_are_scored_and_lines_of_joined_texts_found_again() {
     });
     fs::write(&file, format!("{case}\n")).expect("written");
     let output = mainstay(&["--eval", file.to_str().expect("plain text"), "--json"]);
-    let told: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
-    let answer = &told["cases"][0];
+    let reported: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
+    let answer = &reported["cases"][0];
     assert_eq!(
         (&answer["id"], &answer["class"], &answer["right"]),
         (&"a".into(), &"hardware_gpu".into(), &true.into())
@@ -69,7 +69,7 @@ fn labelled_cases_are_scored_and_lines_of_joined_texts_found_again() {
     assert_eq!(answer["root_lines"], serde_json::json!([2, 3]));
     // Evidence on one line alone says no more.
     assert!(answer["confidence"].as_f64().is_some_and(|sure| sure > 0.8));
-    assert_eq!(told["summary"]["all"]["domain"], 1);
+    assert_eq!(reported["summary"]["all"]["domain"], 1);
 }
 
 #[test]
@@ -97,8 +97,8 @@ fn what_is_no_text_is_named_with_what_to_do_and_the_rest_is_judged() {
     let utf_16: Vec<u8> = [0xff, 0xfe].into_iter().chain(ECC.bytes().flat_map(|byte| [byte, 0])).collect();
     fs::write(dir.path().join("rank2.log"), utf_16).expect("written");
     let output = mainstay(&["--logs", logs, "--json"]);
-    let told: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
-    assert_eq!((&told["class"], &told["culprit"]), (&"hardware_gpu".into(), &1.into()));
+    let reported: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
+    assert_eq!((&reported["class"], &reported["culprit"]), (&"hardware_gpu".into(), &1.into()));
     for note in ["rank0.log.gz is compressed with gzip", "zcat", "rank2.log is UTF-16", "iconv"] {
         assert!(notes(&output).contains(note), "{note} in {}", notes(&output));
     }
@@ -118,8 +118,8 @@ fn links_to_files_are_followed_each_file_is_read_once_and_circles_end() {
     link(&elsewhere.path().join("gone.log"), "c.log");
     link(dir.path(), "circle");
     let output = mainstay(&["--logs", dir.path().to_str().expect("plain text"), "--json"]);
-    let told: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
-    assert_eq!((&told["class"], &told["evidence"][0]["count"]), (&"hardware_gpu".into(), &1.into()));
+    let reported: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
+    assert_eq!((&reported["class"], &reported["evidence"][0]["count"]), (&"hardware_gpu".into(), &1.into()));
 }
 
 #[test]
@@ -176,13 +176,13 @@ fn flight_records_beside_the_logs_name_the_rank_that_the_others_wait_for() {
         assert!(line.contains("left out") && line.contains(why), "{file}: {said}");
     }
     assert!(output.status.success(), "{said}");
-    let told: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
-    assert_eq!(told["culprit"], 2, "{told:#}");
-    assert_eq!(told["class"], "unknown", "why the rank did not come is not known");
-    assert_eq!(told["victims"], serde_json::json!([0, 1, 3]));
-    assert_eq!(told["collectives"]["process_group"], "0");
-    assert_eq!(told["collectives"]["operation"], "all_reduce of [8] Float");
-    assert_eq!(told["evidence"][0]["signature"], "torch.flight_record");
+    let reported: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
+    assert_eq!(reported["culprit"], 2, "{reported:#}");
+    assert_eq!(reported["class"], "unknown", "why the rank did not come is not known");
+    assert_eq!(reported["victims"], serde_json::json!([0, 1, 3]));
+    assert_eq!(reported["collectives"]["process_group"], "0");
+    assert_eq!(reported["collectives"]["operation"], "all_reduce of [8] Float");
+    assert_eq!(reported["evidence"][0]["signature"], "torch.flight_record");
     let sentence = "rank 2 has not come to all_reduce of [8] Float";
     for option in ["--exit-info=1", "--markdown"] {
         let shown = text(&mainstay(&["--logs", logs, option])).replace('\\', "");
@@ -201,17 +201,21 @@ fn a_cause_in_the_logs_stands_beside_what_the_flight_records_show() {
     }
     fs::write(dir.path().join("rank2.log"), "step 1\nRuntimeError: CUDA error: uncorrectable ECC error\n")
         .expect("written");
-    let told: Value =
+    let reported: Value =
         serde_json::from_str(&text(&mainstay(&["--logs", logs, "--json"]))).expect("one JSON object");
-    assert_eq!((&told["class"], &told["culprit"]), (&"hardware_gpu".into(), &2.into()), "{told:#}");
-    assert_eq!(told["evidence"][1]["signature"], "torch.flight_record");
+    assert_eq!(
+        (&reported["class"], &reported["culprit"]),
+        (&"hardware_gpu".into(), &2.into()),
+        "{reported:#}"
+    );
+    assert_eq!(reported["evidence"][1]["signature"], "torch.flight_record");
     // Ranks that differ in what they entered are the program's fault.
     for rank in 0..4 {
         let name = format!("nccl_trace_rank_{rank}");
         fs::write(dir.path().join(name), flight_record(&format!("mismatch_{rank}.pickle"))).expect("written");
     }
     fs::remove_file(dir.path().join("rank2.log")).expect("removed");
-    let told: Value =
+    let reported: Value =
         serde_json::from_str(&text(&mainstay(&["--logs", logs, "--json"]))).expect("one JSON object");
-    assert_eq!((&told["class"], &told["culprit"]), (&"user_code".into(), &1.into()), "{told:#}");
+    assert_eq!((&reported["class"], &reported["culprit"]), (&"user_code".into(), &1.into()), "{reported:#}");
 }

@@ -87,16 +87,16 @@ impl Host {
 
     fn check_as_json(&self, options: &str) -> Value {
         let output = self.check(&format!("{options} --json"));
-        let told: Value = serde_json::from_slice(&output.stdout)
+        let reported: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-        assert_eq!(told["exit_status"], json!(output.status.code().unwrap()));
-        told
+        assert_eq!(reported["exit_status"], json!(output.status.code().unwrap()));
+        reported
     }
 }
 
-fn of<'a>(told: &'a Value, name: &str) -> &'a Value {
-    let checks = told["checks"].as_array().unwrap();
-    checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name} in {told:#}"))
+fn of<'a>(reported: &'a Value, name: &str) -> &'a Value {
+    let checks = reported["checks"].as_array().unwrap();
+    checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name} in {reported:#}"))
 }
 
 #[test]
@@ -114,23 +114,26 @@ fn a_host_that_is_well_passes_with_one_line() {
 fn a_fault_of_this_boot_fails_it_and_says_what_to_do() {
     let host = Host::new();
     fs::write(host.log(), OFF_BUS).unwrap();
-    let told = host.check_as_json("--alone --group gpu");
-    assert_eq!((&told["verdict"], &told["exit_status"]), (&json!("fail"), &json!(2)));
-    let gpu = of(&told, "gpu.0000:3b:00");
+    let reported = host.check_as_json("--alone --group gpu");
+    assert_eq!((&reported["verdict"], &reported["exit_status"]), (&json!("fail"), &json!(2)));
+    let gpu = of(&reported, "gpu.0000:3b:00");
     assert_eq!(gpu["recommended_action"], "REBOOT_NODE");
     assert!(gpu["evidence"].to_string().contains("fallen off the bus"), "{gpu}");
-    assert_eq!(of(&told, "gpu.0000:5e:00")["verdict"], "pass");
+    assert_eq!(of(&reported, "gpu.0000:5e:00")["verdict"], "pass");
 }
 
 #[test]
 fn a_driver_that_hangs_is_unknown_and_holds_up_nothing() {
     let host = Host::new();
     host.driver(&json!({"hang": ["nvmlInit_v2"]}));
-    let told = host.check_as_json("--alone --deadline 300ms --require gpu=2");
-    assert_eq!(of(&told, "devices")["reason"], "did not answer in 300 ms");
-    assert_eq!(of(&told, "required.gpu")["verdict"], "unknown");
-    assert_eq!(of(&told, "host.memory")["group"], "host");
-    assert!(told["checks"].as_array().unwrap().iter().all(|check| check["name"] != "gpu"), "{told:#}");
+    let reported = host.check_as_json("--alone --deadline 300ms --require gpu=2");
+    assert_eq!(of(&reported, "devices")["reason"], "did not answer in 300 ms");
+    assert_eq!(of(&reported, "required.gpu")["verdict"], "unknown");
+    assert_eq!(of(&reported, "host.memory")["group"], "host");
+    assert!(
+        reported["checks"].as_array().unwrap().iter().all(|check| check["name"] != "gpu"),
+        "{reported:#}"
+    );
     // What counts is the one who asks to say.
     assert_eq!(host.check("--alone --deadline 300ms --group gpu").status.code(), Some(3));
     assert_eq!(host.check("--alone --deadline 300ms --group gpu --fail-on fail").status.code(), Some(0));
@@ -140,9 +143,9 @@ fn a_driver_that_hangs_is_unknown_and_holds_up_nothing() {
 #[test]
 fn what_is_required_and_not_there_fails() {
     let host = Host::new();
-    let told = host.check_as_json("--alone --require gpu=8");
-    assert_eq!(of(&told, "required.gpu")["reason"], "8 are required, 2 GPUs seen");
-    assert_eq!(told["exit_status"], 2);
+    let reported = host.check_as_json("--alone --require gpu=8");
+    assert_eq!(of(&reported, "required.gpu")["reason"], "8 are required, 2 GPUs seen");
+    assert_eq!(reported["exit_status"], 2);
 }
 
 #[test]
@@ -151,12 +154,12 @@ fn an_agent_is_asked_where_there_is_one() {
     fs::write(host.log(), OFF_BUS).unwrap();
     let agent = host.agent();
     let socket = host.path().join("agent.sock");
-    let told = host.check_as_json(&format!("--socket {} --group gpu", socket.display()));
-    assert_eq!(told["by"], format!("agent at {}", socket.display()));
-    assert_eq!(of(&told, "gpu.0000:3b:00")["verdict"], "fail");
+    let reported = host.check_as_json(&format!("--socket {} --group gpu", socket.display()));
+    assert_eq!(reported["by"], format!("agent at {}", socket.display()));
+    assert_eq!(of(&reported, "gpu.0000:3b:00")["verdict"], "fail");
     drop(agent);
-    let told = host.check_as_json(&format!("--socket {} --group gpu", socket.display()));
-    assert_eq!(told["exit_status"], 3, "whom we were told to ask is gone: {told:#}");
+    let reported = host.check_as_json(&format!("--socket {} --group gpu", socket.display()));
+    assert_eq!(reported["exit_status"], 3, "whom we were told to ask is gone: {reported:#}");
 }
 
 #[test]
@@ -174,26 +177,26 @@ fn probes_measure_the_host_and_leave_nothing_behind() {
     let host = Host::new();
     let scratch = host.path().join("scratch");
     fs::create_dir(&scratch).unwrap();
-    let told = host.check_as_json(&format!(
+    let reported = host.check_as_json(&format!(
         "--alone --deep --group host,storage,network --deadline 60s --path {} --path /nowhere/at/all",
         scratch.display()
     ));
     for name in ["deep.memory", "deep.cpu", "deep.loopback"] {
-        let check = of(&told, name);
+        let check = of(&reported, name);
         assert!(check["verdict"] == "pass" || check["verdict"] == "warn", "{check:#}");
         assert!(check["seconds"].as_f64().unwrap() > 0.0);
     }
-    let storage = of(&told, &format!("deep.storage:{}", scratch.display()));
+    let storage = of(&reported, &format!("deep.storage:{}", scratch.display()));
     assert!(storage["evidence"].to_string().contains("fsync"), "{storage:#}");
-    assert_eq!(of(&told, "deep.storage:/nowhere/at/all")["verdict"], "unknown");
+    assert_eq!(of(&reported, "deep.storage:/nowhere/at/all")["verdict"], "unknown");
     assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
 }
 
 #[test]
 fn a_probe_that_takes_too_long_is_unknown_and_the_command_ends() {
     let host = Host::new();
-    let told = host.check_as_json("--alone --deep --group network --deadline 20ms");
-    assert_eq!(of(&told, "deep.loopback")["reason"], "did not answer in 20 ms");
+    let reported = host.check_as_json("--alone --deep --group network --deadline 20ms");
+    assert_eq!(of(&reported, "deep.loopback")["reason"], "did not answer in 20 ms");
 }
 
 #[test]
@@ -203,13 +206,13 @@ fn gpus_that_are_in_use_are_not_touched_and_not_free() {
         {"uuid": "GPU-0", "pci": "00000000:3B:00.0", "values": {"memory_used": 30_u64 << 30}},
         {"uuid": "GPU-1", "pci": "00000000:5E:00.0", "values": {"memory_used": 4 << 20, "memory_reserved": 616 << 20}},
     ]}));
-    let told = host.check_as_json("--alone --deep --exclusive --group gpu --cuda /nowhere/libcuda.so.1");
-    let held = of(&told, "deep.gpu:0000:3b:00.0");
+    let reported = host.check_as_json("--alone --deep --exclusive --group gpu --cuda /nowhere/libcuda.so.1");
+    let held = of(&reported, "deep.gpu:0000:3b:00.0");
     assert_eq!(held["verdict"], "skipped");
     assert!(held["reason"].as_str().unwrap().contains("30.0 GiB of its memory are held"), "{held:#}");
-    assert_eq!(of(&told, "free.0000:3b:00")["verdict"], "fail");
-    assert_eq!(of(&told, "free.0000:5e:00")["verdict"], "pass");
-    let absent = of(&told, "deep.gpu:0000:5e:00.0");
+    assert_eq!(of(&reported, "free.0000:3b:00")["verdict"], "fail");
+    assert_eq!(of(&reported, "free.0000:5e:00")["verdict"], "pass");
+    let absent = of(&reported, "deep.gpu:0000:5e:00.0");
     assert_eq!(absent["verdict"], "skipped");
     assert!(absent["reason"].as_str().unwrap().contains("no CUDA driver here"), "{absent:#}");
 }
@@ -226,11 +229,11 @@ fn the_way_to_a_peer_is_measured() {
     std::io::BufRead::read_line(&mut std::io::BufReader::new(listening.stderr.take().unwrap()), &mut line)
         .unwrap();
     let address = line.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).unwrap().to_owned();
-    let told = host.check_as_json(&format!("--alone --group network --peer {address} --deadline 60s"));
-    let peer = of(&told, &format!("deep.peer:{address}"));
+    let reported = host.check_as_json(&format!("--alone --group network --peer {address} --deadline 60s"));
+    let peer = of(&reported, &format!("deep.peer:{address}"));
     assert!(peer["evidence"].to_string().contains("round trip"), "{peer:#}");
     listening.kill().unwrap();
     listening.wait().unwrap();
-    let told = host.check_as_json(&format!("--alone --group network --peer {address} --deadline 60s"));
-    assert_eq!(of(&told, &format!("deep.peer:{address}"))["verdict"], "fail");
+    let reported = host.check_as_json(&format!("--alone --group network --peer {address} --deadline 60s"));
+    assert_eq!(of(&reported, &format!("deep.peer:{address}"))["verdict"], "fail");
 }

@@ -162,8 +162,13 @@ async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
         command.arg("explain").args(words).arg("--socket").arg(&server.socket);
         command
     };
-    let told = run(&mut ask(&["exp-9"])).await;
-    assert!(stdout(&told).contains("rank 1 was killed by SIGKILL"), "{} {}", stdout(&told), stderr(&told));
+    let reported = run(&mut ask(&["exp-9"])).await;
+    assert!(
+        stdout(&reported).contains("rank 1 was killed by SIGKILL"),
+        "{} {}",
+        stdout(&reported),
+        stderr(&reported)
+    );
     let json = run(&mut ask(&["exp-9", "--json"])).await;
     let json: Value = serde_json::from_str(&stdout(&json)).unwrap();
     assert_eq!((&json["run"], &json["verdict"]["incident"]), (&"exp-9".into(), &1.into()));

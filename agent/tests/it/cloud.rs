@@ -133,19 +133,19 @@ fn serve(answer: impl Fn(&str, &str, &str) -> (&'static str, String) + Send + 's
 #[test]
 fn amazon_is_asked_with_a_token_and_says_by_404_that_nothing_is_announced() {
     let (send, action) = std::sync::mpsc::channel::<String>();
-    let told = std::sync::Mutex::new((action, None::<String>));
+    let reported = std::sync::Mutex::new((action, None::<String>));
     let address = serve(move |method, path, headers| {
         let token = headers.contains("x-aws-ec2-metadata-token: abc");
-        let mut told = told.lock().unwrap();
-        if let Ok(new) = told.0.try_recv() {
-            told.1 = Some(new);
+        let mut reported = reported.lock().unwrap();
+        if let Ok(new) = reported.0.try_recv() {
+            reported.1 = Some(new);
         }
         match (method, path) {
             ("PUT", "/latest/api/token") if headers.contains("-ttl-seconds: 21600") => {
                 ("200 OK", "abc".to_owned())
             }
             ("GET", _) if !token => ("401 Unauthorized", String::new()),
-            ("GET", "/latest/meta-data/spot/instance-action") => match &told.1 {
+            ("GET", "/latest/meta-data/spot/instance-action") => match &reported.1 {
                 Some(action) => ("200 OK", action.clone()),
                 None => ("404 Not Found", "<?xml version=\"1.0\"?>".to_owned()),
             },
@@ -302,7 +302,7 @@ fn a_job_that_is_to_stay_does_not_end_by_a_notice() {
 }
 
 /// A window of maintenance that begins in so many seconds, as Google's metadata server announces it.
-fn begins_in(seconds: i64) -> String {
+fn starts_in(seconds: i64) -> String {
     let starts = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds);
     format!(r#"{{"maintenance_status": "PENDING", "type": "SCHEDULED", "window_start_time": "{starts:.0}"}}"#)
 }
@@ -323,9 +323,9 @@ fn a_job_saves_and_ends_shortly_before_its_machine_is_maintained() {
     BufReader::new(job.stdout.take().unwrap()).read_line(&mut said).unwrap();
     agent.wait_for("MASTER_PORT");
     // Far off, it ends nothing.
-    metadata.set(UPCOMING, &begins_in(7200));
+    metadata.set(UPCOMING, &starts_in(7200));
     agent.wait_for("maintenance of the host: SCHEDULED");
-    metadata.set(UPCOMING, &begins_in(1500));
+    metadata.set(UPCOMING, &starts_in(1500));
     let ended = job.wait_with_output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(75), "{said}");

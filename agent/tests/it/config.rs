@@ -66,7 +66,8 @@ fn flags_weigh_more_than_the_environment_and_that_more_than_the_file() {
 
 #[test]
 fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
-    let check = |text: &str, told: &str| assert_eq!(load(text, &[], &[]).unwrap_err(), told, "{text}");
+    let check =
+        |text: &str, reported: &str| assert_eq!(load(text, &[], &[]).unwrap_err(), reported, "{text}");
     check(
         "\n[journal]\nmax_sise = \"1GiB\"\n",
         "/agent.toml:3: journal.max_sise: there is no such key; did you mean journal.max_size?",
@@ -154,22 +155,22 @@ fn all_that_is_wrong_is_told_at_once() {
 
 #[test]
 fn agents_need_a_token_or_all_that_tls_takes() {
-    let told = |lines: &str| {
+    let reported = |lines: &str| {
         let text = format!("[checkpoint]\nlisten = \"10.0.0.7:7140\"\n{lines}");
         load(&text, &[], &[]).map(drop).map_err(|error| error.to_string())
     };
     let all = "tls_certificate = \"/c\"\ntls_key = \"/k\"\ntls_authorities = \"/a\"\n";
-    assert_eq!(told(all), Ok(()));
-    assert_eq!(told("token_file = \"/t\"\n"), Ok(()));
-    assert!(told("").unwrap_err().contains("checkpoint.token_file"));
-    let part = told("token_file = \"/t\"\ntls_certificate = \"/c\"\n").unwrap_err();
+    assert_eq!(reported(all), Ok(()));
+    assert_eq!(reported("token_file = \"/t\"\n"), Ok(()));
+    assert!(reported("").unwrap_err().contains("checkpoint.token_file"));
+    let part = reported("token_file = \"/t\"\ntls_certificate = \"/c\"\n").unwrap_err();
     assert!(
         part.contains("checkpoint.tls_key: for TLS between agents")
             && part.contains("checkpoint.tls_authorities:"),
         "{part}"
     );
     assert!(
-        told(&all.replace("/k", "k"))
+        reported(&all.replace("/k", "k"))
             .unwrap_err()
             .contains("checkpoint.tls_key: it must be an absolute path")
     );
@@ -177,21 +178,21 @@ fn agents_need_a_token_or_all_that_tls_takes() {
 
 #[test]
 fn pieces_need_as_many_other_hosts_as_there_are_of_them() {
-    let told = |lines: &str| {
+    let reported = |lines: &str| {
         let hosts: Vec<String> = (1..=6).map(|host| format!("\"10.0.0.{host}:7140\"")).collect();
         let listed = format!("token_file = \"/t\"\npeers = [{}]\n", hosts.join(", "));
         let text = format!("[checkpoint]\nlisten = \"10.0.0.1:7140\"\n{listed}{lines}");
         load(&text, &[], &[]).map(drop).map_err(|error| error.to_string())
     };
-    assert_eq!(told("parity = \"4+1\"\nredundancy = 2\n"), Ok(()));
-    let few = told("parity = \"4+2\"\n").unwrap_err();
+    assert_eq!(reported("parity = \"4+1\"\nredundancy = 2\n"), Ok(()));
+    let few = reported("parity = \"4+2\"\n").unwrap_err();
     assert!(
         few.contains("checkpoint.parity: 4+2 needs 6 hosts beside this one, and checkpoint.peers has 5"),
         "{few}"
     );
-    let more = told("parity = \"4+1\"\nredundancy = 3\n").unwrap_err();
+    let more = reported("parity = \"4+1\"\nredundancy = 3\n").unwrap_err();
     assert!(more.contains("checkpoint.redundancy: with checkpoint.parity 4+1 at most 2 hosts"), "{more}");
-    assert!(told("parity = \"4\"\n").unwrap_err().contains("checkpoint.parity: it must be like \"4+1\""));
+    assert!(reported("parity = \"4\"\n").unwrap_err().contains("checkpoint.parity: it must be like \"4+1\""));
 }
 
 #[test]
@@ -204,7 +205,7 @@ fn directories_of_others_are_tables_or_lines_and_what_makes_no_sense_is_refused(
     assert_eq!(read, load(tables, &[], &[]).unwrap().checkpoint);
     let by_variable = [("MAINSTAY_AGENT_CHECKPOINT_WATCH", "llama=megatron:/ckpt")];
     assert_eq!(load(&lines.replace("megatron", "auto"), &by_variable, &[]).unwrap().checkpoint, read);
-    for (line, told) in [
+    for (line, reported) in [
         ("watch = [\"/ckpt\"]", "RUN=DIRECTORY"),
         ("watch = [\"r=megatrom:/ckpt\"]", "known are"),
         ("watch = [{run = \"r\", directory = \"/c\", patern = \"x\"}]", "patern"),
@@ -213,7 +214,7 @@ fn directories_of_others_are_tables_or_lines_and_what_makes_no_sense_is_refused(
         ("replicator = [\"/local\"]", "else nothing is kept"),
     ] {
         let error = load(&format!("[checkpoint]\n{line}\n"), &[], &[]).unwrap_err();
-        assert!(error.contains(told), "{line}: {error}");
+        assert!(error.contains(reported), "{line}: {error}");
     }
 }
 

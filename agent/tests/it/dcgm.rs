@@ -73,8 +73,8 @@ fn gpus_are_placed_and_violated_policies_told_once() {
     let places = json!({"0": "00000000:01:00.0", "3": "00000000:C1:00.0"});
     let mut engine = Engine::saying(&json!({"gpus": [0, 3], "addresses": places, "policy": 0x7f}));
     let DcgmReport::Health(first) = engine.source.sample() else { panic!("no health") };
-    let told: Vec<String> = first.addresses.values().map(ToString::to_string).collect();
-    assert_eq!(told, ["0000:01:00", "0000:c1:00"]);
+    let reported: Vec<String> = first.addresses.values().map(ToString::to_string).collect();
+    assert_eq!(reported, ["0000:01:00", "0000:c1:00"]);
     assert_eq!(first.violations, []);
     let violations = json!([[0x40, 3, 31], [0x8, 0, 95]]);
     let violated = json!({"gpus": [0, 3], "addresses": places, "policy": 0x7f, "violations": violations});
@@ -87,7 +87,7 @@ fn gpus_are_placed_and_violated_policies_told_once() {
 }
 
 /// What is told of a double-bit error, heat and an XID, with such a policy of somebody else's.
-fn told_with(policy: u32, codes: &Value) -> Vec<u32> {
+fn reported_with(policy: u32, codes: &Value) -> Vec<u32> {
     let mut engine = Engine::saying(&json!({"gpus": [0, 1], "policy": policy, "codes": codes}));
     assert!(matches!(engine.source.sample(), DcgmReport::Health(_)));
     let violations = json!([[0x1, 0, 2], [0x8, 0, 95], [0x40, 1, 31]]);
@@ -98,10 +98,10 @@ fn told_with(policy: u32, codes: &Value) -> Vec<u32> {
 
 #[test]
 fn policies_are_set_where_nobody_has_set_any_and_left_alone_elsewhere() {
-    assert_eq!(told_with(0, &json!({})), [0x1, 0x40], "ours, of all but heat");
-    assert_eq!(told_with(0x8, &json!({})), [0x8], "somebody else's alone");
+    assert_eq!(reported_with(0, &json!({})), [0x1, 0x40], "ours, of all but heat");
+    assert_eq!(reported_with(0x8, &json!({})), [0x8], "somebody else's alone");
     for function in ["dcgmPolicyGet", "dcgmPolicySet"] {
-        assert_eq!(told_with(0, &json!({function: -6})), [0_u32; 0], "{function}");
+        assert_eq!(reported_with(0, &json!({function: -6})), [0_u32; 0], "{function}");
     }
 }
 

@@ -295,8 +295,8 @@ fn flaps_count_on_over_a_restart_of_the_agent() {
     sys.down("mlx5_0");
     second.wait_for("went down (DOWN, Polling)");
     sys.up("mlx5_0");
-    let told = second.wait_for("3 times within 12h");
-    assert!(told.contains("fabric.mlx5_0/1") && told.contains("UNHEALTHY"), "{told}");
+    let reported = second.wait_for("3 times within 12h");
+    assert!(reported.contains("fabric.mlx5_0/1") && reported.contains("UNHEALTHY"), "{reported}");
     drop(second);
 
     // The third has seen no flap itself.
@@ -319,8 +319,8 @@ fn a_missing_port_is_told_after_a_restart_too_and_forgotten_on_demand() {
 
     fs::remove_file(sys.path().join("class/infiniband/mlx5_1")).unwrap();
     let second = agent(&sys);
-    let told = second.wait_for("fabric.mlx5_1/1 went from UNKNOWN to UNHEALTHY");
-    assert!(told.contains("its device (e8eb:d303:0072:0002) is gone"), "{told}");
+    let reported = second.wait_for("fabric.mlx5_1/1 went from UNKNOWN to UNHEALTHY");
+    assert!(reported.contains("its device (e8eb:d303:0072:0002) is gone"), "{reported}");
     fs::remove_file(sys.0.path().join("state/fabric.json")).unwrap();
     second.wait_for("fabric went from UNHEALTHY to HEALTHY");
     second.wait_for("fabric.mlx5_1/1: it is not watched any more");

@@ -96,13 +96,13 @@ fn a_memory_error_of_a_ranks_gpu_is_seen_by_the_agent_as_a_real_one_would_be() {
     agent.wait_for("18 NVLinks up");
     let job = std::thread::scope(|scope| {
         // Before it happens: an agent that is about to judge its first XID may be slow to take up a new listener.
-        let told = scope.spawn(|| agent.wait_for("XID 48 of GPU 0000:02:00: told by an event of NVML"));
+        let reported = scope.spawn(|| agent.wait_for("XID 48 of GPU 0000:02:00: told by an event of NVML"));
         let ill = scope.spawn(|| agent.wait_for("gpu.0000:02:00 went from HEALTHY to UNHEALTHY"));
         let job = host.job(&["--allow-inject"], &library);
         // Rank 0 sees GPU 1 first.
         let done = host.order(&["inject", "ecc", "--rank", "0"]);
         assert!(done.status.success(), "{done:?}");
-        told.join().unwrap();
+        reported.join().unwrap();
         ill.join().unwrap();
         job
     });
@@ -116,9 +116,9 @@ fn real_gpus_and_jobs_that_did_not_opt_in_are_left_alone() {
     let before = host.script();
     let refused = |job: Child, words: &str| {
         let output = host.order(&["inject", "ecc", "--rank", "0"]);
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(3), "{told}");
-        assert!(told.contains(words), "{told}");
+        let reported = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{reported}");
+        assert!(reported.contains(words), "{reported}");
         end(job);
         fs::remove_file(host.directory.path().join("up")).unwrap();
         // The next job is to have the same name.

@@ -101,9 +101,9 @@ impl Host {
 
     fn is_refused(&self, words: &str) {
         let output = self.reset();
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(3), "{told}");
-        assert!(told.contains(words), "{told}");
+        let reported = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{reported}");
+        assert!(reported.contains(words), "{reported}");
     }
 
     fn component(&self) -> Value {
@@ -160,8 +160,8 @@ fn nothing_is_reset_where_nobody_allowed_it_and_nothing_that_is_not_there() {
     let _agent = host.agent("off");
     host.is_refused("gpu.reset.mode of the agent's configuration is \"off\"");
     let unknown = host.mainstay(&["gpus", "reset", "gpu.0000:09:00", "--reason", "ticket 7"]);
-    let told = String::from_utf8(unknown.stderr).unwrap();
-    assert!(told.contains("no GPU \"gpu.0000:09:00\" here; known: gpu.0000:01:00"), "{told}");
+    let reported = String::from_utf8(unknown.stderr).unwrap();
+    assert!(reported.contains("no GPU \"gpu.0000:09:00\" here; known: gpu.0000:01:00"), "{reported}");
     let nameless = host.mainstay(&["gpus", "reset", GPU, "--reason", " "]);
     assert!(String::from_utf8(nameless.stderr).unwrap().contains("say why"));
     assert_eq!(host.calls(), "");

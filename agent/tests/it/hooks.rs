@@ -65,12 +65,12 @@ fn dead_letter(directory: &Path) -> Value {
 #[test]
 fn a_command_gets_the_entry_and_is_told_only_of_what_it_wants_to_know() {
     let directory = tempfile::tempdir().unwrap();
-    let told = fifo(directory.path());
-    let command = format!("{{ echo $MAINSTAY_EVENT $MAINSTAY_JOB_ID; cat; }} > {}", told.display());
+    let reported = fifo(directory.path());
+    let command = format!("{{ echo $MAINSTAY_EVENT $MAINSTAY_JOB_ID; cat; }} > {}", reported.display());
     let hooks = Hooks::start(&HookPlan { commands: vec![command], ..plan(directory.path()) }).unwrap();
-    hooks.tell(&entry(Fact::AgentStopped));
-    hooks.tell(&ended());
-    let text = fs::read_to_string(told).unwrap();
+    hooks.report(&entry(Fact::AgentStopped));
+    hooks.report(&ended());
+    let text = fs::read_to_string(reported).unwrap();
     let (words, entry) = text.split_once('\n').unwrap();
     assert_eq!(words, "job_ended exp");
     let entry: Value = serde_json::from_str(entry).unwrap();
@@ -86,7 +86,7 @@ fn one_that_fails_and_one_that_hangs_leave_a_dead_letter() {
         let directory = tempfile::tempdir().unwrap();
         let commands = vec![command.to_owned()];
         let hooks = Hooks::start(&HookPlan { commands, deadline, ..plan(directory.path()) }).unwrap();
-        hooks.tell(&ended());
+        hooks.report(&ended());
         let letter = dead_letter(directory.path());
         assert_eq!(letter["hook"], command);
         assert!(letter["why"].as_str().unwrap().contains(why), "{letter}");
@@ -101,7 +101,7 @@ fn a_webhook_is_tried_again_until_it_hears() {
     let address = format!("http://{}/events", listener.local_addr().unwrap());
     let plan = HookPlan { webhooks: vec![address], tries: 3, ..plan(directory.path()) };
     let hooks = Hooks::start(&plan).unwrap();
-    hooks.tell(&ended());
+    hooks.report(&ended());
     for answer in ["HTTP/1.1 503 Busy\r\n\r\n", "HTTP/1.1 204 Heard\r\n\r\n"] {
         let (mut stream, _) = listener.accept().unwrap();
         let (first, body) = posted(&mut stream).unwrap();
@@ -151,7 +151,7 @@ fn a_webhook_by_tls_is_told_where_the_server_proves_itself() {
     let address = format!("https://localhost:{}/events", listener.local_addr().unwrap().port());
     let plan = HookPlan { webhooks: vec![address], authorities: Some(authority), ..plan(directory.path()) };
     let hooks = Hooks::start(&plan).unwrap();
-    hooks.tell(&ended());
+    hooks.report(&ended());
     let (stream, _) = listener.accept().unwrap();
     let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
     let (first, body) = posted(&mut stream).unwrap();
@@ -169,7 +169,7 @@ fn a_server_that_cannot_prove_itself_is_told_nothing() {
     let address = format!("https://localhost:{}/events", listener.local_addr().unwrap().port());
     let plan = HookPlan { webhooks: vec![address], authorities: Some(authority), ..plan(directory.path()) };
     let hooks = Hooks::start(&plan).unwrap();
-    hooks.tell(&ended());
+    hooks.report(&ended());
     let (stream, _) = listener.accept().unwrap();
     let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
     assert!(posted(&mut stream).is_err());

@@ -285,7 +285,7 @@ fn services_are_told_by_systemctl_or_it_is_said_why_not() {
     let tree = Tree::new();
     let answer = "echo \"Id=$5\"; echo LoadState=loaded; echo ActiveState=failed; echo Result=exit-code; \
         echo; echo Id=other; echo LoadState=not-found";
-    let told = |program: PathBuf| {
+    let reported = |program: PathBuf| {
         let plan =
             SystemPlan { systemctl: Some(program), units: vec!["a.service".to_owned()], ..tree.plan() };
         let mut source = SystemSource::new(plan);
@@ -295,16 +295,18 @@ fn services_are_told_by_systemctl_or_it_is_said_why_not() {
             }
         }
     };
-    let Reading::Value(services) = told(tree.systemctl(answer)) else { panic!("no answer") };
+    let Reading::Value(services) = reported(tree.systemctl(answer)) else { panic!("no answer") };
     assert_eq!(services.units.len(), 1);
     assert_eq!((services.units[0].name.as_str(), services.units[0].active.as_str()), ("a.service", "failed"));
     assert!(!services.switches);
     tree.write("sys/class/infiniband/mlx5_4/device/vendor", "0x15b3\n");
     tree.write("sys/class/infiniband/mlx5_4/device/vpd", "bridge SMDL=SW_MNG");
-    let Reading::Value(services) = told(tree.systemctl(answer)) else { panic!("no answer") };
+    let Reading::Value(services) = reported(tree.systemctl(answer)) else { panic!("no answer") };
     assert!(services.switches, "they are behind a card");
-    assert!(told(tree.systemctl("exit 1")).why_absent().unwrap().contains("without an answer"));
-    assert!(told("/nowhere/systemctl".into()).why_absent().unwrap().contains("starting /nowhere/systemctl"));
+    assert!(reported(tree.systemctl("exit 1")).why_absent().unwrap().contains("without an answer"));
+    assert!(
+        reported("/nowhere/systemctl".into()).why_absent().unwrap().contains("starting /nowhere/systemctl")
+    );
 }
 
 #[test]
@@ -314,8 +316,8 @@ fn a_systemctl_that_hangs_is_given_up_and_no_second_one_is_started() {
     let plan = SystemPlan { systemctl: Some(program), units: vec!["a.service".to_owned()], ..tree.plan() };
     let mut source = SystemSource::new(plan);
     assert_eq!(source.sample(at(10)).services, None);
-    let told = source.sample(at(100)).services.unwrap();
-    assert!(told.why_absent().unwrap().contains("does not answer"), "{told:?}");
+    let reported = source.sample(at(100)).services.unwrap();
+    assert!(reported.why_absent().unwrap().contains("does not answer"), "{reported:?}");
     assert_eq!(fs::read_to_string(tree.path("systemctl.started")).unwrap(), "x\n");
 }
 
@@ -409,11 +411,14 @@ fn the_agent_tells_of_a_mount_that_hangs_and_that_it_answers_again() {
     // On a busy machine the first answer may come after the first look.
     agent.wait_for("the network file system answers");
     hang(&point);
-    let told = agent.wait_for("host.mounts went from HEALTHY to UNHEALTHY");
-    assert!(told.contains("nfs4 from server:/data") && told.contains("has not answered for"), "{told}");
+    let reported = agent.wait_for("host.mounts went from HEALTHY to UNHEALTHY");
+    assert!(
+        reported.contains("nfs4 from server:/data") && reported.contains("has not answered for"),
+        "{reported}"
+    );
     heal(&point);
-    let told = agent.wait_for("host.mounts went from UNHEALTHY to HEALTHY");
-    assert!(told.contains("answers"), "{told}");
+    let reported = agent.wait_for("host.mounts went from UNHEALTHY to HEALTHY");
+    assert!(reported.contains("answers"), "{reported}");
 }
 
 #[test]
@@ -423,8 +428,8 @@ fn the_agent_tells_of_a_process_that_is_stuck_in_the_driver_and_of_none_that_wor
     let agent = agent(&tree);
     agent.wait_for("host.processes is HEALTHY");
     tree.process(11, 'D', 10, 5);
-    let told = agent.wait_for("host.processes went from HEALTHY to UNHEALTHY");
-    assert!(told.contains("train.py (x) (process 11)") && told.contains("REBOOT_NODE"), "{told}");
+    let reported = agent.wait_for("host.processes went from HEALTHY to UNHEALTHY");
+    assert!(reported.contains("train.py (x) (process 11)") && reported.contains("REBOOT_NODE"), "{reported}");
     tree.process(11, 'S', 10, 6);
     agent.wait_for("host.processes went from UNHEALTHY to HEALTHY");
     let status = agent.status();

@@ -39,8 +39,8 @@ async fn follow(port: u16, token: Token) -> FromLeader {
 async fn listen_in(port: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let own = listener.local_addr().expect("its number").port();
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let keeps = Arc::clone(&heard);
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let keeps = Arc::clone(&received);
     tokio::spawn(async move {
         let (near, _) = listener.accept().await.expect("a connection");
         let far = TcpStream::connect(("127.0.0.1", port)).await.expect("the leader");
@@ -66,21 +66,21 @@ async fn listen_in(port: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
         };
         tokio::join!(there, back);
     });
-    (own, heard)
+    (own, received)
 }
 
 #[tokio::test]
 async fn who_listens_in_reads_nothing_unless_the_user_has_it_plain() {
     for encrypts in [true, false] {
         let (mut listener, port) = leader(token("secret", encrypts)).await;
-        let (between, heard) = listen_in(port).await;
+        let (between, received) = listen_in(port).await;
         let news = follow(between, token("secret", encrypts)).await;
         assert!(matches!(news, FromLeader::Connected { .. }), "{news:?}");
         let joined = listener.events.recv().await.expect("a join");
         let FromHost::Joined { join, .. } = joined else { panic!("{joined:?}") };
         assert_eq!(join.host, "host-of-the-follower");
-        let heard = heard.lock().expect("no panic before");
-        let is_plain = heard.windows(20).any(|bytes| bytes == b"host-of-the-follower");
+        let received = received.lock().expect("no panic before");
+        let is_plain = received.windows(20).any(|bytes| bytes == b"host-of-the-follower");
         assert_eq!(is_plain, !encrypts);
     }
 }

@@ -205,8 +205,8 @@ fn the_agent_reads_it_in_place_of_a_log_that_is_not_there_and_once_only() {
         Agent::start_in(journal.directory.path(), &[("KERNEL_LOG_PATH", &journal.kmsg())], &[("PATH", &path)])
     };
     let agent = start();
-    let told = agent.wait_for("host.kernel_log is HEALTHY");
-    assert!(told.contains("systemd's journal is read instead: opening"), "{told}");
+    let reported = agent.wait_for("host.kernel_log is HEALTHY");
+    assert!(reported.contains("systemd's journal is read instead: opening"), "{reported}");
     agent.wait_for("XID 79");
     let pid = fs::read_to_string(journal.directory.path().join("pid")).unwrap().trim().parse().unwrap();
     let child = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();

@@ -185,12 +185,15 @@ fn a_lost_gpu_is_told_and_stays_told_over_a_restart() {
     assert!(again.contains("UNHEALTHY") && again.contains("XID 79"), "{again}");
     // A restart is no new beginning of it.
     let since = |line: &str| line.split("\"since\":").nth(1)?.split([',', '}']).next().map(str::to_owned);
-    let told: Vec<Option<String>> = text
+    let reported: Vec<Option<String>> = text
         .lines()
         .filter(|line| {
             line.contains("gpu.0000:01:00") && line.contains("\"health\"") && line.contains("\"UNHEALTHY\"")
         })
         .map(since)
         .collect();
-    assert!(told.len() >= 2 && told.iter().all(|of| of.is_some() && *of == told[0]), "{told:?}");
+    assert!(
+        reported.len() >= 2 && reported.iter().all(|of| of.is_some() && *of == reported[0]),
+        "{reported:?}"
+    );
 }

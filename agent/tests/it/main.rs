@@ -6,7 +6,6 @@
 mod acceptance;
 mod api;
 mod attribute;
-mod board;
 mod check;
 mod cli;
 mod cloud;
@@ -34,6 +33,7 @@ mod nvrx;
 mod operators;
 mod readiness;
 mod silent_mounts;
+mod snapshots;
 mod support;
 mod tpu;
 mod two_users;

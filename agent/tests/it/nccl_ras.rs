@@ -79,14 +79,14 @@ const AMPLE: Duration = Duration::from_secs(60);
 fn asked(answerers: &[Answerer]) -> (Result<RasReport, RasError>, Vec<String>) {
     let ras = Ras::start(answerers);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let told = runtime.block_on(ask(&ras.address, AMPLE));
-    (told, ras.said())
+    let reported = runtime.block_on(ask(&ras.address, AMPLE));
+    (reported, ras.said())
 }
 
 #[test]
 fn an_older_nccl_answers_in_its_text() {
-    let (told, said) = asked(&[Answerer::Text(TEXT.into())]);
-    let report = told.unwrap();
+    let (reported, said) = asked(&[Answerer::Text(TEXT.into())]);
+    let report = reported.unwrap();
     let behind = report.communicators[0].behind();
     assert_eq!((behind.len(), behind[0].rank.as_ref().unwrap().rank, behind[0].own), (1, 2, 811));
     assert_eq!(said, ["CLIENT PROTOCOL 2", "TIMEOUT 6", "SET FORMAT json", "VERBOSE STATUS"]);
@@ -94,8 +94,8 @@ fn an_older_nccl_answers_in_its_text() {
 
 #[test]
 fn a_newer_nccl_answers_in_json() {
-    let (told, _) = asked(&[Answerer::Json(json(true))]);
-    let report = told.unwrap();
+    let (reported, _) = asked(&[Answerer::Json(json(true))]);
+    let report = reported.unwrap();
     assert_eq!((report.version.as_str(), report.dead.count), ("2.29.2+cuda13.0", 1));
     assert_eq!(report.communicators[0].operations[0].groups[0].ranks, 3);
 }
@@ -103,25 +103,31 @@ fn a_newer_nccl_answers_in_json() {
 #[test]
 fn what_is_not_nccl_is_said_to_be_none() {
     for other in ["HTTP/1.1 400 Bad Request\r\n\r\n", "SSH-2.0-OpenSSH_9.2\r\n", "\u{1}\u{2}\n"] {
-        let (told, _) = asked(&[Answerer::Other(other)]);
-        assert!(matches!(&told, Err(RasError::Improper(why)) if why.contains("not NCCL")), "{told:?}");
+        let (reported, _) = asked(&[Answerer::Other(other)]);
+        assert!(
+            matches!(&reported, Err(RasError::Improper(why)) if why.contains("not NCCL")),
+            "{reported:?}"
+        );
     }
-    let (told, _) = asked(&[Answerer::Other("")]);
-    assert!(matches!(told, Err(RasError::Connection(_))), "{told:?}");
+    let (reported, _) = asked(&[Answerer::Other("")]);
+    assert!(matches!(reported, Err(RasError::Connection(_))), "{reported:?}");
 }
 
 #[test]
 fn a_report_that_breaks_off_is_no_report() {
-    let (told, _) = asked(&[Answerer::BreaksOff(TEXT.into())]);
-    assert!(matches!(&told, Err(RasError::Improper(why)) if why.contains("breaks off")), "{told:?}");
-    let (told, _) = asked(&[Answerer::Json(json(true)[..200].to_owned())]);
-    assert!(matches!(&told, Err(RasError::Improper(why)) if why.contains("not understood")), "{told:?}");
+    let (reported, _) = asked(&[Answerer::BreaksOff(TEXT.into())]);
+    assert!(matches!(&reported, Err(RasError::Improper(why)) if why.contains("breaks off")), "{reported:?}");
+    let (reported, _) = asked(&[Answerer::Json(json(true)[..200].to_owned())]);
+    assert!(
+        matches!(&reported, Err(RasError::Improper(why)) if why.contains("not understood")),
+        "{reported:?}"
+    );
 }
 
 #[test]
 fn a_process_that_is_stopped_does_not_hide_the_others() {
     let ras = Ras::start(&[Answerer::Stopped, Answerer::Text(TEXT.into())]);
-    assert!(matches!(ask_blocking(&ras.address, Duration::from_secs(3)), Asked::Told(_)));
+    assert!(matches!(ask_blocking(&ras.address, Duration::from_secs(3)), Asked::Reported(_)));
     let ras = Ras::start(&[Answerer::Stopped]);
     let asked = ask_blocking(&ras.address, Duration::from_millis(300));
     assert!(matches!(&asked, Asked::Failed(why) if why.contains("no answer")), "{asked:?}");

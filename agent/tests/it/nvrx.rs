@@ -86,8 +86,8 @@ async fn a_node_with_a_lost_gpu_is_kept_out_and_told_why() {
     let (answer, output) = host.ask().await;
     assert!(!answer.success);
     assert_eq!(output["fail_count"], 1);
-    let told = output["failed_checks"][0].as_str().unwrap();
-    assert!(told.starts_with("gpu.0000:3b:00: ") && told.ends_with("(REBOOT_NODE)"), "{told}");
+    let reported = output["failed_checks"][0].as_str().unwrap();
+    assert!(reported.starts_with("gpu.0000:3b:00: ") && reported.ends_with("(REBOOT_NODE)"), "{reported}");
 }
 
 #[tokio::test]

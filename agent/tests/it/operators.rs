@@ -113,8 +113,8 @@ fn what_makes_no_sense_is_refused() {
     let _agent = host.agent();
     let refused = |arguments: &[&str], words: &str| {
         let output = host.mainstay(arguments);
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && told.contains(words), "{arguments:?}: {told}");
+        let reported = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && reported.contains(words), "{arguments:?}: {reported}");
     };
     refused(&["ack", "gpu.9", "--reason", "x"], "no component \"gpu.9\" here");
     refused(&["ack", "host.kernel_log", "--reason", " "], "say why");

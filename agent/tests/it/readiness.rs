@@ -120,8 +120,9 @@ impl Host {
     fn wait_until_shown(&self, pid: i32) {
         for _ in 0..600 {
             // By its place: the number may stand in any time or size too.
-            let told: Value = serde_json::from_str(&self.agent.ask(&["gpus", "--json"])).unwrap_or_default();
-            if is_told_of(&told, pid) {
+            let reported: Value =
+                serde_json::from_str(&self.agent.ask(&["gpus", "--json"])).unwrap_or_default();
+            if is_reported(&reported, pid) {
                 return;
             }
             std::thread::yield_now();
@@ -131,12 +132,12 @@ impl Host {
 }
 
 /// Whether a process of this number is told of anywhere in it.
-fn is_told_of(told: &Value, pid: i32) -> bool {
-    match told {
-        Value::Array(all) => all.iter().any(|one| is_told_of(one, pid)),
+fn is_reported(reported: &Value, pid: i32) -> bool {
+    match reported {
+        Value::Array(all) => all.iter().any(|one| is_reported(one, pid)),
         Value::Object(fields) => {
             fields.get("pid").and_then(Value::as_i64) == Some(pid.into())
-                || fields.values().any(|field| is_told_of(field, pid))
+                || fields.values().any(|field| is_reported(field, pid))
         }
         _ => false,
     }

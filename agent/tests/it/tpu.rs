@@ -110,8 +110,8 @@ fn script() -> Script {
     }
 }
 
-fn told(sample: &TpuSample) -> &Runtime {
-    sample.services[0].answer.told().unwrap_or_else(|| panic!("{sample:?}"))
+fn reported(sample: &TpuSample) -> &Runtime {
+    sample.services[0].answer.reported().unwrap_or_else(|| panic!("{sample:?}"))
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn the_service_of_the_process_that_holds_a_chip_is_asked_where_it_was_told_to_se
     let sample = source.sample();
     assert_eq!(sample.services.len(), 1, "8353 is not asked: {sample:?}");
     assert_eq!(sample.services[0].endpoint, libtpu.endpoint());
-    let runtime = told(&sample);
+    let runtime = reported(&sample);
     assert_eq!(runtime.hbm_used, [(0, 1 << 30), (1, 2 << 30)].into());
     assert_eq!(runtime.hbm_total, [(0, 16 << 30), (1, 16 << 30)].into());
     assert_eq!(runtime.duty_cycle, [(0, 93.5), (1, 40.0)].into());
@@ -230,7 +230,7 @@ fn how_long_tpus_have_had_no_work_is_the_least_of_what_their_services_say() {
 fn the_texts_of_a_program_are_asked_for_only_when_it_stands_still() {
     let libtpu = Libtpu::start(script());
     let mut source = Host::new().source(&[&libtpu.endpoint()]);
-    let hlo = |sample: &TpuSample| told(sample).cores.as_ref().unwrap()[0].hlo.clone();
+    let hlo = |sample: &TpuSample| reported(sample).cores.as_ref().unwrap()[0].hlo.clone();
     assert_eq!(hlo(&source.sample()), "");
     libtpu.change(|script| script.cores = Some([(0, core(0, 43)), (1, core(1, 43))].into()));
     assert_eq!(hlo(&source.sample()), "");
@@ -247,7 +247,7 @@ fn only_the_metrics_that_libtpu_lists_are_asked_for() {
     libtpu.change(|script| script.metrics.retain(|name, _| name.contains("dutycycle")));
     let mut source = Host::new().source(&[&libtpu.endpoint()]);
     let sample = source.sample();
-    assert_eq!((told(&sample).supported, told(&sample).duty_cycle.len()), (Some(1), 2));
+    assert_eq!((reported(&sample).supported, reported(&sample).duty_cycle.len()), (Some(1), 2));
     let asked = libtpu.script.lock().unwrap().metrics_asked.clone();
     assert_eq!(asked, ["tpu.runtime.tensorcore.dutycycle.percent"]);
 }
@@ -287,10 +287,10 @@ fn the_drivers_logs_are_read_on_from_where_they_were_left() {
 fn an_older_libtpu_does_not_tell_where_its_cores_stand() {
     let libtpu = Libtpu::start(Script { cores: None, ..script() });
     let sample = Host::new().source(&[&libtpu.endpoint()]).sample();
-    assert_eq!((told(&sample).cores.as_ref(), told(&sample).duty_cycle.len()), (None, 2));
+    assert_eq!((reported(&sample).cores.as_ref(), reported(&sample).duty_cycle.len()), (None, 2));
     // And one that has none of the metrics is still libtpu.
     libtpu.change(|script| script.metrics.clear());
-    assert_eq!(told(&Host::new().source(&[&libtpu.endpoint()]).sample()), &Runtime::default());
+    assert_eq!(reported(&Host::new().source(&[&libtpu.endpoint()]).sample()), &Runtime::default());
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn nothing_that_listens_and_nothing_that_answers_are_told_apart() {
     let well = Libtpu::start(script());
     let mut source = Host::new().source_with(&[&libtpu.endpoint(), &well.endpoint()], Duration::from_secs(5));
     libtpu.change(|script| script.hangs = true);
-    assert!(source.sample().services[1].answer.told().is_some());
+    assert!(source.sample().services[1].answer.reported().is_some());
 }
 
 #[test]
@@ -374,8 +374,8 @@ fn stall_summaries_are_read_once_and_name_the_core_that_is_behind() {
         deadline: Duration::from_secs(1),
         log_dir: host.path("logs"),
     };
-    let told = ["tpu_stall_summary_1.pb", "tpu_stall_summary_2.pb", "tpu_stall_summary_3.pb"];
-    let mut again = TpuSource::new(plan, told.map(str::to_owned).into());
+    let reported = ["tpu_stall_summary_1.pb", "tpu_stall_summary_2.pb", "tpu_stall_summary_3.pb"];
+    let mut again = TpuSource::new(plan, reported.map(str::to_owned).into());
     assert_eq!(again.sample().stalls, []);
 }
 
@@ -399,8 +399,8 @@ fn the_whole_agent_names_the_core_that_holds_up_the_others() {
     host.vfio_chip("0000:00:05.0", "0x0063", 1);
     host.process(4711, &["/dev/vfio/0", "/dev/vfio/1"], &libtpu.port.to_string());
     let agent = start(&host);
-    let told = agent.wait_for("core 1 (chip 1) is at launch 41, most are at 42; it is at %all-reduce.17");
-    assert!(told.contains("tpu.runtime"), "{told}");
+    let reported = agent.wait_for("core 1 (chip 1) is at launch 41, most are at 42; it is at %all-reduce.17");
+    assert!(reported.contains("tpu.runtime"), "{reported}");
     let metrics = agent.metrics();
     for line in [
         "mainstay_tpu_duty_cycle_percent{component=\"tpu.0\"} 93.5",
@@ -411,8 +411,8 @@ fn the_whole_agent_names_the_core_that_holds_up_the_others() {
     let status = agent.status();
     assert!(status.contains("tpu.0") && status.contains("duty cycle 94 %"), "{status}");
     drop(libtpu);
-    let told = agent.wait_for("chips are held by python3 (4711), and libtpu does not answer");
-    assert!(told.contains("tpu.runtime"), "{told}");
+    let reported = agent.wait_for("chips are held by python3 (4711), and libtpu does not answer");
+    assert!(reported.contains("tpu.runtime"), "{reported}");
     // The trainer is gone: the chips are idle.
     fs::remove_dir_all(host.path("proc/4711")).unwrap();
     agent.wait_for("idle: no process holds a chip");
@@ -431,8 +431,8 @@ fn a_core_with_an_uncorrectable_memory_error_makes_its_chip_unhealthy_and_other_
     host.vfio_chip("0000:00:05.0", "0x0063", 1);
     host.process(4711, &["/dev/vfio/0", "/dev/vfio/1"], &libtpu.port.to_string());
     let agent = start(&host);
-    let told = agent.wait_for("libtpu reports for core 1: UNCORRECTABLE HBM ECC");
-    assert!(told.contains("0000:00:05.0"), "{told}");
+    let reported = agent.wait_for("libtpu reports for core 1: UNCORRECTABLE HBM ECC");
+    assert!(reported.contains("0000:00:05.0"), "{reported}");
     let status = agent.status();
     let line = |name: &str| {
         status.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {status}"))

@@ -48,14 +48,14 @@ pub(crate) fn host_with(further: &[(&str, &Path)]) -> Option<Host> {
     }
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
-    let told = directory.path().join("notify");
-    let notices = UnixDatagram::bind(&told).unwrap();
+    let reported = directory.path().join("notify");
+    let notices = UnixDatagram::bind(&reported).unwrap();
     // Read all the time: a queue that is full would hold the agent up.
-    let (tell, ticks) = channel();
+    let (report, ticks) = channel();
     std::thread::spawn(move || {
         let mut buffer = [0; 512];
         while let Ok(length) = notices.recv(&mut buffer) {
-            if buffer[..length].starts_with(b"WATCHDOG=1") && tell.send(()).is_err() {
+            if buffer[..length].starts_with(b"WATCHDOG=1") && report.send(()).is_err() {
                 return;
             }
         }
@@ -69,7 +69,7 @@ pub(crate) fn host_with(further: &[(&str, &Path)]) -> Option<Host> {
         ("SOCKET_GID", Path::new("61000")),
     ];
     settings.extend(further);
-    let agent = Agent::start_in(directory.path(), &settings, &[("NOTIFY_SOCKET", &told)]);
+    let agent = Agent::start_in(directory.path(), &settings, &[("NOTIFY_SOCKET", &reported)]);
     Some(Host { directory, ticks, agent })
 }
 
@@ -282,9 +282,9 @@ fn started(job: &str, seq: u64, command: String) -> FromLauncher {
 /// One job, which stays attached.
 async fn attach(socket: String, job: String) {
     let mut client = LauncherServiceClient::new(connect(socket).await);
-    let (said, hears) = tokio::sync::mpsc::channel(4);
+    let (said, receives) = tokio::sync::mpsc::channel(4);
     said.send(hello(&job)).await.unwrap();
-    match client.attach(tokio_stream::wrappers::ReceiverStream::new(hears)).await {
+    match client.attach(tokio_stream::wrappers::ReceiverStream::new(receives)).await {
         Err(status) => println!("\nclient: {}", status.message()),
         Ok(answers) => {
             let mut answers = answers.into_inner();
@@ -302,9 +302,9 @@ async fn measure(socket: String) {
     for number in 0..9 {
         let began = Instant::now();
         let mut client = LauncherServiceClient::new(connect(socket.clone()).await);
-        let (said, hears) = tokio::sync::mpsc::channel(4);
+        let (said, receives) = tokio::sync::mpsc::channel(4);
         said.send(hello(&format!("measured-{number}"))).await.unwrap();
-        let answers = client.attach(tokio_stream::wrappers::ReceiverStream::new(hears)).await.unwrap();
+        let answers = client.attach(tokio_stream::wrappers::ReceiverStream::new(receives)).await.unwrap();
         answers.into_inner().message().await.unwrap();
         took.push(began.elapsed());
     }
@@ -318,17 +318,17 @@ async fn flood(socket: String, number: &str) {
     let mut client = LauncherServiceClient::new(connect(socket).await);
     let mut streams = Vec::new();
     for stream in 0..15 {
-        let (said, hears) = tokio::sync::mpsc::channel(4);
+        let (said, receives) = tokio::sync::mpsc::channel(4);
         let job = format!("hostile-{number}-{stream}");
         said.send(hello(&job)).await.unwrap();
-        let answers = client.attach(tokio_stream::wrappers::ReceiverStream::new(hears)).await.unwrap();
+        let answers = client.attach(tokio_stream::wrappers::ReceiverStream::new(receives)).await.unwrap();
         streams.push((answers, said, job));
     }
-    let (tell, told) = tokio::sync::oneshot::channel();
-    let (mut tell, mut answers) = (Some(tell), Vec::new());
+    let (report, reported) = tokio::sync::oneshot::channel();
+    let (mut report, mut answers) = (Some(report), Vec::new());
     for (stream, said, job) in streams {
         answers.push(stream);
-        let mut tell = tell.take();
+        let mut report = report.take();
         tokio::spawn(async move {
             for seq in 1.. {
                 let command = "x".repeat(if seq % 4 == 0 { 1 << 20 } else { 16 });
@@ -337,14 +337,14 @@ async fn flood(socket: String, number: &str) {
                 }
                 // More than what may wait in the channel: a long one is on its way.
                 if seq == 8
-                    && let Some(tell) = tell.take()
+                    && let Some(report) = report.take()
                 {
-                    let _ = tell.send(());
+                    let _ = report.send(());
                 }
             }
         });
     }
-    told.await.unwrap();
+    reported.await.unwrap();
     println!("\nclient: flooding");
     std::future::pending::<()>().await;
 }

@@ -50,7 +50,7 @@ fn main() {
 
 fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<String, Vec<f64>> {
     let began = Instant::now();
-    let told = |what: &str| eprintln!("{:7.1} s  {what}", began.elapsed().as_secs_f64());
+    let reported = |what: &str| eprintln!("{:7.1} s  {what}", began.elapsed().as_secs_f64());
     fs::create_dir_all(root).unwrap();
     let own = root.join("state.safetensors");
     let (sum, sums) = fill(&own, bytes);
@@ -58,11 +58,11 @@ fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<String, Vec<f64
     // As an agent has a launcher's memory, which holds one step after another.
     let from = Bytes::in_memory(file.try_clone().expect("a file can be opened twice"), bytes as u64)
         .expect("a file that is there can be mapped");
-    told("the shard lies in memory");
+    reported("the shard lies in memory");
     let shard = Shard { file, from, bytes, sum, sums };
     let mut result = BTreeMap::new();
     for (suffix, pass) in [("", with_token()), ("_tls", with_certificates(root))] {
-        rounds_with(&pass, suffix, &shard, rounds, root, &mut result, &told);
+        rounds_with(&pass, suffix, &shard, rounds, root, &mut result, &reported);
     }
     result
 }
@@ -84,7 +84,7 @@ fn rounds_with(
     rounds: usize,
     root: &Path,
     result: &mut BTreeMap<String, Vec<f64>>,
-    told: &impl Fn(&str),
+    reported: &impl Fn(&str),
 ) {
     let bytes = shard.bytes;
     let holder = service(&root.join("holder"), pass);
@@ -114,11 +114,11 @@ fn rounds_with(
                 add(&format!("{kind}_bytes_per_s"), bytes as f64 / took);
                 add(&format!("{kind}_cpu_s_per_gb"), cpu * 1e9 / bytes as f64);
             }
-            told(&format!("{kind}{suffix}: {:.2} GB/s", bytes as f64 / took / 1e9));
+            reported(&format!("{kind}{suffix}: {:.2} GB/s", bytes as f64 / took / 1e9));
         }
         // The next shard finds the pages of this one.
         holder.remove(&sealed.shard.of).expect("the replica can be deleted");
-        told(&format!("round {round} of {rounds}{suffix}"));
+        reported(&format!("round {round} of {rounds}{suffix}"));
     }
     drop(holder);
     fs::remove_dir_all(root.join("holder")).expect("what is kept can be deleted");

@@ -137,10 +137,11 @@ mod tests {
         let file = at.path().join("file");
         fs::write(&file, "words").unwrap();
         let place = File::options().read(true).custom_flags(nix::libc::O_PATH).open(at.path()).unwrap();
-        let told = |path: &Path, directory: OwnedFd| keep(own(), path, directory).unwrap_err().to_string();
-        assert!(told(at.path(), place.into()).contains("not open for reading"));
-        assert!(told(&file, open(&file)).contains("no directory"));
-        assert!(told(Path::new("out"), open(at.path())).contains("absolute"));
+        let reported =
+            |path: &Path, directory: OwnedFd| keep(own(), path, directory).unwrap_err().to_string();
+        assert!(reported(at.path(), place.into()).contains("not open for reading"));
+        assert!(reported(&file, open(&file)).contains("no directory"));
+        assert!(reported(Path::new("out"), open(at.path())).contains("absolute"));
         let other = keep(own() + 1, at.path(), open(at.path())).unwrap_err().to_string();
         assert!(other.contains(&format!("not of user {}", own() + 1)), "{other}");
         assert!(Reading::of(own() + 1).is_none());
@@ -186,8 +187,8 @@ mod tests {
             fs::write(&theirs, "theirs").unwrap();
             std::os::unix::fs::chown(&theirs, Some(61_001), Some(61_001)).unwrap();
             fs::hard_link(&theirs, out.join("linked")).unwrap();
-            let told = of_out.read(Path::new("linked")).unwrap_err().to_string();
-            assert!(told.contains("is not of user 0"), "{told}");
+            let reported = of_out.read(Path::new("linked")).unwrap_err().to_string();
+            assert!(reported.contains("is not of user 0"), "{reported}");
         }
     }
 

@@ -245,14 +245,15 @@ mod tests {
         let path = at.path().join("file");
         fs::write(&path, "words").unwrap();
         let wanted = Wanted::new(own(), 1).unwrap();
-        let told = |file: File| lend(own(), wanted.token(), 0, vec![file.into()]).unwrap_err().to_string();
-        assert!(told(File::open(&path).unwrap()).contains("not open for writing"));
-        assert!(told(File::open(at.path()).unwrap()).contains("no file of user"));
-        assert!(told(File::options().write(true).open("/dev/null").unwrap()).contains("no file of user"));
+        let reported =
+            |file: File| lend(own(), wanted.token(), 0, vec![file.into()]).unwrap_err().to_string();
+        assert!(reported(File::open(&path).unwrap()).contains("not open for writing"));
+        assert!(reported(File::open(at.path()).unwrap()).contains("no file of user"));
+        assert!(reported(File::options().write(true).open("/dev/null").unwrap()).contains("no file of user"));
         let fifo = at.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert!(
-            told(File::options().read(true).write(true).open(&fifo).unwrap()).contains("no file of user")
+            reported(File::options().read(true).write(true).open(&fifo).unwrap()).contains("no file of user")
         );
         let of_another = lend(own() + 1, wanted.token(), 0, files(at.path(), 1)).unwrap_err().to_string();
         assert!(of_another.contains("no file of user"), "{of_another}");

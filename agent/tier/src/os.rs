@@ -264,9 +264,9 @@ pub fn signs(stream: &TcpStream) -> Option<ConnectionSample> {
             &raw mut length,
         )
     };
-    let told = done == 0 && usize::try_from(length).is_ok_and(|length| length >= info.len());
+    let reported = done == 0 && usize::try_from(length).is_ok_and(|length| length >= info.len());
     let word = |at: usize| info.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
-    let round_trip_us = told.then(|| word(ROUND_TRIP)).flatten()?;
+    let round_trip_us = reported.then(|| word(ROUND_TRIP)).flatten()?;
     Some(ConnectionSample { round_trip_us, deviation_us: word(DEVIATION)?, sent_again: word(SENT_AGAIN)? })
 }
 

@@ -116,14 +116,14 @@ pub fn seal(
     now_unix_s: u64,
 ) -> Result<Manifest, SealError> {
     let header = header(source, size)?;
-    let told = |name: &str| header.metadata.get(name).cloned().unwrap_or_default();
+    let reported = |name: &str| header.metadata.get(name).cloned().unwrap_or_default();
     let found = format!(
         "job {:?}, attempt {}, step {}, rank {} of {}",
-        told("job"),
-        told("attempt"),
-        told("step"),
-        told("rank"),
-        told("world_size")
+        reported("job"),
+        reported("attempt"),
+        reported("step"),
+        reported("rank"),
+        reported("world_size")
     );
     let Identity { job, attempt, step, rank, world_size } = identity;
     let expected = format!("job {job:?}, attempt {attempt}, step {step}, rank {rank} of {world_size}");

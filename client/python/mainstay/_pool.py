@@ -383,11 +383,11 @@ def _checked(copy: Copy, epoch: int, read) -> Any:
     except _shard.Changed as changed:
         if not copy.control.is_still(copy.slot):
             raise Spoilt(f"{copy.path} holds another step by now") from None
-        copy.control.tell_checked(copy.slot, epoch, False)
+        copy.control.report_checked(copy.slot, epoch, False)
         raise Spoilt(f"{copy.path}: {changed}") from None
     finally:
         os.close(descriptor)
     if not copy.control.is_still(copy.slot):
         raise Spoilt(f"{copy.path} holds another step by now")
-    copy.control.tell_checked(copy.slot, epoch, True)
+    copy.control.report_checked(copy.slot, epoch, True)
     return result

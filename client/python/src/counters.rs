@@ -14,13 +14,13 @@ use crate::rank;
 use crate::section::Section;
 
 /// Whether the script has told of a step itself.
-static TOLD: AtomicBool = AtomicBool::new(false);
+static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// The script tells its steps itself: nobody else may.
 #[inline]
 pub fn script_tells_steps() {
-    if !TOLD.load(Ordering::Relaxed) {
-        TOLD.store(true, Ordering::Relaxed);
+    if !REPORTED.load(Ordering::Relaxed) {
+        REPORTED.store(true, Ordering::Relaxed);
     }
 }
 
@@ -49,7 +49,7 @@ fn next_digest(digest: u64) {
 /// Step `step`, counted by a hook. False, and nothing told, if the script tells its steps itself.
 #[pyfunction]
 pub fn hook_step(py: Python<'_>, step: u64) -> bool {
-    if TOLD.load(Ordering::Relaxed) {
+    if REPORTED.load(Ordering::Relaxed) {
         return false;
     }
     if let Some(client) = rank::client() {
@@ -64,7 +64,7 @@ pub fn hook_step(py: Python<'_>, step: u64) -> bool {
 /// Whether the script has told of a step itself.
 #[pyfunction]
 fn script_steps() -> bool {
-    TOLD.load(Ordering::Relaxed)
+    REPORTED.load(Ordering::Relaxed)
 }
 
 /// The counters of communicator `comm`; `operation` names the one entered last, of `bytes` bytes.

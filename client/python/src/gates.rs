@@ -28,7 +28,7 @@ const ASKED_AGAIN: u64 = 64;
 /// Whether the device is timed in the present step.
 static TIMED: AtomicBool = AtomicBool::new(false);
 /// Steps of optimizers that have begun.
-static BEGUN: AtomicU64 = AtomicU64::new(0);
+static STARTED: AtomicU64 = AtomicU64::new(0);
 
 /// The two ends of a section. A section that is entered again within itself is open until it was left as often.
 ///
@@ -129,7 +129,7 @@ static COUNTED: AtomicU64 = AtomicU64::new(0);
 
 impl Stepping {
     fn before(&self, py: Python<'_>) -> PyResult<()> {
-        BEGUN.fetch_add(1, Ordering::Relaxed);
+        STARTED.fetch_add(1, Ordering::Relaxed);
         self.gate.leave_entirely(py)?;
         self.gate.enter(py)
     }
@@ -295,7 +295,7 @@ fn forget_lead() {
 /// Steps of optimizers that have begun in this process.
 #[pyfunction]
 fn optimizer_steps() -> u64 {
-    BEGUN.load(Ordering::Relaxed)
+    STARTED.load(Ordering::Relaxed)
 }
 
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -150,7 +150,7 @@ impl PyControl {
     }
 
     fn keeper(&self) -> PyResult<u64> {
-        Ok(self.page()?.keeper())
+        Ok(self.page()?.pool_owner())
     }
 
     fn ask(&self, bytes: u64) -> PyResult<u64> {
@@ -205,8 +205,8 @@ impl PyControl {
         })
     }
 
-    fn tell_checked(&self, slot: &PySlot, epoch: u64, good: bool) -> PyResult<()> {
-        self.page()?.tell_checked(&slot.0, epoch, good);
+    fn report_checked(&self, slot: &PySlot, epoch: u64, good: bool) -> PyResult<()> {
+        self.page()?.report_checked(&slot.0, epoch, good);
         Ok(())
     }
 
@@ -281,17 +281,17 @@ fn container_header(
 }
 
 /// A tensor of a container: name, dtype, shape, offset, bytes.
-type Told = (String, String, Vec<u64>, u64, u64);
+type Reported = (String, String, Vec<u64>, u64, u64);
 
 /// The tensors of a container as `(name, dtype, shape, offset, bytes)`, by its header's bytes.
 #[pyfunction]
-fn container_tensors(header: &[u8], file_bytes: u64) -> PyResult<Vec<Told>> {
+fn container_tensors(header: &[u8], file_bytes: u64) -> PyResult<Vec<Reported>> {
     let header =
         container::decode(header, file_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
-    let told = |placed: container::Placed| {
+    let reported = |placed: container::Placed| {
         (placed.tensor.name, placed.tensor.dtype, placed.tensor.shape, placed.at, placed.bytes)
     };
-    Ok(header.tensors.into_iter().map(told).collect())
+    Ok(header.tensors.into_iter().map(reported).collect())
 }
 
 /// What is wrong with a manifest of format 2; `None` if it is intact.

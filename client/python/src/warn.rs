@@ -21,7 +21,7 @@ pub enum Mistake {
     Panic,
 }
 
-static TOLD: [AtomicBool; 10] = [const { AtomicBool::new(false) }; 10];
+static REPORTED: [AtomicBool; 10] = [const { AtomicBool::new(false) }; 10];
 
 /// What a failed look at an argument leaves behind: swallowed if it is about the argument, passed on if it is not.
 ///
@@ -34,7 +34,7 @@ pub fn unless_users_own(py: Python<'_>, error: PyErr) -> PyResult<()> {
 /// Warns of `mistake`, the first time only. Under `-W error` the text goes to stderr instead of raising.
 #[cold]
 pub fn once(py: Python<'_>, mistake: Mistake, text: &str) -> PyResult<()> {
-    if TOLD[mistake as usize].swap(true, Ordering::Relaxed) {
+    if REPORTED[mistake as usize].swap(true, Ordering::Relaxed) {
         return Ok(());
     }
     let Ok(message) = CString::new(text.replace('\0', "")) else {

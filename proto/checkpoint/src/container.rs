@@ -199,8 +199,10 @@ pub fn decode(start: &[u8], file_bytes: u64) -> Result<Header, ContainerError> {
         serde_json::from_slice(header).map_err(|_| ContainerError::Form("it is no JSON"))?;
     let Value::Object(mut fields) = document else { return Err(ContainerError::Form("it is no object")) };
     let metadata = metadata_of(fields.remove(METADATA))?;
-    let mut tensors =
-        fields.into_iter().map(|(name, told)| placed(name, &told, data_at)).collect::<Result<Vec<_>, _>>()?;
+    let mut tensors = fields
+        .into_iter()
+        .map(|(name, reported)| placed(name, &reported, data_at))
+        .collect::<Result<Vec<_>, _>>()?;
     // An empty tensor lies before the one that begins at the same byte.
     tensors.sort_by_key(|tensor| (tensor.at, tensor.bytes));
     let mut next = data_at;
@@ -213,9 +215,9 @@ pub fn decode(start: &[u8], file_bytes: u64) -> Result<Header, ContainerError> {
     if next != file_bytes { Err(ContainerError::Holes) } else { Ok(Header { metadata, tensors, file_bytes }) }
 }
 
-fn metadata_of(told: Option<Value>) -> Result<BTreeMap<String, String>, ContainerError> {
+fn metadata_of(reported: Option<Value>) -> Result<BTreeMap<String, String>, ContainerError> {
     let wrong = ContainerError::Form("its __metadata__ is not of words");
-    match told {
+    match reported {
         None => Ok(BTreeMap::new()),
         Some(Value::Object(words)) => words
             .into_iter()
@@ -228,12 +230,13 @@ fn metadata_of(told: Option<Value>) -> Result<BTreeMap<String, String>, Containe
     }
 }
 
-fn placed(name: String, told: &Value, data_at: u64) -> Result<Placed, ContainerError> {
+fn placed(name: String, reported: &Value, data_at: u64) -> Result<Placed, ContainerError> {
     let wrong = |why| ContainerError::Tensor { name: name.clone(), why };
-    let told: &Map<String, Value> = told.as_object().ok_or_else(|| wrong("it is no object"))?;
+    let reported: &Map<String, Value> = reported.as_object().ok_or_else(|| wrong("it is no object"))?;
     let numbers =
-        |field| -> Option<Vec<u64>> { told.get(field)?.as_array()?.iter().map(Value::as_u64).collect() };
-    let dtype = told.get("dtype").and_then(Value::as_str).ok_or_else(|| wrong("it has no type"))?.to_owned();
+        |field| -> Option<Vec<u64>> { reported.get(field)?.as_array()?.iter().map(Value::as_u64).collect() };
+    let dtype =
+        reported.get("dtype").and_then(Value::as_str).ok_or_else(|| wrong("it has no type"))?.to_owned();
     let shape = numbers("shape").ok_or_else(|| wrong("it has no shape"))?;
     let offsets = numbers("data_offsets").ok_or_else(|| wrong("it has no place"))?;
     let bytes = tensor_bytes(&dtype, &shape).map_err(wrong)?;

@@ -125,14 +125,14 @@ impl<'m> Control<'m> {
         rank: u32,
         world_size: u32,
         epoch: u64,
-        keeper: u32,
+        pool_owner: u32,
     ) -> Control<'m> {
         let page = Control { words };
         page.put(AT_VERSION, VERSION);
         page.put(AT_RANK, u64::from(rank));
         page.put(AT_WORLD_SIZE, u64::from(world_size));
         page.put(AT_EPOCH, epoch);
-        page.put(AT_KEEPER_PID, u64::from(keeper));
+        page.put(AT_KEEPER_PID, u64::from(pool_owner));
         page.put(AT_MAGIC, MAGIC);
         page
     }
@@ -213,7 +213,7 @@ impl<'m> Control<'m> {
 
     /// The keeper's process.
     #[must_use]
-    pub fn keeper(&self) -> u64 {
+    pub fn pool_owner(&self) -> u64 {
         self.get(AT_KEEPER_PID)
     }
 
@@ -407,10 +407,10 @@ impl<'m> Control<'m> {
     /// What readers of this attempt have found in a sealed slot.
     #[must_use]
     pub fn checked(&self, slot: &Slot, epoch: u64) -> Checked {
-        let told = self.get(Self::base(slot.index) + CHECKED);
-        if told == Self::mark(slot, epoch, 1) {
+        let reported = self.get(Self::base(slot.index) + CHECKED);
+        if reported == Self::mark(slot, epoch, 1) {
             Checked::Good
-        } else if told == Self::mark(slot, epoch, 2) {
+        } else if reported == Self::mark(slot, epoch, 2) {
             Checked::Bad
         } else {
             Checked::No
@@ -418,7 +418,7 @@ impl<'m> Control<'m> {
     }
 
     /// Tells the other readers what was found. Bad stays bad.
-    pub fn tell_checked(&self, slot: &Slot, epoch: u64, good: bool) {
+    pub fn report_checked(&self, slot: &Slot, epoch: u64, good: bool) {
         let at = Self::base(slot.index) + CHECKED;
         if self.checked(slot, epoch) != Checked::Bad {
             self.put(at, Self::mark(slot, epoch, if good { 1 } else { 2 }));

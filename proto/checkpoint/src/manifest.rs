@@ -229,8 +229,8 @@ impl Manifest {
 }
 
 fn alike_of(fields: &Map<String, Value>) -> Result<Option<Alike>, ManifestError> {
-    let Some(told) = fields.get("alike") else { return Ok(None) };
-    let word = |name| told.get(name).and_then(Value::as_str).unwrap_or_default();
+    let Some(reported) = fields.get("alike") else { return Ok(None) };
+    let word = |name| reported.get(name).and_then(Value::as_str).unwrap_or_default();
     Alike::read(word("group"), word("root")).map(Some).ok_or(ManifestError::Field("alike"))
 }
 

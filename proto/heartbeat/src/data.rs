@@ -21,7 +21,7 @@ impl Page<'_> {
 
 /// Tells it. One word, so that it is there whole or not at all; nobody waits for it, and it is no beat.
 #[inline]
-pub(crate) fn tell(words: Words<'_>, position: u64) {
+pub(crate) fn report(words: Words<'_>, position: u64) {
     if words.load(MINOR_AT) >= SINCE_MINOR {
         // One more, so that 0 is none; nobody has 2^64 batches.
         words.store(DATA, position.saturating_add(1));
@@ -45,9 +45,9 @@ mod tests {
         let words = fresh();
         let page = Page::new(&words).unwrap();
         assert_eq!(page.data(), None);
-        tell(Words(&words), 0);
+        report(Words(&words), 0);
         assert_eq!(page.data(), Some(0));
-        tell(Words(&words), 7);
+        report(Words(&words), 7);
         assert_eq!(page.data(), Some(7));
         forget(Words(&words));
         assert_eq!(page.data(), None);
@@ -57,7 +57,7 @@ mod tests {
     fn a_page_of_an_older_minor_is_left_alone() {
         let words = fresh();
         Words(&words).store(MINOR_AT, 5);
-        tell(Words(&words), 7);
+        report(Words(&words), 7);
         assert_eq!(Words(&words).load(DATA), 0);
         Words(&words).store(DATA, 8);
         assert_eq!(Page::new(&words).unwrap().data(), None, "there the word is another's");

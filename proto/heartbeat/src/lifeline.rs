@@ -14,10 +14,10 @@ impl Page<'_> {
     /// within [`LIFELINE`]'s room, whatever the page says.
     #[must_use]
     pub fn lifeline(&self) -> Option<usize> {
-        let told = usize::try_from(self.words.load_acquire(LIFELINE_WORD)).ok()?;
+        let reported = usize::try_from(self.words.load_acquire(LIFELINE_WORD)).ok()?;
         let room = LIFELINE..LIFELINE + LIFELINE_BYTES;
-        (has_room(self.words) && room.contains(&told) && told.is_multiple_of(size_of::<u32>()))
-            .then_some(told)
+        (has_room(self.words) && room.contains(&reported) && reported.is_multiple_of(size_of::<u32>()))
+            .then_some(reported)
     }
 }
 
@@ -62,8 +62,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_one_is_none() {
-        for told in [1, LIFELINE - 4, LIFELINE + 2, LIFELINE + LIFELINE_BYTES, usize::MAX] {
-            assert_eq!(page(|words| lay(words, told)), None, "{told}");
+        for reported in [1, LIFELINE - 4, LIFELINE + 2, LIFELINE + LIFELINE_BYTES, usize::MAX] {
+            assert_eq!(page(|words| lay(words, reported)), None, "{reported}");
         }
         let older = |words: Words<'_>| {
             words.store(MINOR_AT, 3);

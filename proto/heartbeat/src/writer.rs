@@ -176,7 +176,7 @@ impl<'m> Writer<'m> {
     /// Says where in its data this rank reads now. Takes no lock: it is one word.
     #[inline]
     pub fn data_at(&self, position: u64) {
-        data::tell(self.words, position);
+        data::report(self.words, position);
     }
 
     /// Leaves an exit note, unless this claim has left one; says whether it did. Takes no lock.

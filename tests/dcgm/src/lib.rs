@@ -208,9 +208,9 @@ static VIOLATIONS_TOLD: AtomicUsize = AtomicUsize::new(0);
 fn tell_violations(script: &Script) {
     let listener = LISTENER.lock().map_or(None, |listener| *listener);
     let Some(listener) = listener else { return };
-    let told = VIOLATIONS_TOLD.swap(script.violations.len(), Ordering::Relaxed);
+    let reported = VIOLATIONS_TOLD.swap(script.violations.len(), Ordering::Relaxed);
     let set = script.policy | POLICY.load(Ordering::Relaxed);
-    let violated = script.violations.iter().skip(told);
+    let violated = script.violations.iter().skip(reported);
     for (condition, gpu, value) in violated.filter(|(condition, ..)| condition & set != 0) {
         // Version 2: version, condition, a time in two words, two numbers, the GPU.
         let response = [0x0200_0020, *condition, 0, 0, *value, *value, *gpu, 0];

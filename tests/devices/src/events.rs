@@ -89,9 +89,9 @@ pub extern "C" fn nvmlEventSetWait_v2(_set: usize, place: *mut EventData, longes
             Ok(script) => script,
             Err(code) => return code,
         };
-        let told = TOLD.load(Ordering::SeqCst);
-        if let Some(event) = script.events.get(told) {
-            TOLD.store(told + 1, Ordering::SeqCst);
+        let reported = TOLD.load(Ordering::SeqCst);
+        if let Some(event) = script.events.get(reported) {
+            TOLD.store(reported + 1, Ordering::SeqCst);
             let instances = [event.instance.unwrap_or(u32::MAX), u32::MAX];
             let device = if event.of_nobody { 0 } else { handle(event.gpu as u32, &script) };
             let data = EventData { device, kind: event.kind, data: event.data, instances };

@@ -79,7 +79,7 @@ pub(crate) const UNKNOWN: u32 = 999;
 /// NVML_ERROR_UNINITIALIZED.
 const UNINITIALIZED: u32 = 1;
 /// How often it should have been begun when it was.
-static BEGUN: AtomicU64 = AtomicU64::new(0);
+static STARTED: AtomicU64 = AtomicU64::new(0);
 /// NVML_ERROR_INVALID_ARGUMENT.
 pub(crate) const INVALID: u32 = 2;
 /// NVML_ERROR_NOT_SUPPORTED.
@@ -132,8 +132,8 @@ impl Script {
         hang_if(&script.hang, function);
         crash_if(&script.crash, function);
         if function.starts_with("nvmlInit") {
-            BEGUN.store(script.begins, Ordering::Relaxed);
-        } else if BEGUN.load(Ordering::Relaxed) < script.begins {
+            STARTED.store(script.begins, Ordering::Relaxed);
+        } else if STARTED.load(Ordering::Relaxed) < script.begins {
             return Err(UNINITIALIZED);
         }
         if script.slow_ms > 0 {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use mainstay_core::model::entry::{Body, Entry, Fact};
 use mainstay_core::model::verdict::{DecidedBy, FaultDomain};
-use mainstay_tests::{Agent, Job, Stage, as_nobody, has_client, mainstay, processes, skipped, story};
+use mainstay_tests::{Agent, Job, Stage, as_unprivileged, has_client, journal, mainstay, processes, skipped};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -19,11 +19,11 @@ fn an_agent_keeps_the_whole_history_of_a_job_and_agrees_to_a_restart() {
     let id = job.id().to_owned();
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(story::decisions(&end.story)[0].by, DecidedBy::Agent, "{end}");
+    assert_eq!(journal::decisions(&end.journal)[0].by, DecidedBy::Agent, "{end}");
     agent.wait_for_fact(&id, "the end", |fact| matches!(fact, Fact::JobEnded { exit: 0, .. }));
     assert_eq!(
-        of_job(&agent.story(), &id),
-        bodies(&end.story, &id),
+        of_job(&agent.journal(), &id),
+        bodies(&end.journal, &id),
         "the agent holds the launcher's own story"
     );
     assert_eq!(agent.stop(), Some(0));
@@ -53,30 +53,30 @@ fn an_agent_that_is_killed_and_started_again_twice_disturbs_no_rank_and_loses_no
     for (rank, pid) in &ranks {
         assert!(processes::is_alive(*pid), "rank {rank} is the same process still");
     }
-    assert_eq!(job.story().iter().filter(|entry| is_start(entry)).count(), 1);
+    assert_eq!(job.journal().iter().filter(|entry| is_start(entry)).count(), 1);
     // A fault after all that is decided with the newest agent.
     job.kill_rank(0, 0);
     job.attempt(1);
     stage.mark("end");
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(story::decisions(&end.story)[0].by, DecidedBy::Agent, "{end}");
+    assert_eq!(journal::decisions(&end.journal)[0].by, DecidedBy::Agent, "{end}");
 
     agent.wait_for_fact(&id, "the end", |fact| matches!(fact, Fact::JobEnded { .. }));
-    let held = agent.story();
+    let held = agent.journal();
     let origins: Vec<u64> =
         held.iter().filter(|entry| is_of(entry, &id)).filter_map(|entry| entry.origin_seq).collect();
-    let own: Vec<u64> = end.story.iter().filter(|entry| is_of(entry, &id)).map(|entry| entry.seq).collect();
+    let own: Vec<u64> = end.journal.iter().filter(|entry| is_of(entry, &id)).map(|entry| entry.seq).collect();
     assert_eq!(origins, own, "every entry of the launcher, once, in order\n{end}");
-    assert_eq!(of_job(&held, &id), bodies(&end.story, &id));
+    assert_eq!(of_job(&held, &id), bodies(&end.journal, &id));
     let cursors: Vec<u64> = held.iter().map(|entry| entry.seq).collect();
     assert_eq!(
         cursors,
         (1..=cursors.len() as u64).collect::<Vec<u64>>(),
         "the agent's own numbers have no gap"
     );
-    let told = agent.events(&stage, &id);
-    assert_eq!(told.len(), own.len(), "`mainstay events` tells each of them: {told:#?}");
+    let reported = agent.events(&stage, &id);
+    assert_eq!(reported.len(), own.len(), "`mainstay events` tells each of them: {reported:#?}");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn an_agent_that_hangs_during_a_fault_does_not_hold_up_the_launcher() {
     let id = job.id().to_owned();
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(story::decisions(&end.story)[0].by, DecidedBy::Launcher, "{end}");
+    assert_eq!(journal::decisions(&end.journal)[0].by, DecidedBy::Launcher, "{end}");
     // It wakes up and learns what it was told meanwhile.
     agent.signal(Signal::SIGCONT);
     agent.wait_for(&format!("the end of {id}"), |entry| {
@@ -142,19 +142,19 @@ fn a_job_that_ended_in_order_is_not_lost() {
     agent.wait_for_fact(&id, "the end", |fact| matches!(fact, Fact::JobEnded { exit: 0, .. }));
     agent.kill();
     let agent = stage.agent();
-    assert!(!story::facts(&agent.story()).any(|fact| matches!(fact, Fact::LauncherLost { .. })));
+    assert!(!journal::facts(&agent.journal()).any(|fact| matches!(fact, Fact::LauncherLost { .. })));
 }
 
 #[test]
 fn an_agent_that_belongs_to_somebody_else_is_not_trusted() {
-    let nobody = match as_nobody() {
-        Ok(nobody) => nobody,
+    let no_one = match as_unprivileged() {
+        Ok(no_one) => no_one,
         Err(why) => return skipped(why),
     };
     let stage = Stage::new();
     stage.open_to_all();
     let program = stage.program("mainstay", &mainstay());
-    let mut line: Vec<String> = nobody.iter().map(|part| (*part).to_owned()).collect();
+    let mut line: Vec<String> = no_one.iter().map(|part| (*part).to_owned()).collect();
     line.push(program);
     let agent = Agent::start_under(&line, &stage);
     let job = stage.sh(r#"until [ -e "$MARKS/seen" ]; do sleep 0.02; done"#).with(&agent).start();
@@ -162,8 +162,8 @@ fn an_agent_that_belongs_to_somebody_else_is_not_trusted() {
     stage.mark("seen");
     let end = job.end();
     end.assert_status(0);
-    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::AgentFound { .. })), "{end}");
-    assert!(!story::facts(&agent.story()).any(|fact| matches!(fact, Fact::JobStarted(_))));
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::AgentFound { .. })), "{end}");
+    assert!(!journal::facts(&agent.journal()).any(|fact| matches!(fact, Fact::JobStarted(_))));
 }
 
 /// Steps until it is told that it is enough.
@@ -218,13 +218,13 @@ fn is_of(entry: &Entry, job: &str) -> bool {
     entry.job.as_ref().is_some_and(|id| id.0 == job)
 }
 
-fn bodies(story: &[Entry], job: &str) -> Vec<Body> {
-    story.iter().filter(|entry| is_of(entry, job)).map(|entry| entry.body.clone()).collect()
+fn bodies(journal: &[Entry], job: &str) -> Vec<Body> {
+    journal.iter().filter(|entry| is_of(entry, job)).map(|entry| entry.body.clone()).collect()
 }
 
 /// What the agent took over of a job; what it says of it by itself has no origin.
-fn of_job(story: &[Entry], job: &str) -> Vec<Body> {
-    let taken = story.iter().filter(|entry| is_of(entry, job) && entry.origin_seq.is_some());
+fn of_job(journal: &[Entry], job: &str) -> Vec<Body> {
+    let taken = journal.iter().filter(|entry| is_of(entry, job) && entry.origin_seq.is_some());
     taken.map(|entry| entry.body.clone()).collect()
 }
 
@@ -256,7 +256,7 @@ if ATTEMPT == 0:
     // Nothing is restarted on a host that lost a GPU: the scheduler is asked for another one.
     end.assert_status(75);
     end.assert_said("this host is not fit for training: gpu.0000:3b:00");
-    let verdicts = story::verdicts(&end.story);
+    let verdicts = journal::verdicts(&end.journal);
     let last = verdicts.last().expect("a verdict");
     assert_eq!(last.domain, FaultDomain::Hardware, "{end}");
     assert!(last.evidence.iter().any(|line| line.contains("fallen off the bus")), "{end}");
@@ -306,8 +306,8 @@ wait_for("heard")
     stage.mark("heard");
     let end = job.end();
     end.assert_status(0);
-    let told: Vec<_> =
-        story::verdicts(&end.story).iter().map(|verdict| (verdict.incident.0, verdict.domain)).collect();
-    assert_eq!(told, [(1, FaultDomain::Unknown), (1, FaultDomain::Hardware)], "{end}");
-    assert_eq!(story::decisions(&end.story).len(), 1, "{end}");
+    let reported: Vec<_> =
+        journal::verdicts(&end.journal).iter().map(|verdict| (verdict.incident.0, verdict.domain)).collect();
+    assert_eq!(reported, [(1, FaultDomain::Unknown), (1, FaultDomain::Hardware)], "{end}");
+    assert_eq!(journal::decisions(&end.journal).len(), 1, "{end}");
 }

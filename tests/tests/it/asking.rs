@@ -37,23 +37,31 @@ with mainstay.section("data"):
     let ranks = job.attempt(1).pids;
     job.wait_for_fact("steps", |fact| matches!(fact, Fact::RanksStepping { attempt, .. } if attempt.0 == 1));
     // Readers get a sample of the pages now and then; asked until one tells of the newest step.
-    let told = RefCell::new(Value::Null);
+    let reported = RefCell::new(Value::Null);
     processes::wait_until("status tells of step 41", || {
         let (_, status) = job.status(&stage);
         let of_job = status["servers"][0]["jobs"][0].clone();
         let newest = of_job["ranks"][1]["step"] == 41;
-        *told.borrow_mut() = of_job;
+        *reported.borrow_mut() = of_job;
         newest
     });
-    let told = told.into_inner();
-    assert_eq!((&told["id"], &told["phase"]), (&Value::from(job.id()), &Value::from("RUNNING")), "{told:#}");
-    assert_eq!((&told["attempt"], &told["restarts"]), (&Value::from(1), &Value::from(1)), "{told:#}");
-    assert_eq!(told["last_verdict"]["culprit"], 1, "{told:#}");
-    assert_eq!(told["last_decision"]["action"], "RESTART_IN_JOB", "{told:#}");
+    let reported = reported.into_inner();
+    assert_eq!(
+        (&reported["id"], &reported["phase"]),
+        (&Value::from(job.id()), &Value::from("RUNNING")),
+        "{reported:#}"
+    );
+    assert_eq!(
+        (&reported["attempt"], &reported["restarts"]),
+        (&Value::from(1), &Value::from(1)),
+        "{reported:#}"
+    );
+    assert_eq!(reported["last_verdict"]["culprit"], 1, "{reported:#}");
+    assert_eq!(reported["last_decision"]["action"], "RESTART_IN_JOB", "{reported:#}");
     for (rank, pid) in &ranks {
-        assert_eq!(told["ranks"][*rank as usize]["pid"], *pid, "{told:#}");
+        assert_eq!(reported["ranks"][*rank as usize]["pid"], *pid, "{reported:#}");
     }
-    assert!(told["ranks"][0].to_string().contains("data"), "the open section is told: {told:#}");
+    assert!(reported["ranks"][0].to_string().contains("data"), "the open section is told: {reported:#}");
     stage.mark("end.1");
     let socket = job.socket().clone();
     job.end().assert_status(0);
@@ -78,23 +86,23 @@ fn events_can_be_followed_to_the_end_of_the_job() {
         Some(serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")))
     };
     // The past first; then what happens.
-    let mut told = vec![next().expect("an event")];
-    assert_eq!(told[0]["type"], "job_started", "{}", told[0]);
+    let mut reported = vec![next().expect("an event")];
+    assert_eq!(reported[0]["type"], "job_started", "{}", reported[0]);
     job.kill_rank(0, 1);
-    while told.last().is_some_and(|event| event["kind"] != "DECISION") {
-        told.push(next().expect("an event"));
+    while reported.last().is_some_and(|event| event["kind"] != "DECISION") {
+        reported.push(next().expect("an event"));
     }
     job.mark("up.1.1");
     stage.mark("end.1");
-    told.extend(std::iter::from_fn(next));
+    reported.extend(std::iter::from_fn(next));
     assert!(follower.wait().expect("our own child").success());
     let end = job.end();
     end.assert_status(0);
-    let types: Vec<&str> = told.iter().filter_map(|event| event["type"].as_str()).collect();
+    let types: Vec<&str> = reported.iter().filter_map(|event| event["type"].as_str()).collect();
     for expected in ["attempt_started", "rank_exited", "attempt_ended", "job_ended"] {
         assert!(types.contains(&expected), "{expected} in {types:?}");
     }
-    let cursors: Vec<u64> = told.iter().filter_map(|event| event["cursor"].as_u64()).collect();
+    let cursors: Vec<u64> = reported.iter().filter_map(|event| event["cursor"].as_u64()).collect();
     assert!(cursors.is_sorted_by(|a, b| a < b), "in order and each once: {cursors:?}");
     assert_eq!(types.last(), Some(&"job_ended"), "{end}");
 }
@@ -108,11 +116,11 @@ fn who_follows_waits_for_a_server_that_does_not_answer_while_the_past_is_read() 
     events.args(["events", "--follow", "--json", "--socket"]).arg(agent.socket());
     let mut follower = events.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mainstay starts");
     let notes = BufReader::new(follower.stderr.take().expect("a pipe")).lines();
-    let told = BufReader::new(follower.stdout.take().expect("a pipe")).lines();
+    let reported = BufReader::new(follower.stdout.take().expect("a pipe")).lines();
     let note = notes.map_while(Result::ok).next().expect("it says that nothing answers");
     assert!(note.contains("no answer from") && note.contains("trying again"), "{note}");
     agent.signal(Signal::SIGCONT);
-    let first = told.map_while(Result::ok).next().expect("an event");
+    let first = reported.map_while(Result::ok).next().expect("an event");
     assert!(first.contains("agent_started"), "{first}");
     follower.kill().expect("our own child");
     follower.wait().expect("our own child");

@@ -105,7 +105,7 @@ fn a_host_that_is_lost_with_its_memory_and_disk_costs_no_sealed_step() {
     let job = hosts.stages[0]
         .python(TRAINER)
         .with(&agents[0])
-        .own_places()
+        .own_paths()
         .options(&options(0))
         .variable("TROUBLE", "wait")
         .start();
@@ -121,7 +121,7 @@ fn a_host_that_is_lost_with_its_memory_and_disk_costs_no_sealed_step() {
     let _ = fs::remove_dir_all(hosts.directory(0));
     let _ = fs::remove_dir_all(hosts.stages[0].tmpfs());
 
-    let job = hosts.stages[1].python(TRAINER).with(&agents[0]).own_places().options(&options(1)).start();
+    let job = hosts.stages[1].python(TRAINER).with(&agents[0]).own_paths().options(&options(1)).start();
     assert_eq!(job.mark("begins.0.0"), "20");
     let params = job.mark("params.0");
     job.end().assert_status(0).assert_said("checkpoint: step 19");

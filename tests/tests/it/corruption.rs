@@ -116,9 +116,9 @@ fn run(trainer: &str, replicas: u32, stage: &Stage) -> (Job, Finding, u64) {
     stage.mark("found");
     // The wait for its first mark begins where its ranks do: with PyTorch's imports.
     job.attempt(1);
-    let begins = job.mark("begins.1.0");
-    let begins = begins.parse().unwrap_or_else(|_| panic!("no step: {begins:?}"));
-    (job, found, begins)
+    let starts = job.mark("begins.1.0");
+    let starts = starts.parse().unwrap_or_else(|_| panic!("no step: {starts:?}"));
+    (job, found, starts)
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn of_three_replicas_the_majority_names_the_rank_and_what_it_saved_since_is_skip
         return;
     }
     let stage = Stage::new();
-    let (job, found, begins) = run(TRAINER, 3, &stage);
+    let (job, found, starts) = run(TRAINER, 3, &stage);
     assert_eq!(
         (found.what, found.ranks.as_slice()),
         (FindingKind::SilentCorruption, [Rank(2)].as_slice()),
@@ -135,7 +135,7 @@ fn of_three_replicas_the_majority_names_the_rank_and_what_it_saved_since_is_skip
     );
     // Steps this short may pass between two looks: then it is a later comparison that tells.
     assert!(found.last_agreed_step == Some(9) && found.since_step >= 11, "{found:?}");
-    assert_eq!(begins, 10, "after the last step that was saved while the replicas agreed");
+    assert_eq!(starts, 10, "after the last step that was saved while the replicas agreed");
     let end = job.end();
     end.assert_status(0);
     end.assert_said("rank 2");
@@ -147,10 +147,10 @@ fn of_two_replicas_neither_is_believed_and_nothing_is_skipped() {
         return;
     }
     let stage = Stage::new();
-    let (job, found, begins) = run(TRAINER, 2, &stage);
+    let (job, found, starts) = run(TRAINER, 2, &stage);
     assert_eq!(found.what, FindingKind::ReplicasDiffer, "{found:?}");
     assert!(found.confidence < 0.9, "{found:?}");
-    assert_eq!((found.last_agreed_step, begins), (Some(9), 30), "{found:?}");
+    assert_eq!((found.last_agreed_step, starts), (Some(9), 30), "{found:?}");
     job.end().assert_status(0);
 }
 
@@ -160,14 +160,14 @@ fn what_one_rank_saved_unlike_the_others_is_skipped_without_any_digest() {
         return;
     }
     let stage = Stage::new();
-    let (job, found, begins) = run(SAVER, 3, &stage);
+    let (job, found, starts) = run(SAVER, 3, &stage);
     assert_eq!(
         (found.what, found.ranks.as_slice()),
         (FindingKind::SilentCorruption, [Rank(2)].as_slice()),
         "{found:?}"
     );
     assert!(found.last_agreed_step == Some(4) && found.doubtful_steps.contains(&5), "{found:?}");
-    assert_eq!(begins, 5, "after the last step that all saved alike");
+    assert_eq!(starts, 5, "after the last step that all saved alike");
     let end = job.end();
     end.assert_status(0);
     end.assert_said("possible silent data corruption");
@@ -179,8 +179,8 @@ fn what_two_ranks_saved_unlike_is_a_doubt_and_nothing_is_skipped() {
         return;
     }
     let stage = Stage::new();
-    let (job, found, begins) = run(SAVER, 2, &stage);
+    let (job, found, starts) = run(SAVER, 2, &stage);
     assert_eq!((found.what, found.last_agreed_step), (FindingKind::ReplicasDiffer, Some(4)), "{found:?}");
-    assert_eq!(begins, 7, "{found:?}");
+    assert_eq!(starts, 7, "{found:?}");
     job.end().assert_status(0);
 }

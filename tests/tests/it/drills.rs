@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use drill::{Random, Trace, held, is_template, order, overlapping, signal};
 use mainstay_core::model::entry::Fact;
-use mainstay_tests::{Stage, has_client, processes, story};
+use mainstay_tests::{Stage, has_client, journal, processes};
 use nix::sys::signal::Signal;
 
 const RANKS: u32 = 3;
@@ -142,7 +142,8 @@ fn whatever_fails_in_whatever_order_the_job_goes_on_and_leaves_nothing() {
         );
     }
     assert!(trace.overlaps.is_empty(), "{:?}\n{end}", trace.overlaps);
-    assert!(overlapping(&end.story).is_empty(), "{:?}\n{end}", overlapping(&end.story));
-    let started = story::facts(&end.story).filter(|fact| matches!(fact, Fact::AttemptStarted { .. })).count();
+    assert!(overlapping(&end.journal).is_empty(), "{:?}\n{end}", overlapping(&end.journal));
+    let started =
+        journal::facts(&end.journal).filter(|fact| matches!(fact, Fact::AttemptStarted { .. })).count();
     assert!(started as u64 > faults, "each fault is followed by an attempt: {started} of {faults}");
 }

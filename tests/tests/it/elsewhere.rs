@@ -13,7 +13,7 @@ use crate::hosts;
 use hosts::{Hosts, ckpt, json};
 use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::policy::HAND_BACK_EXIT;
-use mainstay_tests::{Agent, End, Stage, has_client, processes, python, story};
+use mainstay_tests::{Agent, End, Stage, has_client, journal, processes, python};
 
 /// What a broken GPU and a bug of the program print alike.
 const SCRIPT: &str = r#"
@@ -55,23 +55,26 @@ fn in_doubt_another_host_is_tried_once_and_what_fails_there_too_is_the_programs(
     first
         .assert_status(HAND_BACK_EXIT)
         .assert_said("another host tells whether it is this one or the program");
-    assert_eq!(story::restarts(&first.story), 1, "{first}");
-    assert_eq!(story::verdicts(&first.story)[0].domain.name(), "unknown", "{first}");
+    assert_eq!(journal::restarts(&first.journal), 1, "{first}");
+    assert_eq!(journal::verdicts(&first.journal)[0].domain.name(), "unknown", "{first}");
 
     wait_for_peer(&agents[1], 2);
     let confirmed = run(&hosts.stages[1], &agents[1], &script);
     confirmed.assert_status(1).assert_said(&format!("came after step 7 on {} before", hosts.names[0]));
-    assert_eq!(story::restarts(&confirmed.story), 0, "{confirmed}");
-    let verdicts = story::verdicts(&confirmed.story);
+    assert_eq!(journal::restarts(&confirmed.journal), 0, "{confirmed}");
+    let verdicts = journal::verdicts(&confirmed.journal);
     let last = verdicts.last().expect("a verdict");
-    let told = format!("this program failed so before on {}", hosts.names[0]);
-    assert!(last.evidence.iter().any(|line| line.contains(&told)), "{:?}", last.evidence);
+    let reported = format!("this program failed so before on {}", hosts.names[0]);
+    assert!(last.evidence.iter().any(|line| line.contains(&reported)), "{:?}", last.evidence);
     assert_eq!(last.domain.name(), "user", "{confirmed}");
 
     // Back on the first host the same program is not sent round again.
     let again = run(&hosts.stages[0], &agents[0], &script);
     again.assert_status(1);
-    assert!(matches!(story::decisions(&again.story).last().unwrap().action, Action::Stop { .. }), "{again}");
+    assert!(
+        matches!(journal::decisions(&again.journal).last().unwrap().action, Action::Stop { .. }),
+        "{again}"
+    );
 }
 
 #[test]
@@ -86,5 +89,5 @@ fn a_changed_program_is_tried_as_if_it_had_never_failed() {
     hosts.stages[0].script("train.py", &mended);
     let second = run(&hosts.stages[1], &agents[1], &script);
     second.assert_status(HAND_BACK_EXIT);
-    assert_eq!(story::restarts(&second.story), 1, "{second}");
+    assert_eq!(journal::restarts(&second.journal), 1, "{second}");
 }

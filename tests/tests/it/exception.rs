@@ -3,7 +3,7 @@
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact};
 use mainstay_core::model::verdict::{Action, Cause};
-use mainstay_tests::{Stage, has_client, mainstay, story};
+use mainstay_tests::{Stage, has_client, journal, mainstay};
 
 #[test]
 fn a_rank_that_raised_is_not_waited_for_while_its_process_takes_its_time_to_die() {
@@ -30,8 +30,9 @@ if ATTEMPT == 0:
         .start();
     let end = job.end();
     end.assert_status(0);
-    let raised = end.story.iter().position(|entry| matches!(entry.body, Body::Fact(Fact::RankRaised { .. })));
-    let exited = end.story.iter().position(|entry| {
+    let raised =
+        end.journal.iter().position(|entry| matches!(entry.body, Body::Fact(Fact::RankRaised { .. })));
+    let exited = end.journal.iter().position(|entry| {
         matches!(entry.body, Body::Fact(Fact::RankExited { rank: Rank(1), attempt: Attempt(0), .. }))
     });
     assert!(raised.expect("an exit note") < exited.expect("an end"), "{end}");
@@ -39,7 +40,7 @@ if ATTEMPT == 0:
     assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(3)), "{end}");
     assert_eq!(verdict.headline, "rank 1 raised ValueError: bad batch 17 after step 3");
     assert!(verdict.evidence.iter().any(|line| line.contains("ranks.py")), "{:?}", verdict.evidence);
-    assert_eq!(story::exits(&end.story, 1)[0], ExitStatus::Signal(9), "its end was forced\n{end}");
+    assert_eq!(journal::exits(&end.journal, 1)[0], ExitStatus::Signal(9), "its end was forced\n{end}");
 }
 
 #[test]
@@ -59,7 +60,7 @@ time.sleep(36000)
     end.assert_status(1);
     end.assert_said("the same exception came again after step 3");
     assert_eq!(end.summary().attempts, 2, "{end}");
-    assert_eq!(story::decisions(&end.story)[1].action, Action::Stop { exit: 1 });
+    assert_eq!(journal::decisions(&end.journal)[1].action, Action::Stop { exit: 1 });
     assert!(end.summary().reason.contains("ValueError"), "{end}");
     // torch's own form is written too, for what else reads it.
     let file = end.run_dir.join("attempt_1/1/error.json");
@@ -77,11 +78,11 @@ fn what_is_plainly_the_programs_own_fault_is_not_restarted_and_what_may_pass_is(
         |statement: &str| format!("import mainstay\nmainstay.beat()\nif ATTEMPT == 0:\n    {statement}\n");
     let end = stage.python(&script("undefined_name")).ranks(1).start().end();
     end.assert_status(1);
-    assert_eq!(story::restarts(&end.story), 0, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 0, "{end}");
     end.assert_said("the program fails by itself before its first step");
     let end = stage.python(&script("raise ConnectionResetError('by peer')")).ranks(1).start().end();
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
 }
 
 #[test]
@@ -120,7 +121,7 @@ time.sleep(36000)
     end.assert_status(1);
     end.assert_said("the same exception came again at position 640 of the data");
     assert_eq!(end.summary().attempts, 2, "{end}");
-    let verdicts = story::verdicts(&end.story);
+    let verdicts = journal::verdicts(&end.journal);
     let last = verdicts.last().expect("a verdict");
     // What it says speaks for nothing of the kind: where it comes again does.
     assert_ne!(verdicts[0].class.as_deref(), Some("data"), "{end}");
@@ -158,7 +159,7 @@ fn an_error_file_counts_without_the_client() {
         work"#;
     let end = stage.sh(script).ranks(2).options("--max-restarts 50").start().end();
     end.assert_status(1);
-    let verdicts = story::verdicts(&end.story);
+    let verdicts = journal::verdicts(&end.journal);
     assert_eq!(verdicts.len(), 2, "the same again stops the job\n{end}");
     assert_eq!(verdicts[0].culprit, Some(Rank(1)));
     let Cause::Exception { exception, .. } = &verdicts[0].cause else { panic!("no exception\n{end}") };
@@ -168,7 +169,7 @@ fn an_error_file_counts_without_the_client() {
     end.assert_said(&format!("rank 1 printed no traceback; it is in {file}"));
     let named =
         |fact: &Fact| matches!(fact, Fact::RankRaised { note, .. } if note.file.as_ref() == Some(&file));
-    assert!(story::facts(&end.story).any(named), "{end}");
+    assert!(journal::facts(&end.journal).any(named), "{end}");
 }
 
 #[test]
@@ -188,8 +189,8 @@ mainstay.step(1)
 "#;
     let end = stage.python(script).ranks(2).start().end();
     end.assert_status(0);
-    assert!(story::verdicts(&end.story).is_empty(), "{end}");
-    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RankRaised { .. })), "{end}");
+    assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RankRaised { .. })), "{end}");
 }
 
 #[test]
@@ -222,22 +223,29 @@ raise ValueError("no run for token=abcdef0123456789")
     let end = job.end();
     let bundle = stage.work().join("incident.jsonl");
     let ask = |arguments: &[&std::ffi::OsStr]| {
-        let told =
+        let reported =
             std::process::Command::new(mainstay()).args(arguments).output().expect("mainstay can be started");
-        (told.status.code(), String::from_utf8_lossy(&told.stdout).into_owned())
+        (reported.status.code(), String::from_utf8_lossy(&reported.stdout).into_owned())
     };
     let made = ask(&["bundle".as_ref(), run_dir.as_ref(), "-o".as_ref(), bundle.as_ref()]);
     assert_eq!(made.0, Some(0), "{end}");
     let text = std::fs::read_to_string(&bundle).expect("a bundle");
     assert!(text.contains("no run for token=<masked>") && !text.contains("abcdef0123456789"), "{text}");
-    let (status, told) = ask(&["replay".as_ref(), bundle.as_ref()]);
-    assert_eq!(status, Some(0), "{told}{end}");
-    assert_eq!(told.matches("judged as then").count(), story::verdicts(&end.story).len(), "{told}{end}");
+    let (status, reported) = ask(&["replay".as_ref(), bundle.as_ref()]);
+    assert_eq!(status, Some(0), "{reported}{end}");
+    assert_eq!(
+        reported.matches("judged as then").count(),
+        journal::verdicts(&end.journal).len(),
+        "{reported}{end}"
+    );
     // What was judged otherwise is seen: as if this version knew better.
     let changed = text.replace(r#""domain":"user""#, r#""domain":"hardware""#);
     assert_ne!(changed, text, "{text}");
     std::fs::write(&bundle, changed).expect("a file");
-    let (status, told) = ask(&["replay".as_ref(), bundle.as_ref()]);
-    assert_eq!(status, Some(1), "{told}");
-    assert!(told.contains("domain: the hardware's fault, now the training program's fault"), "{told}");
+    let (status, reported) = ask(&["replay".as_ref(), bundle.as_ref()]);
+    assert_eq!(status, Some(1), "{reported}");
+    assert!(
+        reported.contains("domain: the hardware's fault, now the training program's fault"),
+        "{reported}"
+    );
 }

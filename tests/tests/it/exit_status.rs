@@ -2,7 +2,7 @@
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::verdict::Cause;
-use mainstay_tests::{Stage, story};
+use mainstay_tests::{Stage, journal};
 
 #[test]
 fn all_ranks_done_is_status_0() {
@@ -55,11 +55,11 @@ fn restarts_that_lie_before_the_window_do_not_count() {
     let script = r#"[ "$ATTEMPT" = 4 ] && exit 0; sleep 0.1; exit 9"#;
     let end = stage.sh(script).options("--max-restarts 1 --restart-window 50ms").start().end();
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), 4, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 4, "{end}");
 
     let end = stage.sh(script).options("--max-restarts 1 --restart-window 1h").start().end();
     end.assert_status(9);
-    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
 }
 
 #[test]
@@ -78,8 +78,9 @@ fn a_script_can_read_how_the_job_went_from_the_last_line() {
     let end = stage.sh("echo of a rank; exit 9").options("--json --max-restarts 1").start().end();
     end.assert_status(9);
     let last = end.stdout.lines().next_back().unwrap_or_default();
-    let told: serde_json::Value = serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}\n{end}"));
-    assert_eq!((told["exit"].as_i64(), told["attempts"].as_i64()), (Some(9), Some(2)), "{end}");
+    let reported: serde_json::Value =
+        serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}\n{end}"));
+    assert_eq!((reported["exit"].as_i64(), reported["attempts"].as_i64()), (Some(9), Some(2)), "{end}");
 }
 
 /// Programs that cannot run, before anything of ours or of PyTorch is imported, with the status of each.
@@ -112,7 +113,7 @@ fn a_program_that_cannot_run_is_not_restarted() {
         assert_eq!(end.summary().attempts, 1, "{command:?}\n{end}");
         end.assert_said("the program cannot run");
         assert!(end.stderr.contains(said), "{command:?}\n{end}");
-        assert_eq!(story::verdicts(&end.story).len(), 1, "one explanation\n{end}");
+        assert_eq!(journal::verdicts(&end.journal).len(), 1, "one explanation\n{end}");
     }
 }
 
@@ -127,7 +128,7 @@ if ATTEMPT == 0:
 "#;
     let end = stage.python(script).ranks(2).start().end();
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
 }
 
 #[test]
@@ -138,5 +139,5 @@ fn a_usage_error_after_steps_is_no_reason_to_stop() {
         echo "step 1 loss 2.0"; echo "usage: tool [-h]" >&2; echo "tool: error: the store is gone" >&2; exit 2"#;
     let end = stage.sh(script).ranks(2).start().end();
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::model::verdict::{Action, FaultDomain};
-use mainstay_tests::{Agent, End, Job, Stage, has_client, mainstay, processes, story};
+use mainstay_tests::{Agent, End, Job, Stage, has_client, journal, mainstay, processes};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
@@ -94,9 +94,10 @@ impl Host {
     fn wait_until_shown(&self, agent: &Agent, pids: [i32; 2]) {
         processes::wait_until("the agent to show both ranks on their GPUs", || {
             let mut command = Command::new(mainstay());
-            let told = command.args(["gpus", "--json", "--socket"]).arg(agent.socket()).output();
-            let told: Value = serde_json::from_slice(&told.expect("an answer").stdout).unwrap_or_default();
-            pids.iter().all(|pid| is_told_of(&told, *pid))
+            let reported = command.args(["gpus", "--json", "--socket"]).arg(agent.socket()).output();
+            let reported: Value =
+                serde_json::from_slice(&reported.expect("an answer").stdout).unwrap_or_default();
+            pids.iter().all(|pid| is_reported(&reported, *pid))
         });
     }
 
@@ -111,12 +112,12 @@ impl Host {
 }
 
 /// Whether a process of this number is told of anywhere in it.
-fn is_told_of(told: &Value, pid: i32) -> bool {
-    match told {
-        Value::Array(all) => all.iter().any(|one| is_told_of(one, pid)),
+fn is_reported(reported: &Value, pid: i32) -> bool {
+    match reported {
+        Value::Array(all) => all.iter().any(|one| is_reported(one, pid)),
         Value::Object(fields) => {
             fields.get("pid").and_then(Value::as_i64) == Some(pid.into())
-                || fields.values().any(|field| is_told_of(field, pid))
+                || fields.values().any(|field| is_reported(field, pid))
         }
         _ => false,
     }
@@ -124,7 +125,7 @@ fn is_told_of(told: &Value, pid: i32) -> bool {
 
 fn went_on_with(end: &End, pids: [i32; 2]) {
     end.assert_status(0);
-    let of_the_next = story::facts(&end.story).filter_map(|fact| match fact {
+    let of_the_next = journal::facts(&end.journal).filter_map(|fact| match fact {
         Fact::AttemptStarted { attempt, ranks, .. } if attempt.0 == 1 => Some(ranks.clone()),
         _ => None,
     });
@@ -148,7 +149,7 @@ fn a_round_waits_for_the_gpu_of_the_lost_rank_and_not_for_those_of_ranks_that_st
     job.mark("in.1.1");
     let end = job.end();
     went_on_with(&end, pids);
-    let decisions = story::decisions(&end.story);
+    let decisions = journal::decisions(&end.journal);
     let last = decisions.last().expect("a decision");
     assert!(matches!(last.action, Action::RespawnRanks { .. }), "{end}");
     assert!(decisions.iter().all(|decision| !decision.why.contains("gpu.0000:01:00")), "{end}");
@@ -167,7 +168,7 @@ fn a_round_whose_lost_ranks_gpu_is_free_waits_for_nothing() {
     job.mark("in.1.1");
     let end = job.end();
     went_on_with(&end, pids);
-    let decisions = story::decisions(&end.story);
+    let decisions = journal::decisions(&end.journal);
     // On a busy machine the driver may be waited for; a GPU is not.
     assert!(decisions.iter().all(|decision| !decision.why.contains("gpu.0000")), "{end}");
 }
@@ -184,7 +185,7 @@ fn of_two_jobs_on_a_host_only_the_one_whose_gpu_is_lost_fails_of_it() {
         job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
         job.kill_rank(0, 0);
         let end = job.end();
-        let verdict = story::verdicts(&end.story).pop().expect("a verdict").clone();
+        let verdict = journal::verdicts(&end.journal).pop().expect("a verdict").clone();
         let is_lost = verdict.evidence.iter().any(|said| said.contains("fallen off the bus"));
         (verdict.domain, is_lost, end)
     };
@@ -200,7 +201,7 @@ fn a_line_of_the_kernel_that_comes_when_the_job_has_ended_changes_its_verdict() 
     let job = host.stage.sh("kill -9 $$").ranks(1).options("--max-restarts 0").with(&agent).start();
     let id = job.id().to_owned();
     let end = job.end();
-    assert_ne!(story::verdicts(&end.story)[0].domain, FaultDomain::Hardware, "{end}");
+    assert_ne!(journal::verdicts(&end.journal)[0].domain, FaultDomain::Hardware, "{end}");
     agent.wait_for_fact(&id, "its end", |fact| matches!(fact, Fact::JobEnded { .. }));
     host.loses_the_second_gpu(&agent);
     let verdict = agent.wait_for("another verdict", |entry| match &entry.body {
@@ -214,7 +215,7 @@ fn a_line_of_the_kernel_that_comes_when_the_job_has_ended_changes_its_verdict() 
     );
     // Whoever asks the agent hears it.
     let mut asked = Command::new(mainstay());
-    let told = asked.args(["explain", &id, "--socket"]).arg(agent.socket()).output().expect("an answer");
-    let told = String::from_utf8_lossy(&told.stdout).into_owned();
-    assert!(told.contains("fallen off the bus") && told.contains("hardware"), "{told}");
+    let reported = asked.args(["explain", &id, "--socket"]).arg(agent.socket()).output().expect("an answer");
+    let reported = String::from_utf8_lossy(&reported.stdout).into_owned();
+    assert!(reported.contains("fallen off the bus") && reported.contains("hardware"), "{reported}");
 }

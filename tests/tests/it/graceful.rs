@@ -1,7 +1,7 @@
 //! A job that is to end soon: its ranks save what they have, all after the same step, and end by themselves.
 
 use mainstay_core::model::entry::{ExitStatus, Fact};
-use mainstay_tests::{Stage, has_client, story};
+use mainstay_tests::{Stage, has_client, journal};
 use nix::sys::signal::Signal;
 
 /// Trains until it is asked to save, and then leaves the step as a mark. SIGTERM would end it before.
@@ -35,9 +35,9 @@ fn ranks_that_ask_save_after_the_same_step_and_end_by_themselves() {
     let saved = saved.map(|step| step.expect("the rank saved"));
     assert_eq!(saved[0], saved[1], "{end}");
     for rank in [0, 1] {
-        assert_eq!(story::exits(&end.story, rank), [ExitStatus::Code(0)], "{end}");
+        assert_eq!(journal::exits(&end.journal, rank), [ExitStatus::Code(0)], "{end}");
     }
-    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RankRaised { .. })));
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RankRaised { .. })));
 }
 
 /// Trains until it is told that a save is due. Saves that cost next to nothing are soon due again.
@@ -65,7 +65,7 @@ fn ranks_hear_that_a_save_is_due_by_what_saves_and_failures_cost() {
     for rank in [0, 1] {
         assert!(stage.marks().join(format!("due.{rank}")).exists(), "{end}");
     }
-    let advised = story::facts(&end.story)
+    let advised = journal::facts(&end.journal)
         .any(|fact| matches!(fact, Fact::Observed(seen) if seen.event == "interval_advised"));
     assert!(advised, "{end}");
 }
@@ -93,7 +93,7 @@ for step in range(1, 1_000_000):
     let end = job.end();
     end.assert_status(143);
     assert_eq!(std::fs::read_to_string(stage.marks().join("called")).expect("a mark"), "True");
-    assert_eq!(story::exits(&end.story, 0), [ExitStatus::Code(7)], "{end}");
+    assert_eq!(journal::exits(&end.journal, 0), [ExitStatus::Code(7)], "{end}");
 }
 
 #[test]
@@ -114,7 +114,7 @@ signal.pause()
     job.signal(Signal::SIGTERM);
     let end = job.end();
     end.assert_status(143);
-    assert_eq!(story::exits(&end.story, 0), [ExitStatus::Signal(15)], "{end}");
+    assert_eq!(journal::exits(&end.journal, 0), [ExitStatus::Signal(15)], "{end}");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn ranks_that_never_ask_get_the_signal_at_once() {
     let end = job.end();
     end.assert_status(143);
     assert!(stage.marks().join("told").exists());
-    assert_eq!(story::exits(&end.story, 0), [ExitStatus::Code(3)], "{end}");
+    assert_eq!(journal::exits(&end.journal, 0), [ExitStatus::Code(3)], "{end}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use mainstay_core::base::id::Rank;
 use mainstay_core::hang::HangKind;
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::verdict::Cause;
-use mainstay_tests::{End, Stage, has_client, has_torch, story};
+use mainstay_tests::{End, Stage, has_client, has_torch, journal};
 use ras::{Answerer, Ras};
 
 const RANKS: u32 = 8;
@@ -94,7 +94,7 @@ fn assert_verdict(end: &End, ranks: u32, culprit: Option<Rank>, kind: HangKind) 
     assert!(matches!(verdict.cause, Cause::Hang { hang, .. } if hang == kind), "{kind:?}\n{end}");
     let expected = ranks as usize - usize::from(culprit.is_some());
     assert_eq!(verdict.victims.len(), expected, "{end}");
-    let outcomes = story::outcomes(&end.story);
+    let outcomes = journal::outcomes(&end.journal);
     assert_eq!(outcomes.len(), 1, "it trains again\n{end}");
 }
 
@@ -144,11 +144,12 @@ fn the_stacks_of_all_ranks_are_written_down_and_tell_the_culprit() {
     end.assert_status(0);
     let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(6)), "{end}");
-    let told = |what: &str| assert!(verdict.evidence.iter().any(|line| line.contains(what)), "{what}\n{end}");
-    told("rank 6 in wait (threading.py:");
-    told("6 ranks (1-5, 7) in barrier (ranks.py:");
+    let reported =
+        |what: &str| assert!(verdict.evidence.iter().any(|line| line.contains(what)), "{what}\n{end}");
+    reported("rank 6 in wait (threading.py:");
+    reported("6 ranks (1-5, 7) in barrier (ranks.py:");
     let file = end.run_dir.join("attempt_0/hang.json");
-    told(&file.display().to_string());
+    reported(&file.display().to_string());
     let written = std::fs::read_to_string(&file).unwrap_or_default();
     for what in ["in hang", "wait_channel", "\"step\": 59"] {
         assert!(written.contains(what), "{what}: {written}");
@@ -172,8 +173,9 @@ fn a_stopped_rank_behind_a_script_of_a_shell() {
     let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
     assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
-    let told = |what: &str| assert!(verdict.evidence.iter().any(|line| line.contains(what)), "{what}\n{end}");
-    told("2 ranks (1, 3) in barrier (ranks.py:");
+    let reported =
+        |what: &str| assert!(verdict.evidence.iter().any(|line| line.contains(what)), "{what}\n{end}");
+    reported("2 ranks (1, 3) in barrier (ranks.py:");
     let written = std::fs::read_to_string(end.run_dir.join("attempt_0/hang.json")).unwrap_or_default();
     let written: serde_json::Value = serde_json::from_str(&written).unwrap_or_default();
     let (victim, culprit) = (&written["ranks"][1], &written["ranks"][2]);
@@ -284,7 +286,7 @@ fn a_hang_that_only_is_to_be_told_of_stops_nobody() {
     job.wait_for_fact("its end", |fact| matches!(fact, Fact::HangPassed { .. }));
     let end = job.end();
     end.assert_status(0);
-    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
 }
 
 /// With no section at all: the stacks, or the collectives that the client counts, tell who it is.
@@ -353,8 +355,8 @@ for step in range(80):
     end.assert_status(1);
     let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
-    let told = "by PyTorch's flight recorders 3 of 3 waiting ranks wait for rank 2";
-    assert!(verdict.evidence.iter().any(|line| line == told), "{end}");
+    let reported = "by PyTorch's flight recorders 3 of 3 waiting ranks wait for rank 2";
+    assert!(verdict.evidence.iter().any(|line| line == reported), "{end}");
 }
 
 /// As above, where NCCL's RAS service knows: played at its edge, for there is no NCCL without a GPU.
@@ -403,8 +405,8 @@ for step in range(80):
     end.assert_status(1);
     let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
-    let told = "by NCCL's RAS service 3 of 3 waiting ranks wait for rank 2";
-    assert!(verdict.evidence.iter().any(|line| line == told), "{end}");
+    let reported = "by NCCL's RAS service 3 of 3 waiting ranks wait for rank 2";
+    assert!(verdict.evidence.iter().any(|line| line == reported), "{end}");
     let written = std::fs::read_to_string(end.run_dir.join("attempt_0/hang.json")).unwrap_or_default();
     assert!(written.contains("8a5ed2b3ef4c0f3d"), "its report: {written}");
 }
@@ -427,7 +429,7 @@ def hang():
     let script = format!("time.sleep(3)\n{how}\n{LOCKSTEP}");
     let end = stage.python(&script).ranks(RANKS).variable("CULPRIT", "2").start().end();
     end.assert_status(0);
-    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
 }
 
 /// A first step that compiles, and a pause in the middle: both are announced, and neither is judged.
@@ -450,5 +452,5 @@ def hang():
     let plan = stage.python(&script).ranks(RANKS).variable("CULPRIT", "2");
     let end = plan.options("--hang-limit first_step=2s").start().end();
     end.assert_status(0);
-    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
 }

@@ -2,7 +2,7 @@
 //! that does not look.
 
 use mainstay_core::model::entry::Fact;
-use mainstay_tests::{Stage, has_client, story};
+use mainstay_tests::{Stage, has_client, journal};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -39,8 +39,8 @@ wait_for("end")
     end.assert_status(0);
     end.assert_said("refused its page");
     assert_eq!(end.output(0, 0, "stdout"), "trained\n");
-    assert!(story::verdicts(&end.story).is_empty(), "{end}");
-    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RankConnected { .. })), "{end}");
+    assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RankConnected { .. })), "{end}");
 }
 
 #[test]
@@ -67,7 +67,7 @@ mark("done")
     job.signal(Signal::SIGCONT);
     let end = job.end();
     end.assert_status(0);
-    let last = story::facts(&end.story).find_map(|fact| match fact {
+    let last = journal::facts(&end.journal).find_map(|fact| match fact {
         Fact::RankExited { step, .. } => *step,
         _ => None,
     });
@@ -98,12 +98,12 @@ mainstay.step(2)
 "#;
     let end = stage.python(script).options("--max-restarts 0").start().end();
     end.assert_status(0);
-    let last = story::facts(&end.story).find_map(|fact| match fact {
+    let last = journal::facts(&end.journal).find_map(|fact| match fact {
         Fact::RankExited { step, .. } => *step,
         _ => None,
     });
     assert_eq!(last, Some(2), "{end}");
-    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RankRaised { .. })), "{end}");
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RankRaised { .. })), "{end}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::{Entry, Fact};
 use mainstay_core::model::verdict::{Action, Decision};
-use mainstay_tests::{End, Job, Stage, has_client, has_torch, processes, story};
+use mainstay_tests::{End, Job, Stage, has_client, has_torch, journal, processes};
 
 /// On a machine that is busy with other tests a healthy rank may take long to leave.
 const PATIENT: &str = "--fault-timeout 100s";
@@ -57,12 +57,12 @@ fn over_rounds(job: Job, rounds: &[u32]) -> End {
 }
 
 fn actions(end: &End) -> Vec<&'static str> {
-    story::decisions(&end.story).iter().map(|decision: &&Decision| decision.action.word()).collect()
+    journal::decisions(&end.journal).iter().map(|decision: &&Decision| decision.action.word()).collect()
 }
 
 /// The processes of the ranks, by attempt.
-fn pids(story: &[Entry]) -> Vec<BTreeMap<Rank, i32>> {
-    story::facts(story)
+fn pids(journal: &[Entry]) -> Vec<BTreeMap<Rank, i32>> {
+    journal::facts(journal)
         .filter_map(|fact| match fact {
             Fact::AttemptStarted { ranks, .. } => {
                 Some(ranks.iter().map(|started| (started.rank, started.pid.0)).collect())
@@ -89,12 +89,12 @@ def fault(step, round):
     end.assert_status(0);
     assert_eq!(ends, ["1", "1", "1"]);
     assert_eq!(actions(&end), ["restart_in_process"], "{end}");
-    let pids = pids(&end.story);
+    let pids = pids(&end.journal);
     assert_eq!(pids[0], pids[1], "no process was replaced");
-    let verdict = story::verdicts(&end.story)[0];
+    let verdict = journal::verdicts(&end.journal)[0];
     assert_eq!(verdict.culprit, Some(Rank(1)));
     assert_eq!(verdict.step, Some(4));
-    let outcome = story::outcomes(&end.story)[0];
+    let outcome = journal::outcomes(&end.journal)[0];
     // Its peers had left the collective of step 4, but may not have said yet that they are done with it.
     assert!(matches!((outcome.reached_before, outcome.step), (3 | 4, 0)), "{end}");
     assert!(end.output(0, 1, "stderr").contains("RuntimeError: injected"));
@@ -115,10 +115,10 @@ def fault(step, round):
     let end = over(job, 1);
     end.assert_status(0);
     assert_eq!(actions(&end), ["respawn_ranks"], "{end}");
-    let pids = pids(&end.story);
+    let pids = pids(&end.journal);
     assert_eq!(pids.len(), 2);
     // The others leave when it is gone, not while it ends: until then its end of their connections is open.
-    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RankEnding { .. })), "{end}");
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RankEnding { .. })), "{end}");
     assert_ne!(pids[0][&Rank(1)], pids[1][&Rank(1)]);
     for rank in [Rank(0), Rank(2)] {
         assert_eq!(pids[0][&rank], pids[1][&rank], "{rank} was not started again\n{end}");
@@ -194,10 +194,13 @@ def cleanup():
     let job = stage.python(&script(10, functions)).ranks(2).options(PATIENT).start();
     let end = over(job, 1);
     end.assert_status(0);
-    let pids = pids(&end.story);
+    let pids = pids(&end.journal);
     assert_eq!(pids[0][&Rank(0)], pids[1][&Rank(0)], "{end}");
     assert_ne!(pids[0][&Rank(1)], pids[1][&Rank(1)]);
-    assert_eq!(story::verdicts(&end.story)[0].headline, "rank 1 raised RuntimeError: injected after step 4");
+    assert_eq!(
+        journal::verdicts(&end.journal)[0].headline,
+        "rank 1 raised RuntimeError: injected after step 4"
+    );
 }
 
 #[test]
@@ -218,7 +221,7 @@ def fault(step, round):
     let end = over_rounds(job, &[0, 2]);
     end.assert_status(0);
     assert_eq!(actions(&end), ["restart_in_process", "respawn_ranks"], "{end}");
-    let pids = pids(&end.story);
+    let pids = pids(&end.journal);
     assert_eq!(pids[0], pids[1], "{end}");
     assert_ne!(pids[1][&Rank(1)], pids[2][&Rank(1)], "{end}");
     for rank in [Rank(0), Rank(2)] {
@@ -244,12 +247,16 @@ def cleanup():
     let end = over(job, 1);
     end.assert_status(0);
     assert_eq!(actions(&end), ["respawn_ranks"], "{end}");
-    let pids = pids(&end.story);
+    let pids = pids(&end.journal);
     assert_ne!(pids[0][&Rank(0)], pids[1][&Rank(0)], "{end}");
     for rank in [Rank(1), Rank(2)] {
         assert_eq!(pids[0][&rank], pids[1][&rank], "{rank} was not started again\n{end}");
     }
-    assert_eq!(story::verdicts(&end.story)[0].culprit, Some(Rank(1)), "the second fault is not the first");
+    assert_eq!(
+        journal::verdicts(&end.journal)[0].culprit,
+        Some(Rank(1)),
+        "the second fault is not the first"
+    );
 }
 
 #[test]
@@ -323,7 +330,7 @@ mark(f"end.{RANK}", work())
     let end = job.end();
     end.assert_status(0);
     assert_eq!(ends, ["0", "1"]);
-    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
 }
 
 #[test]
@@ -369,7 +376,7 @@ def fault(step, round):
     let end = over(job, 1);
     end.assert_status(0);
     assert_eq!(actions(&end), ["respawn_ranks"], "{end}");
-    let pids = pids(&end.story);
+    let pids = pids(&end.journal);
     assert_eq!(pids[0][&Rank(1)], pids[1][&Rank(1)], "{end}");
     assert_ne!(pids[0][&Rank(0)], pids[1][&Rank(0)]);
 }
@@ -405,7 +412,7 @@ mark(f"end.{RANK}", work() == os.getpid())
     let end = job.end();
     end.assert_status(0);
     // What is done with the rank that raised is the policy's to say: on a slow machine it may learn to start that one anew.
-    let waited: Vec<i32> = pids(&end.story).iter().map(|of| of[&Rank(0)]).collect();
+    let waited: Vec<i32> = pids(&end.journal).iter().map(|of| of[&Rank(0)]).collect();
     assert_eq!((waited.len(), waited.windows(2).all(|two| two[0] == two[1])), (6, true), "{end}");
 }
 
@@ -459,7 +466,7 @@ for round in mainstay.rounds():
         "import mainstay\nif ATTEMPT == 0 and RANK == 0:\n    mainstay.step(1)\n    raise OSError('plain')\n";
     let end = stage.python(plain).ranks(2).options(PATIENT).start().end();
     end.assert_status(0);
-    assert!(matches!(story::decisions(&end.story)[0].action, Action::RestartInJob { .. }), "{end}");
+    assert!(matches!(journal::decisions(&end.journal)[0].action, Action::RestartInJob { .. }), "{end}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact};
 use mainstay_core::model::verdict::{Action, Cause, DecidedBy};
-use mainstay_tests::{Stage, has_client, processes, story};
+use mainstay_tests::{Stage, has_client, journal, processes};
 use nix::sys::signal::Signal;
 
 /// Twenty steps with a checkpoint at every fifth; the first attempt waits before step 7 for somebody to kill it.
@@ -36,10 +36,10 @@ fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint() {
     assert_eq!((verdict.culprit, &verdict.cause), (Some(Rank(1)), &Cause::Signal { signal: 9 }), "{end}");
     assert_eq!((&verdict.victims[..], verdict.step), (&[Rank(0)][..], Some(6)), "{end}");
     assert_eq!(verdict.headline, "rank 1 was ended by SIGKILL after step 6");
-    let [decision] = story::decisions(&end.story)[..] else { panic!("one decision\n{end}") };
+    let [decision] = journal::decisions(&end.journal)[..] else { panic!("one decision\n{end}") };
     assert_eq!(decision.action, Action::RestartInJob { attempt: Attempt(1) });
     assert_eq!(decision.by, DecidedBy::Launcher);
-    let [outcome] = story::outcomes(&end.story)[..] else { panic!("one outcome\n{end}") };
+    let [outcome] = journal::outcomes(&end.journal)[..] else { panic!("one outcome\n{end}") };
     assert_eq!((outcome.step, outcome.reached_before, outcome.steps_lost), (6, 6, 1), "{end}");
     assert!(outcome.to_ranks_started < outcome.to_first_step, "{end}");
 
@@ -79,7 +79,7 @@ fn the_others_are_stopped_while_a_failed_rank_is_still_ending() {
     let end = job.end();
     end.assert_status(0);
     let at = |what: &str, is: fn(&Fact) -> bool| {
-        let place = end.story.iter().position(|entry| matches!(&entry.body, Body::Fact(fact) if is(fact)));
+        let place = end.journal.iter().position(|entry| matches!(&entry.body, Body::Fact(fact) if is(fact)));
         place.unwrap_or_else(|| panic!("no {what}\n{end}"))
     };
     let ending = at("rank that is ending", |fact| {
@@ -118,7 +118,7 @@ os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])
     end.assert_status(0);
     assert_eq!(end.summary().attempts, 1, "{end}");
     assert!(
-        !end.story.iter().any(|entry| matches!(entry.body, Body::Fact(Fact::RankEnding { .. }))),
+        !end.journal.iter().any(|entry| matches!(entry.body, Body::Fact(Fact::RankEnding { .. }))),
         "{end}"
     );
 }
@@ -148,7 +148,7 @@ fn each_attempt_has_a_store_of_its_own_and_knows_its_number() {
     ports.sort_unstable();
     ports.dedup();
     assert_eq!(ports.len(), 3, "each attempt has its own port\n{end}");
-    let culprits: Vec<Option<Rank>> = story::verdicts(&end.story).iter().map(|of| of.culprit).collect();
+    let culprits: Vec<Option<Rank>> = journal::verdicts(&end.journal).iter().map(|of| of.culprit).collect();
     assert_eq!(culprits, [Some(Rank(0)), Some(Rank(1))]);
     assert_eq!(end.summary().attempts, 3);
 }
@@ -177,9 +177,9 @@ fn the_survivors_of_a_kill_are_victims_even_if_they_die_of_it_first_and_of_every
     end.assert_status(0);
     let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(1)), "{end}");
-    assert_eq!(story::exits(&end.story, 0)[0], ExitStatus::Code(5), "{end}");
-    assert_eq!(story::exits(&end.story, 2)[0], ExitStatus::Signal(9), "{end}");
-    assert_eq!(story::exits(&end.story, 3)[0], ExitStatus::Code(0), "{end}");
+    assert_eq!(journal::exits(&end.journal, 0)[0], ExitStatus::Code(5), "{end}");
+    assert_eq!(journal::exits(&end.journal, 2)[0], ExitStatus::Signal(9), "{end}");
+    assert_eq!(journal::exits(&end.journal, 3)[0], ExitStatus::Code(0), "{end}");
 }
 
 #[test]
@@ -225,7 +225,10 @@ fn a_job_without_a_fault_has_no_verdict_and_no_incident() {
     let stage = Stage::new();
     let end = stage.sh("echo done").ranks(2).start().end();
     end.assert_status(0);
-    assert!(story::verdicts(&end.story).is_empty() && story::decisions(&end.story).is_empty(), "{end}");
+    assert!(
+        journal::verdicts(&end.journal).is_empty() && journal::decisions(&end.journal).is_empty(),
+        "{end}"
+    );
     assert!(end.summary().incidents.is_empty());
     assert_eq!(end.summary().attempts, 1);
 }
@@ -255,7 +258,7 @@ fn many_quick_kills_are_all_accounted_for_and_the_launcher_does_not_grow() {
     stage.mark("end");
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), KILLS as usize, "{end}");
-    assert_eq!(story::verdicts(&end.story).len(), KILLS as usize);
+    assert_eq!(journal::restarts(&end.journal), KILLS as usize, "{end}");
+    assert_eq!(journal::verdicts(&end.journal).len(), KILLS as usize);
     assert_eq!((end.summary().attempts, end.summary().incidents.len()), (KILLS + 1, KILLS as usize));
 }

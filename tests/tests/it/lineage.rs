@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use mainstay_tests::{Agent, End, Stage};
 
 use crate::hosts::{Hosts, ckpt, json};
-use crate::peers::{assert_lies_in, save};
+use crate::peers::{assert_is_in, save};
 
 const SIZE: usize = 1 << 20;
 
 /// A job that says which run its ranks save under.
 fn launch(stage: &Stage, agent: Option<&Agent>, directory: &Path, options: &str) -> End {
-    let plan = stage.sh("echo \"$MAINSTAY_LAUNCH\" > \"$SAID\"").variable("SAID", said(stage)).own_places();
+    let plan = stage.sh("echo \"$MAINSTAY_LAUNCH\" > \"$SAID\"").variable("SAID", said(stage)).own_paths();
     let plan = match agent {
         Some(agent) => plan.with(agent),
         None => plan,
@@ -57,10 +57,10 @@ fn a_job_never_resumes_from_another_directorys_checkpoints_because_the_names_are
     let (agent, _peer) = (hosts.agent(0), hosts.agent(1));
     let stage = &hosts.stages[0];
     let (a, b) = (stage.work().join("a/out"), stage.work().join("b/out"));
-    let begun = launch(stage, Some(&agent), &a, "");
-    begun.assert_status(0);
+    let started = launch(stage, Some(&agent), &a, "");
+    started.assert_status(0);
     let of_a = run_of(stage);
-    begun.assert_said(&format!("run id {}", plain(&of_a)));
+    started.assert_said(&format!("run id {}", plain(&of_a)));
     save(&a, &of_a, 40, 2, SIZE);
     let pushed = ckpt(&agent, &["push", "train", &a.display().to_string(), "--wait", "90", "--json"]);
     assert_eq!(json(&pushed)["copies"], 2, "{}", String::from_utf8_lossy(&pushed.stderr));
@@ -79,7 +79,7 @@ fn a_job_never_resumes_from_another_directorys_checkpoints_because_the_names_are
     fs::rename(&a, &moved).unwrap();
     launch(stage, Some(&agent), &moved, "").assert_status(0).assert_said("checkpoint: step 40");
     assert_eq!(plain(&run_of(stage)), plain(&of_a));
-    assert_lies_in(&moved, 40, 2, SIZE);
+    assert_is_in(&moved, 40, 2, SIZE);
 
     // A new directory with the old name: only the user knows.
     fs::create_dir(&a).unwrap();
@@ -88,14 +88,14 @@ fn a_job_never_resumes_from_another_directorys_checkpoints_because_the_names_are
     assert_eq!(steps_in(&a), Vec::<String>::new());
     let resumed = launch(stage, Some(&agent), &a, "--resume-from train");
     resumed.assert_status(0).assert_said("checkpoint: step 40");
-    assert_lies_in(&a, 40, 2, SIZE);
+    assert_is_in(&a, 40, 2, SIZE);
     // And from then on it is that run's directory.
     launch(stage, Some(&agent), &a, "").assert_status(0).assert_said("checkpoint: step 40");
 
     // On purpose into the other directory too, by the directory that wrote it.
     let resumed = launch(stage, Some(&agent), &b, &format!("--resume-from {}", a.display()));
     resumed.assert_status(0).assert_said("checkpoint: step 40");
-    assert_lies_in(&b, 40, 2, SIZE);
+    assert_is_in(&b, 40, 2, SIZE);
 }
 
 #[test]

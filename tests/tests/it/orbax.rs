@@ -116,7 +116,7 @@ fn what_orbax_saves_by_itself_is_back_on_a_host_that_lost_it() {
             .variable("SCRIPT", script("orbax_alone.py"))
             .variable("DIR", &directory)
             .variable("SAID", &said)
-            .own_places()
+            .own_paths()
             .options(&format!(
                 "--rdzv-id run-o --resume-from run-o~1 --log-dir {} --runtime-dir {} --checkpoint-watch orbax:{}",
                 stage.logs().display(),

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use mainstay_core::model::entry::Fact;
-use mainstay_tests::{End, Job, Stage, as_nobody, has_client, mainstay, processes, skipped, story};
+use mainstay_tests::{End, Job, Stage, as_unprivileged, has_client, journal, mainstay, processes, skipped};
 
 /// Ranks that work until they are told to end.
 const WORKS: &str = r#"trap 'exit 0' TERM
@@ -26,7 +26,7 @@ fn said(output: &Output) -> String {
 
 fn ordered(end: &End, event: &str) -> usize {
     let is = |fact: &&Fact| matches!(fact, Fact::Observed(seen) if seen.event == event);
-    story::facts(&end.story).filter(is).count()
+    journal::facts(&end.journal).filter(is).count()
 }
 
 #[test]
@@ -43,15 +43,15 @@ fn a_restart_that_is_ordered_is_no_failure_and_a_stop_ends_the_job() {
     assert!(stopped.status.success(), "{}", said(&stopped));
     let end = job.end();
     end.assert_status(143);
-    assert_eq!(story::verdicts(&end.story).len(), 0, "{end}");
+    assert_eq!(journal::verdicts(&end.journal).len(), 0, "{end}");
     assert_eq!((ordered(&end, "restart_ordered"), ordered(&end, "stop_ordered")), (1, 1), "{end}");
     end.assert_said("(enough): stopping the ranks");
 }
 
 #[test]
 fn another_user_orders_nothing_even_where_the_socket_is_open() {
-    let nobody = match as_nobody() {
-        Ok(nobody) => nobody,
+    let no_one = match as_unprivileged() {
+        Ok(no_one) => no_one,
         Err(why) => return skipped(why),
     };
     let stage = Stage::new();
@@ -74,8 +74,8 @@ fn another_user_orders_nothing_even_where_the_socket_is_open() {
         &["inject", "kill", "--rank", "0", "--reason", "mine"],
     ];
     for arguments in orders {
-        let mut command = Command::new(nobody[0]);
-        command.args(&nobody[1..]).arg(&program).args(arguments).arg("--socket").arg(socket);
+        let mut command = Command::new(no_one[0]);
+        command.args(&no_one[1..]).arg(&program).args(arguments).arg("--socket").arg(socket);
         let refused = command.output().expect("setpriv can be started");
         assert!(!refused.status.success(), "{arguments:?}");
         assert!(said(&refused).contains("user 65534 may not order"), "{arguments:?}: {}", said(&refused));
@@ -123,8 +123,8 @@ fn an_injected_kill_is_judged_as_any_other_and_the_journal_has_who_did_it() {
         Fact::RankExited { after_stop: false, .. } => Some("exited"),
         _ => None,
     };
-    let told: Vec<&str> = story::facts(&end.story).filter_map(kind).collect();
-    assert_eq!(told[..2], ["injected", "exited"], "{end}");
+    let reported: Vec<&str> = journal::facts(&end.journal).filter_map(kind).collect();
+    assert_eq!(reported[..2], ["injected", "exited"], "{end}");
 }
 
 #[test]
@@ -167,7 +167,7 @@ work"#;
     let end = job.end();
     end.assert_status(143);
     assert_eq!((ordered(&end, "rank_excluded"), end.summary().attempts), (1, 2), "{end}");
-    assert_eq!(story::verdicts(&end.story).len(), 0, "{end}");
+    assert_eq!(journal::verdicts(&end.journal).len(), 0, "{end}");
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn an_injected_exception_comes_at_its_step_and_a_full_disk_ends_what_writes() {
     job.mark("steps.2.0");
     order(&job, &["job", "stop", "--reason", "enough"]);
     let end = job.end();
-    let verdicts = story::verdicts(&end.story);
+    let verdicts = journal::verdicts(&end.journal);
     assert_eq!(verdicts.len(), 2, "{end}");
     assert!(verdicts[0].headline.contains("InjectedFault"), "{end}");
     assert!(verdicts[0].step >= Some(200), "{end}");

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::model::entry::Fact;
-use mainstay_tests::{Job, Plan, Stage, is_root, processes, skipped, story};
+use mainstay_tests::{Job, Plan, Stage, is_root, journal, processes, skipped};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -56,11 +56,11 @@ fn gone_before_the_restart(plan: Plan<'_>) {
     job.kill_rank(0, 1);
     job.attempt(1);
     for pid in pids {
-        assert!(!processes::is_alive(pid), "left at the restart: {}", processes::told(pid));
+        assert!(!processes::is_alive(pid), "left at the restart: {}", processes::reported(pid));
     }
     let end = job.end();
     end.assert_status(0);
-    let killed: u32 = story::facts(&end.story)
+    let killed: u32 = journal::facts(&end.journal)
         .filter_map(|fact| match fact {
             Fact::AttemptEnded { orphans_killed, .. } => Some(*orphans_killed),
             _ => None,
@@ -182,7 +182,7 @@ fn kill_guardian(job: &Job, ranks: &BTreeMap<u32, i32>) {
     // Its argument is the launch, whose name begins with the run id.
     let mark = format!("MAINSTAY_LAUNCH={}~", job.id());
     let is_guardian =
-        |pid: &i32| !ranks.values().any(|rank| rank == pid) && processes::told(*pid).contains(&mark);
+        |pid: &i32| !ranks.values().any(|rank| rank == pid) && processes::reported(*pid).contains(&mark);
     let guardian = children.into_iter().find(is_guardian).expect("a guardian");
     kill(Pid::from_raw(guardian), Signal::SIGKILL).expect("it lives");
     processes::wait_until_gone(guardian);

@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::{Entry, Fact, LineTime};
-use mainstay_tests::{Stage, has_client, has_torch, story};
+use mainstay_tests::{Stage, has_client, has_torch, journal};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -166,7 +166,7 @@ fn bytes_that_are_no_text_are_kept_as_they_are() {
 }
 
 /// The kept lines of a rank's stream at its end, each with its time.
-fn timed(story: &[Entry], of: u32, stderr: bool) -> Vec<(String, LineTime)> {
+fn timed(journal: &[Entry], of: u32, stderr: bool) -> Vec<(String, LineTime)> {
     let find = |fact: &Fact| match fact {
         Fact::RankExited {
             rank: Rank(rank), stderr_tail, stderr_times, stdout_tail, stdout_times, ..
@@ -178,7 +178,7 @@ fn timed(story: &[Entry], of: u32, stderr: bool) -> Vec<(String, LineTime)> {
         }
         _ => None,
     };
-    story::facts(story).find_map(find).expect("an end of the rank")
+    journal::facts(journal).find_map(find).expect("an end of the rank")
 }
 
 fn steps_after(lines: &[(String, LineTime)], what: &str) -> Option<u64> {
@@ -197,13 +197,13 @@ fn each_line_of_a_killed_rank_has_the_number_of_steps_after_it() {
     job.mark("stepped.1");
     job.kill_rank(0, 1);
     let end = job.end();
-    let stdout = timed(&end.story, 1, false);
+    let stdout = timed(&end.journal, 1, false);
     assert_eq!(steps_after(&stdout, "FutureWarning"), Some(49), "{stdout:?}");
     assert_eq!(steps_after(&stdout, "iter 40:"), Some(9), "{stdout:?}");
     assert_eq!(steps_after(&stdout, "last line"), Some(0), "{stdout:?}");
     assert!(stdout.is_sorted_by_key(|(_, time)| time.at), "{stdout:?}");
     // In another file: steps count that were printed after a look that had found the warning.
-    let stderr = timed(&end.story, 1, true);
+    let stderr = timed(&end.journal, 1, true);
     assert!(steps_after(&stderr, "UserWarning").is_some_and(|steps| (2..50).contains(&steps)), "{stderr:?}");
 }
 
@@ -228,7 +228,7 @@ time.sleep(36000)
     job.mark("stepped.1");
     job.kill_rank(0, 1);
     let end = job.end();
-    let stderr = timed(&end.story, 1, true);
+    let stderr = timed(&end.journal, 1, true);
     assert!(steps_after(&stderr, "UserWarning").is_some_and(|steps| (2..=50).contains(&steps)), "{stderr:?}");
     assert_eq!(steps_after(&stderr, "last line"), Some(0), "{stderr:?}");
 }
@@ -237,7 +237,7 @@ time.sleep(36000)
 fn where_nothing_tells_of_steps_none_are_counted() {
     let stage = Stage::new();
     let end = stage.sh("echo nothing of steps; exit 9").options("--max-restarts 0").start().end();
-    assert_eq!(steps_after(&timed(&end.story, 0, false), "nothing of steps"), None);
+    assert_eq!(steps_after(&timed(&end.journal, 0, false), "nothing of steps"), None);
 }
 
 #[test]
@@ -255,7 +255,7 @@ except ValueError as error:
     raise RuntimeError("deeper") from error
 "#;
     let end = stage.python(script).options("--max-restarts 0").start().end();
-    let stderr = timed(&end.story, 0, true);
+    let stderr = timed(&end.journal, 0, true);
     assert!(stderr.len() > 60 && stderr[0].0.starts_with("Traceback"), "{stderr:?}");
     assert!(stderr.iter().any(|(line, _)| line == "ValueError: deep"), "{stderr:?}");
     assert_eq!(stderr.last().map(|(line, _)| line.as_str()), Some("RuntimeError: deeper"));
@@ -284,7 +284,7 @@ dist.all_reduce(torch.ones(1))
             assert!(text.contains("[rank1]: Traceback (most recent call last):"), "{end}\n{text}");
             assert!(text.contains("[rank1]: ValueError: bad batch 17\n"), "{end}\n{text}");
         }
-        let stderr = timed(&end.story, 1, true);
+        let stderr = timed(&end.journal, 1, true);
         assert!(stderr.iter().any(|(line, _)| line.contains("ValueError: bad batch 17")), "{stderr:?}");
         // The victim was told to end at once, and has nothing to say in its place.
         let victim = end.output(0, 0, "stderr");
@@ -313,5 +313,9 @@ if ATTEMPT == 0:
 "#;
     let end = stage.python(script).ranks(2).start().end();
     end.assert_status(0);
-    assert_eq!(story::exits(&end.story, 1)[0], mainstay_core::model::entry::ExitStatus::Signal(15), "{end}");
+    assert_eq!(
+        journal::exits(&end.journal, 1)[0],
+        mainstay_core::model::entry::ExitStatus::Signal(15),
+        "{end}"
+    );
 }

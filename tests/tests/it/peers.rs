@@ -65,7 +65,7 @@ fn save_rank(
     fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
 }
 
-pub fn assert_lies_in(directory: &Path, step: u64, world: u32, size: usize) {
+pub fn assert_is_in(directory: &Path, step: u64, world: u32, size: usize) {
     for rank in 0..world {
         let found = directory.join(format!("step-{step:012}/rank-{rank:05}/state.safetensors"));
         assert!(fs::read(&found).unwrap() == bytes(rank, size), "{} is as it was saved", found.display());
@@ -91,7 +91,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
     let job = hosts.stages[2]
         .sh("mark loaded; exit 0")
         .with(&others[1])
-        .own_places()
+        .own_paths()
         .options(&format!(
             "--rdzv-id {run} --resume-from {run} --log-dir {} --runtime-dir {} --checkpoint-dir {}",
             hosts.stages[2].logs().display(),
@@ -101,7 +101,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
         .start();
     let end = job.end();
     end.assert_status(0).assert_said("checkpoint: step 40");
-    assert_lies_in(&place, 40, 2, size);
+    assert_is_in(&place, 40, 2, size);
 
     let listed = json(&ckpt(&others[1], &["ls", "--run", run, "--json"]));
     assert_eq!(
@@ -126,7 +126,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
     // And mended from a peer.
     let pulled = ckpt(&others[1], &["pull", run, &place.display().to_string(), "--json"]);
     assert_eq!(json(&pulled)["step"], 40);
-    assert_lies_in(&place, 40, 2, size);
+    assert_is_in(&place, 40, 2, size);
 }
 
 #[test]
@@ -142,8 +142,8 @@ fn a_holder_that_is_killed_in_the_middle_is_replaced_by_another() {
         ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "0"]).status.code(),
         Some(1)
     );
-    processes::wait_until("a holder that takes chunks", || hosts.has_begun(1) || hosts.has_begun(2));
-    let killed = if hosts.has_begun(1) { 1 } else { 2 };
+    processes::wait_until("a holder that takes chunks", || hosts.has_started(1) || hosts.has_started(2));
+    let killed = if hosts.has_started(1) { 1 } else { 2 };
     holders[killed].take().unwrap().kill();
     let pushed = ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "100", "--json"]);
     assert_eq!(json(&pushed)["copies"], 2);
@@ -162,7 +162,7 @@ fn an_owner_that_is_killed_in_the_middle_goes_on_where_it_was() {
     let directory = hosts.directory(0);
     save(&directory, run, 1, 1, size);
     ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "0"]);
-    processes::wait_until("a holder that takes chunks", || hosts.has_begun(1));
+    processes::wait_until("a holder that takes chunks", || hosts.has_started(1));
     owner.kill();
     // It finds by itself what it watched, without being told again.
     let owner = hosts.agent(0);
@@ -173,7 +173,7 @@ fn an_owner_that_is_killed_in_the_middle_goes_on_where_it_was() {
     let place = hosts.directory(1);
     let pulled = ckpt(&holder, &["pull", run, &place.display().to_string(), "--json"]);
     assert_eq!(json(&pulled)["shards_here"], 1, "from its own store");
-    assert_lies_in(&place, 1, 1, size);
+    assert_is_in(&place, 1, 1, size);
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_step_that_is_removed_is_gone_everywhere_and_the_next_stays() {
     let place = hosts.directory(1);
     let pulled = ckpt(&agents[1], &["pull", run, &place.display().to_string(), "--json"]);
     assert_eq!(json(&pulled)["step"], 20);
-    assert_lies_in(&place, 20, 1, size);
+    assert_is_in(&place, 20, 1, size);
 }
 
 /// For each host keys of `checkpoint` that name certificates of one authority.
@@ -260,7 +260,7 @@ fn agents_with_certificates_keep_replicas_and_one_without_is_no_peer_of_theirs()
     let place = hosts.directory(1);
     let pulled = ckpt(&holder, &["pull", run, &place.display().to_string(), "--json"]);
     assert_eq!(json(&pulled)["step"], 7);
-    assert_lies_in(&place, 7, 1, size);
+    assert_is_in(&place, 7, 1, size);
     // Each side is told what to do about the other.
     for (agent, word) in
         [(&plain, "uses TLS and this agent does not"), (&owner, "does not use TLS and this agent does")]
@@ -341,7 +341,7 @@ fn ranks_of_two_hosts_that_should_have_saved_the_same_and_did_not_are_told_of_on
         assert!(found[0]["headline"].as_str().unwrap().starts_with(&headline), "{found}");
         let shown = ckpt(agent, &["ls", "--run", run]);
         assert!(String::from_utf8_lossy(&shown.stdout).contains(&headline));
-        let told = || {
+        let reported = || {
             let events = Command::new(mainstay())
                 .args(["events", "--json", "--socket"])
                 .arg(agent.socket())
@@ -349,8 +349,8 @@ fn ranks_of_two_hosts_that_should_have_saved_the_same_and_did_not_are_told_of_on
                 .unwrap();
             String::from_utf8_lossy(&events.stdout).into_owned()
         };
-        processes::wait_until("the journal", || told().contains("replicas_differ"));
-        assert!(told().contains(&headline), "{}", told());
+        processes::wait_until("the journal", || reported().contains("replicas_differ"));
+        assert!(reported().contains(&headline), "{}", reported());
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use mainstay_core::model::entry::{Body, Fact};
-use mainstay_tests::{End, Job, Stage, has_client, mainstay, story};
+use mainstay_tests::{End, Job, Stage, has_client, journal, mainstay};
 
 /// The job's first failure under this policy: a rank exits with 9, and with 0 after a restart.
 fn under(text: &str, options: &str) -> End {
@@ -25,7 +25,7 @@ fn troubles(end: &End) -> Vec<String> {
         Body::Fact(Fact::Observed(seen)) if seen.component == "policy" => Some(seen.event.clone()),
         _ => None,
     };
-    end.story.iter().filter_map(|entry| of(&entry.body)).collect()
+    end.journal.iter().filter_map(|entry| of(&entry.body)).collect()
 }
 
 #[test]
@@ -134,22 +134,22 @@ fn a_run_is_judged_anew_as_it_was_with_the_policy_that_decided_then() {
     let end = job.end();
     end.assert_status(75);
     let replay = |options: &[&str]| {
-        let told = Command::new(mainstay()).arg("replay").arg(&run_dir).args(options).output();
-        let told = told.expect("mainstay can be started");
-        let text = [told.stdout, told.stderr].concat();
-        (told.status.code(), String::from_utf8_lossy(&text).into_owned())
+        let reported = Command::new(mainstay()).arg("replay").arg(&run_dir).args(options).output();
+        let reported = reported.expect("mainstay can be started");
+        let text = [reported.stdout, reported.stderr].concat();
+        (reported.status.code(), String::from_utf8_lossy(&text).into_owned())
     };
     let named = policy.display().to_string();
-    let (status, told) = replay(&["--policy", &named]);
-    assert!(status == Some(0) && told.contains("judged as then"), "{told}{end}");
-    let (status, told) = replay(&[]);
-    assert!(status == Some(1) && told.contains("decision: hand back, now restart"), "{told}{end}");
+    let (status, reported) = replay(&["--policy", &named]);
+    assert!(status == Some(0) && reported.contains("judged as then"), "{reported}{end}");
+    let (status, reported) = replay(&[]);
+    assert!(status == Some(1) && reported.contains("decision: hand back, now restart"), "{reported}{end}");
     std::fs::write(&policy, "def decide(case):\n    return case.verdct\n").expect("the policy is written");
-    let (status, told) = replay(&["--policy", &named]);
-    assert!(status == Some(1) && told.contains("there is no field verdct"), "{told}");
+    let (status, reported) = replay(&["--policy", &named]);
+    assert!(status == Some(1) && reported.contains("there is no field verdct"), "{reported}");
     std::fs::write(&policy, "def decide(case\n").expect("the policy is written");
-    let (status, told) = replay(&["--policy", &named]);
-    assert!(status != Some(0) && told.contains("own.star"), "{told}");
+    let (status, reported) = replay(&["--policy", &named]);
+    assert!(status != Some(0) && reported.contains("own.star"), "{reported}");
 }
 
 /// What `mainstay status` shows, whatever it makes of the job's state.
@@ -197,7 +197,7 @@ def decide(case):
     let with = format!("--policy {policy}");
     let known = |end: End| {
         end.assert_status(137);
-        story::decisions(&end.story)[0].why.clone()
+        journal::decisions(&end.journal)[0].why.clone()
     };
     let second = known(stage.python(KILLED_ONCE).options(&with).start().end());
     assert!(second.starts_with("known: signal restart_in_job 1.0 "), "{second}");

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use mainstay_tests::{Stage, has_client, story};
+use mainstay_tests::{Stage, has_client, journal};
 
 #[test]
 fn a_port_that_somebody_listens_on_is_named_with_the_option() {
@@ -59,7 +59,7 @@ fn a_fixed_port_is_used_again_at_a_restart() {
     job.kill_rank(0, 1);
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
     let marked = std::fs::read_to_string(stage.marks().join("port.1.1")).expect("a mark");
     assert_eq!(marked, free.to_string());
 }
@@ -96,7 +96,7 @@ wait_for("end")
     let name = first.id().to_owned();
     first.mark(&format!("up.{name}"));
     let places = format!("--log-dir {} --runtime-dir {}", stage.logs().display(), stage.tmpfs().display());
-    let second = stage.python(script).own_places().options(&format!("--rdzv-id {name} {places}")).start();
+    let second = stage.python(script).own_paths().options(&format!("--rdzv-id {name} {places}")).start();
     second.mark(&format!("up.{name}.2"));
     stage.mark("end");
     let (first, second) = (first.end(), second.end());

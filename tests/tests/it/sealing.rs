@@ -36,7 +36,7 @@ fn watched<'a>(stage: &'a Stage, script: &str) -> Plan<'a> {
 }
 
 fn restarted(end: &End) -> bool {
-    end.story.iter().any(|entry| {
+    end.journal.iter().any(|entry| {
         matches!(&entry.body, mainstay_core::model::entry::Body::Fact(Fact::AttemptStarted { attempt, .. }) if attempt.0 == 1)
     })
 }
@@ -169,7 +169,7 @@ fn with_an_agent_a_checkpoint_whose_name_is_of_no_known_kind_is_said_to_be_unsea
     let end = stage
         .sh("true")
         .with(&agents[0])
-        .own_places()
+        .own_paths()
         .options(&format!(
             "--log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
             stage.logs().display(),
@@ -199,7 +199,7 @@ goes_on_from 20
     second
         .sh("true")
         .with(&agents[1])
-        .own_places()
+        .own_paths()
         .options(&format!(
             "--rdzv-id run-d --resume-from run-d:checkpoints~1 --log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
             second.logs().display(),
@@ -213,7 +213,7 @@ goes_on_from 20
         .sh(&format!("{TRAINER}{script}"))
         .with(&agents[0])
         .variable("OUT", &out)
-        .own_places()
+        .own_paths()
         .options(&format!(
             "--rdzv-id run-d --resume-from run-d:checkpoints~1 --log-dir {} --runtime-dir {} --checkpoint-watch huggingface:{}",
             stage.logs().display(),

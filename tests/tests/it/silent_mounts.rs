@@ -1,7 +1,7 @@
 //! File systems of the user's that stop to answer, one path after the other: the launcher sees deaths and hangs, restarts what can
 //! be restarted, and ends when it is told to.
 
-use mainstay_tests::{Stage, has_client, is_root, skipped, story};
+use mainstay_tests::{Stage, has_client, is_root, journal, skipped};
 use nix::sys::signal::Signal;
 use std::path::Path;
 use testing::silent::{FreezableDisk, SilentMount};
@@ -40,7 +40,7 @@ fn a_rank_is_restarted_while_the_checkpoint_directory_does_not_answer() {
     let end = job.end();
     drop(mount);
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_rank_is_restarted_while_the_log_directory_does_not_answer_and_writes_elsewh
     drop(mount);
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
     let aside = stage.tmpfs();
     let written =
         std::process::Command::new("grep").args(["-rl", "here"]).arg(&aside).output().expect("grep");
@@ -83,8 +83,8 @@ fn a_rank_is_restarted_while_the_journal_cannot_be_written_and_no_entry_is_lost(
     disk.thaw();
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), 1, "{end}");
-    let numbers: Vec<u64> = end.story.iter().map(|entry| entry.seq).collect();
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
+    let numbers: Vec<u64> = end.journal.iter().map(|entry| entry.seq).collect();
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}\n{end}");
 }
 
@@ -113,7 +113,7 @@ for step in range(80 if ATTEMPT == 0 else 5):
     drop(mount);
     let end = job.end();
     end.assert_status(0);
-    assert_eq!(story::restarts(&end.story), 1, "{end}");
+    assert_eq!(journal::restarts(&end.journal), 1, "{end}");
 }
 
 #[test]

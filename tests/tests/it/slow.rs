@@ -3,7 +3,7 @@
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::Body;
 use mainstay_core::model::finding::{Finding, FindingKind};
-use mainstay_tests::{Stage, has_client, story};
+use mainstay_tests::{Stage, has_client, journal};
 
 /// Each step, a rank works for as long as `work` says and waits for the others until all have had their time. The ranks
 /// meet by the clock: whoever works longer waits less, as in a collective.
@@ -25,12 +25,12 @@ while not os.path.exists(MARKS + "/end") and step < STEPS:
     mainstay.step(step)
 "#;
 
-fn findings(story: &[mainstay_core::model::entry::Entry]) -> Vec<Finding> {
-    let told = story.iter().filter_map(|entry| match &entry.body {
+fn findings(journal: &[mainstay_core::model::entry::Entry]) -> Vec<Finding> {
+    let reported = journal.iter().filter_map(|entry| match &entry.body {
         Body::Finding(finding) => Some(finding.clone()),
         _ => None,
     });
-    told.collect()
+    reported.collect()
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn no_rank_of_a_healthy_job_is_named() {
     end.assert_status(0);
     // On a busy machine some rank is late in each step, and that may be told; but it is none's own fault.
     let named: Vec<Finding> =
-        findings(&end.story).into_iter().filter(|finding| !finding.ranks.is_empty()).collect();
+        findings(&end.journal).into_iter().filter(|finding| !finding.ranks.is_empty()).collect();
     assert!(named.is_empty(), "{named:?}");
-    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
 }

@@ -166,12 +166,12 @@ enum Ending {
     /// One raises the same at the same step, again and again: a person has to act.
     Bug,
     /// The launcher is told to stop while it recovers.
-    Told,
+    Reported,
     /// The launcher is killed.
     Killed,
 }
 
-const ENDINGS: [Ending; 4] = [Ending::Done, Ending::Bug, Ending::Told, Ending::Killed];
+const ENDINGS: [Ending; 4] = [Ending::Done, Ending::Bug, Ending::Reported, Ending::Killed];
 
 /// What must never be.
 #[derive(Debug, Default)]
@@ -276,10 +276,10 @@ fn soak(kind: Kind, ending: Ending, first: u64, planned: u64, random: &mut Rando
         }
     }
     let here = stage.tmpfs().join(job.id());
-    let story = end(ending, job, &stage, &pids);
-    let overlaps = trace.overlaps.len() + story.len();
+    let journal = end(ending, job, &stage, &pids);
+    let overlaps = trace.overlaps.len() + journal.len();
     if overlaps > 0 {
-        println!("{:?}, {story:?}", trace.overlaps);
+        println!("{:?}, {journal:?}", trace.overlaps);
         counts.overlaps += overlaps as u64;
     }
     // Pages stay for those who look back, until another job begins.
@@ -355,7 +355,7 @@ fn end(ending: Ending, job: Job, stage: &Stage, pids: &BTreeMap<u32, i32>) -> Ve
             stage.mark("bug");
             1
         }
-        Ending::Told => {
+        Ending::Reported => {
             signal(pids[&0], Signal::SIGKILL);
             job.signal(Signal::SIGTERM);
             143
@@ -368,5 +368,5 @@ fn end(ending: Ending, job: Job, stage: &Stage, pids: &BTreeMap<u32, i32>) -> Ve
     };
     let end = job.end();
     end.assert_status(status);
-    overlapping(&end.story)
+    overlapping(&end.journal)
 }

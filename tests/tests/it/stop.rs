@@ -1,7 +1,7 @@
 //! A launcher that is asked to stop stops its ranks in order, and by force when they do not heed it.
 
 use mainstay_core::model::entry::{ExitStatus, Fact};
-use mainstay_tests::{Stage, processes, story};
+use mainstay_tests::{Stage, journal, processes};
 use nix::sys::signal::Signal;
 
 /// Saves in its handler, and ends with a status of its own.
@@ -30,7 +30,7 @@ fn ranks_get_the_launchers_signal_and_may_save_before_they_end() {
             let saved = std::fs::read_to_string(marks.join(format!("saved.{rank}")));
             assert_eq!(saved.expect("it saved"), name, "rank {rank}\n{end}");
         }
-        assert!(story::verdicts(&end.story).is_empty(), "a stop is no fault\n{end}");
+        assert!(journal::verdicts(&end.journal).is_empty(), "a stop is no fault\n{end}");
         assert_eq!((end.summary().exit, end.summary().attempts), (status, 1));
         end.assert_said("asked to stop");
     }
@@ -46,8 +46,8 @@ fn a_rank_that_does_not_heed_the_stop_is_killed_after_its_grace() {
     job.signal(Signal::SIGTERM);
     let end = job.end();
     end.assert_status(143);
-    assert_eq!(story::exits(&end.story, 0), [ExitStatus::Signal(9)], "{end}");
-    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert_eq!(journal::exits(&end.journal, 0), [ExitStatus::Signal(9)], "{end}");
+    assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_second_signal_forces_at_once() {
     job.signal(Signal::SIGINT);
     let end = job.end();
     end.assert_status(143);
-    assert_eq!(story::exits(&end.story, 1), [ExitStatus::Signal(9)], "{end}");
+    assert_eq!(journal::exits(&end.journal, 1), [ExitStatus::Signal(9)], "{end}");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_rank_that_is_held_by_sigstop_is_stopped_in_order_too() {
     job.signal(Signal::SIGTERM);
     let end = job.end();
     end.assert_status(143);
-    assert_eq!(story::exits(&end.story, 0), [ExitStatus::Code(0)], "it could save\n{end}");
+    assert_eq!(journal::exits(&end.journal, 0), [ExitStatus::Code(0)], "it could save\n{end}");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_stop_in_the_middle_of_a_recovery_ends_the_job_without_another_start() {
     let end = job.end();
     end.assert_status(143);
     assert_eq!(end.summary().attempts, 1, "{end}");
-    assert!(story::facts(&end.story).any(|fact| matches!(fact, Fact::StopRequested { .. })), "{end}");
+    assert!(journal::facts(&end.journal).any(|fact| matches!(fact, Fact::StopRequested { .. })), "{end}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::Fact;
-use mainstay_tests::{Job, Stage, has_torch, story};
+use mainstay_tests::{Job, Stage, has_torch, journal};
 
 /// Two ranks, gloo, a small model with an optimiser that has state of its own; all of it in the checkpoint.
 const TRAINER: &str = r#"
@@ -74,7 +74,7 @@ fn a_ddp_run_that_loses_a_rank_ends_with_the_parameters_of_an_undisturbed_one() 
 
     let verdict = end.verdict();
     assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(12)), "{end}");
-    let [outcome] = story::outcomes(&end.story)[..] else { panic!("one outcome\n{end}") };
+    let [outcome] = journal::outcomes(&end.journal)[..] else { panic!("one outcome\n{end}") };
     assert_eq!((outcome.step, outcome.steps_lost), (10, 3), "{end}");
     assert!(outcome.to_ranks_connected.is_some(), "{end}");
 }

@@ -33,7 +33,7 @@ fn launch(hosts: &Hosts, agent: &Agent, host: usize, run: &str, script: &str) ->
         .with(agent)
         .variable("DIR", &directory)
         .variable("HOST", format!("host-{host}"))
-        .own_places()
+        .own_paths()
         .options(&format!(
             "--rdzv-id {run} --resume-from {run}~1 --log-dir {} --runtime-dir {} --checkpoint-watch megatron:{}",
             stage.logs().display(),

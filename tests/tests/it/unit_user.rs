@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use mainstay_tests::{as_nobody, mainstay, processes, skipped};
+use mainstay_tests::{as_unprivileged, mainstay, processes, skipped};
 
 use crate::hosts::{Hosts, ckpt, json};
 use crate::peers::save;
@@ -197,7 +197,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
-    if let Err(reason) = as_nobody() {
+    if let Err(reason) = as_unprivileged() {
         return skipped(reason);
     }
     let hosts = Hosts::new(14, 2, &[]);
@@ -249,7 +249,7 @@ fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
 
 #[test]
 fn under_the_units_user_trainers_go_on_from_their_own_checkpoints_and_from_nothing_damaged() {
-    if let Err(reason) = as_nobody() {
+    if let Err(reason) = as_unprivileged() {
         return skipped(reason);
     }
     let hosts = Hosts::new(1, 2, &[]);
@@ -269,7 +269,7 @@ fn under_the_units_user_trainers_go_on_from_their_own_checkpoints_and_from_nothi
             .under(&["setpriv", "--reuid", &user, "--regid", &user, "--groups", &group])
             .at_socket(&agents[host].socket())
             .variable("OUT", out)
-            .own_places()
+            .own_paths()
             .options(&options)
             .start()
     };
@@ -331,7 +331,7 @@ mark started-over
 
 #[test]
 fn without_any_capability_what_others_may_read_is_replicated_and_the_rest_is_said() {
-    if let Err(reason) = as_nobody() {
+    if let Err(reason) = as_unprivileged() {
         return skipped(reason);
     }
     let hosts = Hosts::new(15, 2, &[]);

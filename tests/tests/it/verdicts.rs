@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use mainstay_core::model::entry::{Body, Entry};
 use mainstay_core::model::verdict::{Action, FaultDomain, Verdict};
-use mainstay_tests::{Job, Stage, has_client, has_torch, story};
+use mainstay_tests::{Job, Stage, has_client, has_torch, journal};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -76,8 +76,8 @@ fn judged(job: &Job) -> (Verdict, Action) {
         Body::Decision(decision) if decision.action != Action::Wait => Some(decision.action),
         _ => None,
     });
-    let story = job.story();
-    let verdict = story::verdicts(&story).first().copied().cloned().expect("a verdict before a decision");
+    let journal = job.journal();
+    let verdict = journal::verdicts(&journal).first().copied().cloned().expect("a verdict before a decision");
     (verdict, action)
 }
 

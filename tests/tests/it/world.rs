@@ -19,7 +19,7 @@ fn the_next_run_with_more_ranks_is_told_from_how_many_and_its_own_restart_is_not
         return;
     }
     let stage = Stage::new();
-    let told = |ranks: u32| -> Vec<String> {
+    let reported = |ranks: u32| -> Vec<String> {
         for rank in 0..ranks {
             // Those of the run before; there are none before the first.
             let _ = std::fs::remove_file(stage.marks().join(format!("here.{rank}")));
@@ -35,8 +35,8 @@ fn the_next_run_with_more_ranks_is_told_from_how_many_and_its_own_restart_is_not
             })
             .collect()
     };
-    assert!(told(2).is_empty(), "the first run comes after none");
-    assert_eq!(told(3), ["2 to 3"; 3]);
-    assert!(told(3).is_empty());
-    assert_eq!(told(1), ["3 to 1"]);
+    assert!(reported(2).is_empty(), "the first run comes after none");
+    assert_eq!(reported(3), ["2 to 3"; 3]);
+    assert!(reported(3).is_empty());
+    assert_eq!(reported(1), ["3 to 1"]);
 }

@@ -6,7 +6,7 @@ use mainstay_core::base::id::Rank;
 use mainstay_core::hang::HangKind;
 use mainstay_core::model::entry::Fact;
 use mainstay_core::model::verdict::Cause;
-use mainstay_tests::{End, Stage, story};
+use mainstay_tests::{End, Stage, journal};
 
 /// Three seconds of work with output, as training logs its steps.
 const WORK: &str = "i=0; while [ $i -lt 60 ]; do sleep 0.05; echo step $i; i=$((i+1)); done";
@@ -16,7 +16,7 @@ const LONG_WORK: &str = "i=0; while [ $i -lt 240 ]; do sleep 0.05; echo step $i;
 
 fn assert_not_judged(end: &End) {
     end.assert_status(0);
-    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
+    assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_hang_that_is_only_reported_passes_when_the_ranks_go_on() {
     job.wait_for_fact("its end", |fact| matches!(fact, Fact::HangPassed { .. }));
     let end = job.end();
     end.assert_status(0);
-    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
     assert!(end.run_dir.join("attempt_0/hang.json").exists(), "{end}");
 }
 

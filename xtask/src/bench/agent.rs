@@ -33,7 +33,7 @@ struct Weight {
 }
 
 /// Measures ours, and the peer if there is one.
-pub fn measure(story: &Progress, bed: &Bed, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, report: &mut Report) {
     if !report.wants(&[
         "agent.rss_8_ranks",
         "agent.cpu_8_ranks",
@@ -42,13 +42,13 @@ pub fn measure(story: &Progress, bed: &Bed, report: &mut Report) {
     ]) {
         return;
     }
-    let ours = match story.step("agent with 8 beating ranks (20 s)", || ours(bed)) {
+    let ours = match progress.step("agent with 8 beating ranks (20 s)", || ours(bed)) {
         Ok(ours) => ours,
         Err(error) => return report.part("agent", Err(error)),
     };
     report.add(figures(ours, None));
     let theirs = bed.peers.as_ref().and_then(|_| {
-        let measured = story.step("NVRx launcher and monitors with 8 beating ranks (20 s)", || nvrx(bed));
+        let measured = progress.step("NVRx launcher and monitors with 8 beating ranks (20 s)", || nvrx(bed));
         measured.map_err(|error| eprintln!("{NVRX_NAME}: left out: {error:#}")).ok()
     });
     if theirs.is_some() {

@@ -41,13 +41,13 @@ struct Line {
 }
 
 /// Runs the example of the core, and NVRx where it can be had.
-pub fn measure(story: &Progress, peers: bool, report: &mut Report) {
-    let measured = story.step("attribute: 100 MB of logs of 8 ranks, and labelled cases", ours);
+pub fn measure(progress: &Progress, peers: bool, report: &mut Report) {
+    let measured = progress.step("attribute: 100 MB of logs of 8 ranks, and labelled cases", ours);
     let speed = measured.as_ref().ok();
     let speed = speed.and_then(|figures| figures.iter().find(|of| of.id == "attribute.mb_per_s")).cloned();
     report.part("attribute.mb_per_s", measured);
     let Some(speed) = speed.filter(|_| peers && report.wants(&["attribute.mb_per_s"])) else { return };
-    match theirs(story) {
+    match theirs(progress) {
         Ok(samples) => report.add([speed.beside(NVRX, &samples)]),
         Err(error) => eprintln!("{NVRX}: left out: {error:#}"),
     }
@@ -102,22 +102,22 @@ fn labelled_cases() -> Option<PathBuf> {
 }
 
 /// NVRx over the same text, in MB/s of each file.
-fn theirs(story: &Progress) -> Result<Vec<f64>> {
-    let venv = venv::ensure(story)?;
-    let python = nvrx::ensure(story, &venv)?;
+fn theirs(progress: &Progress) -> Result<Vec<f64>> {
+    let venv = venv::ensure(progress)?;
+    let python = nvrx::ensure(progress, &venv)?;
     let dir = paths::cache()?.join("bench-logs");
     std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
-    let spoken = read_by_nvrx(story, &python, &dir);
+    let spoken = read_by_nvrx(progress, &python, &dir);
     // 100 MB are not left behind.
     std::fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
     let spoken = spoken?;
     spoken.lines().map(|line| line.trim().parse().context("a figure of NVRx")).collect()
 }
 
-fn read_by_nvrx(story: &Progress, python: &Path, dir: &Path) -> Result<String> {
+fn read_by_nvrx(progress: &Progress, python: &Path, dir: &Path) -> Result<String> {
     command::output(example().arg("--write-logs").arg(dir))?;
     let logs = (0..PEER_LOGS).map(|rank| dir.join(format!("rank{}.log", rank + 3)));
-    story.step(&format!("attribute: {NVRX} over the same text"), || {
+    progress.step(&format!("attribute: {NVRX} over the same text"), || {
         command::output(Command::new(python).args(["-c", L0]).args(logs))
     })
 }

@@ -12,8 +12,8 @@ use crate::paths;
 use crate::progress::Progress;
 
 /// Measures one build from nothing.
-pub fn measure(story: &Progress, report: &mut Report) {
-    let measured = story.step("build.cold_release (into a folder of its own; some minutes)", cold_build);
+pub fn measure(progress: &Progress, report: &mut Report) {
+    let measured = progress.step("build.cold_release (into a folder of its own; some minutes)", cold_build);
     report.part("build.cold_release", measured);
 }
 

@@ -40,7 +40,7 @@ const OF_PYTORCH: [&str; 2] = ["torch_save", "dcp_async"];
 const PEERS_UP_TO_GIB: f64 = 1.0;
 
 /// Measures each size `samples` times; only those of at most `most_gib`.
-pub fn measure(story: &Progress, bed: &Bed, samples: usize, most_gib: f64, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, samples: usize, most_gib: f64, report: &mut Report) {
     // A smaller state stands for both where that is asked for, under its own name.
     let sizes = SIZES.into_iter().filter(|(_, gib, _)| *gib <= most_gib);
     let mut sizes: Vec<(&str, f64, usize)> = sizes.collect();
@@ -50,10 +50,10 @@ pub fn measure(story: &Progress, bed: &Bed, samples: usize, most_gib: f64, repor
     for (name, gib, most) in sizes {
         let samples = samples.min(most);
         let step = |tool: &str| {
-            let told = format!("checkpoint: {tool}, {gib} GiB ({samples} saves and loads)");
-            story
-                .step(&told, || timed(bed, tool, gib, samples))
-                .map_err(|error| eprintln!("{told}: left out: {error:#}"))
+            let reported = format!("checkpoint: {tool}, {gib} GiB ({samples} saves and loads)");
+            progress
+                .step(&reported, || timed(bed, tool, gib, samples))
+                .map_err(|error| eprintln!("{reported}: left out: {error:#}"))
                 .ok()
         };
         if !wanted(report) {

@@ -22,11 +22,11 @@ const RANKS: u64 = 4;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Measures so many deaths.
-pub fn measure(story: &Progress, bed: &Bed, deaths: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, deaths: usize, report: &mut Report) {
     if !report.wants(&["detect.death", "detect.death_p99"]) {
         return;
     }
-    let measured = story.step(&format!("detect.death: {deaths} kills"), || detect(bed, deaths));
+    let measured = progress.step(&format!("detect.death: {deaths} kills"), || detect(bed, deaths));
     let figures = measured.map(|samples| {
         let p99 = Figure::p99("detect.death_p99", "ms", &samples);
         p99.into_iter().chain(Figure::median("detect.death", "ms", &samples)).collect()

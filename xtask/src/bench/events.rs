@@ -82,7 +82,7 @@ impl Events {
     }
 
     /// The process of each rank, once all have run their first line.
-    pub fn begun(&mut self) -> Option<BTreeMap<u64, i32>> {
+    pub fn started(&mut self) -> Option<BTreeMap<u64, i32>> {
         self.poll();
         let lines = self.all.iter().filter(|event| event.event == "python");
         let pids: BTreeMap<u64, i32> = lines.map(|event| (event.rank, event.pid)).collect();

@@ -38,7 +38,7 @@ const STEP: Duration = Duration::from_millis(50);
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Measures each launcher once.
-pub fn measure(story: &Progress, bed: &Bed, quick: bool, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, quick: bool, report: &mut Report) {
     let run = if quick { QUICK_RUN } else { RUN };
     let mut by_launcher = Vec::new();
     for launcher in bed.launchers() {
@@ -46,7 +46,7 @@ pub fn measure(story: &Progress, bed: &Bed, quick: bool, report: &mut Report) {
             continue;
         }
         let what = format!("goodput with a SIGKILL every {} s: {}", EVERY.as_secs(), launcher.name());
-        match story.step(&what, || goodput(bed, launcher, run)) {
+        match progress.step(&what, || goodput(bed, launcher, run)) {
             Ok(percent) => by_launcher.push((launcher, percent)),
             Err(error) => eprintln!("{what}: left out: {error:#}"),
         }

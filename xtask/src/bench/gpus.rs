@@ -42,11 +42,11 @@ const COUNTERS: [&str; 9] = [
 ];
 
 /// What the agent costs with 8 GPUs, their 144 NVLinks and 8 cards, at the usual intervals.
-pub fn weigh(story: &Progress, report: &mut Report) {
+pub fn weigh(progress: &Progress, report: &mut Report) {
     if !report.wants(&["agent.cpu_8_gpus", "agent.rss_8_gpus"]) {
         return;
     }
-    let measured = story.step("agent.cpu_8_gpus: 8 GPUs, 144 NVLinks, 8 cards (60 s)", || {
+    let measured = progress.step("agent.cpu_8_gpus: 8 GPUs, 144 NVLinks, 8 cards (60 s)", || {
         let host = FakeHost::new("bench/gpus", GPUS)?;
         host.weigh()
     });
@@ -58,13 +58,14 @@ pub fn weigh(story: &Progress, report: &mut Report) {
 }
 
 /// From an error in a counter of NVML to the verdict in the API's stream.
-pub fn detect(story: &Progress, errors: usize, report: &mut Report) {
+pub fn detect(progress: &Progress, errors: usize, report: &mut Report) {
     if !report.wants(&["detect.nvml_counter", "detect.nvml_counter_p99"]) {
         return;
     }
-    let measured = story.step(&format!("detect.nvml_counter: {errors} memory errors, a poll each"), || {
-        FakeHost::new("bench/nvml_counter", errors)?.verdicts()
-    });
+    let measured = progress
+        .step(&format!("detect.nvml_counter: {errors} memory errors, a poll each"), || {
+            FakeHost::new("bench/nvml_counter", errors)?.verdicts()
+        });
     let figures = measured.map(|samples| {
         let p99 = Figure::p99("detect.nvml_counter_p99", "ms", &samples);
         p99.into_iter().chain(Figure::median("detect.nvml_counter", "ms", &samples)).collect()

@@ -41,18 +41,18 @@ const NVRX_SETTINGS: [&str; 3] = [
 ];
 
 /// Measures so many hangs under each launcher.
-pub fn measure(story: &Progress, bed: &Bed, hangs: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, hangs: usize, report: &mut Report) {
     if !report.wants(&["detect.hang", "detect.hang_p95"]) {
         return;
     }
-    let ours = story
+    let ours = progress
         .step(&format!("detect.hang_p95: {hangs} stopped ranks"), || detect(bed, Launcher::Mainstay, hangs));
     if let Ok(ours) = &ours {
         report.add(figures(ours, None));
     }
     let theirs = bed.peers.as_ref().map(|_| {
         let what = format!("detect.hang_p95: the same under {}", Launcher::Nvrx.name());
-        story.step(&what, || detect(bed, Launcher::Nvrx, hangs))
+        progress.step(&what, || detect(bed, Launcher::Nvrx, hangs))
     });
     let theirs = match theirs {
         Some(Ok(samples)) => Some(samples),

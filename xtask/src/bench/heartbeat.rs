@@ -21,10 +21,10 @@ const QUICK_FOURS: &str = "60";
 
 /// Measures what can be measured here. Each program reports a median of many batches; several runs of it show how far
 /// runs differ.
-pub fn measure(story: &Progress, bed: &Bed, runs: usize, quick: bool, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, runs: usize, quick: bool, report: &mut Report) {
     let mut step = |ids: &[&str], work: &dyn Fn() -> Result<Vec<Figure>>| {
         if report.wants(ids) {
-            let figures = story.step(ids[0], work);
+            let figures = progress.step(ids[0], work);
             report.part(ids[0], figures);
         }
     };

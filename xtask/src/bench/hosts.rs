@@ -27,16 +27,16 @@ use crate::progress::Progress;
 const LIMIT: Duration = Duration::from_secs(150);
 
 /// Measures all five.
-pub fn measure(story: &Progress, bed: &Bed, args: &Args, report: &mut Report) {
-    kill::measure(story, bed, args.samples(5, 2), args.quick, report);
+pub fn measure(progress: &Progress, bed: &Bed, args: &Args, report: &mut Report) {
+    kill::measure(progress, bed, args.samples(5, 2), args.quick, report);
     if report.wants(&leader::IDS) {
         // Without it, the part says that it is left out, and why.
-        let _ = story.step("etcd-server and etcd-client (apt-get)", packages::etcd);
+        let _ = progress.step("etcd-server and etcd-client (apt-get)", packages::etcd);
     }
-    leader::measure(story, bed, args.at_most(5, 2), report);
-    lost::measure(story, bed, args.at_most(5, 2), report);
-    resize::measure(story, bed, args.at_most(5, 2), report);
-    round::measure(story, args.samples(9, 3), report);
+    leader::measure(progress, bed, args.at_most(5, 2), report);
+    lost::measure(progress, bed, args.at_most(5, 2), report);
+    resize::measure(progress, bed, args.at_most(5, 2), report);
+    round::measure(progress, args.samples(9, 3), report);
 }
 
 /// When a peer does something about a lost host: it writes no verdict, so the end of a rank on a host that is left counts.

@@ -33,7 +33,7 @@ const PEER_FAULTS: usize = 3;
 const SCRIPT: &str = "in_process_rank.py";
 
 /// Measures `faults` faults in jobs of each size, all together one sample.
-pub fn measure(story: &Progress, bed: &Bed, faults: usize, quick: bool, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, faults: usize, quick: bool, report: &mut Report) {
     if !report.wants(&["restart.in_process", "restart.in_process_p99", "restart.in_process_added"]) {
         return;
     }
@@ -43,7 +43,7 @@ pub fn measure(story: &Progress, bed: &Bed, faults: usize, quick: bool, report: 
         let mut samples = Vec::new();
         for &world in worlds {
             let name = format!("restart in process: {what}, {world} ranks ({faults} faults)");
-            match story.step(&name, || rounds(world, faults, job)) {
+            match progress.step(&name, || rounds(world, faults, job)) {
                 Ok(found) => {
                     added.extend(found.iter().filter_map(|round| round.added));
                     samples.extend(found.iter().map(|round| round.whole));

@@ -21,8 +21,8 @@ struct Line {
 }
 
 /// Runs the simulation with so many trials.
-pub fn measure(story: &Progress, trials: usize, report: &mut Report) {
-    let measured = story.step(&format!("judge: simulated jobs, {trials} trials"), || simulate(trials));
+pub fn measure(progress: &Progress, trials: usize, report: &mut Report) {
+    let measured = progress.step(&format!("judge: simulated jobs, {trials} trials"), || simulate(trials));
     report.part("judge.tick_131072", measured);
 }
 

@@ -24,9 +24,9 @@ const XIDS: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Measures so many XIDs, and one storm.
-pub fn measure(story: &Progress, xids: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, xids: usize, report: &mut Report) {
     if report.wants(&["detect.xid_kmsg", "detect.xid_kmsg_p99"]) {
-        let samples = story.step(&format!("detect.xid_kmsg: {xids} XIDs"), || verdicts(xids));
+        let samples = progress.step(&format!("detect.xid_kmsg: {xids} XIDs"), || verdicts(xids));
         let figures = samples.map(|samples| {
             let p99 = Figure::p99("detect.xid_kmsg_p99", "ms", &samples);
             p99.into_iter().chain(Figure::median("detect.xid_kmsg", "ms", &samples)).collect()
@@ -36,7 +36,7 @@ pub fn measure(story: &Progress, xids: usize, report: &mut Report) {
     if !report.wants(&["detect.kmsg_storm_cpu", "detect.kmsg_storm_xids_lost"]) {
         return;
     }
-    let storm = story.step("detect.kmsg_storm_cpu: 100,000 lines a second for 10 s", storm);
+    let storm = progress.step("detect.kmsg_storm_cpu: 100,000 lines a second for 10 s", storm);
     let figures = storm.map(|(cpu, lost)| {
         let cpu = Figure::median("detect.kmsg_storm_cpu", "% of a core", &[cpu]);
         cpu.into_iter().chain(Figure::median("detect.kmsg_storm_xids_lost", "", &[lost])).collect()

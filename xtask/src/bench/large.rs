@@ -23,11 +23,11 @@ const GIB: &str = "4";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Measures so many deaths.
-pub fn measure(story: &Progress, bed: &Bed, deaths: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, deaths: usize, report: &mut Report) {
     if !report.wants(&["detect.death_4g", "detect.death_4g_gone"]) {
         return;
     }
-    let measured = story.step(&format!("detect.death_4g: {deaths} kills"), || detect(bed, deaths));
+    let measured = progress.step(&format!("detect.death_4g: {deaths} kills"), || detect(bed, deaths));
     let figures = measured.map(|(known, gone)| {
         let figures = [
             Figure::median("detect.death_4g", "ms", &known),

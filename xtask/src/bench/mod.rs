@@ -153,7 +153,7 @@ impl Args {
 
 /// Measures everything that was named.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let story = Progress::begin();
+    let progress = Progress::begin();
     let _alone = stop::alone()?;
     stop::end_children_with_us()?;
     let file = args.json.clone().unwrap_or_else(|| paths::target().join("bench/figures.json"));
@@ -162,9 +162,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut report = Report::begin(args.only.clone(), file, args.quick);
     let needs_ranks = args.names.iter().any(|name| !name.needs_no_program() && !name.is_of_the_agent_alone());
-    let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
+    let bed = if needs_ranks { Some(prepare(&progress, args)?) } else { None };
     if bed.is_none() && args.names.iter().any(|name| name.is_of_the_agent_alone()) {
-        building::release(&story)?;
+        building::release(&progress)?;
     }
     for name in &args.names {
         report.next_bench();
@@ -172,63 +172,65 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Build, _) if args.quick => {
                 eprintln!("build: left out: a cold build is longer than --quick allows");
             }
-            (Name::Build, _) => build::measure(&story, &mut report),
+            (Name::Build, _) => build::measure(&progress, &mut report),
             (Name::Replicate, _) => {
-                replicate::measure(&story, args.samples(7, 1), args.quick, !args.no_peers, &mut report);
+                replicate::measure(&progress, args.samples(7, 1), args.quick, !args.no_peers, &mut report);
             }
-            (Name::Verdicts, _) => verdicts::measure(&story, &args.cells, args.part, args.quick, &mut report),
-            (Name::Attribute, _) => attribute::measure(&story, !args.no_peers && !args.quick, &mut report),
-            (Name::Simulate, _) => simulate::measure(&story, args.quick, &mut report),
-            (Name::Judge, _) => judge::measure(&story, args.samples(300, 30), &mut report),
+            (Name::Verdicts, _) => {
+                verdicts::measure(&progress, &args.cells, args.part, args.quick, &mut report)
+            }
+            (Name::Attribute, _) => attribute::measure(&progress, !args.no_peers && !args.quick, &mut report),
+            (Name::Simulate, _) => simulate::measure(&progress, args.quick, &mut report),
+            (Name::Judge, _) => judge::measure(&progress, args.samples(300, 30), &mut report),
             (Name::Heartbeat, Some(bed)) => {
-                heartbeat::measure(&story, bed, args.at_most(5, 2), args.quick, &mut report);
+                heartbeat::measure(&progress, bed, args.at_most(5, 2), args.quick, &mut report);
             }
             (Name::Agent, Some(bed)) => {
-                agent::measure(&story, bed, &mut report);
-                gpus::weigh(&story, &mut report);
+                agent::measure(&progress, bed, &mut report);
+                gpus::weigh(&progress, &mut report);
             }
-            (Name::Gpus, _) => gpus::weigh(&story, &mut report),
-            (Name::Counters, _) => gpus::detect(&story, args.at_most(20, 3), &mut report),
+            (Name::Gpus, _) => gpus::weigh(&progress, &mut report),
+            (Name::Counters, _) => gpus::detect(&progress, args.at_most(20, 3), &mut report),
             (Name::Detect, Some(bed)) => {
-                detect::measure(&story, bed, args.samples(1000, 100), &mut report);
-                large::measure(&story, bed, args.at_most(7, 2), &mut report);
-                hang::measure(&story, bed, args.at_most(20, 2), &mut report);
-                kernel_log::measure(&story, args.samples(1000, 100), &mut report);
-                gpus::detect(&story, args.at_most(20, 3), &mut report);
+                detect::measure(&progress, bed, args.samples(1000, 100), &mut report);
+                large::measure(&progress, bed, args.at_most(7, 2), &mut report);
+                hang::measure(&progress, bed, args.at_most(20, 2), &mut report);
+                kernel_log::measure(&progress, args.samples(1000, 100), &mut report);
+                gpus::detect(&progress, args.at_most(20, 3), &mut report);
             }
             (Name::Large, Some(bed)) => {
-                large::measure(&story, bed, args.samples(7, 2), &mut report);
+                large::measure(&progress, bed, args.samples(7, 2), &mut report);
             }
             (Name::Hang, Some(bed)) => {
-                hang::measure(&story, bed, args.samples(20, 2), &mut report);
+                hang::measure(&progress, bed, args.samples(20, 2), &mut report);
             }
-            (Name::KernelLog, _) => kernel_log::measure(&story, args.samples(1000, 100), &mut report),
+            (Name::KernelLog, _) => kernel_log::measure(&progress, args.samples(1000, 100), &mut report),
             (Name::Restart, Some(bed)) => {
-                in_process::measure(&story, bed, args.samples(20, 5), args.quick, &mut report);
-                restart::measure(&story, bed, args.samples(5, 2), &mut report);
-                restart::measure_first(&story, bed, args.at_most(5, 2), &mut report);
-                goodput::measure(&story, bed, args.quick, &mut report);
+                in_process::measure(&progress, bed, args.samples(20, 5), args.quick, &mut report);
+                restart::measure(&progress, bed, args.samples(5, 2), &mut report);
+                restart::measure_first(&progress, bed, args.at_most(5, 2), &mut report);
+                goodput::measure(&progress, bed, args.quick, &mut report);
             }
             (Name::FirstRestart, Some(bed)) => {
-                restart::measure_first(&story, bed, args.samples(5, 2), &mut report);
+                restart::measure_first(&progress, bed, args.samples(5, 2), &mut report);
             }
-            (Name::Hosts, Some(bed)) => hosts::measure(&story, bed, args, &mut report),
+            (Name::Hosts, Some(bed)) => hosts::measure(&progress, bed, args, &mut report),
             (Name::InProcess, Some(bed)) => {
-                in_process::measure(&story, bed, args.samples(20, 5), args.quick, &mut report);
+                in_process::measure(&progress, bed, args.samples(20, 5), args.quick, &mut report);
             }
             (Name::Checkpoint, Some(bed)) => {
                 let most_gib = if args.quick { args.most_gib.min(1.0) } else { args.most_gib };
-                checkpoint::measure(&story, bed, args.samples(9, 3), most_gib, &mut report);
+                checkpoint::measure(&progress, bed, args.samples(9, 3), most_gib, &mut report);
                 // A pair of jobs takes some four minutes: `training --quick` is a bench of its own.
                 if !args.quick {
-                    training::measure(&story, bed, 2, &mut report);
+                    training::measure(&progress, bed, 2, &mut report);
                 }
             }
             (Name::Training, Some(bed)) => {
-                training::measure(&story, bed, args.samples(3, 1), &mut report);
+                training::measure(&progress, bed, args.samples(3, 1), &mut report);
             }
-            (Name::Soak, Some(bed)) => soak::measure(&story, bed, args.samples(1000, 10), &mut report),
-            (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, args.quick, &mut report),
+            (Name::Soak, Some(bed)) => soak::measure(&progress, bed, args.samples(1000, 10), &mut report),
+            (Name::Goodput, Some(bed)) => goodput::measure(&progress, bed, args.quick, &mut report),
             (_, None) => {}
         }
     }
@@ -242,10 +244,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The program, our Python environment, and the peers' if they can be had.
-fn prepare(story: &Progress, args: &Args) -> Result<Bed> {
-    building::release(story)?;
-    let venv = venv::ensure(story)?;
-    wheel::install(story, &venv)?;
+fn prepare(progress: &Progress, args: &Args) -> Result<Bed> {
+    building::release(progress)?;
+    let venv = venv::ensure(progress)?;
+    wheel::install(progress, &venv)?;
     let wants_peers = args.names.iter().any(|name| {
         matches!(
             name,
@@ -260,6 +262,6 @@ fn prepare(story: &Progress, args: &Args) -> Result<Bed> {
                 | Name::Goodput
         )
     });
-    let peers = if args.no_peers || args.quick || !wants_peers { None } else { peers::ensure(story) };
+    let peers = if args.no_peers || args.quick || !wants_peers { None } else { peers::ensure(progress) };
     Ok(Bed { venv, peers, torchrun: !args.no_peers })
 }

@@ -24,8 +24,8 @@ pub const DLROVER_NAME: &str = "DLRover 0.6.1";
 pub const NVRX_NAME: &str = "NVRx 0.4.1";
 
 /// The peers' environment, or none and the reason on standard error.
-pub fn ensure(story: &Progress) -> Option<PathBuf> {
-    match try_ensure(story) {
+pub fn ensure(progress: &Progress) -> Option<PathBuf> {
+    match try_ensure(progress) {
         Ok(dir) => Some(dir),
         Err(error) => {
             eprintln!("peers: left out: {error:#}");
@@ -34,8 +34,8 @@ pub fn ensure(story: &Progress) -> Option<PathBuf> {
     }
 }
 
-fn try_ensure(story: &Progress) -> Result<PathBuf> {
-    let base = venv::ensure_base(story)?;
+fn try_ensure(progress: &Progress) -> Result<PathBuf> {
+    let base = venv::ensure_base(progress)?;
     let dir = paths::cache()?.join("peers-venv");
     venv::overlay(&base, &dir)?;
     let stamp = dir.join("peers-stamp");
@@ -43,7 +43,7 @@ fn try_ensure(story: &Progress) -> Result<PathBuf> {
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(dir);
     }
-    story.step(
+    progress.step(
         &format!("Installing the peers {wanted} (small: they use the PyTorch that is there; once)"),
         || {
             let mut pip = Command::new(dir.join("bin/python"));

@@ -38,12 +38,12 @@ const QUICK: Duration = Duration::from_secs(90);
 const SPOKEN_OF: usize = 1;
 
 /// Measures shards of these sizes, each `rounds` times at most.
-pub fn measure(story: &Progress, rounds: usize, quick: bool, with_peers: bool, report: &mut Report) {
-    let built = story.step("Building what measures replication", build);
+pub fn measure(progress: &Progress, rounds: usize, quick: bool, with_peers: bool, report: &mut Report) {
+    let built = progress.step("Building what measures replication", build);
     if built.is_err() {
         return report.part("checkpoint.replicate", built.map(|()| Vec::new()));
     }
-    let nvrx = if with_peers && !quick { nvrx(story, rounds.min(3)) } else { Vec::new() };
+    let nvrx = if with_peers && !quick { nvrx(progress, rounds.min(3)) } else { Vec::new() };
     let sizes = if quick { &SIZES[..1] } else { &SIZES[..] };
     for &(gibibytes, most, within) in sizes {
         if !report.wants_some_of("checkpoint.replicate") {
@@ -51,16 +51,16 @@ pub fn measure(story: &Progress, rounds: usize, quick: bool, with_peers: bool, r
         }
         let within = if quick { within.min(QUICK) } else { within };
         let name = format!("checkpoint.replicate ({gibibytes} GiB)");
-        let measured = story.step(&name, || shard(gibibytes, rounds.min(most), within, &nvrx));
+        let measured = progress.step(&name, || shard(gibibytes, rounds.min(most), within, &nvrx));
         report.part(&name, measured);
     }
 }
 
 /// What NVRx sends a second in each round; nothing, and the reason on standard error, where it cannot be measured.
-fn nvrx(story: &Progress, rounds: usize) -> Vec<f64> {
-    let Some(peers) = peers::ensure(story) else { return Vec::new() };
+fn nvrx(progress: &Progress, rounds: usize) -> Vec<f64> {
+    let Some(peers) = peers::ensure(progress) else { return Vec::new() };
     let measured =
-        story.step("checkpoint.replicate: NVRx (256 MiB)", || replicate_nvrx::rates(&peers, rounds));
+        progress.step("checkpoint.replicate: NVRx (256 MiB)", || replicate_nvrx::rates(&peers, rounds));
     measured.unwrap_or_else(|error| {
         eprintln!("checkpoint.replicate: NVRx is left out: {error:#}");
         Vec::new()
@@ -91,7 +91,7 @@ fn shard(gibibytes: usize, rounds: usize, within: Duration, nvrx: &[f64]) -> Res
         bail!("it needs {needed} GiB in {}, of which {free} are free", memory.display());
     }
     let measured = timed(gibibytes, rounds, within, &scratch);
-    let measured = measured.map(|told| figures(gibibytes, &told, nvrx));
+    let measured = measured.map(|reported| figures(gibibytes, &reported, nvrx));
     // If it was stopped, it could not tidy up.
     let _ = fs::remove_dir_all(&scratch);
     measured
@@ -128,9 +128,9 @@ fn free_gibibytes(at: &Path) -> usize {
     usize::try_from(free >> 30).unwrap_or(0)
 }
 
-fn figures(gibibytes: usize, told: &Value, nvrx: &[f64]) -> Vec<Figure> {
+fn figures(gibibytes: usize, reported: &Value, nvrx: &[f64]) -> Vec<Figure> {
     let samples = |name: &str| -> Vec<f64> {
-        told.get(name).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_f64).collect()
+        reported.get(name).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_f64).collect()
     };
     let gigabytes = |name: &str| -> Vec<f64> { samples(name).into_iter().map(|bytes| bytes / 1e9).collect() };
     // Each transfer beside the plain one that was made just before it; those by TLS have their own.
@@ -179,14 +179,14 @@ mod tests {
 
     #[test]
     fn a_rate_stands_beside_that_of_plain_tcp() {
-        let told =
+        let reported =
             serde_json::json!({"plain_tcp_bytes_per_s": [2e9, 2e9], "replicate_bytes_per_s": [1.8e9, 2.2e9]});
-        let figures_of = |nvrx: &[f64]| super::figures(1, &told, nvrx);
+        let figures_of = |nvrx: &[f64]| super::figures(1, &reported, nvrx);
         let figures = figures_of(&[]);
-        let told: Vec<(&str, f64, Option<f64>)> =
+        let reported: Vec<(&str, f64, Option<f64>)> =
             figures.iter().map(|figure| (figure.id.as_str(), figure.value, figure.ratio)).collect();
         assert_eq!(
-            told,
+            reported,
             [("checkpoint.replicate", 1.0, None), ("checkpoint.replicate_1gib", 2.0, Some(1.0))]
         );
         // A tenth of what plain TCP does.

@@ -27,11 +27,11 @@ pub fn rates(peers: &Path, rounds: usize) -> Result<Vec<f64>> {
     fs::create_dir_all(&folder)?;
     let log = folder.join("replicate_nvrx.log");
     let mut running = Running::start(command, &log)?;
-    running.wait_for("NVRx's figures", LIMIT, || told(&fs::read_to_string(&log).ok()?))
+    running.wait_for("NVRx's figures", LIMIT, || reported(&fs::read_to_string(&log).ok()?))
 }
 
 /// The rates in what the script said, beside what gloo has to say.
-fn told(said: &str) -> Option<Vec<f64>> {
+fn reported(said: &str) -> Option<Vec<f64>> {
     let found = said.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok())?;
     let rates: Vec<f64> = found.get("bytes_per_s")?.as_array()?.iter().filter_map(Value::as_f64).collect();
     (!rates.is_empty()).then_some(rates)
@@ -44,8 +44,8 @@ mod tests {
     #[test]
     fn rates_are_found_among_what_gloo_says_and_nowhere_else() {
         let said = "[Gloo] Rank 0 is connected to 1 peer ranks.\n{\"bytes_per_s\": [3e8, 2e8]}\n";
-        assert_eq!(told(said), Some(vec![3e8, 2e8]));
-        assert_eq!(told("[Gloo] Rank 0\n{\"bytes_per_s\": []}\n"), None);
-        assert_eq!(told("a rank failed\n"), None);
+        assert_eq!(reported(said), Some(vec![3e8, 2e8]));
+        assert_eq!(reported("[Gloo] Rank 0\n{\"bytes_per_s\": []}\n"), None);
+        assert_eq!(reported("a rank failed\n"), None);
     }
 }

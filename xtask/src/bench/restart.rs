@@ -39,7 +39,7 @@ enum First {
 }
 
 /// Measures each fault under each launcher.
-pub fn measure(story: &Progress, bed: &Bed, faults: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, faults: usize, report: &mut Report) {
     for (fault, name) in [(Fault::Kill, "kill"), (Fault::Raise, "raise")] {
         let mut by_launcher = Vec::new();
         let ids = [format!("restart.{name}_to_python"), format!("restart.{name}_to_step")];
@@ -48,7 +48,7 @@ pub fn measure(story: &Progress, bed: &Bed, faults: usize, report: &mut Report) 
                 continue;
             }
             let what = format!("restart after {name}: {} ({faults} faults)", launcher.name());
-            match story.step(&what, || restarts(bed, launcher, fault, faults)) {
+            match progress.step(&what, || restarts(bed, launcher, fault, faults)) {
                 Ok(restarts) => by_launcher.push((launcher, restarts)),
                 Err(error) => eprintln!("{what}: left out: {error:#}"),
             }
@@ -60,13 +60,13 @@ pub fn measure(story: &Progress, bed: &Bed, faults: usize, report: &mut Report) 
 }
 
 /// Measures the first SIGKILL of jobs, of each its own: what a launcher does once is in it, such as reading its catalogue.
-pub fn measure_first(story: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
+pub fn measure_first(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     for (first, name) in [(First::Settled, "first"), (First::Early, "early")] {
         let mut by_launcher = Vec::new();
         for launcher in bed.launchers() {
             let what = format!("restart after a {name} kill: {} ({jobs} jobs)", launcher.name());
             let measured =
-                story.step(&what, || (0..jobs).map(|_| first_restart(bed, launcher, first)).collect());
+                progress.step(&what, || (0..jobs).map(|_| first_restart(bed, launcher, first)).collect());
             match measured {
                 Ok(restarts) => by_launcher.push((launcher, restarts)),
                 Err(error) => eprintln!("{what}: left out: {error:#}"),
@@ -117,7 +117,7 @@ fn first_restart(bed: &Bed, launcher: Launcher, first: First) -> Result<Restart>
             events.stepping(0, &BTreeSet::new(), FIRST_SETTLE_STEPS)
         })?,
         First::Early => {
-            let pids = running.wait_for("the first lines of all ranks", LIMIT, || events.begun())?;
+            let pids = running.wait_for("the first lines of all ranks", LIMIT, || events.started())?;
             std::thread::sleep(EARLY);
             pids
         }

@@ -33,10 +33,10 @@ struct Line {
 }
 
 /// Measures the parts of which figures are wanted.
-pub fn measure(story: &Progress, quick: bool, report: &mut Report) {
+pub fn measure(progress: &Progress, quick: bool, report: &mut Report) {
     for (part, families) in PARTS {
         if families.iter().any(|family| report.wants_some_of(family)) {
-            let measured = story.step(&format!("simulate: {part}"), || simulate(part, quick));
+            let measured = progress.step(&format!("simulate: {part}"), || simulate(part, quick));
             report.part(&format!("simulate ({part})"), measured);
         }
     }

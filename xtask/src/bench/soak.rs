@@ -24,8 +24,8 @@ struct Counts {
 }
 
 /// Injects so many faults.
-pub fn measure(story: &Progress, bed: &Bed, faults: usize, report: &mut Report) {
-    let measured = story.step(&format!("soak: {faults} faults in real jobs"), || soak(bed, faults));
+pub fn measure(progress: &Progress, bed: &Bed, faults: usize, report: &mut Report) {
+    let measured = progress.step(&format!("soak: {faults} faults in real jobs"), || soak(bed, faults));
     report.part("restart.soak_wrong_ends", measured);
 }
 

@@ -93,7 +93,7 @@ pub fn is_stopping() -> bool {
 /// Ends all processes below this one.
 fn end_all(patience: Duration) {
     let began = Instant::now();
-    let mut told = std::collections::BTreeSet::new();
+    let mut reported = std::collections::BTreeSet::new();
     loop {
         let left = below();
         if left.is_empty() {
@@ -102,7 +102,7 @@ fn end_all(patience: Duration) {
         let late = began.elapsed() > patience;
         for pid in left {
             let signal = if late { Signal::SIGKILL } else { Signal::SIGTERM };
-            if late || told.insert(pid) {
+            if late || reported.insert(pid) {
                 // It may have ended in between.
                 let _ = kill(Pid::from_raw(pid), signal);
                 // A stopped process takes no signal but SIGKILL and this one.

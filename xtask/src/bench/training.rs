@@ -65,7 +65,7 @@ struct Measured {
 }
 
 /// Measures so many jobs of each load.
-pub fn measure(story: &Progress, bed: &Bed, rounds: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, rounds: usize, report: &mut Report) {
     for (prefix, load) in [("checkpoint.training", AT_THE_LIMIT), ("checkpoint.training_steady", STEADY)] {
         let id = |name: &str| format!("{prefix}_{name}");
         let ids: Vec<String> = FIGURES.iter().map(|(name, ..)| id(name)).collect();
@@ -74,7 +74,8 @@ pub fn measure(story: &Progress, bed: &Bed, rounds: usize, report: &mut Report) 
         }
         let mut measured = Vec::new();
         for number in 1..=rounds {
-            match story.step(&format!("{prefix}_slowed: round {number} of {rounds}"), || round(bed, load)) {
+            match progress.step(&format!("{prefix}_slowed: round {number} of {rounds}"), || round(bed, load))
+            {
                 Ok(round) => measured.push(round),
                 Err(error) => return report.part(&id("slowed"), Err(error)),
             }

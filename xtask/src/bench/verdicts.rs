@@ -31,13 +31,13 @@ const AT_ONCE: usize = 2;
 const QUICK: Duration = Duration::from_secs(150);
 
 /// Runs the cells whose name contains one of the words of `only`, of them one part, or a sample.
-pub fn measure(story: &Progress, only: &str, part: Option<Part>, quick: bool, report: &mut Report) {
-    report.part("verdicts", figures(story, only, part, quick));
+pub fn measure(progress: &Progress, only: &str, part: Option<Part>, quick: bool, report: &mut Report) {
+    report.part("verdicts", figures(progress, only, part, quick));
 }
 
-fn figures(story: &Progress, only: &str, part: Option<Part>, quick: bool) -> Result<Vec<Figure>> {
-    build::release(story)?;
-    let bench = Bench::new(healthy::python(story)?)?;
+fn figures(progress: &Progress, only: &str, part: Option<Part>, quick: bool) -> Result<Vec<Figure>> {
+    build::release(progress)?;
+    let bench = Bench::new(healthy::python(progress)?)?;
     let table = Table::read()?;
     let mut cells = match part {
         _ if quick => table.sample(),
@@ -49,15 +49,15 @@ fn figures(story: &Progress, only: &str, part: Option<Part>, quick: bool) -> Res
     anyhow::ensure!(!cells.is_empty(), "no cell has {only:?} in its name and can run here");
     let deadline = quick.then(|| Instant::now() + QUICK);
     let all = cells.len();
-    let seen = story.step(&format!("{all} faults in real programs"), || run(&bench, cells, deadline))?;
-    let begun = seen.len();
-    if begun < all {
-        story.note(&format!("{} of {all} were not started: three minutes were over", all - begun));
+    let seen = progress.step(&format!("{all} faults in real programs"), || run(&bench, cells, deadline))?;
+    let started = seen.len();
+    if started < all {
+        progress.note(&format!("{} of {all} were not started: three minutes were over", all - started));
     }
     let (survived, seen): (Vec<_>, Vec<_>) = seen.into_iter().partition(|(_, seen)| seen.survived);
     if !survived.is_empty() {
         let names: Vec<String> = survived.iter().map(|(cell, _)| cell.name()).collect();
-        story.note(&format!("Not counted, as the program caught the fault: {}", names.join(", ")));
+        progress.note(&format!("Not counted, as the program caught the fault: {}", names.join(", ")));
     }
     score::print(&seen);
     Ok(score::figures(&seen))

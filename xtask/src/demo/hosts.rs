@@ -35,16 +35,17 @@ const LOST: usize = 1;
 const RESTARTED: usize = 2;
 
 /// Trains undisturbed, trains disturbed, compares. Whether all of it held.
-pub fn run(story: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Result<bool> {
+pub fn run(progress: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Result<bool> {
     let hosts = args.hosts;
     println!();
-    story.note(&format!("Training undisturbed, for the comparison: {} steps on {hosts} hosts", args.steps));
+    progress
+        .note(&format!("Training undisturbed, for the comparison: {} steps on {hosts} hosts", args.steps));
     let undisturbed = {
         let mut plain = Cluster::new(&folder.join("undisturbed"), hosts, args.steps)?;
         plain.follow(venv, &mut Vec::new())?;
         plain.trained()?
     };
-    story.note(&format!("  final loss {:.6}", undisturbed.loss));
+    progress.note(&format!("  final loss {:.6}", undisturbed.loss));
 
     println!();
     let (first, second) = (args.steps / 4 + 5, args.steps / 2 + 5);
@@ -54,11 +55,11 @@ pub fn run(story: &Progress, venv: &Venv, args: &Args, folder: &Path) -> Result<
         true => "its link is cut, and all of its processes are killed at once",
         false => "all of its processes are killed at once",
     };
-    story.note("The same again, with one more host that waits as a spare. On the way:");
-    story.note(&format!("  about step {first}: SIGKILL to rank {last}"));
-    story
+    progress.note("The same again, with one more host that waits as a spare. On the way:");
+    progress.note(&format!("  about step {first}: SIGKILL to rank {last}"));
+    progress
         .note(&format!("  about step {second}: host {LOST} vanishes: {vanishes}. The spare takes its place"));
-    story.note(&format!(
+    progress.note(&format!(
         "  when all ranks step again: SIGKILL to the launcher of host {RESTARTED}, which is started again"
     ));
     let mut faults =
@@ -85,9 +86,9 @@ fn print_timeline(incidents: &[Incident]) {
     for (number, incident) in incidents.iter().enumerate() {
         println!();
         println!("Failure {}, times since it was detected:", number + 1);
-        let begun = incident.detected.or_else(|| incident.verdict.as_ref().map(|(at, _)| *at)).unwrap_or(0);
+        let started = incident.detected.or_else(|| incident.verdict.as_ref().map(|(at, _)| *at)).unwrap_or(0);
         let row = |at: u64, what: &str, detail: &str| {
-            let seconds = at.saturating_sub(begun) as f64 / 1e9;
+            let seconds = at.saturating_sub(started) as f64 / 1e9;
             println!("  {seconds:>7.2} s  {what:<15} {detail}");
         };
         if let Some((at, headline)) = &incident.verdict {

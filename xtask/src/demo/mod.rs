@@ -54,7 +54,7 @@ struct Trained {
 
 /// Builds, trains undisturbed, trains disturbed, compares.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let story = Progress::begin();
+    let progress = Progress::begin();
     if args.hosts > 1 {
         println!(
             "Mainstay's demo: a PyTorch run on {} hosts loses a rank, a host and a launcher, and ends as if it had not.",
@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     println!();
-    let venv = prepare(&story)?;
+    let venv = prepare(&progress)?;
 
     let folder = paths::target().join("demo");
     if folder.exists() {
@@ -79,20 +79,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
 
     if args.hosts > 1 {
-        let held = hosts::run(&story, &venv, args, &folder)?;
-        return Ok(end(&story, &folder, held));
+        let held = hosts::run(&progress, &venv, args, &folder)?;
+        return Ok(end(&progress, &folder, held));
     }
 
     println!();
-    story.note(&format!("Training undisturbed, for the comparison: {} steps on 2 ranks", args.steps));
+    progress.note(&format!("Training undisturbed, for the comparison: {} steps on 2 ranks", args.steps));
     let plain = Run::in_folder(&folder.join("undisturbed"))?;
     plain.job(&venv, args)?.follow(None)?;
     let undisturbed = plain.trained()?;
-    story.note(&format!("  final loss {:.6}", undisturbed.loss));
+    progress.note(&format!("  final loss {:.6}", undisturbed.loss));
 
     println!();
     let middle = kill_step(args.steps);
-    story.note(&format!("The same again, and rank {} gets a SIGKILL about step {middle}", args.kill_rank));
+    progress.note(&format!("The same again, and rank {} gets a SIGKILL about step {middle}", args.kill_rank));
     let hurt = Run::in_folder(&folder.join("disturbed"))?;
     let kill = Kill { rank: args.kill_rank, at_step: middle };
     let followed = hurt.job(&venv, args)?.follow(Some(kill))?;
@@ -106,21 +106,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         undisturbed: &undisturbed,
         disturbed: &disturbed,
     });
-    Ok(end(&story, &folder, held))
+    Ok(end(&progress, &folder, held))
 }
 
-fn end(story: &Progress, folder: &Path, held: bool) -> ExitCode {
+fn end(progress: &Progress, folder: &Path, held: bool) -> ExitCode {
     println!();
     println!("Journal, logs and checkpoints of both runs: {}", folder.display());
-    println!("All of it took {:.0} s.", story.elapsed().as_secs_f64());
+    println!("All of it took {:.0} s.", progress.elapsed().as_secs_f64());
     if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Everything that must be there before training starts.
-fn prepare(story: &Progress) -> Result<Venv> {
-    build::release(story)?;
-    let venv = venv::ensure(story)?;
-    wheel::install(story, &venv)?;
+fn prepare(progress: &Progress) -> Result<Venv> {
+    build::release(progress)?;
+    let venv = venv::ensure(progress)?;
+    wheel::install(progress, &venv)?;
     Ok(venv)
 }
 

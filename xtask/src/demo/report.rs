@@ -18,13 +18,13 @@ pub struct RunSummary<'a> {
 }
 
 /// Prints it, and says whether all of it held.
-pub fn print(told: &RunSummary) -> bool {
-    let incident = journal::first_incident(&told.followed.entries).unwrap_or_default();
-    let fault = told.followed.killed_at.unwrap_or(0);
+pub fn print(reported: &RunSummary) -> bool {
+    let incident = journal::first_incident(&reported.followed.entries).unwrap_or_default();
+    let fault = reported.followed.killed_at.unwrap_or(0);
 
     println!();
     println!("Timeline, since the fault:");
-    for (at, what, detail) in timeline(told, &incident, fault) {
+    for (at, what, detail) in timeline(reported, &incident, fault) {
         println!("  {:>9}  {what:<15} {detail}", since(fault, at));
     }
     println!();
@@ -32,12 +32,12 @@ pub fn print(told: &RunSummary) -> bool {
         Some(lost) => println!("Steps lost (done twice): {lost}"),
         None => println!("Steps lost: the journal does not say"),
     }
-    print_goodput(told.summary);
-    print_losses(told.undisturbed, told.disturbed);
+    print_goodput(reported.summary);
+    print_losses(reported.undisturbed, reported.disturbed);
 
     println!();
     let mut held = true;
-    for (what, ok) in checks(told, &incident) {
+    for (what, ok) in checks(reported, &incident) {
         println!("  {} {what}", if ok { "[ok]  " } else { "[FAIL]" });
         held &= ok;
     }
@@ -45,8 +45,8 @@ pub fn print(told: &RunSummary) -> bool {
 }
 
 /// The rows that are known, in the order of time.
-fn timeline(told: &RunSummary, incident: &Incident, fault: u64) -> Vec<(u64, &'static str, String)> {
-    let kill = format!("SIGKILL to rank {} at step {}", told.kill.rank, told.followed.killed_at_step);
+fn timeline(reported: &RunSummary, incident: &Incident, fault: u64) -> Vec<(u64, &'static str, String)> {
+    let kill = format!("SIGKILL to rank {} at step {}", reported.kill.rank, reported.followed.killed_at_step);
     let mut rows = vec![(fault, "fault", kill)];
     let mut add = |at: Option<u64>, what, detail: String| rows.extend(at.map(|at| (at, what, detail)));
     add(incident.detected, "detected", "the kernel's word on the process, not a time-out".into());
@@ -95,16 +95,16 @@ fn print_losses(undisturbed: &Trained, disturbed: &Trained) {
 }
 
 /// What must hold for the demo to have shown what it says.
-fn checks(told: &RunSummary, incident: &Incident) -> Vec<(String, bool)> {
-    let RunSummary { disturbed, undisturbed, .. } = told;
-    let restarts = told.followed.entries.iter().filter(|entry| entry.decides_restart()).count();
-    let starts = told.followed.entries.iter().filter(|entry| entry.attempt_started().is_some()).count();
+fn checks(reported: &RunSummary, incident: &Incident) -> Vec<(String, bool)> {
+    let RunSummary { disturbed, undisturbed, .. } = reported;
+    let restarts = reported.followed.entries.iter().filter(|entry| entry.decides_restart()).count();
+    let starts = reported.followed.entries.iter().filter(|entry| entry.attempt_started().is_some()).count();
     // How far the run was when the signal struck; what the demo had read of its progress was already old then.
     let reached = incident.reached_before.unwrap_or(0);
     vec![
         (
-            format!("the death of rank {} was detected and named as the cause", told.kill.rank),
-            incident.detected.is_some() && incident.culprit == Some(told.kill.rank),
+            format!("the death of rank {} was detected and named as the cause", reported.kill.rank),
+            incident.detected.is_some() && incident.culprit == Some(reported.kill.rank),
         ),
         ("exactly one restart".into(), restarts == 1 && starts == 2),
         (

@@ -66,8 +66,8 @@ impl Client {
             return Err(CoordError::Store { operation, endpoint, code: "error", why });
         }
         let ttl = Duration::from_secs(answer.ttl.unsigned_abs());
-        let (told, state) = watch::channel(LeaseState::Kept);
-        let keeper = Keeper { client: self.clone(), id: answer.id, ttl, ends: sent + ttl, told };
+        let (reported, state) = watch::channel(LeaseState::Kept);
+        let keeper = Keeper { client: self.clone(), id: answer.id, ttl, ends: sent + ttl, reported };
         let task = tokio::spawn(keeper.run());
         Ok(Lease { client: self.clone(), id: LeaseId(answer.id), ttl, state, task })
     }
@@ -146,7 +146,7 @@ struct Keeper {
     ttl: Duration,
     /// When the lease ends unless a keep-alive is answered.
     ends: Instant,
-    told: watch::Sender<LeaseState>,
+    reported: watch::Sender<LeaseState>,
 }
 
 /// An open stream of keep-alives with one endpoint.
@@ -169,7 +169,7 @@ impl Keeper {
                     self.ttl = Duration::from_secs(ttl.unsigned_abs());
                     self.ends = sent + self.ttl;
                     pause = PAUSE.0;
-                    self.tell(LeaseState::Kept);
+                    self.report(LeaseState::Kept);
                     sleep_until(sent + self.ttl / 3).await;
                 }
                 Err(why) => {
@@ -180,11 +180,11 @@ impl Keeper {
                 }
             }
         }
-        self.tell(LeaseState::Lost);
+        self.report(LeaseState::Lost);
     }
 
-    fn tell(&self, now: LeaseState) {
-        self.told.send_if_modified(|state| {
+    fn report(&self, now: LeaseState) {
+        self.reported.send_if_modified(|state| {
             let changed = *state != now;
             *state = now;
             changed
@@ -193,7 +193,7 @@ impl Keeper {
 
     /// The keep-alive that was sent then has no answer yet.
     fn doubt(&self, since: Instant) {
-        self.told.send_if_modified(|state| {
+        self.reported.send_if_modified(|state| {
             let first = *state == LeaseState::Kept;
             if first {
                 *state = LeaseState::Unanswered { since };

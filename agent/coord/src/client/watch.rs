@@ -288,13 +288,13 @@ impl Watcher {
     }
 
     async fn read(&mut self, stream: &mut Stream) -> Ended {
-        let mut heard = Instant::now();
+        let mut received = Instant::now();
         loop {
             let answer = match timeout_at(Instant::now() + PROBE, stream.answers.message()).await {
                 Ok(Ok(Some(answer))) => answer,
                 Ok(Ok(None)) => return Ended::Broken("the store ended the stream".to_owned()),
                 Ok(Err(status)) => return self.broken(stream.index, status).await,
-                Err(_) if heard.elapsed() > SILENCE => return Ended::Broken("silence".to_owned()),
+                Err(_) if received.elapsed() > SILENCE => return Ended::Broken("silence".to_owned()),
                 Err(_) => {
                     let probe = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
                     // A full queue holds such a question already.
@@ -302,7 +302,7 @@ impl Watcher {
                     continue;
                 }
             };
-            heard = Instant::now();
+            received = Instant::now();
             if let Some(ended) = self.take(stream.index, answer).await {
                 return ended;
             }

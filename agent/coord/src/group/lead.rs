@@ -163,8 +163,8 @@ async fn elect(
     group.at_least(epoch);
     let leader = Leader { mod_revision: reply.revision, ..leader };
     keep_others(group, &leader, retention.id()).await?;
-    let (told, lost) = watch::channel(false);
-    let task = tokio::spawn(guard(group.clone(), Arc::clone(lease), leader.clone(), told));
+    let (reported, lost) = watch::channel(false);
+    let task = tokio::spawn(guard(group.clone(), Arc::clone(lease), leader.clone(), reported));
     Ok(Some(Leadership {
         group: group.clone(),
         me: leader,
@@ -195,7 +195,7 @@ async fn keep_others(group: &Group, me: &Leader, retention: LeaseId) -> Result<(
 }
 
 /// Says when the leader's key is no longer what it was, or can no longer be.
-async fn guard(group: Group, lease: Arc<Lease>, me: Leader, told: watch::Sender<bool>) {
+async fn guard(group: Group, lease: Arc<Lease>, me: Leader, reported: watch::Sender<bool>) {
     let mut watch = group.client.watch(&group.key("leader"), Some(me.mod_revision + 1));
     loop {
         tokio::select! {
@@ -212,7 +212,7 @@ async fn guard(group: Group, lease: Arc<Lease>, me: Leader, told: watch::Sender<
             },
         }
     }
-    told.send_replace(true);
+    reported.send_replace(true);
 }
 
 impl Leadership {

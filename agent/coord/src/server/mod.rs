@@ -1,10 +1,10 @@
 //! The built-in store: etcd's v3 API, as far as launchers use it, served from inside one launcher. In memory, with a log
 //! on disk. It does not survive the loss of its host: who needs that gives three hosts, or a cluster of etcd.
 
-mod keeper;
 pub mod log;
 mod service;
 pub mod store;
+mod store_thread;
 mod watchers;
 
 use std::net::SocketAddr;
@@ -23,10 +23,10 @@ use tonic::{Request, Status};
 use crate::client::connect::{read_pem, words};
 use crate::error::CoordError;
 use crate::etcd::etcdserverpb as pb;
-use keeper::{Handle, Job};
 use log::Log;
 use service::Services;
 use store::{Limits, Store};
+use store_thread::{Handle, Job};
 
 /// Clients that vanished are noticed within this time and another half of it.
 const PING: Duration = Duration::from_secs(10);
@@ -100,9 +100,9 @@ impl Server {
             }
             None => (None, Store::new(cluster, limits)),
         };
-        let (handle, thread) = keeper::start(store, log, epoch)?;
-        let (farewell, told) = oneshot::channel();
-        let serving = serve(listener, tls, &options, handle.clone(), told)?;
+        let (handle, thread) = store_thread::start(store, log, epoch)?;
+        let (farewell, reported) = oneshot::channel();
+        let serving = serve(listener, tls, &options, handle.clone(), reported)?;
         Ok(Server { address, store: handle, thread: Some(thread), farewell: Some(farewell), serving })
     }
 
@@ -114,7 +114,7 @@ impl Server {
 
     /// Stops serving and closes the log: the directory can be used again when this returns.
     pub async fn stop(mut self) {
-        self.tell_to_stop();
+        self.ask_to_stop();
         let _ = tokio::time::timeout(FAREWELL, &mut self.serving).await;
         self.serving.abort();
         if let Some(thread) = self.thread.take() {
@@ -122,7 +122,7 @@ impl Server {
         }
     }
 
-    fn tell_to_stop(&mut self) {
+    fn ask_to_stop(&mut self) {
         if let Some(farewell) = self.farewell.take() {
             let _ = farewell.send(());
         }
@@ -132,7 +132,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.tell_to_stop();
+        self.ask_to_stop();
         self.serving.abort();
     }
 }
@@ -142,7 +142,7 @@ fn serve(
     tls: Option<ServerTlsConfig>,
     options: &ServerOptions,
     store: Handle,
-    told: oneshot::Receiver<()>,
+    reported: oneshot::Receiver<()>,
 ) -> Result<JoinHandle<()>, CoordError> {
     let services =
         Services { store, streams: Arc::new(AtomicUsize::new(0)), most_streams: options.limits.watches };
@@ -176,7 +176,7 @@ fn serve(
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Ok(tokio::spawn(async move {
         let served = router.serve_with_incoming_shutdown(incoming, async {
-            let _ = told.await;
+            let _ = reported.await;
         });
         if let Err(error) = served.await {
             tracing::error!(error = words(&error), "the built-in coordination store stopped serving");

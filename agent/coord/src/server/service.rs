@@ -9,7 +9,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::keeper::{Handle, Job};
+use super::store_thread::{Handle, Job};
 use super::watchers::WAITING;
 use crate::client::BUILTIN;
 use crate::etcd::etcdserverpb as pb;

@@ -111,10 +111,10 @@ mod tests {
 
     #[test]
     fn the_wall_clock_is_shown_in_utc() {
-        let told = |seconds: i64| Wall(seconds * 1_000_000_000).to_string();
-        assert_eq!(told(0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(told(951_827_696), "2000-02-29 12:34:56 UTC");
-        assert_eq!(told(1_795_492_212), "2026-11-24 03:50:12 UTC");
-        assert_eq!(told(-1), "1969-12-31 23:59:59 UTC");
+        let reported = |seconds: i64| Wall(seconds * 1_000_000_000).to_string();
+        assert_eq!(reported(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(reported(951_827_696), "2000-02-29 12:34:56 UTC");
+        assert_eq!(reported(1_795_492_212), "2026-11-24 03:50:12 UTC");
+        assert_eq!(reported(-1), "1969-12-31 23:59:59 UTC");
     }
 }

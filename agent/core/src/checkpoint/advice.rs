@@ -48,7 +48,7 @@ pub struct Advised {
 
 impl Advised {
     /// In one line.
-    pub fn told(&self) -> String {
+    pub fn reported(&self) -> String {
         let Advised { every, was, stall, between_failures, cost, cost_was, .. } = self;
         format!(
             "a save stood training still for {stall:.2} s, and a failure is expected each {between_failures:.0} s: saving every \
@@ -59,8 +59,8 @@ impl Advised {
     }
 
     /// Whether it differs enough from what was told before.
-    pub fn is_news_after(&self, told: Option<&Advised>) -> bool {
-        told.is_none_or(|told| (self.every - told.every).abs() > TOLD_AGAIN * told.every)
+    pub fn is_news_after(&self, reported: Option<&Advised>) -> bool {
+        reported.is_none_or(|reported| (self.every - reported.every).abs() > TOLD_AGAIN * reported.every)
     }
 
     /// As a job's journal has it.
@@ -69,7 +69,7 @@ impl Advised {
         Fact::Observed(Observation {
             component: COMPONENT.to_owned(),
             event: ADVISED.to_owned(),
-            detail: self.told(),
+            detail: self.reported(),
             values: values.into(),
             ..Observation::default()
         })
@@ -175,34 +175,34 @@ mod tests {
     #[test]
     fn a_job_that_saves_seldom_and_fails_often_is_told_to_save_more() {
         // A day, a save of one second each two hours, and eleven failures.
-        let told = of(&books(12, 12, 86_400), 11).unwrap();
-        assert!((told.stall - 1.0).abs() < 1e-9 && (told.was - 7201.0).abs() < 1e-6);
-        assert!((told.between_failures - 172_842.0 / 12.0).abs() < 1.0, "{told:?}");
-        assert!((told.every - (2.0 * told.between_failures).sqrt()).abs() < 1e-6);
-        assert!(told.cost < told.cost_was / 10.0, "{told:?}");
-        assert!(told.told().contains("saving every 170 s costs least"), "{}", told.told());
+        let reported = of(&books(12, 12, 86_400), 11).unwrap();
+        assert!((reported.stall - 1.0).abs() < 1e-9 && (reported.was - 7201.0).abs() < 1e-6);
+        assert!((reported.between_failures - 172_842.0 / 12.0).abs() < 1.0, "{reported:?}");
+        assert!((reported.every - (2.0 * reported.between_failures).sqrt()).abs() < 1e-6);
+        assert!(reported.cost < reported.cost_was / 10.0, "{reported:?}");
+        assert!(reported.reported().contains("saving every 170 s costs least"), "{}", reported.reported());
     }
 
     #[test]
     fn a_job_that_saves_all_the_time_and_never_fails_is_told_to_save_less() {
-        let told = of(&books(1000, 2000, 10_000), 0).unwrap();
-        assert!(told.every > 10.0 * told.was && told.cost < told.cost_was);
+        let reported = of(&books(1000, 2000, 10_000), 0).unwrap();
+        assert!(reported.every > 10.0 * reported.was && reported.cost < reported.cost_was);
     }
 
     #[test]
     fn each_tier_is_saved_to_as_often_as_the_nearer_one_or_as_often_as_steps_arrive() {
-        let told = Advised { every: 100.0, ..of(&books(12, 12, 86_400), 11).unwrap() };
-        assert_eq!(told.by_tier(&[]), [(Tier::Memory, 100.0)]);
+        let reported = Advised { every: 100.0, ..of(&books(12, 12, 86_400), 11).unwrap() };
+        assert_eq!(reported.by_tier(&[]), [(Tier::Memory, 100.0)]);
         // Given in any order; the slower tier takes each third.
-        let by_tier = told.by_tier(&[(Tier::Durable, 250.0), (Tier::Peer, 8.0)]);
+        let by_tier = reported.by_tier(&[(Tier::Durable, 250.0), (Tier::Peer, 8.0)]);
         assert_eq!(by_tier, [(Tier::Memory, 100.0), (Tier::Peer, 100.0), (Tier::Durable, 300.0)]);
     }
 
     #[test]
     fn the_journal_gives_back_what_was_advised_and_nothing_else_is_taken_for_it() {
-        let told = of(&books(12, 12, 86_400), 11).unwrap();
-        let Fact::Observed(mut seen) = told.fact() else { panic!("an observation") };
-        assert_eq!(Advised::read(&seen), Some(told));
+        let reported = of(&books(12, 12, 86_400), 11).unwrap();
+        let Fact::Observed(mut seen) = reported.fact() else { panic!("an observation") };
+        assert_eq!(Advised::read(&seen), Some(reported));
         seen.values.insert("every_s".into(), "soon".into());
         assert_eq!(Advised::read(&seen), None);
         assert_eq!(Advised::read(&Observation { event: ADVISED.into(), ..Observation::default() }), None);
@@ -210,18 +210,20 @@ mod tests {
 
     #[test]
     fn advice_is_told_again_when_it_has_changed_and_not_each_time() {
-        let told = of(&books(12, 12, 86_400), 11).unwrap();
-        let near = Advised { every: told.every * 1.1, ..told };
-        let far = Advised { every: told.every * 0.7, ..told };
+        let reported = of(&books(12, 12, 86_400), 11).unwrap();
+        let near = Advised { every: reported.every * 1.1, ..reported };
+        let far = Advised { every: reported.every * 0.7, ..reported };
         assert!(
-            told.is_news_after(None) && far.is_news_after(Some(&told)) && !near.is_news_after(Some(&told))
+            reported.is_news_after(None)
+                && far.is_news_after(Some(&reported))
+                && !near.is_news_after(Some(&reported))
         );
     }
 
     #[test]
     fn a_save_is_due_when_the_advised_time_has_passed_and_each_minute_before_that_is_known() {
-        let told = of(&books(12, 12, 86_400), 11).unwrap();
-        assert!(is_due(Some(&told), told.every) && !is_due(Some(&told), told.every - 1.0));
+        let reported = of(&books(12, 12, 86_400), 11).unwrap();
+        assert!(is_due(Some(&reported), reported.every) && !is_due(Some(&reported), reported.every - 1.0));
         assert!(is_due(None, 60.0) && !is_due(None, 59.0));
     }
 

@@ -201,8 +201,8 @@ pub fn read(size: u64, read: &mut Reading<'_>) -> Result<Vec<(Entry, u64)>, Arch
 }
 
 fn head(block: &[u8; BLOCK as usize]) -> Option<(String, u64, u32, u8)> {
-    let told = octal(&block[148..156])?;
-    (u64::from(sum(block)) == told).then_some(())?;
+    let reported = octal(&block[148..156])?;
+    (u64::from(sum(block)) == reported).then_some(())?;
     let size = if block[124] == 0x80 {
         u64::from_be_bytes(block[128..136].try_into().ok()?)
     } else {

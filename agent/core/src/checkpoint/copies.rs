@@ -200,8 +200,8 @@ impl From<Shard> for ShardRecord {
 }
 
 impl From<ShardRecord> for Shard {
-    fn from(told: ShardRecord) -> Shard {
-        let ShardRecord { of, rank, root, bytes, created } = told;
+    fn from(reported: ShardRecord) -> Shard {
+        let ShardRecord { of, rank, root, bytes, created } = reported;
         Shard { of, rank, root, bytes, created, piece: None }.understood()
     }
 }

@@ -41,7 +41,7 @@ pub struct Decisions {
     taken: BTreeMap<String, BTreeSet<String>>,
     /// When each was last asked for or told: counts what is told.
     used: BTreeMap<String, u64>,
-    told: u64,
+    reported: u64,
     forgotten: u64,
 }
 
@@ -52,7 +52,7 @@ impl Decisions {
     }
 
     /// Takes up a decision that was told, unless a newer one, or another of the same number, holds.
-    pub fn tell(&mut self, decision: &Decision) -> Word {
+    pub fn report(&mut self, decision: &Decision) -> Word {
         match self.newest.get(&decision.run) {
             Some(held)
                 if held.fence > decision.fence || (held.fence == decision.fence && held != decision) =>
@@ -63,8 +63,8 @@ impl Decisions {
             _ => {
                 self.newest.insert(decision.run.clone(), decision.clone());
                 self.taken.remove(&decision.run);
-                self.told += 1;
-                self.used.insert(decision.run.clone(), self.told);
+                self.reported += 1;
+                self.used.insert(decision.run.clone(), self.reported);
                 self.make_room();
                 Word::Accepted
             }
@@ -106,7 +106,7 @@ impl Decisions {
             Decision { run: run.to_owned(), fence, step: newest.cloned(), by: me.to_owned() }
         });
         // Its number is at least that of the one that is held, and then it is the same.
-        let _ = self.tell(&decision);
+        let _ = self.report(&decision);
         self.taken.entry(run.to_owned()).or_default().insert(asker.to_owned());
         decision
     }

@@ -78,9 +78,9 @@ impl ReplicaDivergence {
 
 /// The steps of which not all that should be the same is. A rank that is told of with two roots, as it saved the step twice, is not
 /// compared: which of them the others had beside them is not known.
-pub fn unlike(told: &[SavedShard]) -> Vec<ReplicaDivergence> {
+pub fn unlike(reported: &[SavedShard]) -> Vec<ReplicaDivergence> {
     let mut groups: BTreeMap<(&StepKey, &str), BTreeMap<u32, BTreeSet<Member>>> = BTreeMap::new();
-    for SavedShard { of, group, rank, holder, root } in told {
+    for SavedShard { of, group, rank, holder, root } in reported {
         let member = Member { rank: *rank, holder: holder.clone(), root: root.clone() };
         groups.entry((of, group)).or_default().entry(*rank).or_default().insert(member);
     }
@@ -88,10 +88,11 @@ pub fn unlike(told: &[SavedShard]) -> Vec<ReplicaDivergence> {
 }
 
 fn compare(of: &StepKey, group: &str, ranks: BTreeMap<u32, BTreeSet<Member>>) -> Option<ReplicaDivergence> {
-    let is_clear =
-        |told: &BTreeSet<Member>| told.iter().map(|member| &member.root).collect::<BTreeSet<_>>().len() == 1;
+    let is_clear = |reported: &BTreeSet<Member>| {
+        reported.iter().map(|member| &member.root).collect::<BTreeSet<_>>().len() == 1
+    };
     let clear = ranks.into_values().filter(is_clear);
-    let members: Vec<Member> = clear.filter_map(|told| told.into_iter().next()).collect();
+    let members: Vec<Member> = clear.filter_map(|reported| reported.into_iter().next()).collect();
     let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
     members.iter().for_each(|member| *classes.entry(&member.root).or_default() += 1);
     if classes.len() < 2 {
@@ -111,14 +112,14 @@ mod tests {
         StepKey { step, job: "job".into(), run: "run@1".into(), attempt, world: 4 }
     }
 
-    fn told(of: StepKey, group: &str, rank: u32, root: &str) -> SavedShard {
+    fn reported(of: StepKey, group: &str, rank: u32, root: &str) -> SavedShard {
         SavedShard { of, group: group.to_owned(), rank, holder: format!("host{rank}"), root: root.to_owned() }
     }
 
     #[test]
     fn the_majority_names_the_rank_and_its_host() {
-        let all =
-            [("a", 0), ("a", 1), ("b", 2), ("a", 3)].map(|(root, rank)| told(key(7, 0), "dp", rank, root));
+        let all = [("a", 0), ("a", 1), ("b", 2), ("a", 3)]
+            .map(|(root, rank)| reported(key(7, 0), "dp", rank, root));
         let found = unlike(&all);
         assert_eq!((found.len(), found[0].apart.as_slice()), (1, [2].as_slice()));
         assert_eq!(
@@ -130,7 +131,7 @@ mod tests {
 
     #[test]
     fn of_two_both_are_named_and_neither_is_believed() {
-        let found = unlike(&[told(key(7, 0), "dp", 0, "a"), told(key(7, 0), "dp", 3, "b")]);
+        let found = unlike(&[reported(key(7, 0), "dp", 0, "a"), reported(key(7, 0), "dp", 3, "b")]);
         assert!(found[0].apart.is_empty());
         assert!(found[0].sentence().contains("rank 0 on host0, rank 3 on host3 save the same"));
         assert!(found[0].sentence().ends_with("which copy is right is unknown"));
@@ -139,23 +140,29 @@ mod tests {
     #[test]
     fn what_is_the_same_or_of_other_groups_steps_or_attempts_is_silent() {
         let all = [
-            told(key(7, 0), "dp", 0, "a"),
-            told(key(7, 0), "dp", 1, "a"),
-            told(key(7, 0), "stage1", 2, "b"),
-            told(key(8, 0), "dp", 0, "c"),
-            told(key(7, 1), "dp", 1, "d"),
+            reported(key(7, 0), "dp", 0, "a"),
+            reported(key(7, 0), "dp", 1, "a"),
+            reported(key(7, 0), "stage1", 2, "b"),
+            reported(key(8, 0), "dp", 0, "c"),
+            reported(key(7, 1), "dp", 1, "d"),
         ];
         assert_eq!(unlike(&all), []);
     }
 
     #[test]
     fn a_rank_that_saved_a_step_twice_is_not_compared() {
-        let mut all =
-            vec![told(key(7, 0), "dp", 0, "a"), told(key(7, 0), "dp", 1, "b"), told(key(7, 0), "dp", 1, "a")];
+        let mut all = vec![
+            reported(key(7, 0), "dp", 0, "a"),
+            reported(key(7, 0), "dp", 1, "b"),
+            reported(key(7, 0), "dp", 1, "a"),
+        ];
         assert_eq!(unlike(&all), []);
         // In memory and on the disk: told of twice, with one root.
-        all =
-            vec![told(key(7, 0), "dp", 0, "a"), told(key(7, 0), "dp", 0, "a"), told(key(7, 0), "dp", 1, "b")];
+        all = vec![
+            reported(key(7, 0), "dp", 0, "a"),
+            reported(key(7, 0), "dp", 0, "a"),
+            reported(key(7, 0), "dp", 1, "b"),
+        ];
         assert_eq!(unlike(&all).len(), 1);
     }
 }

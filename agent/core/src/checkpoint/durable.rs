@@ -13,7 +13,7 @@ pub struct Candidate {
     /// Whether every shard of it lies on some host.
     pub here: bool,
     /// Whether somebody has begun to bring it there.
-    pub begun: bool,
+    pub started: bool,
     /// Whether it lies there, whole.
     pub durable: bool,
 }
@@ -39,7 +39,7 @@ pub fn next(steps: &[Candidate], every: u64) -> Option<&Candidate> {
         });
         step.here && !step.durable && is_newer
     };
-    steps.iter().filter(due).max_by_key(|step| (step.begun, step.age()))
+    steps.iter().filter(due).max_by_key(|step| (step.started, step.age()))
 }
 
 /// What may be deleted from there, of the steps of one run, oldest first: all beyond the `keep` newest that are whole there, and
@@ -50,7 +50,7 @@ pub fn expired(steps: &[Candidate], keep: usize) -> Vec<&Candidate> {
     whole.sort_by_key(|step| std::cmp::Reverse(step.age()));
     let Some(oldest) = whole.get(keep.max(1) - 1).or(whole.last()) else { return Vec::new() };
     let mut gone: Vec<&Candidate> =
-        steps.iter().filter(|step| (step.durable || step.begun) && step.age() < oldest.age()).collect();
+        steps.iter().filter(|step| (step.durable || step.started) && step.age() < oldest.age()).collect();
     gone.sort_by_key(|step| step.age());
     gone
 }
@@ -62,11 +62,11 @@ mod tests {
 
     fn candidate(step: u64) -> Candidate {
         let key = StepKey { step, job: "j".into(), run: "r".into(), attempt: 0, world: 2 };
-        Candidate { key, created: 0, here: true, begun: false, durable: false }
+        Candidate { key, created: 0, here: true, started: false, durable: false }
     }
 
     fn there(step: u64) -> Candidate {
-        Candidate { durable: true, begun: true, ..candidate(step) }
+        Candidate { durable: true, started: true, ..candidate(step) }
     }
 
     fn step(found: Option<&Candidate>) -> Option<u64> {
@@ -77,7 +77,7 @@ mod tests {
     fn the_newest_whole_step_goes_first_and_a_begun_one_before_it() {
         let mut steps = vec![candidate(10), candidate(20), candidate(30)];
         assert_eq!(step(next(&steps, 1)), Some(30));
-        steps[1].begun = true;
+        steps[1].started = true;
         assert_eq!(step(next(&steps, 1)), Some(20));
         steps[1].here = false;
         assert_eq!(step(next(&steps, 1)), Some(30), "what lies nowhere cannot be brought");
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_newest_stay_and_what_was_left_half_goes_with_the_older_ones() {
-        let half = |step| Candidate { begun: true, here: false, ..candidate(step) };
+        let half = |step| Candidate { started: true, here: false, ..candidate(step) };
         let steps = [there(1), half(2), there(3), there(4), half(5)];
         let gone: Vec<u64> = expired(&steps, 2).iter().map(|gone| gone.key.step).collect();
         assert_eq!(gone, [1, 2]);
@@ -109,7 +109,7 @@ mod tests {
         fn hosts_of_different_speed_finish_steps(speeds in proptest::collection::vec(1_u64..9, 1..5), every in 1_u64..4) {
             let mut done: Vec<std::collections::BTreeSet<u64>> = vec![Default::default(); speeds.len()];
             let mut busy: Vec<Option<(u64, u64)>> = vec![None; speeds.len()];
-            let mut begun = std::collections::BTreeSet::new();
+            let mut started = std::collections::BTreeSet::new();
             for now in 1..200_u64 {
                 for host in 0..speeds.len() {
                     if let Some((of, until)) = busy[host] {
@@ -120,7 +120,7 @@ mod tests {
                     // The last 20 steps are still on the hosts' disks.
                     let steps: Vec<Candidate> = (now.saturating_sub(20).max(1)..=now)
                         .map(|of| Candidate {
-                            begun: begun.contains(&of),
+                            started: started.contains(&of),
                             durable: done.iter().all(|done| done.contains(&of)),
                             ..candidate(of)
                         })
@@ -128,7 +128,7 @@ mod tests {
                     if let Some(of) = next(&steps, every).map(|next| next.key.step)
                         && !done[host].contains(&of)
                     {
-                        begun.insert(of);
+                        started.insert(of);
                         busy[host] = Some((of, now + speeds[host]));
                     }
                 }

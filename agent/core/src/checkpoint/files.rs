@@ -243,12 +243,12 @@ pub fn complete(rules: &[Rule], look: &Look, expect: usize, quiet: u64) -> Vec<C
     let whole = steps.into_iter().rev().filter(|(_, parts)| {
         parts.iter().all(|(.., proven)| *proven) && (expect == 0 || parts.len() == expect)
     });
-    let told = |(step, parts): (u64, Vec<(&str, &Rule, bool)>)| Complete {
+    let reported = |(step, parts): (u64, Vec<(&str, &Rule, bool)>)| Complete {
         step,
         names: parts.iter().map(|(name, ..)| (*name).to_owned()).collect(),
         trackers: parts.iter().filter_map(|(name, rule, _)| tracker(rule, step, name)).collect(),
     };
-    whole.map(told).collect()
+    whole.map(reported).collect()
 }
 
 /// What must stand in the tracker for a restore.
@@ -324,9 +324,10 @@ mod tests {
             assert!(found(kind, &look(&[iter(90)], &[])).is_empty());
         }
         let steps = [("global_step7", directory(5, &[])), ("global_step8", directory(9, &[]))];
-        let told = complete(&Kind::DeepSpeed.rules(), &look(&steps, &[("latest", "global_step7", 6)]), 0, 0);
-        assert_eq!(told.len(), 1);
-        assert_eq!(told[0].trackers["latest"], "global_step7");
+        let reported =
+            complete(&Kind::DeepSpeed.rules(), &look(&steps, &[("latest", "global_step7", 6)]), 0, 0);
+        assert_eq!(reported.len(), 1);
+        assert_eq!(reported[0].trackers["latest"], "global_step7");
     }
 
     #[test]

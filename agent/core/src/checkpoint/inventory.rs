@@ -58,7 +58,7 @@ impl<C: Borrow<Copy>> StepState<C> {
     }
 
     /// Each rank's shard as one of its copies or pieces tells of it.
-    fn told(&self) -> impl Iterator<Item = &Shard> {
+    fn reported(&self) -> impl Iterator<Item = &Shard> {
         let beside = self.pieces.iter().filter(|(rank, _)| !self.ranks.contains_key(rank));
         let firsts = self.ranks.values().chain(beside.map(|(_, pieces)| pieces)).filter_map(|of| of.first());
         firsts.map(|copy| &copy.borrow().shard)
@@ -66,17 +66,17 @@ impl<C: Borrow<Copy>> StepState<C> {
 
     /// All bytes of the step, each shard counted once.
     pub fn bytes(&self) -> u64 {
-        self.told().map(Shard::whole_bytes).sum()
+        self.reported().map(Shard::whole_bytes).sum()
     }
 
     /// The sizes of its shards, bytes.
     pub fn sizes(&self) -> Vec<u64> {
-        self.told().map(Shard::whole_bytes).collect()
+        self.reported().map(Shard::whole_bytes).collect()
     }
 
     /// The roots of its shards.
     pub fn roots(&self) -> impl Iterator<Item = &str> {
-        self.told().map(Shard::whole)
+        self.reported().map(Shard::whole)
     }
 
     /// What is left of shards of which too many pieces were lost: rank, pieces that are left, pieces that are needed.
@@ -121,8 +121,8 @@ pub fn steps_among<'a>(
     run: Option<&str>,
 ) -> Vec<StepState<&'a Copy>> {
     let mut steps: BTreeMap<&StepKey, BTreeMap<u32, Vec<&Copy>>> = BTreeMap::new();
-    let told = copies.into_iter().filter(|copy| run.is_none_or(|run| copy.shard.of.run_id() == run));
-    for copy in told.filter(|copy| copy.verified && copy.shard.rank < copy.shard.of.world) {
+    let reported = copies.into_iter().filter(|copy| run.is_none_or(|run| copy.shard.of.run_id() == run));
+    for copy in reported.filter(|copy| copy.verified && copy.shard.rank < copy.shard.of.world) {
         steps.entry(&copy.shard.of).or_default().entry(copy.shard.rank).or_default().push(copy);
     }
     let mut states: Vec<StepState<&Copy>> = steps.into_iter().map(|(key, ranks)| state(key, ranks)).collect();

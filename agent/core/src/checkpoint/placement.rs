@@ -172,14 +172,21 @@ pub fn place_beside(owner: &str, hosts: &[Host], rules: &Rules, have: &BTreeSet<
     placement
 }
 
-fn compromise(host: &Host, own_domain: &str, taken: &BTreeSet<&str>, rules: &Rules, told: &mut Vec<String>) {
+fn compromise(
+    host: &Host,
+    own_domain: &str,
+    taken: &BTreeSet<&str>,
+    rules: &Rules,
+    reported: &mut Vec<String>,
+) {
     let Host { name, .. } = host;
     if host.domain() == own_domain {
-        told.push(format!("{name} is in the owner's own failure domain {own_domain:?}; no other is usable"));
+        reported
+            .push(format!("{name} is in the owner's own failure domain {own_domain:?}; no other is usable"));
     } else if taken.contains(host.domain()) {
-        told.push(format!("{name} shares the failure domain {:?} with another replica", host.domain()));
+        reported.push(format!("{name} shares the failure domain {:?} with another replica", host.domain()));
     } else if rules.avoid.contains(name) {
-        told.push(format!("{name} is a neighbour in the pipeline; no other host is usable"));
+        reported.push(format!("{name} is a neighbour in the pipeline; no other host is usable"));
     }
 }
 

@@ -160,8 +160,8 @@ mod tests {
         };
         assert_eq!(asked, wanted);
         // What is not followed is said, and who decides it; nothing is said of what is followed or was not asked.
-        let told: Vec<&str> = asked.refused.iter().filter_map(|word| word.split(':').next()).collect();
-        assert_eq!(told, ["peer-ranks", "peers-per-node", "backup-interval-minutes"]);
+        let reported: Vec<&str> = asked.refused.iter().filter_map(|word| word.split(':').next()).collect();
+        assert_eq!(reported, ["peer-ranks", "peers-per-node", "backup-interval-minutes"]);
         assert!(parse("job-name: j\nnode-rank: 0\nnodes: 1\n").unwrap().refused.is_empty());
         let least =
             parse("job-name: j\nframework: pytorch.distributed\nnode-rank: 0\nnodes: 1\npeer-ranks: [1]\n")
@@ -177,14 +177,14 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_with_its_reason() {
-        for (from, to, told) in [
+        for (from, to, reported) in [
             ("node-rank: 3", "node-rank: 4", "none of 4"),
             ("nodes: 4", "nodes: many", "whole number"),
             ("job-name: 'llama-7b'", "job-name: ../x", "file's name"),
             ("job-name: 'llama-7b'\n", "", "job-name is missing"),
             ("parallelism: 2", "parallelism: 3", "groups"),
         ] {
-            assert!(parse(&WRITTEN.replace(from, to)).unwrap_err().contains(told), "{to}");
+            assert!(parse(&WRITTEN.replace(from, to)).unwrap_err().contains(reported), "{to}");
         }
     }
 

@@ -111,8 +111,8 @@ mod tests {
         copies.push(copy("c", Medium::Disk, false, 20, 0));
         copies.push(copy("a", Medium::Memory, true, 40, 0));
         let found = newest_by_tier(&copies);
-        let told: Vec<_> = found.iter().map(|of| (of.tier.word(), of.step, of.age_s(1050))).collect();
-        assert_eq!(told, [("memory", 30, 20), ("disk", 20, 30), ("peer", 10, 40)]);
+        let reported: Vec<_> = found.iter().map(|of| (of.tier.word(), of.step, of.age_s(1050))).collect();
+        assert_eq!(reported, [("memory", 30, 20), ("disk", 20, 30), ("peer", 10, 40)]);
         assert_eq!((found[0].run.as_str(), found[0].age_s(0)), ("run", 0));
         assert!(newest_by_tier(&[]).is_empty());
     }

@@ -44,7 +44,12 @@ pub struct FailedAttempt {
 ///
 /// A host that testifies is heard like the ranks: its kernel's lines and its sick components are evidence. How long the
 /// attempt had lived, with how many ranks and whether it did a step, makes some causes likelier before anything is heard.
-pub fn complete(verdict: &mut Verdict, catalog: &Catalog, failed: &FailedAttempt, testimony: &HostEvidence) {
+pub fn complete(
+    verdict: &mut Verdict,
+    catalog: &Catalog,
+    failed: &FailedAttempt,
+    host_evidence: &HostEvidence,
+) {
     let mut evidence = evidence(catalog, failed);
     if failed.out_of_memory_kills == 0 && discount::forget_unexplained_kills(catalog, &mut evidence.findings)
     {
@@ -57,11 +62,11 @@ pub fn complete(verdict: &mut Verdict, catalog: &Catalog, failed: &FailedAttempt
         hours: failed.lived.0 as f64 / HOUR,
         stepped: verdict.heartbeats.then_some(verdict.step.is_some()),
     });
-    if !testimony.kernel_lines.is_empty() {
-        let lines = testimony.kernel_lines.join("\n");
+    if !host_evidence.kernel_lines.is_empty() {
+        let lines = host_evidence.kernel_lines.join("\n");
         evidence.findings.push(Scan::of_text(catalog, "kernel log", None, Kind::Kernel, lines.as_bytes()));
     }
-    evidence.observations.extend(host_evidence::observations(testimony, verdict.fault_at));
+    evidence.observations.extend(host_evidence::observations(host_evidence, verdict.fault_at));
     if verdict.cause == Cause::OutOfMemory {
         evidence.observations.push(Observation {
             // That of its lines in the kernel log: what is told twice counts once.

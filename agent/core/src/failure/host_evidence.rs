@@ -40,8 +40,8 @@ const LEMON: f64 = 3.0;
 const ANNOUNCED: f64 = 2.5;
 
 /// What the sick components and the records of devices speak for, beside the kernel's lines.
-pub fn observations(testimony: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
-    let records = testimony.failed_before.iter().map(|before| Observation {
+pub fn observations(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
+    let records = host_evidence.failed_before.iter().map(|before| Observation {
         family: "history".to_owned(),
         text: format!(
             "{} had {} faults of its own in {:.0} h before this one: {:.0} % likely to fail more than five times as often as its like",
@@ -54,22 +54,22 @@ pub fn observations(testimony: &HostEvidence, fault_at: Mono) -> impl Iterator<I
         weight: LEMON * before.suspicion,
         also: Vec::new(),
     });
-    let notices = testimony.notices.iter().map(|notice| Observation {
+    let notices = host_evidence.notices.iter().map(|notice| Observation {
         family: "notice".to_owned(),
         text: format!("the machine was announced to be taken away: {notice}"),
         class: Class::Preemption,
         weight: ANNOUNCED,
         also: Vec::new(),
     });
-    sick(testimony, fault_at)
+    sick(host_evidence, fault_at)
         .chain(records)
         .chain(notices)
-        .chain(testimony.seen_before.iter().flat_map(repeated::observations))
-        .chain(testimony.findings.iter().filter_map(found::observation))
+        .chain(host_evidence.seen_before.iter().flat_map(repeated::observations))
+        .chain(host_evidence.findings.iter().filter_map(found::observation))
 }
 
-fn sick(testimony: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
-    testimony.sick.iter().filter_map(move |component| {
+fn sick(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
+    host_evidence.sick.iter().filter_map(move |component| {
         let (class, family) = speaks_for(&component.name)?;
         let weight = if around(fault_at, component.since) { FELL_SICK } else { WAS_SICK };
         let text = format!("{} is not fit for training: {}", component.name, component.reason);
@@ -169,7 +169,12 @@ impl EvidenceLog {
     }
 
     /// What is to be said of a fault at `fault_at`, and is not `elsewhere`.
-    pub fn testify(&self, fault_at: Mono, elsewhere: &Unrelated, components: &[Component]) -> HostEvidence {
+    pub fn report_evidence(
+        &self,
+        fault_at: Mono,
+        elsewhere: &Unrelated,
+        components: &[Component],
+    ) -> HostEvidence {
         let near = self.lines.iter().filter(|line| around(fault_at, line.at) && !elsewhere.has_line(line));
         let sick = components.iter().filter(|component| {
             component.state == HealthState::Unhealthy && !elsewhere.has_component(&component.name)
@@ -225,48 +230,52 @@ mod tests {
 
     #[test]
     fn only_what_was_said_around_the_fault_and_not_of_other_jobs_is_told() {
-        let mut witness = EvidenceLog::default();
-        witness.take_in(seconds(100), &report("long before", None));
-        witness.take_in(seconds(950), &report("of another job", Some(7)));
-        witness.take_in(seconds(960), &report("of this one", Some(8)));
-        witness.take_in(seconds(2000), &report("long after", None));
+        let mut log = EvidenceLog::default();
+        log.take_in(seconds(100), &report("long before", None));
+        log.take_in(seconds(950), &report("of another job", Some(7)));
+        log.take_in(seconds(960), &report("of this one", Some(8)));
+        log.take_in(seconds(2000), &report("long after", None));
         let elsewhere = Unrelated { processes: [Pid(7)].into(), ..Unrelated::default() };
-        let told = witness.testify(seconds(1000), &elsewhere, &[]);
-        assert_eq!(told.kernel_lines, ["of this one"]);
+        let reported = log.report_evidence(seconds(1000), &elsewhere, &[]);
+        assert_eq!(reported.kernel_lines, ["of this one"]);
     }
 
     #[test]
     fn what_a_program_did_before_the_attempt_began_says_nothing_of_it_and_what_a_device_did_does() {
-        let mut witness = EvidenceLog::default();
-        witness.take_in(seconds(900), &xid(31));
-        witness.take_in(seconds(901), &report("segfault of another program", Some(9)));
-        witness.take_in(seconds(902), &xid(79));
-        witness.take_in(seconds(950), &xid(31));
+        let mut log = EvidenceLog::default();
+        log.take_in(seconds(900), &xid(31));
+        log.take_in(seconds(901), &report("segfault of another program", Some(9)));
+        log.take_in(seconds(902), &xid(79));
+        log.take_in(seconds(950), &xid(31));
         let elsewhere = Unrelated { programs_before: seconds(940), ..Unrelated::default() };
-        let told = witness.testify(seconds(960), &elsewhere, &[]).kernel_lines;
-        assert_eq!(told, ["XID 79", "XID 31"]);
+        let reported = log.report_evidence(seconds(960), &elsewhere, &[]).kernel_lines;
+        assert_eq!(reported, ["XID 79", "XID 31"]);
     }
 
     #[test]
     fn a_gpu_that_is_only_others_says_nothing_and_a_switch_is_everybodys() {
-        let mut witness = EvidenceLog::default();
-        (1..4).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(79)));
+        let mut log = EvidenceLog::default();
+        (1..4).for_each(|n| log.take_in(seconds(n * 36_000), &xid(79)));
         let at = seconds(3 * 36_000 + 5);
         let components = [sick("gpu.0000:3b:00", at), sick("nvswitch.3", at)];
         let gpu = PciAddress::parse("0000:3b:00").expect("an address");
         let elsewhere = Unrelated { gpus: [gpu].into(), ..Unrelated::default() };
-        let all = witness.testify(at, &Unrelated::default(), &components);
+        let all = log.report_evidence(at, &Unrelated::default(), &components);
         assert_eq!((all.kernel_lines.len(), all.sick.len(), all.failed_before.len()), (1, 2, 1));
-        let told = witness.testify(at, &elsewhere, &components);
-        assert_eq!((told.kernel_lines.len(), told.sick.len(), told.failed_before.len()), (0, 1, 0));
-        assert_eq!(told.sick[0].name, "nvswitch.3");
+        let reported = log.report_evidence(at, &elsewhere, &components);
+        assert_eq!(
+            (reported.kernel_lines.len(), reported.sick.len(), reported.failed_before.len()),
+            (0, 1, 0)
+        );
+        assert_eq!(reported.sick[0].name, "nvswitch.3");
     }
 
     #[test]
     fn a_gpu_that_fell_sick_around_the_fault_weighs_more_than_one_that_was() {
         let weight = |since| {
-            let told = HostEvidence { sick: vec![sick("gpu.0000:3b:00", since)], ..HostEvidence::default() };
-            let observed: Vec<Observation> = observations(&told, seconds(1000)).collect();
+            let reported =
+                HostEvidence { sick: vec![sick("gpu.0000:3b:00", since)], ..HostEvidence::default() };
+            let observed: Vec<Observation> = observations(&reported, seconds(1000)).collect();
             assert_eq!(observed[0].class, Class::HardwareGpu);
             observed[0].weight
         };
@@ -275,10 +284,10 @@ mod tests {
 
     #[test]
     fn an_announcement_speaks_for_preemption() {
-        let told =
+        let reported =
             HostEvidence { notices: vec!["AWS: spot interruption".to_owned()], ..HostEvidence::default() };
-        let heard: Vec<Observation> = observations(&told, seconds(1)).collect();
-        let [notice] = &heard[..] else { panic!("one observation: {heard:?}") };
+        let received: Vec<Observation> = observations(&reported, seconds(1)).collect();
+        let [notice] = &received[..] else { panic!("one observation: {received:?}") };
         assert_eq!(notice.class, Class::Preemption);
         assert!(notice.text.contains("spot interruption"), "{}", notice.text);
         assert_eq!(observations(&HostEvidence::default(), seconds(1)).count(), 0);
@@ -292,21 +301,22 @@ mod tests {
 
     #[test]
     fn a_gpu_that_failed_again_and_again_is_a_lemon_and_its_programs_faults_do_not_count() {
-        let told = |code: u32, times: u64| {
-            let mut witness = EvidenceLog::default();
-            (1..=times).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(code)));
-            let told = witness.testify(seconds(times * 36_000 + 5), &Unrelated::default(), &[]);
-            observations(&told, seconds(times * 36_000 + 5)).map(|of| of.weight).fold(0.0, f64::max)
+        let reported = |code: u32, times: u64| {
+            let mut log = EvidenceLog::default();
+            (1..=times).for_each(|n| log.take_in(seconds(n * 36_000), &xid(code)));
+            let reported = log.report_evidence(seconds(times * 36_000 + 5), &Unrelated::default(), &[]);
+            observations(&reported, seconds(times * 36_000 + 5)).map(|of| of.weight).fold(0.0, f64::max)
         };
-        assert!(told(79, 8) > 2.5, "{}", told(79, 8));
-        assert!(told(79, 2) < told(79, 8));
-        assert!(told(79, 1).abs() < f64::EPSILON, "the first fault has no record before it");
-        assert!(told(31, 8).abs() < f64::EPSILON, "a program's own fault is not the device's");
+        assert!(reported(79, 8) > 2.5, "{}", reported(79, 8));
+        assert!(reported(79, 2) < reported(79, 8));
+        assert!(reported(79, 1).abs() < f64::EPSILON, "the first fault has no record before it");
+        assert!(reported(31, 8).abs() < f64::EPSILON, "a program's own fault is not the device's");
     }
 
     #[test]
     fn a_full_disk_testifies_nothing() {
-        let told = HostEvidence { sick: vec![sick("host.disk", seconds(990))], ..HostEvidence::default() };
-        assert_eq!(observations(&told, seconds(1000)).count(), 0);
+        let reported =
+            HostEvidence { sick: vec![sick("host.disk", seconds(990))], ..HostEvidence::default() };
+        assert_eq!(observations(&reported, seconds(1000)).count(), 0);
     }
 }

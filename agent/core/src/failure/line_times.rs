@@ -14,7 +14,7 @@ use crate::model::entry::{LineTime, StepDone};
 #[derive(Clone, Debug, Default)]
 pub struct Steps {
     /// When each began; the value is how many of them were complete with it.
-    begun: Timeline,
+    started: Timeline,
     done: u64,
 }
 
@@ -22,12 +22,12 @@ impl Steps {
     /// One more step is complete.
     pub fn completed(&mut self, step: &StepDone) {
         self.done += 1;
-        self.begun.push(Moment { not_before: step.start, at: step.start, value: self.done });
+        self.started.push(Moment { not_before: step.start, at: step.start, value: self.done });
     }
 
     /// How many of them began at or after this time; none where the rank told of no step.
-    pub fn begun_since(&self, at: Mono) -> Option<u64> {
-        let first = self.begun.since(at);
+    pub fn started_since(&self, at: Mono) -> Option<u64> {
+        let first = self.started.since(at);
         (self.done > 0).then(|| first.map_or(0, |first| self.done + 1 - first.value))
     }
 }
@@ -137,7 +137,7 @@ pub enum Progress<'a> {
 pub fn line_time(end: u64, growth: &Timeline, now: Mono, progress: Progress<'_>) -> LineTime {
     let at = growth.reached(end).map_or(now, |seen| seen.at).min(now);
     let steps_after = match progress {
-        Progress::Steps(steps) => steps.begun_since(at),
+        Progress::Steps(steps) => steps.started_since(at),
         Progress::Reports { own, others } => {
             let is_known = !own.is_empty() || others.iter().any(|other| !other.is_empty());
             let others = others.iter().map(|other| other.after_time(at));
@@ -232,15 +232,15 @@ mod tests {
     #[test]
     fn steps_of_the_page_count_by_their_own_times() {
         let mut steps = Steps::default();
-        assert_eq!(steps.begun_since(Mono(0)), None);
+        assert_eq!(steps.started_since(Mono(0)), None);
         for step in 0..50_000 {
             let (start, end) = (Mono(step * 10), Mono(step * 10 + 10));
             steps.completed(&StepDone { step, start, end, ..StepDone::default() });
         }
-        assert_eq!(steps.begun_since(Mono(499_990)), Some(1));
-        assert_eq!(steps.begun_since(Mono(499_985)), Some(1));
-        assert_eq!(steps.begun_since(Mono(499_991)), Some(0));
-        let early = steps.begun_since(Mono(1000)).expect("steps");
+        assert_eq!(steps.started_since(Mono(499_990)), Some(1));
+        assert_eq!(steps.started_since(Mono(499_985)), Some(1));
+        assert_eq!(steps.started_since(Mono(499_991)), Some(0));
+        let early = steps.started_since(Mono(1000)).expect("steps");
         assert!((40_000..=49_900).contains(&early), "{early}");
     }
 }

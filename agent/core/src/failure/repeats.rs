@@ -16,7 +16,7 @@ use crate::model::verdict::{Cause, Verdict};
 use crate::progress::memory;
 
 pub use crate::model::repeats::{OnHost, Place, SeenBefore};
-pub use remote::{RemoteFailure, RemoteFailures, TOLD};
+pub use remote::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 
 /// Fingerprints that are remembered, the newest.
 const FINGERPRINTS: usize = 512;
@@ -88,16 +88,16 @@ impl Repeats {
     }
 
     /// What other hosts may hear of what failed here, the newest last.
-    pub fn told(&self) -> Vec<RemoteFailure> {
+    pub fn reported(&self) -> Vec<RemoteFailure> {
         let all =
             self.failures.iter().flat_map(|(fingerprint, of)| of.iter().map(move |of| (fingerprint, of)));
         let one = |(fingerprint, of): (&String, &Failure)| {
             let ran = of.ran.as_ref().filter(|ran| !ran.spans)?;
-            Some(ran.told(fingerprint, of.place, of.at))
+            Some(ran.reported(fingerprint, of.place, of.at))
         };
-        let mut told: Vec<RemoteFailure> = all.filter_map(one).collect();
-        told.sort_by_key(|of| of.at);
-        told.split_off(told.len().saturating_sub(TOLD))
+        let mut reported: Vec<RemoteFailure> = all.filter_map(one).collect();
+        reported.sort_by_key(|of| of.at);
+        reported.split_off(reported.len().saturating_sub(MAX_REPORTED))
     }
 
     fn started(&mut self, job: &JobId, spec: &JobSpec, began: Wall) {
@@ -149,17 +149,17 @@ impl Repeats {
         }
         seen.other_jobs = u32::try_from(others.len()).unwrap_or(u32::MAX);
         if let Some(now) = now.filter(|now| !now.spans) {
-            let told = now.told(fingerprint, Place::of(verdict), Wall::default());
-            seen.elsewhere = elsewhere.before(&told, now.began);
-            seen.heard_by = elsewhere.heard_by;
+            let reported = now.reported(fingerprint, Place::of(verdict), Wall::default());
+            seen.elsewhere = elsewhere.before(&reported, now.began);
+            seen.answered_by = elsewhere.answered_by;
         }
-        (!seen.is_nothing() || seen.heard_by > 0).then_some(seen)
+        (!seen.is_nothing() || seen.answered_by > 0).then_some(seen)
     }
 }
 
 impl Program {
     /// A failure of it, in numbers.
-    fn told(&self, fingerprint: &str, place: Place, at: Wall) -> RemoteFailure {
+    fn reported(&self, fingerprint: &str, place: Place, at: Wall) -> RemoteFailure {
         let (program, content) = (self.of.clone(), self.content.clone());
         RemoteFailure { program, content, fingerprint: memory::number_of(fingerprint), place, at }
     }

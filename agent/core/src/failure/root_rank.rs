@@ -123,7 +123,7 @@ pub fn judge(
     // Where all that failed of their own lost a peer, the peer may be one that chose to end.
     let chose = || ends.iter().filter(|(_, end)| end.chose_its_exit()).min_by_key(|(_, end)| end.failed_at());
     let root = root.map(|root| if root.1.speaks_of_a_lost_peer() { chose().unwrap_or(root) } else { root });
-    let Some((&culprit, end)) = root else { return nobody_failed(incident, attempt) };
+    let Some((&culprit, end)) = root else { return no_rank_failed(incident, attempt) };
 
     let alike = raised_the_same(culprit, end, ends);
     let others = ends.keys().copied().filter(|rank| *rank != culprit);
@@ -139,7 +139,7 @@ pub fn judge(
         (None, Some(_)) if killed && out_of_memory_kills > 0 => Cause::OutOfMemory,
         (None, Some((ExitStatus::Signal(signal), _))) => Cause::Signal { signal },
         (None, Some((ExitStatus::Code(code), _))) => Cause::ExitCode { code },
-        (None, None) => return nobody_failed(incident, attempt),
+        (None, None) => return no_rank_failed(incident, attempt),
     };
     let at_step = match end.step {
         Some(step) => format!(" after step {step}"),
@@ -280,19 +280,19 @@ fn each_once(lines: impl Iterator<Item = String>) -> Vec<String> {
 
 /// What would have to be seen for another judgement of a hang.
 fn would_change(hang: &Hang) -> Vec<String> {
-    let mut told = vec![if hang.culprits.is_empty() {
+    let mut reported = vec![if hang.culprits.is_empty() {
         "A rank that alone stands elsewhere, by its stack or its counters: it would be where it began."
             .to_owned()
     } else {
         format!("Another rank that has done less than {}, by stacks or counters.", listed(&hang.culprits))
     }];
     if hang.kind == HangKind::Network {
-        told.push(
+        reported.push(
             "Links without errors at that time: then the ranks took different ways in the program."
                 .to_owned(),
         );
     }
-    told
+    reported
 }
 
 fn what_happened(cause: &Cause, end: &RankEnd) -> String {
@@ -418,7 +418,7 @@ fn telling_line(lines: &[String]) -> Option<usize> {
 }
 
 /// A job core that is asked to judge an attempt without a failure must still answer.
-fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
+fn no_rank_failed(incident: Incident, attempt: Attempt) -> Verdict {
     Verdict {
         incident,
         attempt,

@@ -42,8 +42,8 @@ pub fn kept(bytes: &[u8], start: u64) -> Vec<Line> {
         size += line.len();
     }
     // Beyond the usual, only from where a traceback begins.
-    let begins = |line: &&[u8]| String::from_utf8_lossy(line).contains(TRACEBACK);
-    let from = lines[whole..].iter().rposition(begins).map_or(whole, |at| whole + at + 1);
+    let starts = |line: &&[u8]| String::from_utf8_lossy(line).contains(TRACEBACK);
+    let from = lines[whole..].iter().rposition(starts).map_or(whole, |at| whole + at + 1);
     lines.truncate(from);
     let mut end = start + bytes.len() as u64;
     let mut kept: Vec<Line> = Vec::with_capacity(lines.len());

@@ -253,8 +253,8 @@ impl Idle {
     /// Ranks that a signal stopped: that is no rest of the program's own.
     fn stopped(&self, now: Mono) -> Option<Outlook> {
         let (culprits, since) = self.stopped_for(now, self.floor)?;
-        let told = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
-        Some(self.hang(now, HangKind::Stopped, &culprits, since, self.floor, 0.9, told))
+        let reported = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
+        Some(self.hang(now, HangKind::Stopped, &culprits, since, self.floor, 0.9, reported))
     }
 
     /// The same, not yet for so long that it is a hang.
@@ -283,8 +283,8 @@ impl Idle {
         let place = |rank: &Rank| rank.0.checked_sub(self.first_rank).map(|place| place as usize);
         let culprits: Vec<usize> = waits.culprits.iter().filter_map(place).collect();
         let kind = waits.kind.unwrap_or(HangKind::UserCode);
-        let told = format!("{}, and no counter of NCCL moved for {}", waits.told, last.since(*since));
-        Some(self.hang(now, kind, &culprits, self.worked, limit, 0.7, told))
+        let reported = format!("{}, and no counter of NCCL moved for {}", waits.reported, last.since(*since));
+        Some(self.hang(now, kind, &culprits, self.worked, limit, 0.7, reported))
     }
 
     /// The devices always had work and have none, and all that the processes do is to use CPU time.
@@ -295,10 +295,10 @@ impl Idle {
         if !out_of_the_ordinary || !self.devices.usually_work(Span(self.floor.0 / 2), SELDOM) {
             return None;
         }
-        let told = format!(
+        let reported = format!(
             "no device of the job has had work for {rest}, and its processes read, wrote and put out nothing meanwhile"
         );
-        Some(self.hang(now, HangKind::AllStill, &[], now_minus(now, rest), limit, 0.6, told))
+        Some(self.hang(now, HangKind::AllStill, &[], now_minus(now, rest), limit, 0.6, reported))
     }
 
     /// Nothing of the job does anything.
@@ -337,14 +337,16 @@ impl Idle {
         let asleep = |rank: &usize| self.ranks[*rank].state() == Some(ProcessState::Uninterruptible);
         let living: Vec<usize> = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).collect();
         let in_disk_sleep: Vec<usize> = living.iter().copied().filter(asleep).collect();
-        let told = format!(
+        let reported = format!(
             "no process of {} used CPU time, read, wrote, touched new memory or put out anything for {rest}",
             self.named(&living)
         );
         match (in_disk_sleep.len(), living.as_slice()) {
-            (1.., _) => self.hang(now, HangKind::BlockedIo, &in_disk_sleep, self.active, limit, 0.6, told),
-            (0, [only]) => self.hang(now, HangKind::AllStill, &[*only], self.active, limit, 0.6, told),
-            (0, _) => self.hang(now, HangKind::AllStill, &[], self.active, limit, 0.4, told),
+            (1.., _) => {
+                self.hang(now, HangKind::BlockedIo, &in_disk_sleep, self.active, limit, 0.6, reported)
+            }
+            (0, [only]) => self.hang(now, HangKind::AllStill, &[*only], self.active, limit, 0.6, reported),
+            (0, _) => self.hang(now, HangKind::AllStill, &[], self.active, limit, 0.4, reported),
         }
     }
 
@@ -399,12 +401,12 @@ impl Idle {
         since: Mono,
         limit: Span,
         confidence: f64,
-        told: String,
+        reported: String,
     ) -> Outlook {
         let victims = (0..self.ranks.len()).filter(|rank| self.lives(*rank) && !culprits.contains(rank));
         let victims: Vec<usize> = victims.collect();
         let evidence = vec![
-            told,
+            reported,
             format!(
                 "before, the job was at work for {}, and its longest rest was {}: so {limit} is waited",
                 self.at_work, self.longest

@@ -18,7 +18,7 @@ use crate::model::hang::{ACTIVITY, Hang, HangKind, listed};
 use crate::model::observation::{Observation, Weight};
 
 /// Shorter waits are not reported.
-const TOLD_AFTER: Span = Span::seconds(10);
+const REPORT_AFTER: Span = Span::seconds(10);
 
 /// The judge of hangs of one job. Ranks are named by their place among those of the host, from 0.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ enum Scope {
     /// Those of all hosts of the job, so many.
     Job(usize),
     /// None: what is seen here goes to the judge on another host.
-    Elsewhere(ToReport),
+    OtherHosts(ToReport),
 }
 
 /// A hang that was found.
@@ -95,13 +95,13 @@ impl HangJudge {
 
     /// Leaves the ranks with heartbeats to the judge on another host, of a job with so many hosts.
     pub fn judged_elsewhere(&mut self, hosts: u32) {
-        self.over = Scope::Elsewhere(ToReport::of(self.ranks, hosts));
+        self.over = Scope::OtherHosts(ToReport::of(self.ranks, hosts));
     }
 
     /// What is to be reported to the judge on another host.
     pub fn to_report(&mut self, now: Mono) -> Vec<RankSeen> {
         match &mut self.over {
-            Scope::Elsewhere(seen) => seen.due(self.first, &self.watch.phases, now),
+            Scope::OtherHosts(seen) => seen.due(self.first, &self.watch.phases, now),
             Scope::Here | Scope::Job(_) => Vec::new(),
         }
     }
@@ -130,7 +130,7 @@ impl HangJudge {
     fn place(&self, place: usize) -> usize {
         match self.over {
             Scope::Job(_) => place.saturating_add(self.first.0 as usize),
-            Scope::Here | Scope::Elsewhere(_) => place,
+            Scope::Here | Scope::OtherHosts(_) => place,
         }
     }
 
@@ -160,7 +160,7 @@ impl HangJudge {
         let ranks = match &mut self.over {
             Scope::Here => self.ranks,
             Scope::Job(ranks) => *ranks,
-            Scope::Elsewhere(seen) => {
+            Scope::OtherHosts(seen) => {
                 seen.begin_attempt(self.ranks);
                 self.ranks
             }
@@ -205,7 +205,7 @@ impl HangJudge {
 
     /// Takes in what a rank's page shows.
     pub fn sight(&mut self, place: usize, now: Mono, sight: &Sight, counts: &[Count]) {
-        if let Scope::Elsewhere(seen) = &mut self.over {
+        if let Scope::OtherHosts(seen) = &mut self.over {
             seen.sight(place, sight, counts);
         }
         let place = self.place(place);
@@ -215,17 +215,17 @@ impl HangJudge {
 
     /// Whether the processes are to be looked at, as no rank sends heartbeats.
     pub fn wants_pulses(&self, now: Mono) -> bool {
-        !self.watch.hears_anybody() && self.idle.wants_look(now)
+        !self.watch.receives_any() && self.idle.wants_look(now)
     }
 
     /// Whether the processes are to be probed, as the pages show nothing that moves.
     pub fn wants_probes(&self, now: Mono) -> bool {
-        self.found.is_none() && self.watch.hears_anybody() && self.watch.wants_probes(now)
+        self.found.is_none() && self.watch.receives_any() && self.watch.wants_probes(now)
     }
 
     /// Takes in a probe of a rank's processes.
     pub fn probe(&mut self, place: usize, probe: Probe) {
-        if let Scope::Elsewhere(seen) = &mut self.over {
+        if let Scope::OtherHosts(seen) = &mut self.over {
             seen.probe(place, probe);
         }
         self.watch.probe(self.place(place), probe);
@@ -248,8 +248,8 @@ impl HangJudge {
         }
         let outlook = match looked {
             Some(outlook) => outlook,
-            None if self.watch.hears_anybody() && matches!(self.over, Scope::Elsewhere(_)) => Outlook::Calm,
-            None if self.watch.hears_anybody() => {
+            None if self.watch.receives_any() && matches!(self.over, Scope::OtherHosts(_)) => Outlook::Calm,
+            None if self.watch.receives_any() => {
                 // Of GPUs of other hosts nothing is known.
                 let known = matches!(self.over, Scope::Here) && self.gpus_are_known(living);
                 self.watch.devices_rest(self.gpus_rest.filter(|_| known));
@@ -276,7 +276,7 @@ impl HangJudge {
     pub fn passed(&mut self, now: Mono) -> Option<Fact> {
         let Found { kind, confirmed, by_activity } = self.found?;
         let moved = match kind {
-            _ if by_activity && !self.watch.hears_anybody() => self.idle.last_active(),
+            _ if by_activity && !self.watch.receives_any() => self.idle.last_active(),
             // It beats all the time.
             HangKind::Livelock => self.watch.last_completed(),
             _ => self.watch.last_moved(),
@@ -297,7 +297,7 @@ impl HangJudge {
         detail: fn(&Suspicion, Span) -> String,
     ) -> Option<Fact> {
         let silence = now.since(suspicion.since);
-        if self.reported == Some(suspicion.since) || suspicion.limit.0 == u64::MAX || silence < TOLD_AFTER {
+        if self.reported == Some(suspicion.since) || suspicion.limit.0 == u64::MAX || silence < REPORT_AFTER {
             return None;
         }
         self.reported = Some(suspicion.since);

@@ -32,8 +32,8 @@ impl Watch {
     pub(crate) fn locate(&self) -> Suspects {
         let stopped = self.those(|rank| self.lives(rank) && self.state(rank) == ProcessState::Stopped);
         if !stopped.is_empty() {
-            let told = format!("{} in state T (stopped)", self.processes(&stopped));
-            return Suspects::of(HangKind::Stopped, stopped, 0.97, told);
+            let reported = format!("{} in state T (stopped)", self.processes(&stopped));
+            return Suspects::of(HangKind::Stopped, stopped, 0.97, reported);
         }
         self.by_counters().unwrap_or_else(|| self.by_place())
     }
@@ -46,7 +46,7 @@ impl Watch {
             walk(&self.counters, |rank| self.presence(rank), |rank| self.host(rank), self.ranks.len());
         let (first, votes) = *located.ends.first()?;
         let waiting = located.waiting;
-        let told =
+        let reported =
             |who: &str| format!("by collective counters {votes} of {waiting} waiting ranks wait for {who}");
         Some(match first {
             End::Root(_) => {
@@ -57,8 +57,8 @@ impl Watch {
                     .filter_map(|(end, _)| if let End::Root(rank) = end { Some(*rank) } else { None })
                     .collect();
                 let kind = self.kind_of_root(roots[0] as usize);
-                let told = told(&self.listed(&roots));
-                Suspects::of(kind, roots, 0.97, told)
+                let reported = reported(&self.listed(&roots));
+                Suspects::of(kind, roots, 0.97, reported)
             }
             End::Silent(_) => self.silent(&located),
             End::Mismatch(rank) => Suspects::of(
@@ -71,16 +71,16 @@ impl Watch {
                 ),
             ),
             End::Cycle(_) => {
-                let told = format!("{} wait for each other in a circle", self.listed(&located.circle));
-                Suspects::of(HangKind::Mismatch, located.circle, 0.8, told)
+                let reported = format!("{} wait for each other in a circle", self.listed(&located.circle));
+                Suspects::of(HangKind::Mismatch, located.circle, 0.8, reported)
             }
             End::Network(row) => {
-                let told = format!(
+                let reported = format!(
                     "all members of communicator {} have entered an operation and none has left it",
                     self.counters.name(row)
                 );
                 let among = self.those(|rank| self.lives(rank));
-                Suspects { among, ..Suspects::of(HangKind::Network, Vec::new(), 0.8, told) }
+                Suspects { among, ..Suspects::of(HangKind::Network, Vec::new(), 0.8, reported) }
             }
         })
     }
@@ -97,11 +97,12 @@ impl Watch {
             named.push((*rank, *votes));
         }
         let never = |rank: &u32| !self.ranks[*rank as usize].sight.registered;
-        let heard =
-            |named: &[(u32, u32)]| named.iter().map(|(rank, _)| self.ranks[*rank as usize].heard).max();
-        let last = hosts.values().filter_map(|(_, named)| heard(named)).max().unwrap_or_default();
-        let with_the_job =
-            hosts.values().filter(|(_, named)| heard(named) >= Some(Mono(last.0.saturating_sub(TOGETHER.0))));
+        let received =
+            |named: &[(u32, u32)]| named.iter().map(|(rank, _)| self.ranks[*rank as usize].received).max();
+        let last = hosts.values().filter_map(|(_, named)| received(named)).max().unwrap_or_default();
+        let with_the_job = hosts
+            .values()
+            .filter(|(_, named)| received(named) >= Some(Mono(last.0.saturating_sub(TOGETHER.0))));
         let (mut votes, mut named) = with_the_job.max_by_key(|(sum, _)| *sum).cloned().unwrap_or_default();
         let mut kind = HangKind::SilentHost;
         if named.first().is_some_and(|(rank, _)| never(rank)) {
@@ -117,25 +118,25 @@ impl Watch {
             .map(|(rank, _)| *rank)
             .collect();
         silent.sort_unstable();
-        let told = format!(
+        let reported = format!(
             "by collective counters {votes} of {} waiting ranks wait for {}, which sends nothing",
             located.waiting,
             self.listed(&silent)
         );
-        Suspects::of(kind, silent, 0.8, told)
+        Suspects::of(kind, silent, 0.8, reported)
     }
 
     /// Whether a rank's counters can be taken at their word.
     fn presence(&self, rank: usize) -> Presence {
         let state = &self.ranks[rank];
         if !self.lives(rank) || state.sight.closed {
-            return Presence::Elsewhere;
+            return Presence::OtherHosts;
         }
-        if state.heard < self.moved || !state.sight.registered {
-            return Presence::Silent(state.heard);
+        if state.received < self.moved || !state.sight.registered {
+            return Presence::Silent(state.received);
         }
         if self.state(rank) == ProcessState::Uninterruptible || self.phases.is_data(state.sight.phase) {
-            return Presence::Elsewhere;
+            return Presence::OtherHosts;
         }
         Presence::Reports
     }
@@ -160,8 +161,8 @@ impl Watch {
         let registered = self.those(|rank| self.lives(rank) && self.ranks[rank].sight.registered);
         let never = self.those(|rank| self.lives(rank) && !self.ranks[rank].sight.registered);
         if !never.is_empty() && self.newest_step().is_none() {
-            let told = format!("{} of {} ranks have registered", registered.len(), self.ranks.len());
-            return Suspects::of(HangKind::NeverRegistered, never, 0.9, told);
+            let reported = format!("{} of {} ranks have registered", registered.len(), self.ranks.len());
+            return Suspects::of(HangKind::NeverRegistered, never, 0.9, reported);
         }
         if let Some(found) = self.uninterruptible(&registered).or_else(|| self.finished_early()) {
             return found;
@@ -173,8 +174,8 @@ impl Watch {
         }
         if behind.len() * 2 <= registered.len() {
             let kind = self.kind_of_root(behind[0] as usize);
-            let told = format!("{} completed fewer steps than the others", self.listed(&behind));
-            return Suspects::of(kind, behind, 0.85, told);
+            let reported = format!("{} completed fewer steps than the others", self.listed(&behind));
+            return Suspects::of(kind, behind, 0.85, reported);
         }
         Suspects {
             kind: HangKind::AllStill,
@@ -188,8 +189,8 @@ impl Watch {
     fn uninterruptible(&self, registered: &[u32]) -> Option<Suspects> {
         let found = within(registered, |rank| self.state(rank) == ProcessState::Uninterruptible);
         (!found.is_empty() && found.len() < registered.len()).then(|| {
-            let told = format!("{} in state D (uninterruptible sleep)", self.processes(&found));
-            Suspects::of(self.kind_of_root(found[0] as usize), found, 0.85, told)
+            let reported = format!("{} in state D (uninterruptible sleep)", self.processes(&found));
+            Suspects::of(self.kind_of_root(found[0] as usize), found, 0.85, reported)
         })
     }
 
@@ -199,8 +200,8 @@ impl Watch {
         let done = self.those(|rank| !self.lives(rank) || self.ranks[rank].sight.closed);
         let done = within(&done, |rank| self.ranks[rank].sight.step <= most);
         (!done.is_empty()).then(|| {
-            let told = format!("{} ended in order while others go on", self.listed(&done));
-            Suspects::of(HangKind::FinishedEarly, done, 0.7, told)
+            let reported = format!("{} ended in order while others go on", self.listed(&done));
+            Suspects::of(HangKind::FinishedEarly, done, 0.7, reported)
         })
     }
 
@@ -215,19 +216,19 @@ impl Watch {
         let found = within(ranks, |rank| self.phases.is_data(self.ranks[rank].sight.phase));
         (!found.is_empty() && found.len() < self.ranks.len()).then(|| {
             let section = self.phases.name(self.ranks[found[0] as usize].sight.phase);
-            let told = format!("only {} has section {section} open", self.listed(&found));
-            Suspects::of(HangKind::DataInput, found, 0.9, told)
+            let reported = format!("only {} has section {section} open", self.listed(&found));
+            Suspects::of(HangKind::DataInput, found, 0.9, reported)
         })
     }
 
     fn in_no_collective(&self, ranks: &[u32]) -> Option<Suspects> {
         let found = within(ranks, |rank| !self.phases.is_collective(self.ranks[rank].sight.phase));
         (!found.is_empty() && found.len() < ranks.len()).then(|| {
-            let told = format!(
+            let reported = format!(
                 "{} outside the section in which the others wait for each other",
                 self.listed(&found)
             );
-            Suspects::of(self.kind_of_root(found[0] as usize), found, 0.85, told)
+            Suspects::of(self.kind_of_root(found[0] as usize), found, 0.85, reported)
         })
     }
 
@@ -244,8 +245,8 @@ impl Watch {
         let few = groups.into_values().min_by_key(|group| (group.len(), earliest(group)))?;
         (few.len() * 2 <= ranks.len()).then(|| {
             let section = self.phases.name(self.ranks[few[0] as usize].sight.phase);
-            let told = format!("{} in {section}, the others elsewhere", self.listed(&few));
-            Suspects::of(self.kind_of_root(few[0] as usize), few, 0.75, told)
+            let reported = format!("{} in {section}, the others elsewhere", self.listed(&few));
+            Suspects::of(self.kind_of_root(few[0] as usize), few, 0.75, reported)
         })
     }
 
@@ -257,8 +258,8 @@ impl Watch {
         }
         let (few, does) =
             if busy.len() <= still.len() { (busy, "use CPU time") } else { (still, "use none") };
-        let told = format!("{} {does}, unlike the others", self.listed(&few));
-        Some(Suspects::of(self.kind_of_root(few[0] as usize), few, 0.6, told))
+        let reported = format!("{} {does}, unlike the others", self.listed(&few));
+        Some(Suspects::of(self.kind_of_root(few[0] as usize), few, 0.6, reported))
     }
 }
 

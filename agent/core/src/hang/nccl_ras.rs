@@ -51,7 +51,7 @@ pub enum Asked {
     /// Something listens and gives no report: why.
     Failed(String),
     /// A report.
-    Told(RasReport),
+    Reported(RasReport),
 }
 
 /// Judges what the service tells.
@@ -72,7 +72,7 @@ pub struct NcclJudge {
 struct Place {
     communicator: Communicator,
     since: Mono,
-    told: Mono,
+    reported: Mono,
 }
 
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ struct Trouble {
     action: RecommendedAction,
     /// The communicator, for what is one's alone.
     of: Option<String>,
-    told: Mono,
+    reported: Mono,
 }
 
 impl NcclJudge {
@@ -107,10 +107,10 @@ impl NcclJudge {
                     facts.push(observed("ras_silent", Weight::Warning, detail));
                 }
             }
-            Asked::Told(report) => self.told(now, report, &mut facts),
+            Asked::Reported(report) => self.reported(now, report, &mut facts),
         }
-        self.troubles.retain(|_, trouble| now.since(trouble.told) <= self.limits.forget_after.0);
-        self.places.retain(|_, place| now.since(place.told) <= Span::seconds(3600));
+        self.troubles.retain(|_, trouble| now.since(trouble.reported) <= self.limits.forget_after.0);
+        self.places.retain(|_, place| now.since(place.reported) <= Span::seconds(3600));
         SensorReport { components: self.component(now, asked, unread).into_iter().collect(), facts }
     }
 
@@ -120,7 +120,7 @@ impl NcclJudge {
         (self.answered, self.failed) = (false, None);
     }
 
-    fn told(&mut self, now: Mono, report: &RasReport, facts: &mut Vec<Fact>) {
+    fn reported(&mut self, now: Mono, report: &RasReport, facts: &mut Vec<Fact>) {
         self.failed = None;
         if !std::mem::replace(&mut self.answered, true) {
             let listed = u32::try_from(report.communicators.len()).unwrap_or(u32::MAX);
@@ -134,7 +134,7 @@ impl NcclJudge {
             detail,
             action,
             of: of.map(str::to_owned),
-            told: now,
+            reported: now,
         };
         if report.dead.count > 0 {
             let detail = format!("the others no longer wait for {}", processes(&report.dead));
@@ -157,11 +157,11 @@ impl NcclJudge {
             }
         }
         // What this report is about, it also takes back.
-        let told: Vec<&str> =
+        let reported: Vec<&str> =
             report.communicators.iter().map(|communicator| communicator.hash.as_str()).collect();
-        let listed_all = report.in_order == 0 && !told.is_empty();
+        let listed_all = report.in_order == 0 && !reported.is_empty();
         self.troubles.retain(|key, trouble| {
-            let its_own = trouble.of.as_deref().map_or(listed_all, |hash| told.contains(&hash));
+            let its_own = trouble.of.as_deref().map_or(listed_all, |hash| reported.contains(&hash));
             found.contains_key(key) || !its_own
         });
         for (key, trouble) in found {
@@ -177,9 +177,9 @@ impl NcclJudge {
         let place = self.places.entry(communicator.hash.clone()).or_insert_with(|| Place {
             communicator: communicator.clone(),
             since: now,
-            told: now,
+            reported: now,
         });
-        place.told = now;
+        place.reported = now;
         if place.communicator != *communicator {
             place.communicator = communicator.clone();
             place.since = now;
@@ -200,11 +200,11 @@ impl NcclJudge {
         }
         if !self.troubles.is_empty() {
             state = HealthState::Degraded;
-            let told: Vec<&str> =
+            let reported: Vec<&str> =
                 self.troubles.values().map(|trouble| trouble.detail.as_str()).take(3).collect();
-            reason = told.join("; ");
-            if self.troubles.len() > told.len() {
-                reason = format!("{reason}; and {} more", self.troubles.len() - told.len());
+            reason = reported.join("; ");
+            if self.troubles.len() > reported.len() {
+                reason = format!("{reason}; and {} more", self.troubles.len() - reported.len());
             }
             action = self.troubles.values().map(|trouble| trouble.action).max().unwrap_or(action);
         }
@@ -220,7 +220,7 @@ impl NcclJudge {
             limit: (trouble.event == "ranks_apart").then(|| format!("unmoved for {}", self.limits.still_for)),
             before: None,
         });
-        let read_at = matches!(asked, Asked::Told(_) | Asked::NoJob).then_some(now);
+        let read_at = matches!(asked, Asked::Reported(_) | Asked::NoJob).then_some(now);
         let evidence = evidence.collect();
         let name = NAME.to_owned();
         Some(Component { name, state, reason, action, evidence, read_at, since, ..Component::default() })
@@ -233,18 +233,18 @@ fn observed(event: &str, weight: Weight, detail: String) -> Fact {
 }
 
 fn processes(of: &Processes) -> String {
-    let told: Vec<String> = of
+    let reported: Vec<String> = of
         .named
         .iter()
         .take(4)
         .map(|process| format!("process {} on {}", process.pid, process.host))
         .collect();
-    let more = (of.count as usize).saturating_sub(told.len());
-    match (told.is_empty(), more) {
+    let more = (of.count as usize).saturating_sub(reported.len());
+    match (reported.is_empty(), more) {
         (true, 1) => "1 process".to_owned(),
         (true, count) => format!("{count} processes"),
-        (false, 0) => told.join(", "),
-        (false, more) => format!("{} and {more} more", told.join(", ")),
+        (false, 0) => reported.join(", "),
+        (false, more) => format!("{} and {more} more", reported.join(", ")),
     }
 }
 
@@ -254,13 +254,13 @@ fn error_words(error: &Group<RankError>) -> String {
 }
 
 fn ranks(count: u32, named: &[CommRank]) -> String {
-    let told: Vec<String> = named.iter().take(4).map(CommRank::to_string).collect();
-    let more = (count as usize).saturating_sub(told.len());
-    match (told.is_empty(), more) {
+    let reported: Vec<String> = named.iter().take(4).map(CommRank::to_string).collect();
+    let more = (count as usize).saturating_sub(reported.len());
+    match (reported.is_empty(), more) {
         (true, 1) => "1 rank".to_owned(),
         (true, count) => format!("{count} ranks"),
-        (false, 0) => told.join(", "),
-        (false, more) => format!("{} and {more} more", told.join(", ")),
+        (false, 0) => reported.join(", "),
+        (false, more) => format!("{} and {more} more", reported.join(", ")),
     }
 }
 

@@ -47,6 +47,6 @@ pub(crate) enum Life {
 pub(crate) struct RankState {
     pub(crate) sight: Sight,
     /// When it was last heard of.
-    pub(crate) heard: Mono,
+    pub(crate) received: Mono,
     pub(crate) life: Life,
 }

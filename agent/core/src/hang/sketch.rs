@@ -136,8 +136,8 @@ mod tests {
     fn quantiles_are_at_most_two_percent_too_long() {
         let sketch = of(1..=1000);
         for (q, exact) in [(0.5, 500.0), (0.99, 990.0), (0.999, 999.0)] {
-            let told = sketch.quantile(q).as_seconds() * 1e3;
-            assert!(told >= exact && told <= exact * 1.021, "{q}: {told}");
+            let reported = sketch.quantile(q).as_seconds() * 1e3;
+            assert!(reported >= exact && reported <= exact * 1.021, "{q}: {reported}");
         }
         assert_eq!(sketch.quantile(1.0), Span::millis(1000));
     }

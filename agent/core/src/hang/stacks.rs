@@ -221,8 +221,11 @@ Thread 77 (active): \"MainThread\"
             (Rank(rank), if rank == 3 { "read (data.py:7)" } else { "all_reduce (c10d.py:1)" }.to_owned())
         };
         let groups = fold((0..61).map(at));
-        let told: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
-        assert_eq!(told, ["rank 3 in read (data.py:7)", "60 ranks (0-2, 4-60) in all_reduce (c10d.py:1)"]);
+        let reported: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
+        assert_eq!(
+            reported,
+            ["rank 3 in read (data.py:7)", "60 ranks (0-2, 4-60) in all_reduce (c10d.py:1)"]
+        );
 
         let mut hang = all_still(61);
         hang.refine(&groups);

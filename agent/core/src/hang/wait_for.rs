@@ -22,7 +22,7 @@ pub(crate) enum Presence {
     /// What it told is from before the others stood still, and from when.
     Silent(Mono),
     /// It is away from all communicators whatever its counters say: stopped, ended, or in a section of its own.
-    Elsewhere,
+    OtherHosts,
 }
 
 /// Where a walk ends.
@@ -62,8 +62,8 @@ struct Row {
     away: u32,
     /// Silent members, with what they had entered: the one that was heard last, for it fell silent with the job, and
     /// the one that had entered least.
-    last_heard: (Mono, u64, u32),
-    least_heard: (u64, u32),
+    last_received: (Mono, u64, u32),
+    least_received: (u64, u32),
     /// A member that reports and waits for nothing here.
     idle: u32,
     signature: u64,
@@ -77,21 +77,21 @@ struct Row {
 /// Who was heard last within this time of each other fell silent together, as far as reports that get lost tell.
 pub(crate) const TOGETHER: Span = Span::seconds(5);
 
-const NOBODY: u32 = u32::MAX;
+const NO_ONE: u32 = u32::MAX;
 
 const EMPTY: Row = Row {
     least: u64::MAX,
-    late: NOBODY,
+    late: NO_ONE,
     most: 0,
-    away: NOBODY,
-    last_heard: (Mono(0), u64::MAX, NOBODY),
-    least_heard: (u64::MAX, NOBODY),
-    idle: NOBODY,
+    away: NO_ONE,
+    last_received: (Mono(0), u64::MAX, NO_ONE),
+    least_received: (u64::MAX, NO_ONE),
+    idle: NO_ONE,
     signature: 0,
     others: 0,
-    other: NOBODY,
+    other: NO_ONE,
     agreeing: 0,
-    one: NOBODY,
+    one: NO_ONE,
 };
 
 /// Where a rank's walk goes next.
@@ -122,7 +122,7 @@ pub(crate) fn locate(
         }
         waiting.push(start);
         path.clear();
-        let mark = u32::try_from(start).unwrap_or(NOBODY).wrapping_add(1);
+        let mark = u32::try_from(start).unwrap_or(NO_ONE).wrapping_add(1);
         let mut at = start;
         let end = loop {
             if let Some(end) = ends[at] {
@@ -134,10 +134,10 @@ pub(crate) fn locate(
                     located.circle = path[from..].to_vec();
                     located.circle.sort_unstable();
                 }
-                break End::Cycle(path[from..].iter().copied().min().unwrap_or(NOBODY));
+                break End::Cycle(path[from..].iter().copied().min().unwrap_or(NO_ONE));
             }
             on_path[at] = mark;
-            path.push(u32::try_from(at).unwrap_or(NOBODY));
+            path.push(u32::try_from(at).unwrap_or(NO_ONE));
             match next(counters, &rows, &presence, at) {
                 Next::To(rank) => at = rank as usize,
                 Next::Ends(end) => break end,
@@ -157,21 +157,21 @@ fn rows(counters: &Counters, presence: &impl Fn(usize) -> Presence, ranks: usize
     let mut rows = vec![EMPTY; counters.communicators()];
     for rank in 0..ranks {
         let presence = presence(rank);
-        let number = u32::try_from(rank).unwrap_or(NOBODY);
+        let number = u32::try_from(rank).unwrap_or(NO_ONE);
         for entry in counters.entries_of(rank) {
             let Some(row) = rows.get_mut(entry.row as usize) else { continue };
             if let Presence::Silent(since) = presence {
                 let entered = entry.count.entered;
-                row.least_heard = row.least_heard.min((entered, number));
-                if row.last_heard.2 == NOBODY || since > row.last_heard.0 {
-                    row.last_heard = (since, entered, number);
+                row.least_received = row.least_received.min((entered, number));
+                if row.last_received.2 == NO_ONE || since > row.last_received.0 {
+                    row.last_received = (since, entered, number);
                 }
                 continue;
             }
             if !entry.is_open() {
                 row.idle = row.idle.min(number);
             }
-            if presence == Presence::Elsewhere {
+            if presence == Presence::OtherHosts {
                 row.away = row.away.min(number);
             }
             if entry.count.entered < row.least {
@@ -181,7 +181,7 @@ fn rows(counters: &Counters, presence: &impl Fn(usize) -> Presence, ranks: usize
             if entry.count.entered > row.most || row.agreeing == 0 {
                 row.most = entry.count.entered.max(row.most);
                 (row.signature, row.agreeing, row.one, row.others, row.other) =
-                    (signature, 1, number, 0, NOBODY);
+                    (signature, 1, number, 0, NO_ONE);
             } else if entry.count.entered == row.most && signature != 0 && row.signature != 0 {
                 if signature == row.signature {
                     row.agreeing += 1;
@@ -196,10 +196,10 @@ fn rows(counters: &Counters, presence: &impl Fn(usize) -> Presence, ranks: usize
 }
 
 fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence, rank: usize) -> Next {
-    let number = u32::try_from(rank).unwrap_or(NOBODY);
+    let number = u32::try_from(rank).unwrap_or(NO_ONE);
     match presence(rank) {
         Presence::Silent(_) => return Next::Ends(End::Silent(number)),
-        Presence::Elsewhere => return Next::Ends(End::Root(number)),
+        Presence::OtherHosts => return Next::Ends(End::Root(number)),
         Presence::Reports => {}
     }
     let mut best = End::Root(number);
@@ -209,14 +209,14 @@ fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence
         if row.least < wanted && row.late != number {
             return Next::To(row.late);
         }
-        if row.away != NOBODY {
+        if row.away != NO_ONE {
             return Next::To(row.away);
         }
         // Who told of having entered before it fell silent is not waited for.
-        let found = if row.last_heard.1 < wanted {
-            End::Silent(row.last_heard.2)
-        } else if row.least_heard.0 < wanted {
-            End::Silent(row.least_heard.1)
+        let found = if row.last_received.1 < wanted {
+            End::Silent(row.last_received.2)
+        } else if row.least_received.0 < wanted {
+            End::Silent(row.least_received.1)
         } else if row.others > 0 && row.least == row.most {
             // The few are taken to be wrong.
             End::Mismatch(if row.others <= row.agreeing { row.other } else { row.one })
@@ -227,7 +227,7 @@ fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence
         // silent ranks the one that fell silent last.
         best = match (best, found) {
             (End::Root(_), found) => found,
-            (End::Silent(a), End::Silent(b)) if heard(presence, b) > heard(presence, a) => found,
+            (End::Silent(a), End::Silent(b)) if received(presence, b) > received(presence, a) => found,
             (End::Silent(_), End::Silent(_)) => best,
             _ => best.min(found),
         };
@@ -236,10 +236,10 @@ fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence
 }
 
 /// When a silent rank was last heard.
-fn heard(presence: &impl Fn(usize) -> Presence, rank: u32) -> Mono {
+fn received(presence: &impl Fn(usize) -> Presence, rank: u32) -> Mono {
     match presence(rank as usize) {
         Presence::Silent(since) => since,
-        Presence::Reports | Presence::Elsewhere => Mono::NEVER,
+        Presence::Reports | Presence::OtherHosts => Mono::NEVER,
     }
 }
 
@@ -263,15 +263,15 @@ fn beyond_silence(
         let own = host(rank as usize);
         let idle = counters.entries_of(rank as usize).iter().map(|entry| rows[entry.row as usize].idle);
         let on =
-            idle.filter(|idle| *idle != NOBODY).map(|idle| ends[idle as usize].unwrap_or(End::Root(idle)));
+            idle.filter(|idle| *idle != NO_ONE).map(|idle| ends[idle as usize].unwrap_or(End::Root(idle)));
         // Who waits for this very host does not explain why it would wait; nor does an operation that all have entered,
         // which may only stand in line behind another.
         // And who was silent long before the job stood still trained on for all that: it explains nobody who was not.
-        let since = heard(presence, rank);
+        let since = received(presence, rank);
         let elsewhere = |end: &End| match end {
             End::Root(_) => true,
             End::Silent(rank) => {
-                host(*rank as usize) != own && heard(presence, *rank).after(TOGETHER) >= since
+                host(*rank as usize) != own && received(presence, *rank).after(TOGETHER) >= since
             }
             End::Mismatch(_) | End::Cycle(_) | End::Network(_) => false,
         };
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_rank_with_work_under_way_that_is_stopped_is_the_root() {
-        let stopped = |rank| if rank == 1 { Presence::Elsewhere } else { Presence::Reports };
+        let stopped = |rank| if rank == 1 { Presence::OtherHosts } else { Presence::Reports };
         let found = located(&[&[count(7, 5, 4)], &[count(7, 5, 4)]], stopped);
         // It has entered, but it can take no part in what it entered.
         assert_eq!(found.ends, [(End::Root(1), 1)]);

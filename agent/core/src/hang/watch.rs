@@ -124,7 +124,7 @@ impl Watch {
             self.completed = now;
         }
         state.sight = *sight;
-        state.heard = now;
+        state.received = now;
     }
 
     /// Takes in a rank's collective counters.
@@ -242,7 +242,7 @@ impl Watch {
     }
 
     /// Whether any rank's client has connected in this attempt: else there are only its processes to judge by.
-    pub fn hears_anybody(&self) -> bool {
+    pub fn receives_any(&self) -> bool {
         self.ranks.iter().any(|rank| rank.sight.registered)
     }
 

@@ -67,7 +67,7 @@ pub fn waits(by: &str, counted: &Counted) -> Option<Waits> {
             (Some(HangKind::Network), Vec::new(), what)
         }
     };
-    Some(Waits { kind, culprits, told: format!("by {by} {what}") })
+    Some(Waits { kind, culprits, reported: format!("by {by} {what}") })
 }
 
 impl Hang {

@@ -112,7 +112,7 @@ pub struct DcgmJudge {
     expected: bool,
     known: bool,
     shown: BTreeMap<String, (HealthState, Mono)>,
-    told: BTreeSet<(Option<u32>, u32)>,
+    reported: BTreeSet<(Option<u32>, u32)>,
     read_at: Option<Mono>,
     opinions: BTreeMap<PciAddress, Vec<Opinion>>,
 }
@@ -120,9 +120,9 @@ pub struct DcgmJudge {
 impl DcgmJudge {
     /// A judge that has heard nothing yet. `expected`: without DCGM something is wrong.
     pub fn new(catalog: DcgmCatalog, expected: bool) -> DcgmJudge {
-        let (shown, told) = (BTreeMap::new(), BTreeSet::new());
+        let (shown, reported) = (BTreeMap::new(), BTreeSet::new());
         let opinions = BTreeMap::new();
-        DcgmJudge { catalog, expected, known: false, shown, told, read_at: None, opinions }
+        DcgmJudge { catalog, expected, known: false, shown, reported, read_at: None, opinions }
     }
 
     /// What DCGM says of each GPU whose place is known, by its last answer; nothing if there was none.
@@ -231,7 +231,7 @@ impl DcgmJudge {
         let mut said = BTreeSet::new();
         let new = incidents.iter().filter(|incident| {
             let key = (incident.gpu, incident.code);
-            !self.told.contains(&key) && said.insert(key)
+            !self.reported.contains(&key) && said.insert(key)
         });
         let facts = new
             .map(|incident| {
@@ -251,7 +251,7 @@ impl DcgmJudge {
                 })
             })
             .collect();
-        self.told = now;
+        self.reported = now;
         facts
     }
 

@@ -81,7 +81,7 @@ pub struct DeviceJudge {
     driver: Driver,
     /// The power supply's brake, while it slows several GPUs down, and since it once did.
     power: Option<Shown>,
-    told: XidDeduplicator,
+    reported: XidDeduplicator,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -122,7 +122,7 @@ impl DeviceJudge {
             switches: BTreeMap::new(),
             driver: Driver::default(),
             power: None,
-            told: XidDeduplicator::default(),
+            reported: XidDeduplicator::default(),
         }
     }
 
@@ -301,11 +301,11 @@ impl DeviceJudge {
     /// Takes in what the kernel log told at `at`; facts of other kinds are passed over. After a restart the facts of
     /// this boot are taken in again, in their order. Whether it is news: an XID may have been told before, by an event.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) -> bool {
-        self.hear(at, at, fact)
+        self.receive(at, at, fact)
     }
 
     /// The same of a fact of `at` that was heard of at `now`: a log that is no /dev/kmsg may have times of its own.
-    pub fn hear(&mut self, now: Mono, at: Mono, fact: &Fact) -> bool {
+    pub fn receive(&mut self, now: Mono, at: Mono, fact: &Fact) -> bool {
         match fact {
             Fact::Xid(xid) => return self.xid_line(now, at, xid),
             Fact::Sxid(sxid) => self.sxid(at, sxid),

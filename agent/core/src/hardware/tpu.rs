@@ -60,7 +60,7 @@ pub struct TpuJudge {
     /// Whether the service of the present holder has answered.
     answered: bool,
     /// Whether it has been told that it does not any more.
-    silence_told: bool,
+    silence_reported: bool,
     cores: Cores,
     /// What the driver's log said, and when.
     driver: BTreeMap<DriverReport, Mono>,
@@ -81,7 +81,7 @@ struct Cores {
     last: Vec<CoreState>,
     still_since: Option<Mono>,
     /// The outliers that were told.
-    told: Vec<Outlier>,
+    reported: Vec<Outlier>,
 }
 
 impl TpuJudge {
@@ -92,7 +92,7 @@ impl TpuJudge {
             found: BTreeMap::new(),
             silent_since: None,
             answered: false,
-            silence_told: false,
+            silence_reported: false,
             cores: Cores::default(),
             driver: BTreeMap::new(),
             shown: BTreeMap::new(),
@@ -161,11 +161,11 @@ impl TpuJudge {
         let mut runtime = component("tpu.runtime", Some(now));
         runtime.evidence = sample.services.iter().map(words::service_evidence).collect();
         let unanswered: Vec<&Service> =
-            sample.services.iter().filter(|service| !matches!(service.answer, Answer::Told(_))).collect();
+            sample.services.iter().filter(|service| !matches!(service.answer, Answer::Reported(_))).collect();
         if !sample.services.is_empty() && unanswered.is_empty() {
             self.silent_since = None;
             self.answered = true;
-            if std::mem::take(&mut self.silence_told) {
+            if std::mem::take(&mut self.silence_reported) {
                 facts.push(words::runtime_event(
                     "runtime_answers",
                     Weight::Info,
@@ -178,7 +178,7 @@ impl TpuJudge {
         // A service that was named to be asked is expected to be there only while somebody can hold a chip, too.
         if !chips.is_empty() && chips.iter().all(|chip| chip.holders.is_free()) {
             self.silent_since = None;
-            (self.answered, self.silence_told) = (false, false);
+            (self.answered, self.silence_reported) = (false, false);
             runtime.reason = words::idle(&sample.services);
             return runtime;
         }
@@ -186,7 +186,7 @@ impl TpuJudge {
         runtime.state = HealthState::Unknown;
         runtime.read_at = None;
         runtime.reason = words::unanswered(now, since, &unanswered, chips, &sample.chips);
-        if self.answered && !std::mem::replace(&mut self.silence_told, true) {
+        if self.answered && !std::mem::replace(&mut self.silence_reported, true) {
             facts.push(words::runtime_event("runtime_silent", Weight::Warning, runtime.reason.clone()));
         }
         runtime
@@ -222,11 +222,11 @@ impl TpuJudge {
     }
 
     fn chips(&self, now: Mono, sample: &TpuSample, chips: &[Chip], stuck: &[Outlier]) -> Vec<Component> {
-        let told: Vec<&Runtime> =
-            sample.services.iter().filter_map(|service| service.answer.told()).collect();
-        let shares = words::by_chip(&told, chips.len());
+        let reported: Vec<&Runtime> =
+            sample.services.iter().filter_map(|service| service.answer.reported()).collect();
+        let shares = words::by_chip(&reported, chips.len());
         let cores: Vec<&CoreState> =
-            told.iter().filter_map(|runtime| runtime.cores.as_ref()).flatten().collect();
+            reported.iter().filter_map(|runtime| runtime.cores.as_ref()).flatten().collect();
         let mut components = Vec::new();
         for (place, chip) in chips.iter().enumerate() {
             let mut of = component(&ComponentId::Tpu(chip.number).to_string(), Some(now));
@@ -236,7 +236,7 @@ impl TpuJudge {
             of.gauges = shares.get(place).map(words::gauges).unwrap_or_default();
             let its = |core: &&CoreState| words::place_of(core, &cores, chips.len()) == Some(place);
             let unclear = matches!(&chip.holders, Holders::Partly(holders, _) if holders.is_empty());
-            if unclear && told.is_empty() {
+            if unclear && reported.is_empty() {
                 of.state = HealthState::Unknown;
             }
             if chip.nodes.is_empty() {
@@ -314,13 +314,13 @@ impl TpuJudge {
 
     /// Follows where the cores stand. Returns those that hold up the others, once nothing has moved for long enough.
     fn follow_cores(&mut self, now: Mono, sample: &TpuSample, facts: &mut Vec<Fact>) -> Vec<Outlier> {
-        let told = sample.services.iter().filter_map(|service| service.answer.told());
+        let reported = sample.services.iter().filter_map(|service| service.answer.reported());
         let cores: Vec<CoreState> =
-            told.filter_map(|runtime| runtime.cores.as_ref()).flatten().cloned().collect();
+            reported.filter_map(|runtime| runtime.cores.as_ref()).flatten().cloned().collect();
         let still = cores.len() == self.cores.last.len()
             && cores.iter().zip(&self.cores.last).all(|(core, before)| core.stands_as(before));
         if !still {
-            self.cores = Cores { last: cores, still_since: Some(now), told: Vec::new() };
+            self.cores = Cores { last: cores, still_since: Some(now), reported: Vec::new() };
             return Vec::new();
         }
         self.cores.last = cores;
@@ -330,11 +330,11 @@ impl TpuJudge {
         }
         let named: Vec<(&str, &CoreState)> = self.cores.last.iter().map(|core| ("", core)).collect();
         let stuck = outliers(&named);
-        if stuck != self.cores.told {
+        if stuck != self.cores.reported {
             for outlier in &stuck {
                 facts.push(words::outlier_event(outlier, now.since(since)));
             }
-            self.cores.told.clone_from(&stuck);
+            self.cores.reported.clone_from(&stuck);
         }
         stuck
     }

@@ -112,7 +112,7 @@ impl NoticeKind {
 pub struct CloudJudge {
     limits: CloudLimits,
     /// What was told to be announced and not to be over yet, by its id.
-    told: BTreeMap<String, String>,
+    reported: BTreeMap<String, String>,
     /// What was last read, and when.
     last: Option<(Mono, Vec<Notice>)>,
     shown: Option<(HealthState, Mono)>,
@@ -123,16 +123,16 @@ pub struct CloudJudge {
 impl CloudJudge {
     /// A judge that was told nothing yet.
     pub fn new(limits: CloudLimits) -> CloudJudge {
-        let (told, left_for) = (BTreeMap::new(), BTreeSet::new());
-        CloudJudge { limits, told, last: None, shown: None, left_for }
+        let (reported, left_for) = (BTreeMap::new(), BTreeSet::new());
+        CloudJudge { limits, reported, last: None, shown: None, left_for }
     }
 
     /// Takes in what was told before the agent was started again, in any boot.
     pub fn recall(&mut self, observation: &Observation) {
         let Some(id) = observation.values.get("id").filter(|_| observation.component == NAME) else { return };
         match observation.event.as_str() {
-            ANNOUNCED => drop(self.told.insert(id.clone(), observation.detail.clone())),
-            OVER => drop(self.told.remove(id)),
+            ANNOUNCED => drop(self.reported.insert(id.clone(), observation.detail.clone())),
+            OVER => drop(self.reported.remove(id)),
             _ => {}
         }
     }
@@ -143,7 +143,7 @@ impl CloudJudge {
         let mut problems: Vec<(HealthState, String, RecommendedAction)> = Vec::new();
         match &sample.notices {
             Ok(notices) => {
-                self.tell(notices, &mut facts);
+                self.report(notices, &mut facts);
                 self.last = Some((now.mono, notices.clone()));
             }
             Err(why) => {
@@ -201,11 +201,11 @@ impl CloudJudge {
     }
 
     /// Tells what is new and what is over.
-    fn tell(&mut self, notices: &[Notice], facts: &mut Vec<Fact>) {
+    fn report(&mut self, notices: &[Notice], facts: &mut Vec<Fact>) {
         for notice in notices {
             // The same one at another time or in another state is news again.
             let detail = format!("{}: {}", notice.kind.words(), notice.detail);
-            if self.told.get(&notice.id) == Some(&detail) {
+            if self.reported.get(&notice.id) == Some(&detail) {
                 continue;
             }
             let weight = match notice.kind.weight() {
@@ -214,12 +214,16 @@ impl CloudJudge {
             };
             facts.push(observed(ANNOUNCED, weight, &notice.id, &detail));
             self.left_for.remove(&notice.id);
-            self.told.insert(notice.id.clone(), detail);
+            self.reported.insert(notice.id.clone(), detail);
         }
-        let gone: Vec<String> =
-            self.told.keys().filter(|id| !notices.iter().any(|notice| notice.id == **id)).cloned().collect();
+        let gone: Vec<String> = self
+            .reported
+            .keys()
+            .filter(|id| !notices.iter().any(|notice| notice.id == **id))
+            .cloned()
+            .collect();
         for id in gone {
-            let what = self.told.remove(&id).unwrap_or_default();
+            let what = self.reported.remove(&id).unwrap_or_default();
             self.left_for.remove(&id);
             facts.push(observed(OVER, Weight::Info, &id, &format!("over, or taken back: {what}")));
         }

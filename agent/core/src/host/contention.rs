@@ -209,10 +209,10 @@ mod tests {
     #[test]
     fn a_healthy_host_has_no_excuse_and_knows_whose_gpu_is_whose() {
         let (ranks, gpus) = host();
-        let told = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
-        assert_eq!(told.hints, []);
-        assert_eq!(told.devices.len(), 4);
-        assert_eq!(told.devices[&Rank(2)], "gpu.0000:02:00");
+        let reported = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
+        assert_eq!(reported.hints, []);
+        assert_eq!(reported.devices.len(), 4);
+        assert_eq!(reported.devices[&Rank(2)], "gpu.0000:02:00");
     }
 
     #[test]
@@ -223,10 +223,10 @@ mod tests {
         {
             gpu.reading.as_mut().unwrap().utilization = share;
         }
-        let told = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
-        assert_eq!(told.at_work, [(Rank(0), true), (Rank(1), false), (Rank(3), true)].into());
+        let reported = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
+        assert_eq!(reported.at_work, [(Rank(0), true), (Rank(1), false), (Rank(3), true)].into());
         gpus[1].reading.as_mut().unwrap().utilization = Read::Value(50);
-        assert!(!SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus).is_as(&told), "it is news");
+        assert!(!SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus).is_as(&reported), "it is news");
     }
 
     #[test]
@@ -241,11 +241,11 @@ mod tests {
             reading.processes = Read::Value(vec![GpuProcess { pid: Pid(102), memory: None }, other]);
             gpus[2].power_limit = Some(500_000);
         }
-        let told = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
-        let about: Vec<&str> = told.hints.iter().map(|hint| hint.about.as_str()).collect();
+        let reported = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
+        let about: Vec<&str> = reported.hints.iter().map(|hint| hint.about.as_str()).collect();
         assert_eq!(about, ["another process", "pcie width", "clocks", "power limit", "ecc"]);
-        assert!(told.hints.iter().all(|hint| hint.device.as_deref() == Some("gpu.0000:02:00")));
-        let facts: Vec<&str> = told.hints.iter().map(|hint| hint.fact.as_str()).collect();
+        assert!(reported.hints.iter().all(|hint| hint.device.as_deref() == Some("gpu.0000:02:00")));
+        let facts: Vec<&str> = reported.hints.iter().map(|hint| hint.fact.as_str()).collect();
         assert!(facts[0].contains("pid 7 with 12.0 GiB"), "{facts:?}");
         assert!(facts[1].contains("x8") && facts[1].contains("x16"), "{facts:?}");
         assert!(facts[2].contains("1200") && facts[2].contains("1980"), "{facts:?}");
@@ -262,11 +262,11 @@ mod tests {
         gpus[2].reading.as_mut().unwrap().processes = on(&[102, 1022]);
         gpus[3].reading.as_mut().unwrap().processes = on(&[103, 7]);
         let owners = [(Pid(1011), Pid(101)), (Pid(1022), Pid(102)), (Pid(7), Pid(5))].into();
-        let told = SlowdownHints::of(&ranks, &owners, &[], &gpus);
-        assert_eq!(told.devices[&Rank(1)], "gpu.0000:01:00");
-        assert_eq!(told.at_work.len(), 4, "{told:?}");
-        let strange: Vec<Option<&str>> = told.hints.iter().map(|hint| hint.device.as_deref()).collect();
-        assert_eq!(strange, [Some("gpu.0000:03:00")], "{told:?}");
+        let reported = SlowdownHints::of(&ranks, &owners, &[], &gpus);
+        assert_eq!(reported.devices[&Rank(1)], "gpu.0000:01:00");
+        assert_eq!(reported.at_work.len(), 4, "{reported:?}");
+        let strange: Vec<Option<&str>> = reported.hints.iter().map(|hint| hint.device.as_deref()).collect();
+        assert_eq!(strange, [Some("gpu.0000:03:00")], "{reported:?}");
     }
 
     #[test]
@@ -294,8 +294,8 @@ mod tests {
         };
         let full =
             Component { name: "host.disk".into(), state: HealthState::Unhealthy, ..Component::default() };
-        let told = SlowdownHints::of(&[], &Owners::new(), &[stolen, full], &[]);
-        let [hint] = &told.hints[..] else { panic!("{told:?}") };
+        let reported = SlowdownHints::of(&[], &Owners::new(), &[stolen, full], &[]);
+        let [hint] = &reported.hints[..] else { panic!("{reported:?}") };
         assert_eq!(hint.device, None);
         assert!(hint.fact.ends_with("(/proc/stat: stolen 31.0 %, limit 10 %)"), "{}", hint.fact);
     }
@@ -303,11 +303,11 @@ mod tests {
     #[test]
     fn a_reading_that_moved_on_is_no_news() {
         let (ranks, mut gpus) = host();
-        let mut told = |width| {
+        let mut reported = |width| {
             gpus[0].reading.as_mut().unwrap().pcie = Read::Value(PcieLink { generation: 5, width });
             SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus)
         };
-        let (eight, four, whole) = (told(8), told(4), told(16));
+        let (eight, four, whole) = (reported(8), reported(4), reported(16));
         assert!(four.is_as(&eight) && four != eight);
         assert!(!whole.is_as(&four));
     }

@@ -150,17 +150,17 @@ impl FabricJudge {
         self.learned.links.retain(|name, _| !passed_over(name));
         let components: BTreeMap<String, String> =
             self.learned.links.iter().map(|(name, known)| (name.clone(), known.component.clone())).collect();
-        let mended = self.learned.mend(sample.host.as_deref(), &sample.links);
+        let mended = self.learned.repair(sample.host.as_deref(), &sample.links);
         for name in mended.replaced {
             self.links.remove(&name);
             let detail = format!("{name} is other hardware now: what was learned of it is forgotten");
             let component = components.get(&name).cloned().unwrap_or_else(|| WHOLE.to_owned());
-            facts.push(told(&component, "hardware_replaced", Weight::Info, detail));
+            facts.push(reported(&component, "hardware_replaced", Weight::Info, detail));
         }
         for (from, to) in mended.renamed {
             self.links.remove(&from);
             let detail = format!("{from} is called {to} now");
-            facts.push(told(WHOLE, "renamed", Weight::Info, detail));
+            facts.push(reported(WHOLE, "renamed", Weight::Info, detail));
         }
     }
 
@@ -220,7 +220,7 @@ impl FabricJudge {
         if new && self.configured.is_empty() {
             let rate = rate.map_or_else(String::new, |rate| format!(" at {rate} Gb/s"));
             let detail = format!("{} is up{rate} and expected to be from now on", reading.name);
-            facts.push(told(&known.component, "port_learned", Weight::Info, detail));
+            facts.push(reported(&known.component, "port_learned", Weight::Info, detail));
         }
     }
 
@@ -279,9 +279,14 @@ impl FabricJudge {
             } else {
                 gone.push(name.clone());
                 if count == enough {
-                    facts.push(told(&component, "device_missing", Weight::Error, format!("{name}: {why}")));
+                    facts.push(reported(
+                        &component,
+                        "device_missing",
+                        Weight::Error,
+                        format!("{name}: {why}"),
+                    ));
                 }
-                found.tell("/sys/class", format!("{name} is not there"), None);
+                found.report("/sys/class", format!("{name} is not there"), None);
                 found.problem(HealthState::Unhealthy, why, action);
             }
             let shown = self.show(at, component, found, facts);
@@ -379,7 +384,7 @@ impl FabricJudge {
             });
         }
         for (device, why) in &sample.passed_over {
-            found.tell("not read", format!("{device}: {why}"), None);
+            found.report("not read", format!("{device}: {why}"), None);
         }
         Some(self.show(at, WHOLE.to_owned(), found, facts))
     }
@@ -418,12 +423,12 @@ fn slower_than_its_like(links: &[LinkReading]) -> Option<String> {
             .collect();
         let fast = like.iter().copied().fold(rate, f64::max);
         let as_fast = like.iter().filter(|other| **other == fast).count();
-        let told = rate < fast && as_fast >= 3 && as_fast * 2 > like.len();
-        told.then(|| format!("{} runs at {rate} Gb/s, {as_fast} others at {fast} Gb/s", slow.name))
+        let reported = rate < fast && as_fast >= 3 && as_fast * 2 > like.len();
+        reported.then(|| format!("{} runs at {rate} Gb/s, {as_fast} others at {fast} Gb/s", slow.name))
     })
 }
 
-fn told(component: &str, event: &str, weight: Weight, detail: String) -> Fact {
+fn reported(component: &str, event: &str, weight: Weight, detail: String) -> Fact {
     Fact::Observed(Observation {
         component: component.to_owned(),
         event: event.to_owned(),

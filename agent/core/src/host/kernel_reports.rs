@@ -238,11 +238,11 @@ fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Opt
     let of = if of.is_empty() { String::new() } else { format!(" ({}{more})", of.join(", ")) };
     let count: u64 = held.iter().fold(0, |sum, (_, count, _)| sum.saturating_add(*count));
     let times = if count > 1 { format!(", {count} times") } else { String::new() };
-    let told = format!("{}{of}{times}", meaning.name);
+    let words = format!("{}{of}{times}", meaning.name);
     if component.state == HealthState::Healthy {
-        component.reason = told;
+        component.reason = words;
     } else {
-        component.reason = format!("{}; {told}", component.reason);
+        component.reason = format!("{}; {words}", component.reason);
     }
     let only_virtual = held.iter().all(|(subject, ..)| subject.is_some_and(is_virtual_disk));
     let (state, action) = if only_virtual {

@@ -209,7 +209,7 @@ pub fn conclude(
         let found = checks.iter().filter(|check| check.group == group && check.is_of_a_device()).count();
         let nothing = checks.iter().all(|check| check.group != group);
         let seen = format!("{found} {} seen", group.things());
-        let told = match required {
+        let reported = match required {
             Some(count) if found < count as usize && silent.contains(&group) => {
                 Some((CheckVerdict::Unknown, format!("{count} are required, {seen} so far")))
             }
@@ -222,7 +222,7 @@ pub fn conclude(
             }
             None => None,
         };
-        if let Some((verdict, reason)) = told {
+        if let Some((verdict, reason)) = reported {
             let name =
                 if required.is_some() { format!("required.{}", group.name()) } else { group.name().into() };
             let action = match verdict {

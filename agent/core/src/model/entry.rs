@@ -99,11 +99,13 @@ pub enum Fact {
     /// A room that watches a component saw something happen to it.
     Observed(Observation),
     /// The host said what it knows of a failure of the job.
-    HostTestified {
+    #[serde(rename = "host_testified")]
+    HostEvidenceReported {
         /// Which failure.
         incident: Incident,
         /// What it knows.
-        testimony: HostEvidence,
+        #[serde(rename = "testimony")]
+        host_evidence: HostEvidence,
     },
     /// A call into the GPUs' driver has not returned in time.
     GpuDriverSilent {

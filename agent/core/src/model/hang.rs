@@ -140,7 +140,8 @@ pub struct Waits {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub culprits: Vec<Rank>,
     /// In one sentence, with who says so.
-    pub told: String,
+    #[serde(rename = "told")]
+    pub reported: String,
 }
 
 /// "ranks 0-3, 7".

@@ -80,7 +80,7 @@ impl HostEvidence {
 mod tests {
     use super::*;
 
-    fn told(lines: &[&str], sick: &[&str]) -> HostEvidence {
+    fn reported(lines: &[&str], sick: &[&str]) -> HostEvidence {
         let component = |name: &&str| Component { name: (*name).to_owned(), ..Component::default() };
         HostEvidence {
             kernel_lines: lines.iter().map(|line| (*line).to_owned()).collect(),
@@ -91,10 +91,10 @@ mod tests {
 
     #[test]
     fn what_comes_later_is_added_and_what_got_better_is_no_news() {
-        let first = told(&["a"], &["gpu.1"]);
-        assert_eq!(first.with(told(&["a"], &[])), None);
-        assert_eq!(first.with(told(&["a"], &["gpu.1"])), None);
-        assert_eq!(first.with(told(&["a", "b"], &[])), Some(told(&["a", "b"], &["gpu.1"])));
-        assert_eq!(first.with(told(&["a"], &["gpu.2"])), Some(told(&["a"], &["gpu.1", "gpu.2"])));
+        let first = reported(&["a"], &["gpu.1"]);
+        assert_eq!(first.with(reported(&["a"], &[])), None);
+        assert_eq!(first.with(reported(&["a"], &["gpu.1"])), None);
+        assert_eq!(first.with(reported(&["a", "b"], &[])), Some(reported(&["a", "b"], &["gpu.1"])));
+        assert_eq!(first.with(reported(&["a"], &["gpu.2"])), Some(reported(&["a"], &["gpu.1", "gpu.2"])));
     }
 }

@@ -69,7 +69,7 @@ pub fn seen_before(text: &str) -> Result<SeenBefore, FormError> {
 ///
 /// # Errors
 /// It is not of this version.
-pub fn surroundings(text: &str) -> Result<SlowdownHints, FormError> {
+pub fn rank_context(text: &str) -> Result<SlowdownHints, FormError> {
     read("what surrounds the ranks", text)
 }
 
@@ -86,6 +86,6 @@ mod tests {
         check(verdict("{}").unwrap_err(), "a verdict");
         check(component("").unwrap_err(), "a component");
         check(record("null").unwrap_err(), "a device's record");
-        check(surroundings("[1]").unwrap_err(), "what surrounds the ranks");
+        check(rank_context("[1]").unwrap_err(), "what surrounds the ranks");
     }
 }

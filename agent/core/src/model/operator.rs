@@ -135,11 +135,11 @@ impl OperatorState {
     /// A component was judged. Returns what is to go into the journal, if its acknowledgement is over thereby.
     pub fn judged(&mut self, component: &Component) -> Option<Observation> {
         let known = self.acknowledged.get(&component.name)?;
-        let anew = component.fault_at.is_some_and(|at| at > known.at.mono);
+        let again = component.fault_at.is_some_and(|at| at > known.at.mono);
         let worse = component.state > known.state || component.action > known.action;
         let words = match component.state {
             HealthState::Healthy => "the fault is gone".to_owned(),
-            _ if anew => format!("it happened again: {}", component.reason),
+            _ if again => format!("it happened again: {}", component.reason),
             _ if worse => format!("it got worse: {}", component.reason),
             _ => return None,
         };
@@ -157,12 +157,12 @@ impl OperatorState {
             .filter(|(_, silence)| silence.until <= now)
             .map(|(name, _)| name.clone())
             .collect();
-        let told = over.into_iter().map(|name| {
+        let reported = over.into_iter().map(|name| {
             self.silenced.remove(&name);
             let component = Component { name, ..Component::default() };
             observation(&component, SILENCE_OVER, "the silence has run out".to_owned(), vec![])
         });
-        told.collect()
+        reported.collect()
     }
 
     /// The acknowledgement of a component.
@@ -230,8 +230,8 @@ mod tests {
         Component { name: NAME.into(), state, fault_at: Some(stamp(fault_at).mono), ..Component::default() }
     }
 
-    fn said(attention: &mut OperatorState, at: u64, word: &OperatorAction, component: &Component) {
-        attention.take_in(stamp(at), &boot(), &word.observation(1000, component));
+    fn said(acknowledgements: &mut OperatorState, at: u64, word: &OperatorAction, component: &Component) {
+        acknowledgements.take_in(stamp(at), &boot(), &word.observation(1000, component));
     }
 
     fn acknowledge() -> OperatorAction {
@@ -240,19 +240,19 @@ mod tests {
 
     #[test]
     fn a_known_fault_does_not_count_until_it_comes_anew() {
-        let mut attention = OperatorState::default();
+        let mut acknowledgements = OperatorState::default();
         let component = ill(HealthState::Unhealthy, 10);
-        said(&mut attention, 20, &acknowledge(), &component);
-        assert!(!attention.counts(NAME));
-        let known = attention.acknowledgement(NAME).unwrap();
+        said(&mut acknowledgements, 20, &acknowledge(), &component);
+        assert!(!acknowledgements.counts(NAME));
+        let known = acknowledgements.acknowledgement(NAME).unwrap();
         assert_eq!(
             (known.uid, known.reason.as_str(), known.state),
             (1000, "ticket 7", HealthState::Unhealthy)
         );
-        assert_eq!(attention.judged(&component), None);
-        let over = attention.judged(&ill(HealthState::Unhealthy, 30)).unwrap();
+        assert_eq!(acknowledgements.judged(&component), None);
+        let over = acknowledgements.judged(&ill(HealthState::Unhealthy, 30)).unwrap();
         assert_eq!((over.event.as_str(), over.weight), (ACKNOWLEDGEMENT_OVER, Weight::Warning));
-        assert!(attention.counts(NAME));
+        assert!(acknowledgements.counts(NAME));
     }
 
     #[test]
@@ -260,35 +260,35 @@ mod tests {
         for (state, weight) in
             [(HealthState::Unhealthy, Weight::Warning), (HealthState::Healthy, Weight::Info)]
         {
-            let mut attention = OperatorState::default();
-            said(&mut attention, 20, &acknowledge(), &ill(HealthState::Degraded, 10));
-            assert_eq!(attention.judged(&ill(HealthState::Degraded, 10)), None);
-            assert_eq!(attention.judged(&ill(state, 10)).unwrap().weight, weight);
+            let mut acknowledgements = OperatorState::default();
+            said(&mut acknowledgements, 20, &acknowledge(), &ill(HealthState::Degraded, 10));
+            assert_eq!(acknowledgements.judged(&ill(HealthState::Degraded, 10)), None);
+            assert_eq!(acknowledgements.judged(&ill(state, 10)).unwrap().weight, weight);
         }
     }
 
     #[test]
     fn a_silence_runs_out_or_is_taken_back() {
-        let mut attention = OperatorState::default();
+        let mut acknowledgements = OperatorState::default();
         let component = ill(HealthState::Unhealthy, 10);
         let silence = OperatorAction::Silence { reason: "bench".into(), until: stamp(100).wall };
-        said(&mut attention, 20, &silence, &component);
-        assert!(!attention.counts(NAME));
-        assert_eq!(attention.run_out(stamp(99).wall), []);
-        assert_eq!(attention.run_out(stamp(100).wall).len(), 1);
-        assert!(attention.counts(NAME));
-        said(&mut attention, 120, &silence, &component);
-        said(&mut attention, 121, &OperatorAction::Unsilence, &component);
-        assert!(attention.counts(NAME) && attention.silence(NAME).is_none());
+        said(&mut acknowledgements, 20, &silence, &component);
+        assert!(!acknowledgements.counts(NAME));
+        assert_eq!(acknowledgements.run_out(stamp(99).wall), []);
+        assert_eq!(acknowledgements.run_out(stamp(100).wall).len(), 1);
+        assert!(acknowledgements.counts(NAME));
+        said(&mut acknowledgements, 120, &silence, &component);
+        said(&mut acknowledgements, 121, &OperatorAction::Unsilence, &component);
+        assert!(acknowledgements.counts(NAME) && acknowledgements.silence(NAME).is_none());
     }
 
     #[test]
     fn another_boot_finds_anew() {
-        let mut attention = OperatorState::default();
-        said(&mut attention, 20, &acknowledge(), &ill(HealthState::Unhealthy, 10));
-        attention.only_of(&boot());
-        assert!(!attention.counts(NAME));
-        attention.only_of(&BootId("next".into()));
-        assert!(attention.counts(NAME));
+        let mut acknowledgements = OperatorState::default();
+        said(&mut acknowledgements, 20, &acknowledge(), &ill(HealthState::Unhealthy, 10));
+        acknowledgements.only_of(&boot());
+        assert!(!acknowledgements.counts(NAME));
+        acknowledgements.only_of(&BootId("next".into()));
+        assert!(acknowledgements.counts(NAME));
     }
 }

@@ -60,7 +60,8 @@ pub struct SeenBefore {
     pub elsewhere: Vec<OnHost>,
     /// Agents of other hosts that answer, and hear of this failure.
     #[serde(default, skip_serializing_if = "is_none")]
-    pub heard_by: u32,
+    #[serde(rename = "heard_by")]
+    pub answered_by: u32,
 }
 
 impl SeenBefore {

@@ -12,10 +12,16 @@ pub fn allowed(interval: Span) -> Span {
     Span(interval.0.saturating_mul(3).max(LEAST.0))
 }
 
-/// The component as it may still be shown at `now`, if its room has said nothing since `heard` and was allowed less.
+/// The component as it may still be shown at `now`, if its room has said nothing since `received` and was allowed less.
 /// None if it may stand as it is. What was worse than unknown stays so: it is no better for not being read.
-pub fn stale(component: &Component, room: &str, heard: Mono, allowed: Span, now: Mono) -> Option<Component> {
-    let silent = now.since(heard);
+pub fn stale(
+    component: &Component,
+    room: &str,
+    received: Mono,
+    allowed: Span,
+    now: Mono,
+) -> Option<Component> {
+    let silent = now.since(received);
     if silent <= allowed {
         return None;
     }

@@ -58,13 +58,13 @@ mod tests {
         let mut standing = StateSince::default();
         standing.recall(&component(Degraded, 3));
         standing.recall(&component(Unhealthy, 7));
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (place, state) in states.iter().enumerate() {
             let mut of = component(*state, 100 + place as u64);
             standing.keep(&mut of);
-            told.push(of.since.0);
+            reported.push(of.since.0);
         }
-        told
+        reported
     }
 
     #[test]

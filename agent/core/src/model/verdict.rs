@@ -330,7 +330,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// In one line, for people.
-    pub fn told(&self) -> String {
+    pub fn reported(&self) -> String {
         let Outcome { step, to_first_step, steps_lost, .. } = self;
         let again = match (steps_lost, self.counted) {
             (0, false) => "no step is done again".to_owned(),

@@ -69,7 +69,8 @@ pub struct Ledger {
     /// The highest number of a completed step, as the program or the hook counts; and the same before the current attempt.
     highest: (Option<u64>, Option<u64>),
     /// Whether any rank ever sent a heartbeat: without them nobody knows of training.
-    heard: bool,
+    #[serde(rename = "heard")]
+    measured: bool,
     last_step_end: Option<Mono>,
     steps: u64,
     steps_lost: u64,
@@ -108,7 +109,7 @@ impl Ledger {
             reached: None,
             reached_before: None,
             highest: (None, None),
-            heard: false,
+            measured: false,
             last_step_end: None,
             steps: 0,
             steps_lost: 0,
@@ -119,7 +120,7 @@ impl Ledger {
     /// From `at` on the time goes into `state`. A time before the last change counts as that change's.
     pub fn enter(&mut self, at: Mono, state: TimeCategory) {
         let at = at.max(self.since);
-        self.heard |= matches!(state, TimeCategory::Initialising | TimeCategory::Training);
+        self.measured |= matches!(state, TimeCategory::Initialising | TimeCategory::Training);
         let cut_off = self.state == TimeCategory::Training && state != TimeCategory::Training;
         self.book(self.state, at.since(self.since));
         if cut_off && state == TimeCategory::Undetected {
@@ -205,7 +206,7 @@ impl Ledger {
         parts.retain(|_, span| span.0 > 0);
         let wall = at.since(self.began);
         let share = if wall.0 == 0 { 0.0 } else { training.0 as f64 / wall.0 as f64 };
-        let goodput = self.heard.then_some(share);
+        let goodput = self.measured.then_some(share);
         TimeAccounting {
             wall,
             parts,

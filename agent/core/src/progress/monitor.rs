@@ -49,8 +49,8 @@ struct Reported {
 pub struct Watch {
     spec_ranks: u32,
     layout: Layout,
-    surroundings: SlowdownHints,
-    told: u64,
+    rank_context: SlowdownHints,
+    reported: u64,
     attempt: Attempt,
     now: Option<Present>,
     /// The hosts, and the host of each rank; empty where all are on one.
@@ -102,8 +102,8 @@ impl Watch {
         Watch {
             spec_ranks: spec.world_size,
             layout: Layout::of_command(&spec.command),
-            surroundings: SlowdownHints::default(),
-            told: 0,
+            rank_context: SlowdownHints::default(),
+            reported: 0,
             attempt: Attempt(0),
             now: None,
             hosts: Default::default(),
@@ -175,17 +175,17 @@ impl Watch {
             furthest: 0,
             ranks,
         };
-        now.name_devices(&self.surroundings);
+        now.name_devices(&self.rank_context);
         self.now = Some(now);
     }
 
     /// What is known of the host and its devices that may explain slowness; it replaces what was known before. Findings that
     /// stand and are explained by it are returned, to be told again.
-    pub fn set_surroundings(&mut self, surroundings: SlowdownHints) -> Vec<Finding> {
-        self.surroundings = surroundings;
+    pub fn set_rank_context(&mut self, rank_context: SlowdownHints) -> Vec<Finding> {
+        self.rank_context = rank_context;
         let Some(present) = &mut self.now else { return Vec::new() };
-        present.name_devices(&self.surroundings);
-        present.standing.explain(&present.names, &self.surroundings.hints)
+        present.name_devices(&self.rank_context);
+        present.standing.explain(&present.names, &self.rank_context.hints)
     }
 
     /// A rank said what it is. Once all have, each is compared with those of its role and stage; what it said counts more
@@ -194,11 +194,11 @@ impl Watch {
         let noise = self.noise;
         let Some(present) = &mut self.now else { return };
         let Ok(index) = present.ranks.binary_search(&rank) else { return };
-        let told = Some((role, stage));
-        if present.roles[index] == told {
+        let reported = Some((role, stage));
+        if present.roles[index] == reported {
             return;
         }
-        present.roles[index] = told;
+        present.roles[index] = reported;
         present.take_roles(noise);
     }
 
@@ -224,7 +224,7 @@ impl Watch {
         let shards: Vec<Vec<u64>> = shards.iter().map(|(_, chunks)| chunks.clone()).collect();
         let (mut sick, mut found) = (Vec::new(), Vec::new());
         present.numbers.saved(step, &shards, &mut sick);
-        present.tell(step, sick, self.attempt, &mut self.told, &mut found);
+        present.report(step, sick, self.attempt, &mut self.reported, &mut found);
         found
     }
 
@@ -236,7 +236,7 @@ impl Watch {
             let Ok(index) = present.ranks.binary_search(&rank) else { break };
             present.take(index, step);
             while let Some((step, row)) = present.next_row() {
-                present.judge(step, &row, self.attempt, &mut self.told, &self.surroundings, &mut found);
+                present.judge(step, &row, self.attempt, &mut self.reported, &self.rank_context, &mut found);
             }
         }
         found
@@ -297,8 +297,8 @@ impl Present {
         self.stages.clear();
     }
 
-    fn name_devices(&mut self, surroundings: &SlowdownHints) {
-        let device = |rank: &Rank| surroundings.devices.get(rank).cloned();
+    fn name_devices(&mut self, rank_context: &SlowdownHints) {
+        let device = |rank: &Rank| rank_context.devices.get(rank).cloned();
         self.names.devices = self.ranks.iter().map(device).collect();
     }
 
@@ -307,26 +307,26 @@ impl Present {
         step: u64,
         row: &[Reported],
         attempt: Attempt,
-        told: &mut u64,
-        surroundings: &SlowdownHints,
+        reported: &mut u64,
+        rank_context: &SlowdownHints,
         found: &mut Vec<Finding>,
     ) {
         if let Some(self_times) = self_times(row) {
-            self.pace_of(step, row, &self_times, attempt, told, surroundings, found);
+            self.pace_of(step, row, &self_times, attempt, reported, rank_context, found);
         }
-        let numbers: Vec<Numbers> = row.iter().map(|told| told.numbers).collect();
+        let numbers: Vec<Numbers> = row.iter().map(|reported| reported.numbers).collect();
         let mut sick = Vec::new();
         self.numbers.step(step, &numbers, &mut sick);
-        self.tell(step, sick, attempt, told, found);
+        self.report(step, sick, attempt, reported, found);
     }
 
     /// Makes findings of what is sick, and of what no longer is.
-    fn tell(
+    fn report(
         &mut self,
         step: u64,
         sick: Vec<Sick>,
         attempt: Attempt,
-        told: &mut u64,
+        reported: &mut u64,
         found: &mut Vec<Finding>,
     ) {
         for sick in sick {
@@ -337,8 +337,8 @@ impl Present {
                     Finding { over: true, step: sick.since, headline, ..before }
                 }
                 None => {
-                    *told += 1;
-                    let finding = self.say(*told, attempt, step, &sick);
+                    *reported += 1;
+                    let finding = self.say(*reported, attempt, step, &sick);
                     self.sick.insert((sick.what, sick.place), finding.clone());
                     finding
                 }
@@ -355,26 +355,29 @@ impl Present {
         row: &[Reported],
         self_times: &[f32],
         attempt: Attempt,
-        told: &mut u64,
-        surroundings: &SlowdownHints,
+        reported: &mut u64,
+        rank_context: &SlowdownHints,
         found: &mut Vec<Finding>,
     ) {
-        let waits: Vec<f32> = row.iter().map(|told| if told.done { told.wait } else { f32::NAN }).collect();
-        let mut lengths: Vec<f32> = row.iter().filter(|told| told.done).map(|told| told.took).collect();
+        let waits: Vec<f32> =
+            row.iter().map(|reported| if reported.done { reported.wait } else { f32::NAN }).collect();
+        let mut lengths: Vec<f32> =
+            row.iter().filter(|reported| reported.done).map(|reported| reported.took).collect();
         lengths.sort_unstable_by(f32::total_cmp);
         let took = lengths.get(lengths.len() / 2).copied().unwrap_or(f32::NAN);
-        self.paces.push(self_times.iter().zip(row).map(|(own, told)| (*own, told.wait, told.took)));
+        self.paces
+            .push(self_times.iter().zip(row).map(|(own, reported)| (*own, reported.wait, reported.took)));
         self.learn_peers(step, self_times);
         let named = if waits.iter().any(|wait| *wait > 0.0) { waits.as_slice() } else { &[] };
         let mut changes = Vec::new();
         self.stragglers.step(Row { step, self_times, waits: named, took }, &mut changes);
         for change in &self.unproven.proven(changes, &self.names.devices) {
-            let place = (self.stragglers.peers(), &self.names, surroundings.hints.as_slice());
-            let finding = self.standing.tell(change, *told + 1, attempt, place);
-            found.extend(finding.inspect(|finding| *told = (*told).max(finding.finding)));
+            let place = (self.stragglers.peers(), &self.names, rank_context.hints.as_slice());
+            let finding = self.standing.report(change, *reported + 1, attempt, place);
+            found.extend(finding.inspect(|finding| *reported = (*reported).max(finding.finding)));
         }
-        let link = self.exchange.step(step, &waits, self_times, took, (*told + 1, attempt, &self.names));
-        found.extend(link.inspect(|finding| *told = (*told).max(finding.finding)));
+        let link = self.exchange.step(step, &waits, self_times, took, (*reported + 1, attempt, &self.names));
+        found.extend(link.inspect(|finding| *reported = (*reported).max(finding.finding)));
     }
 
     /// Looks whether the first steps tell that ranks have different work by design. From then on they are compared within
@@ -463,10 +466,10 @@ fn of_stages(stages: &[u32]) -> Peers {
 /// Self times by what sections are named; none if none tells of it. All ranks are measured alike.
 fn self_times(row: &[Reported]) -> Option<Vec<f32>> {
     let known = |seconds: fn(&Reported) -> f32| -> Vec<f32> {
-        row.iter().map(|told| if told.done { seconds(told) } else { f32::NAN }).collect()
+        row.iter().map(|reported| if reported.done { seconds(reported) } else { f32::NAN }).collect()
     };
     let any = |times: &Vec<f32>| times.iter().any(|time| time.is_finite());
-    Some(known(|told| told.without_waiting))
+    Some(known(|reported| reported.without_waiting))
         .filter(any)
-        .or_else(|| Some(known(|told| told.alone)).filter(any))
+        .or_else(|| Some(known(|reported| reported.alone)).filter(any))
 }

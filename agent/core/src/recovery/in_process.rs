@@ -135,7 +135,7 @@ pub enum RoundState {
 
 /// What comes of a word.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Heard {
+pub enum Received {
     /// Nothing to be done.
     Noted,
     /// It is about a round that is over, or fits no place where the rank could stand.
@@ -184,14 +184,14 @@ impl Round {
     /// Begins to gather the ranks; who is to be told to leave.
     pub fn gather(&mut self) -> Vec<Rank> {
         self.gathering = true;
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (rank, standing) in &mut self.standing {
             if matches!(standing, RoundState::Inside | RoundState::Done) {
                 *standing = RoundState::Leaving;
-                told.push(*rank);
+                reported.push(*rank);
             }
         }
-        told
+        reported
     }
 
     /// Its ranks do not go on in their processes: nothing is gathered any more.
@@ -229,17 +229,17 @@ impl Round {
     }
 
     /// Takes in what a rank said.
-    pub fn hear(&mut self, rank: Rank, word: Word) -> Heard {
+    pub fn receive(&mut self, rank: Rank, word: Word) -> Received {
         let (epoch, gathering) = (self.epoch, self.gathering);
-        let Some(standing) = self.standing.get_mut(&rank) else { return Heard::PassedOver };
+        let Some(standing) = self.standing.get_mut(&rank) else { return Received::PassedOver };
         if word.epoch() != epoch || matches!(standing, RoundState::Gone | RoundState::Ready) {
-            return Heard::PassedOver;
+            return Received::PassedOver;
         }
         match word {
             // One that comes while the others leave is to turn round at once.
             Word::Hello { .. } if gathering => {
                 *standing = RoundState::Leaving;
-                return Heard::Late;
+                return Received::Late;
             }
             Word::Hello { .. } => *standing = RoundState::Inside,
             Word::Ready { .. } => *standing = RoundState::Ready,
@@ -247,11 +247,11 @@ impl Round {
             Word::Done { .. } => {
                 *standing = RoundState::Done;
                 let done = self.all_done();
-                return if done.is_empty() { Heard::Noted } else { Heard::AllDone(done) };
+                return if done.is_empty() { Received::Noted } else { Received::AllDone(done) };
             }
             Word::Raised { at, exception, message, traceback, .. } => {
                 *standing = RoundState::Leaving;
-                return Heard::Raised(Note {
+                return Received::Raised(Note {
                     exception,
                     message,
                     traceback,
@@ -260,7 +260,7 @@ impl Round {
                 });
             }
         }
-        Heard::Noted
+        Received::Noted
     }
 
     /// Those to be told that all are done: every other one is too, or its process has ended. One that has not come yet may
@@ -297,7 +297,7 @@ mod tests {
     fn round(ranks: u32) -> Round {
         let mut round = Round::begin(Attempt(EPOCH), (0..ranks).map(Rank));
         for rank in 0..ranks {
-            assert_eq!(round.hear(Rank(rank), Word::Hello { epoch: EPOCH }), Heard::Noted);
+            assert_eq!(round.receive(Rank(rank), Word::Hello { epoch: EPOCH }), Received::Noted);
         }
         round
     }
@@ -311,11 +311,11 @@ mod tests {
     fn all_that_are_inside_are_told_to_leave_and_are_waited_for() {
         let mut round = round(3);
         assert!(
-            matches!(round.hear(Rank(1), raised(EPOCH, "lost")), Heard::Raised(note) if note.at == Mono(7))
+            matches!(round.receive(Rank(1), raised(EPOCH, "lost")), Received::Raised(note) if note.at == Mono(7))
         );
         assert_eq!(round.gather(), [Rank(0), Rank(2)], "the one that raised is on its way out");
         for rank in [1, 0] {
-            round.hear(Rank(rank), Word::Ready { epoch: EPOCH });
+            round.receive(Rank(rank), Word::Ready { epoch: EPOCH });
             assert!(!round.is_gathered());
         }
         round.gone(Rank(2));
@@ -330,31 +330,31 @@ mod tests {
             for word in
                 [Word::Hello { epoch }, raised(epoch, ""), Word::Ready { epoch }, Word::Done { epoch }]
             {
-                assert_eq!(round.hear(Rank(0), word), Heard::PassedOver);
+                assert_eq!(round.receive(Rank(0), word), Received::PassedOver);
             }
         }
         assert_eq!(round.standing(Rank(0)), Some(RoundState::Inside));
-        assert_eq!(round.hear(Rank(9), Word::Ready { epoch: EPOCH }), Heard::PassedOver);
+        assert_eq!(round.receive(Rank(9), Word::Ready { epoch: EPOCH }), Received::PassedOver);
     }
 
     #[test]
     fn a_rank_that_comes_while_the_others_leave_is_told_the_same() {
         let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
         assert!(!round.can_gather());
-        round.hear(Rank(0), Word::Hello { epoch: EPOCH });
+        round.receive(Rank(0), Word::Hello { epoch: EPOCH });
         assert!(round.can_gather());
         round.gather();
-        assert_eq!(round.hear(Rank(1), Word::Hello { epoch: EPOCH }), Heard::Late);
+        assert_eq!(round.receive(Rank(1), Word::Hello { epoch: EPOCH }), Received::Late);
         assert_eq!(round.missing(), [Rank(0), Rank(1)]);
-        round.hear(Rank(1), Word::Ready { epoch: EPOCH });
+        round.receive(Rank(1), Word::Ready { epoch: EPOCH });
         assert_eq!(round.waiting(), [Rank(1)]);
     }
 
     #[test]
     fn one_that_is_done_waits_for_those_that_have_not_come_yet() {
         let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
-        round.hear(Rank(1), Word::Hello { epoch: EPOCH });
-        assert_eq!(round.hear(Rank(1), Word::Done { epoch: EPOCH }), Heard::Noted);
+        round.receive(Rank(1), Word::Hello { epoch: EPOCH });
+        assert_eq!(round.receive(Rank(1), Word::Done { epoch: EPOCH }), Received::Noted);
         assert_eq!(
             round.gone(Rank(0)),
             [Rank(1)],
@@ -365,19 +365,19 @@ mod tests {
     #[test]
     fn nobody_returns_before_all_are_done_and_one_that_is_done_is_called_back() {
         let mut round = round(3);
-        assert_eq!(round.hear(Rank(0), Word::Done { epoch: EPOCH }), Heard::Noted);
+        assert_eq!(round.receive(Rank(0), Word::Done { epoch: EPOCH }), Received::Noted);
         let mut other = round.clone();
         assert_eq!(other.gather(), [Rank(0), Rank(1), Rank(2)]);
-        assert_eq!(round.hear(Rank(1), Word::Done { epoch: EPOCH }), Heard::Noted);
+        assert_eq!(round.receive(Rank(1), Word::Done { epoch: EPOCH }), Received::Noted);
         assert_eq!(round.gone(Rank(2)), [Rank(0), Rank(1)], "it exited: nobody else is to come");
     }
 
     #[test]
     fn a_done_rank_is_told_last_of_all_by_the_last() {
         let mut round = round(2);
-        round.hear(Rank(1), Word::Done { epoch: EPOCH });
-        let heard = round.hear(Rank(0), Word::Done { epoch: EPOCH });
-        assert_eq!(heard, Heard::AllDone(vec![Rank(0), Rank(1)]));
+        round.receive(Rank(1), Word::Done { epoch: EPOCH });
+        let received = round.receive(Rank(0), Word::Done { epoch: EPOCH });
+        assert_eq!(received, Received::AllDone(vec![Rank(0), Rank(1)]));
     }
 
     #[test]
@@ -420,8 +420,8 @@ mod tests {
                     0 => drop(round.gone(Rank(rank))),
                     1 => drop(round.gather()),
                     _ => {
-                        if let Heard::AllDone(told) = round.hear(Rank(rank), word) {
-                            prop_assert!(!told.is_empty());
+                        if let Received::AllDone(reported) = round.receive(Rank(rank), word) {
+                            prop_assert!(!reported.is_empty());
                             prop_assert!(round.with(|s| matches!(s, RoundState::Inside | RoundState::Leaving)).is_empty());
                         }
                     }

@@ -53,7 +53,7 @@ use crate::recovery::policy::{self, Advisor, Experience, PastFailure, Rung, Sett
 use awaited::Asked;
 pub use carried::Carried;
 use deciding::{Afterwards, Pending};
-pub use deciding::{POLICY, told as policy_trouble};
+pub use deciding::{POLICY, reported as policy_trouble};
 use late::Decided;
 use lost_peer::LostPeer;
 use ordered::Ordered;
@@ -252,16 +252,18 @@ impl Job {
                 self.saved.0 = self.saved.0.max(Some(step));
                 if attempt == self.attempt {
                     let found = self.watch.saved(step, &shards);
-                    self.tell_found(found, out);
+                    self.report_found(found, out);
                 }
             }
             Input::Steps { .. } | Input::Role { .. } => {}
-            Input::Surroundings(known) => {
-                let again = self.watch.set_surroundings(known);
-                self.tell_found(again, out);
+            Input::RankContext(known) => {
+                let again = self.watch.set_rank_context(known);
+                self.report_found(again, out);
             }
             Input::Ruling(ruling) => self.ruling(at, ruling, out),
-            Input::HeardLate { incident, testimony } => self.hear_late(incident, testimony, out),
+            Input::LateEvidence { incident, host_evidence } => {
+                self.receive_late(incident, host_evidence, out)
+            }
             Input::Held(held) => self.held = held,
             Input::LookAgain => self.look_again(at, out),
         }
@@ -393,7 +395,7 @@ impl Job {
                         hang.weigh(waits);
                     }
                     hang.refine(&groups);
-                    *found = waits.into_iter().map(|waits| waits.told).collect();
+                    *found = waits.into_iter().map(|waits| waits.reported).collect();
                     found.extend(groups.iter().map(PlaceGroup::to_string));
                     found.extend(summary);
                     found.extend(file.map(|file| format!("what all ranks were at: {file}")));
@@ -437,7 +439,7 @@ impl Job {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
-            | Fact::HostTestified { .. }
+            | Fact::HostEvidenceReported { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::JobEnded { .. } => {}

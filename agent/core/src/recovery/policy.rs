@@ -175,7 +175,7 @@ fn another_host_tells(case: Case<'_>) -> bool {
     };
     let raised = matches!(verdict.cause, Cause::Exception { .. });
     let new = |seen: &SeenBefore| seen.in_earlier_runs == 0 && seen.elsewhere.is_empty();
-    in_doubt && raised && case.seen.is_some_and(|seen| seen.heard_by > 0 && new(seen))
+    in_doubt && raised && case.seen.is_some_and(|seen| seen.answered_by > 0 && new(seen))
 }
 
 /// Restarts in a row that may bring nothing, whatever their causes. After NVRx's restart agent, as [`confirmed`].

@@ -383,7 +383,7 @@ impl JobView {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
-            | Fact::HostTestified { .. }
+            | Fact::HostEvidenceReported { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::EvidenceTaken { .. }

@@ -39,8 +39,8 @@ fn stages_of(job: &JobView) -> BTreeSet<u32> {
     }
     let layout = Layout::of_command(&job.spec.command);
     let of = |rank: &RankView| {
-        let told = rank.beat.as_ref().and_then(|beat| beat.stage);
-        told.or_else(|| layout.stage(rank.rank.0, job.spec.world_size))
+        let reported = rank.beat.as_ref().and_then(|beat| beat.stage);
+        reported.or_else(|| layout.stage(rank.rank.0, job.spec.world_size))
     };
     job.ranks.values().filter_map(|rank| of(rank)).collect()
 }
@@ -85,9 +85,9 @@ mod tests {
             pid: Pid(7),
             page: None,
         });
-        let begun = Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() };
+        let started = Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() };
         let mut view = NodeView::default();
-        for fact in [Fact::JobStarted(spec), begun] {
+        for fact in [Fact::JobStarted(spec), started] {
             view.apply(&entry(fact));
         }
         view
@@ -110,8 +110,8 @@ mod tests {
         let mut view = view();
         let run = |_: &JobView| Some("run".to_owned());
         assert_eq!(PlacementEligibility::of(&view, run), stages("run", &[1]));
-        let told = BeatView { stage: Some(3), ..BeatView::default() };
-        view.sample(&JobId("job".to_owned()), Attempt(0), Rank(3), told);
+        let reported = BeatView { stage: Some(3), ..BeatView::default() };
+        view.sample(&JobId("job".to_owned()), Attempt(0), Rank(3), reported);
         assert_eq!(PlacementEligibility::of(&view, run), stages("run", &[1, 3]));
         assert_eq!(
             PlacementEligibility::of(&view, |_| None),

@@ -90,23 +90,23 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
             (Fact::JobStarted(spec), _) => {
                 let usual = || Budget { max_restarts: spec.max_restarts, window: None }.into();
                 let policy = spec.policy.clone().unwrap_or_else(usual);
-                let mut begun = Job::begin(entry.at.mono, spec.clone(), policy, &mut out);
+                let mut started = Job::begin(entry.at.mono, spec.clone(), policy, &mut out);
                 if let Some(advisor) = advisor {
-                    begun.advised_by(advisor.clone());
+                    started.advised_by(advisor.clone());
                 }
-                job = Some(begun);
+                job = Some(started);
             }
-            (Fact::HostTestified { .. }, _) | (_, None) => {}
+            (Fact::HostEvidenceReported { .. }, _) | (_, None) => {}
             (fact, Some(job)) => {
                 job.step(entry.at.mono, Input::Fact(fact.clone()), &mut out);
                 let consulted = consulted(&out);
                 if consulted == Some(Incident::ORDERED) {
                     // What a person ordered is no judgement: it goes on as it did then.
-                    let testimony = HostEvidence::default();
+                    let host_evidence = HostEvidence::default();
                     rule(
                         job,
                         entry.at.mono,
-                        Ruling { incident: Incident::ORDERED, instead: None, testimony },
+                        Ruling { incident: Incident::ORDERED, instead: None, host_evidence },
                     );
                 } else if let Some(incident) = consulted {
                     // It is decided anew once ranks that waited in their processes are gone.
@@ -139,16 +139,17 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
         .rposition(|entry| matches!(&entry.body, Body::Decision(of) if of.incident == incident))?;
     // The last word before the decision is what it rests on: while a host was waited for, it said other things. What it
     // said later changed the verdict alone.
-    let testimony = rest.get(..decided)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();
+    let host_evidence =
+        rest.get(..decided)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();
     let later = rest.get(decided..)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();
     let rule = |job: &mut Job, instead| {
-        let testimony = testimony.cloned().unwrap_or_default();
-        rule(job, at, Ruling { incident, instead, testimony })
+        let host_evidence = host_evidence.cloned().unwrap_or_default();
+        rule(job, at, Ruling { incident, instead, host_evidence })
     };
     let mut job_now = job.clone();
     let mut judged = rule(&mut job_now, None);
-    if let Some(testimony) = later.cloned() {
-        job_now.step(at, Input::HeardLate { incident, testimony }, &mut judged);
+    if let Some(host_evidence) = later.cloned() {
+        job_now.step(at, Input::LateEvidence { incident, host_evidence }, &mut judged);
     }
     let _ = rule(job, Some((decision.action, decision.why)));
     let now = Judgement {
@@ -175,7 +176,9 @@ fn rule(job: &mut Job, at: Mono, ruling: Ruling) -> Vec<Output> {
 
 fn testimony_of(entry: &Entry, incident: Incident) -> Option<&HostEvidence> {
     match &entry.body {
-        Body::Fact(Fact::HostTestified { incident: of, testimony }) if *of == incident => Some(testimony),
+        Body::Fact(Fact::HostEvidenceReported { incident: of, host_evidence }) if *of == incident => {
+            Some(host_evidence)
+        }
         _ => None,
     }
 }

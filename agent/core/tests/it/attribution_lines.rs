@@ -40,8 +40,8 @@ fn words_alone_stop_no_job_and_are_heard_once() {
     assert!(!by_words.is_empty(), "no line is judged by its words alone");
     for judged in by_words {
         assert_ne!(judged.restart, Restart::DoNotRestart, "{:?}", judged.evidence);
-        let heard = judged.evidence.iter().filter(|vote| vote.is_of_words()).count();
-        assert_eq!(heard, 1, "{:?}", judged.evidence);
+        let received = judged.evidence.iter().filter(|vote| vote.is_of_words()).count();
+        assert_eq!(received, 1, "{:?}", judged.evidence);
     }
     let known = judged(catalog, "ModuleNotFoundError: No module named 'frobnicate'");
     assert_eq!(known.restart, Restart::DoNotRestart, "what a signature says may stop a job");

@@ -240,8 +240,8 @@ fn a_decision_is_one_for_all_askers_of_a_round_and_a_new_round_has_a_higher_numb
     let (five, six) = (key(5, 0, 2), key(6, 0, 2));
     let first = leader.decide("a", "job", "a", Some(&five));
     assert_eq!(first.fence, 1);
-    assert_eq!(other.tell(&first), Word::Accepted);
-    assert_eq!(other.tell(&first), Word::Accepted, "told twice is told once");
+    assert_eq!(other.report(&first), Word::Accepted);
+    assert_eq!(other.report(&first), Word::Accepted, "told twice is told once");
     assert_eq!(
         leader.decide("a", "job", "b", Some(&five)),
         first,
@@ -255,11 +255,11 @@ fn a_decision_is_one_for_all_askers_of_a_round_and_a_new_round_has_a_higher_numb
     );
     assert_eq!(leader.decide("a", "job", "a", Some(&five)), again, "which the others join");
     assert_eq!(leader.decide("a", "job", "c", Some(&six)).fence, 3, "a newer whole step is not passed over");
-    assert_eq!(other.tell(&again), Word::Accepted);
-    assert_eq!(other.tell(&first), Word::Refused(again.clone()), "a late decision is refused");
+    assert_eq!(other.report(&again), Word::Accepted);
+    assert_eq!(other.report(&first), Word::Refused(again.clone()), "a late decision is refused");
     let rival =
         mainstay_core::checkpoint::decision::Decision { by: "b".to_owned(), step: None, ..again.clone() };
-    assert_eq!(other.tell(&rival), Word::Refused(again), "two of one number: the first holds");
+    assert_eq!(other.report(&rival), Word::Refused(again), "two of one number: the first holds");
 }
 
 /// Hosts over domains, some not usable.
@@ -545,13 +545,13 @@ proptest! {
             (0..hosts).for_each(|rank| cluster.seal(rank));
             while (0..hosts).any(|from| cluster.replicate(from)) {}
             cluster.prune();
-            let begun = cluster.next_step;
+            let started = cluster.next_step;
             let ranks = if in_replication { hosts } else { after % hosts };
             (0..ranks).for_each(|rank| cluster.seal(rank));
             (0..after % (hosts + 1)).for_each(|from| { cluster.replicate(from % hosts); cluster.prune(); });
             cluster.lose(&BTreeSet::from([lost % hosts]));
             let (_, whole) = cluster.standing();
-            prop_assert!(whole >= Some(begun - 1), "{whole:?} of {begun}");
+            prop_assert!(whole >= Some(started - 1), "{whole:?} of {started}");
             cluster.recover(whole);
         }
     }

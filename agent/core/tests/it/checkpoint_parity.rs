@@ -54,9 +54,9 @@ fn parity_is_read_as_it_is_written_and_nothing_else_is_taken_for_it() {
 
 #[test]
 fn whoever_knows_nothing_of_pieces_takes_them_for_those_of_another_run() {
-    let told = piece("a", &key(10, 0), OF, 4).shard;
-    let text = serde_json::to_string(&told).unwrap();
-    assert_eq!(serde_json::from_str::<Shard>(&text).unwrap(), told);
+    let reported = piece("a", &key(10, 0), OF, 4).shard;
+    let text = serde_json::to_string(&reported).unwrap();
+    assert_eq!(serde_json::from_str::<Shard>(&text).unwrap(), reported);
     let plain: serde_json::Value = serde_json::from_str(&text).unwrap();
     let run = plain["of"]["run"].as_str().unwrap();
     assert_eq!(run, "parity/4/3+2/3000/10-0/job@7");

@@ -154,12 +154,12 @@ fn a_server_that_fails_for_a_moment_changes_nothing() {
 fn after_a_restart_nothing_is_told_twice() {
     let mut first = judge();
     let week = sample(&[maintenance(7 * 24 * HOUR)]);
-    let told = first.step(at(0), &week);
+    let reported = first.step(at(0), &week);
     let mut second = judge();
-    observations(&told).into_iter().for_each(|observation| second.recall(observation));
+    observations(&reported).into_iter().for_each(|observation| second.recall(observation));
     assert_eq!(events(&second.step(at(10), &week)), [""; 0]);
     let mut third = judge();
-    observations(&told).into_iter().for_each(|observation| third.recall(observation));
+    observations(&reported).into_iter().for_each(|observation| third.recall(observation));
     assert_eq!(events(&third.step(at(10), &sample(&[]))), ["cloud_notice_over"]);
 }
 
@@ -172,8 +172,8 @@ fn leaves(judged: &SensorReport) -> Vec<Leave> {
 fn a_machine_that_is_taken_away_is_left_at_once_and_once() {
     let mut judge = judge();
     let at_once = sample(&[now(NoticeKind::Preemption)]);
-    let told = leaves(&judge.step(at(0), &at_once));
-    let [Leave { reason, by: None }] = told.as_slice() else { panic!("{told:?}") };
+    let reported = leaves(&judge.step(at(0), &at_once));
+    let [Leave { reason, by: None }] = reported.as_slice() else { panic!("{reported:?}") };
     assert!(reason.contains("the machine is taken away (preempted), now"), "{reason}");
     assert_eq!(leaves(&judge.step(at(1), &at_once)), []);
     // Taken back, and announced anew.
@@ -181,8 +181,8 @@ fn a_machine_that_is_taken_away_is_left_at_once_and_once() {
     assert_eq!(leaves(&judge.step(at(3), &at_once)).len(), 1);
 
     let in_two_minutes = Notice { starts: Some(wall(121)), ..now(NoticeKind::Preemption) };
-    let told = leaves(&self::judge().step(at(0), &sample(&[in_two_minutes])));
-    assert_eq!(told.first().map(|leave| leave.by), Some(Some(wall(121))));
+    let reported = leaves(&self::judge().step(at(0), &sample(&[in_two_minutes])));
+    assert_eq!(reported.first().map(|leave| leave.by), Some(Some(wall(121))));
 }
 
 #[test]
@@ -192,8 +192,8 @@ fn what_comes_at_a_time_that_is_told_is_trained_up_to() {
         let announced = sample(&[Notice { kind, ..maintenance(HOUR / 2) }]);
         assert_eq!(leaves(&judge.step(at(0), &announced)), [], "{kind:?}");
         assert_eq!(leaves(&judge.step(at(HOUR / 2 - 121), &announced)), [], "{kind:?}");
-        let told = leaves(&judge.step(at(HOUR / 2 - 120), &announced));
-        assert_eq!(told.first().map(|leave| leave.by), Some(Some(wall(HOUR / 2))), "{kind:?}");
+        let reported = leaves(&judge.step(at(HOUR / 2 - 120), &announced));
+        assert_eq!(reported.first().map(|leave| leave.by), Some(Some(wall(HOUR / 2))), "{kind:?}");
         assert_eq!(leaves(&judge.step(at(HOUR / 2 - 119), &announced)), [], "{kind:?}");
     }
 }
@@ -209,10 +209,10 @@ fn a_window_that_is_moved_is_left_for_when_it_comes() {
 
 #[test]
 fn nobody_leaves_for_what_a_running_machine_outlives() {
-    let begun = maintenance(-60);
-    let untold = Notice { starts: None, ..maintenance(0) };
+    let started = maintenance(-60);
+    let unreported = Notice { starts: None, ..maintenance(0) };
     let goes_on = Notice { ongoing: true, ..maintenance(60) };
-    for notice in [begun, untold, goes_on, now(NoticeKind::Migration), now(NoticeKind::AtRisk)] {
+    for notice in [started, unreported, goes_on, now(NoticeKind::Migration), now(NoticeKind::AtRisk)] {
         assert_eq!(leaves(&judge().step(at(0), &sample(std::slice::from_ref(&notice)))), [], "{notice:?}");
     }
 }

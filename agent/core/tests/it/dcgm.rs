@@ -84,11 +84,14 @@ fn the_first_check_is_not_taken_for_health() {
 #[test]
 fn an_incident_is_told_once_and_again_when_it_comes_back() {
     let mut judge = DcgmJudge::new(catalog(), false);
-    let mut told = |incidents| judge.step(Mono(1), &health(incidents)).facts.len();
-    assert_eq!(told(vec![incident(Some(0), 20, 4), incident(Some(0), 20, 4), incident(Some(1), 10, 4)]), 2);
-    assert_eq!(told(vec![incident(Some(0), 20, 4), incident(Some(1), 10, 4)]), 0);
-    assert_eq!(told(Vec::new()), 0);
-    assert_eq!(told(vec![incident(Some(0), 20, 4)]), 1);
+    let mut reported = |incidents| judge.step(Mono(1), &health(incidents)).facts.len();
+    assert_eq!(
+        reported(vec![incident(Some(0), 20, 4), incident(Some(0), 20, 4), incident(Some(1), 10, 4)]),
+        2
+    );
+    assert_eq!(reported(vec![incident(Some(0), 20, 4), incident(Some(1), 10, 4)]), 0);
+    assert_eq!(reported(Vec::new()), 0);
+    assert_eq!(reported(vec![incident(Some(0), 20, 4)]), 1);
 }
 
 #[test]
@@ -202,9 +205,9 @@ mod pages {
         let samples =
             parse("a 1\nb{} +Inf 1712345678901\n c{x=\"1\\\"\\\\\\n\", y=\"é\",} -2.5e3 \n\n# d 4\n")
                 .expect("a page");
-        let told: Vec<(&str, f64)> =
+        let reported: Vec<(&str, f64)> =
             samples.iter().map(|sample| (sample.name.as_str(), sample.value)).collect();
-        assert_eq!(told, [("a", 1.0), ("b", f64::INFINITY), ("c", -2500.0)]);
+        assert_eq!(reported, [("a", 1.0), ("b", f64::INFINITY), ("c", -2500.0)]);
         assert_eq!(samples[2].labels["x"], "1\"\\\n");
         assert_eq!(samples[2].labels["y"], "é");
     }

@@ -308,8 +308,8 @@ fn a_few_corrected_errors_are_normal_and_very_many_are_not() {
     host.expect("host.pcie", Healthy, Nothing);
     (0..1000).for_each(|_| host.log(line));
     host.wait(10);
-    let told = host.reader.held_back(host.now);
-    told.iter().for_each(|fact| host.host.take_in(host.now, fact));
+    let reported = host.reader.held_back(host.now);
+    reported.iter().for_each(|fact| host.host.take_in(host.now, fact));
     host.expect("host.pcie", Degraded, Nothing);
 }
 

@@ -297,11 +297,11 @@ fn evidence_tells_what_was_before_for_as_long_as_it_stands() {
         let found = found.unwrap_or_else(|| panic!("no {source}: {:?}", component.evidence));
         (found.before.clone(), found.reading.clone(), found.limit.clone())
     };
-    let told = |before: &str, reading: &str, limit: &str| {
+    let reported = |before: &str, reading: &str, limit: &str| {
         (Some(before.to_owned()), reading.to_owned(), Some(limit.to_owned()))
     };
-    assert_eq!(of("NVML uncorrected ECC errors, volatile"), told("0", "2", "0"));
-    assert_eq!(of("NVML row remapping pending"), told("no", "yes", "no"));
+    assert_eq!(of("NVML uncorrected ECC errors, volatile"), reported("0", "2", "0"));
+    assert_eq!(of("NVML row remapping pending"), reported("no", "yes", "no"));
     host.first().nvlinks[3].up = Read::Value(false);
     host.looks(2);
     let link = host.find(LINK).unwrap();
@@ -444,11 +444,11 @@ fn a_link_of_which_nothing_is_said_any_more_is_unknown_and_not_down() {
     host.looks(3);
     assert_eq!(host.ill(), Vec::<String>::new());
     // Where it is known how many there should be, it is missed.
-    let mut told =
+    let mut reported =
         Host::with(DeviceLimits::default(), ExpectedGpus { nvlinks: 18, ..ExpectedGpus::default() });
-    told.first().nvlinks.remove(3);
-    told.look();
-    told.expect(FIRST, Unhealthy, ResetDevice);
+    reported.first().nvlinks.remove(3);
+    reported.look();
+    reported.expect(FIRST, Unhealthy, ResetDevice);
 }
 
 #[test]

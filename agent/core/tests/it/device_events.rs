@@ -33,8 +33,8 @@ fn an_event_counts_at_once_and_is_told_a_little_later() {
     let reason = host.expect(FIRST, Unhealthy, RebootNode);
     assert_eq!(reason, "XID 79: the GPU has fallen off the bus");
     assert_eq!(host.judge.due(host.now, true), []);
-    let told = host.judge.due(host.now.after(Span::seconds(1)), true);
-    assert!(matches!(&told[..], [(_, Fact::Xid(xid))] if xid.code == 79 && xid.by_event), "{told:?}");
+    let reported = host.judge.due(host.now.after(Span::seconds(1)), true);
+    assert!(matches!(&reported[..], [(_, Fact::Xid(xid))] if xid.code == 79 && xid.by_event), "{reported:?}");
     assert_eq!(host.judge.due(host.now.after(Span::seconds(9)), true), []);
     host.expect(FIRST, Unhealthy, RebootNode);
     // Where nobody reads the log there is nothing to wait for.
@@ -69,7 +69,7 @@ fn a_log_with_times_of_its_own_tells_of_the_same_xid() {
     let text = "4,1,1000,-;NVRM: Xid (PCI:0000:01:00): 119, pid=7, name=python, Timeout after 6s";
     let (at, fact) = LogReader::default().read(host.now, &Record::parse(text), 1).unwrap();
     assert_ne!(at, host.now);
-    assert!(host.judge.hear(host.now, at, &fact));
+    assert!(host.judge.receive(host.now, at, &fact));
     assert_eq!(host.judge.due(host.now.after(Span::seconds(9)), true), []);
 }
 
@@ -124,20 +124,20 @@ fn what_only_a_line_can_weigh_waits_for_it() {
 
 #[test]
 fn an_event_of_nobody_is_of_the_only_gpu_or_blames_none() {
-    let nobody = GpuEvent { gpu: None, ..event(79) };
+    let no_one = GpuEvent { gpu: None, ..event(79) };
     let mut host = Host::new();
     host.look();
-    host.judge.event(host.now, &nobody);
-    let told = host.judge.due(host.now, true);
+    host.judge.event(host.now, &no_one);
+    let reported = host.judge.due(host.now, true);
     assert!(
-        matches!(&told[..], [(_, Fact::Observed(seen))] if seen.event == "xid_of_unknown_gpu" && seen.detail.contains("XID 79")),
-        "{told:?}"
+        matches!(&reported[..], [(_, Fact::Observed(seen))] if seen.event == "xid_of_unknown_gpu" && seen.detail.contains("XID 79")),
+        "{reported:?}"
     );
     assert_eq!((host.ill(), host.judge.due(host.now, true)), (Vec::new(), Vec::new()));
     let mut host = Host::new();
     host.gpus.truncate(1);
     host.look();
-    host.judge.event(host.now, &nobody);
+    host.judge.event(host.now, &no_one);
     host.expect(FIRST, Unhealthy, RebootNode);
     // There is no XID 0, and no code so large.
     let mut host = Host::new();
@@ -179,7 +179,7 @@ fn what_is_no_xid_is_told_once_a_minute_and_condemns_nobody() {
     // A change of clocks is none of ours, and neither is an XID without a number.
     host.judge.event(host.now, &other(0x10));
     host.judge.event(host.now, &other(0x8));
-    let told: Vec<(String, String)> = host
+    let reported: Vec<(String, String)> = host
         .judge
         .due(host.now, true)
         .into_iter()
@@ -189,7 +189,7 @@ fn what_is_no_xid_is_told_once_a_minute_and_condemns_nobody() {
         })
         .collect();
     let of = |words: &str| (FIRST.to_owned(), format!("an event of NVML: {words}"));
-    assert_eq!(told, [of("very many memory errors were corrected"), of("it is not available any more")]);
+    assert_eq!(reported, [of("very many memory errors were corrected"), of("it is not available any more")]);
     assert_eq!(host.judge.due(host.now, true), []);
     host.look();
     host.judge.event(host.now, &other(0x200));

@@ -65,11 +65,12 @@ fn a_host_with_fewer_gpus_than_before_misses_one_unless_fewer_are_expected() {
     host.look();
     assert_eq!(host.ill(), Vec::<String>::new());
 
-    let mut told = Host::with(DeviceLimits::default(), ExpectedGpus { gpus: 7, ..ExpectedGpus::default() });
-    told.look();
-    told.gpus.pop();
-    told.look();
-    assert_eq!(told.ill(), Vec::<String>::new());
+    let mut reported =
+        Host::with(DeviceLimits::default(), ExpectedGpus { gpus: 7, ..ExpectedGpus::default() });
+    reported.look();
+    reported.gpus.pop();
+    reported.look();
+    assert_eq!(reported.ill(), Vec::<String>::new());
 }
 
 #[test]

@@ -68,7 +68,7 @@ impl Lasting {
             }
         }
         for (at, _, fact) in self.journal.iter().filter(|(_, this_boot, _)| *this_boot) {
-            judge.hear(*at, *at, fact);
+            judge.receive(*at, *at, fact);
         }
     }
 

@@ -28,7 +28,7 @@ fn read(dump: &[u8]) -> FlightRecord {
     FlightRecord::read(dump).unwrap_or_else(|error| panic!("a dump of torch is refused: {error}"))
 }
 
-fn told(dumps: &[&[u8]], of: &[u32], all: u32) -> Option<Waits> {
+fn reported(dumps: &[&[u8]], of: &[u32], all: u32) -> Option<Waits> {
     let records: BTreeMap<Rank, FlightRecord> =
         of.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
     let all: Vec<Rank> = (0..all).map(Rank).collect();
@@ -47,38 +47,38 @@ fn a_dump_tells_how_far_the_rank_is_in_each_group() {
 
 #[test]
 fn the_rank_that_never_entered_is_found_through_both_groups() {
-    let waits = told(&ABSENT, &[0, 1, 2, 3], 4).expect("an answer");
+    let waits = reported(&ABSENT, &[0, 1, 2, 3], 4).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::UserCode), &[Rank(2)][..]));
-    assert_eq!(waits.told, "by the flight recorders 3 of 3 waiting ranks wait for rank 2");
+    assert_eq!(waits.reported, "by the flight recorders 3 of 3 waiting ranks wait for rank 2");
 }
 
 #[test]
 fn a_rank_that_gives_no_dump_is_named_and_its_kind_is_not_guessed() {
-    let waits = told(&ABSENT, &[0, 1], 3).expect("an answer");
+    let waits = reported(&ABSENT, &[0, 1], 3).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.as_slice()), (None, &[Rank(2)][..]));
 }
 
 #[test]
 fn all_entered_and_none_left() {
-    let waits = told(&ABSENT, &[0, 1], 2).expect("an answer");
+    let waits = reported(&ABSENT, &[0, 1], 2).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.len()), (Some(HangKind::Network), 0));
     assert_eq!(
-        waits.told,
+        waits.reported,
         "by the flight recorders all ranks of process group 0 have entered an operation and none has left it"
     );
 }
 
 #[test]
 fn another_operation_under_the_same_number_is_a_mismatch() {
-    let waits = told(&MISMATCH, &[0, 1, 2, 3], 4).expect("an answer");
+    let waits = reported(&MISMATCH, &[0, 1, 2, 3], 4).expect("an answer");
     assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
 }
 
 #[test]
 fn ranks_that_wait_for_nothing_tell_nothing() {
     // Alone, it waits for nobody.
-    assert_eq!(told(&[ABSENT[2]], &[0], 1), None);
-    assert_eq!(told(&ABSENT, &[], 4), None);
+    assert_eq!(reported(&[ABSENT[2]], &[0], 1), None);
+    assert_eq!(reported(&ABSENT, &[], 4), None);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn the_records_name_rank_group_and_operation_that_the_others_wait_for() {
         assert_eq!((shown.process_group.as_str(), shown.collective), ("0", 2));
         assert_eq!(shown.operation, "all_reduce of [8] Float");
         assert_eq!(
-            shown.told,
+            shown.reported,
             "rank 2 has not come to all_reduce of [8] Float (collective 2 of process group 0), in which ranks 0, 1, 3 wait"
         );
     }
@@ -164,11 +164,11 @@ fn a_rank_of_the_job_without_a_record_is_named_as_such() {
     let shown = held_up(&known, &records).expect("ranks wait");
     assert_eq!((shown.kind, shown.culprits.as_slice()), (None, &[Rank(2)][..]));
     assert_eq!(shown.without_record, [Rank(2)]);
-    assert!(shown.told.ends_with("and rank 2 has no flight record"), "{}", shown.told);
+    assert!(shown.reported.ends_with("and rank 2 has no flight record"), "{}", shown.reported);
     // Nobody says that there is a rank 2: all that are known have entered.
     let shown = held_up(&BTreeSet::new(), &records).expect("ranks wait");
     assert_eq!((shown.kind, shown.culprits.len()), (Some(HangKind::Network), 0));
-    assert!(shown.told.ends_with("and none has left it"), "{}", shown.told);
+    assert!(shown.reported.ends_with("and none has left it"), "{}", shown.reported);
 }
 
 #[test]
@@ -176,11 +176,15 @@ fn ranks_in_different_operations_are_told_with_both() {
     let shown = shown(&MISMATCH, &[0, 1, 2, 3]).expect("ranks wait");
     assert_eq!((shown.kind, shown.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
     assert!(
-        shown.told.starts_with("in collective 2 of process group 0 rank 1 entered broadcast"),
+        shown.reported.starts_with("in collective 2 of process group 0 rank 1 entered broadcast"),
         "{}",
-        shown.told
+        shown.reported
     );
-    assert!(shown.told.ends_with("and ranks 0, 2, 3 entered all_reduce of [8] Float"), "{}", shown.told);
+    assert!(
+        shown.reported.ends_with("and ranks 0, 2, 3 entered all_reduce of [8] Float"),
+        "{}",
+        shown.reported
+    );
 }
 
 /// A record as NCCL's recorder writes it, with asynchronous operations: numbers `from..=to`, complete up to `done`.
@@ -210,8 +214,8 @@ fn the_operation_is_the_one_that_the_culprit_did_not_enter_and_not_the_newest() 
     let shown = held_up(&BTreeSet::new(), &records.into()).expect("ranks wait");
     assert_eq!((shown.culprits.as_slice(), shown.collective), (&[Rank(5)][..], 3));
     assert_eq!(shown.operation, "all_gather_3 of [3] BFloat16");
-    let nobody = [(4, 3, 3), (5, 3, 3)].map(|(rank, done, to)| (Rank(rank), launched(done, to)));
-    assert_eq!(held_up(&BTreeSet::new(), &nobody.into()), None, "no rank waits");
+    let no_one = [(4, 3, 3), (5, 3, 3)].map(|(rank, done, to)| (Rank(rank), launched(done, to)));
+    assert_eq!(held_up(&BTreeSet::new(), &no_one.into()), None, "no rank waits");
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn all_frozen_is_a_hang_without_a_culprit() {
 /// A curriculum of sequence lengths: from one step to the next all ranks wait for their devices three times as long.
 #[test]
 fn steps_that_become_three_times_as_long_at_once_are_no_hang() {
-    let mut job = Job::begun(Limits::default());
+    let mut job = Job::started(Limits::default());
     (0..60).for_each(|step| job.step_together(step, Span::seconds(10)));
     job.all_still();
     (60..64).for_each(|step| job.step_together(step, Span::seconds(30)));
@@ -91,7 +91,7 @@ fn steps_that_become_three_times_as_long_at_once_are_no_hang() {
     let (hang, took) = job.hangs(Span::seconds(300));
     assert_eq!(hang.kind, HangKind::AllStill);
     assert!(took <= Span::seconds(60), "{took}");
-    let mut job = Job::begun(Limits::default());
+    let mut job = Job::started(Limits::default());
     (0..60).for_each(|step| job.step_together(step, Span::seconds(10)));
     (0..RANKS).filter(|rank| *rank != 5).for_each(|rank| job.step_of(rank, 60));
     job.all_still();
@@ -115,7 +115,7 @@ fn without_accelerators_all_frozen_is_found_as_soon_as_any_other_hang() {
 #[test]
 fn all_frozen_is_found_as_soon_as_any_other_hang_where_devices_have_come_to_rest() {
     let found_after = |rest: Option<Span>, works_again: bool| {
-        let mut job = Job::begun(Limits::default());
+        let mut job = Job::started(Limits::default());
         (0..60).for_each(|step| job.step_together(step, Span::seconds(10)));
         job.all_still();
         let frozen = job.now;
@@ -186,7 +186,7 @@ fn a_loop_is_found_after_two_minutes_and_work_is_waited_for() {
 #[test]
 fn beats_without_steps_are_a_livelock() {
     let given = [("livelock".to_owned(), Span::seconds(5))].into();
-    let mut job = Job::begun(Limits { given, ..Limits::default() });
+    let mut job = Job::started(Limits { given, ..Limits::default() });
     for step in 0..100 {
         job.step_together(step, Span::millis(200));
     }
@@ -202,7 +202,7 @@ fn beats_without_steps_are_a_livelock() {
 #[test]
 fn a_rank_that_never_registers_is_waited_for_and_then_named() {
     let given = [("first_step".to_owned(), Span::seconds(20))].into();
-    let mut job = Job::begun(Limits { given, ..Limits::default() });
+    let mut job = Job::started(Limits { given, ..Limits::default() });
     job.sights[7] = Sight::default();
     job.is_calm_for(Span::seconds(19));
     let (hang, _) = job.hangs(Span::seconds(3));

@@ -45,7 +45,7 @@ fn a_pause_that_ends_is_judged_again() {
 
 #[test]
 fn without_any_client_nothing_is_judged() {
-    let mut job = Job::begun(Limits::default());
+    let mut job = Job::started(Limits::default());
     job.sights = vec![Sight::default(); RANKS];
     job.all_still();
     job.is_calm_for(Span::seconds(5_000));
@@ -129,7 +129,7 @@ fn a_jump_of_the_clock_blames_nobody_and_a_hang_after_it_is_found() {
 fn a_second_run_knows_from_the_first_what_steps_take() {
     let learned = Job::trained(100).watch.phases().remembered();
     let takes = |learned: &[mainstay_core::hang::PhaseMemory], pause: Span| {
-        let mut job = Job::begun(Limits::default());
+        let mut job = Job::started(Limits::default());
         job.watch.phases().recall(learned);
         for step in 0..5 {
             job.step_together(step, Span::millis(200));
@@ -173,7 +173,7 @@ impl Dice {
 #[test]
 fn a_million_healthy_steps_are_never_judged() {
     let mut dice = Dice(20_261_121);
-    let mut job = Job::begun(Limits::default());
+    let mut job = Job::started(Limits::default());
     job.all_still();
     job.is_calm_for(Span::seconds(900));
     for step in 0..1_000_000_u64 {

@@ -298,7 +298,7 @@ fn a_healthy_day_of_tpus_is_silent() {
             cores: Some(cores),
             ..Runtime::default()
         };
-        let answer = if idle { Answer::Refused } else { Answer::Told(runtime) };
+        let answer = if idle { Answer::Refused } else { Answer::Reported(runtime) };
         let sample = TpuSample {
             chips: Ok(chips.collect()),
             services: vec![TpuService { endpoint: "localhost:8431".to_owned(), answer }],

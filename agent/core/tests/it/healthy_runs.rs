@@ -53,14 +53,14 @@ fn judged(log: &str, exit_info: &str) -> Attribution {
 /// What speaks for a class with weight, and the line that it rests on.
 fn speakers(judged: &Attribution) -> Vec<String> {
     let speaks = |vote: &&Vote| {
-        let heard = vote.classes().any(|(class, weight)| class != Class::Unknown && weight >= WEIGHT);
-        heard && (!vote.spots.is_empty() || vote.is_of_words())
+        let received = vote.classes().any(|(class, weight)| class != Class::Unknown && weight >= WEIGHT);
+        received && (!vote.spots.is_empty() || vote.is_of_words())
     };
-    let told = |vote: &Vote| {
+    let reported = |vote: &Vote| {
         let line = vote.spots.first().map_or("", |(_, spot)| spot.text.as_str());
         format!("{} ({} {:.1}): {}", vote.id, vote.class.name(), vote.weight, line.trim())
     };
-    judged.evidence.iter().chain(&judged.against).filter(speaks).map(told).collect()
+    judged.evidence.iter().chain(&judged.against).filter(speaks).map(reported).collect()
 }
 
 /// The likeliest domain that is not unknown.

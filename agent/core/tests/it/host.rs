@@ -174,11 +174,11 @@ fn what_happens_in_a_control_group_is_told_and_condemns_nothing() {
             "{:?}",
             judged.components
         );
-        let told = judged.facts.into_iter().map(|fact| match fact {
+        let reported = judged.facts.into_iter().map(|fact| match fact {
             Fact::Observed(observation) => (observation.event, observation.detail),
             other => ("another".to_owned(), format!("{other:?}")),
         });
-        told.collect()
+        reported.collect()
     };
     assert_eq!(seen(0, 3, 500), [], "what was before the start is none of ours");
     assert_eq!(seen(5, 3, 500), []);

@@ -78,7 +78,7 @@ fn a_follower_without_ranks_takes_the_seat_that_a_leader_knows_it_by() {
 
 #[test]
 fn a_follower_whose_ranks_run_takes_no_other_seat() {
-    for down in [welcome(seat(1, 2)), Down::Waiting { told: "wait".to_owned(), spare: None }] {
+    for down in [welcome(seat(1, 2)), Down::Waiting { reported: "wait".to_owned(), spare: None }] {
         let mut follow = follower();
         starts(&mut follow);
         follow.said(Mono(3), down.clone());
@@ -95,11 +95,11 @@ fn a_follower_whose_ranks_run_takes_no_other_seat() {
 #[test]
 fn a_follower_without_a_seat_does_not_stand_for_election_until_it_has_one_again() {
     let mut follow = follower();
-    follow.said(Mono(2), Down::Waiting { told: "wait".to_owned(), spare: None });
+    follow.said(Mono(2), Down::Waiting { reported: "wait".to_owned(), spare: None });
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::LeftSeat)));
     follow.disconnected(Mono(3), "the cable", false);
-    let told = acts(&mut follow);
-    assert!(told.iter().all(|act| !matches!(act, follow::Act::Campaign)), "{told:?}");
+    let reported = acts(&mut follow);
+    assert!(reported.iter().all(|act| !matches!(act, follow::Act::Campaign)), "{reported:?}");
     assert!(!follow.takes_over(Mono(4), Some(&record_with_its_seat())));
     follow.connected();
     follow.said(Mono(4), welcome(seat(1, 2)));
@@ -188,13 +188,13 @@ impl Waiting {
     }
 }
 
-fn told_seats(acts: &[Act]) -> Vec<Seat> {
-    let told = acts.iter().filter_map(|act| match act {
+fn reported_seats(acts: &[Act]) -> Vec<Seat> {
+    let reported = acts.iter().filter_map(|act| match act {
         Act::Send(_, Down::Command { command: Command::Seat { seat, .. }, .. })
         | Act::Obey(Command::Seat { seat, .. }) => Some(seat.clone()),
         _ => None,
     });
-    told.collect()
+    reported.collect()
 }
 
 #[test]
@@ -207,9 +207,9 @@ fn other_seats_are_stored_before_a_host_is_told() {
         _ => None,
     });
     assert_eq!(stored, Some(2), "{before:?}");
-    assert_eq!(told_seats(&before), []);
+    assert_eq!(reported_seats(&before), []);
     let after = waiting.stored(6 * SECOND);
-    assert_eq!(told_seats(&after), [seat(0, 2), seat(1, 2)], "{after:?}");
+    assert_eq!(reported_seats(&after), [seat(0, 2), seat(1, 2)], "{after:?}");
 }
 
 #[test]
@@ -240,23 +240,23 @@ fn a_launcher_that_joins_gets_its_welcome_once_its_seat_is_stored() {
     both(&mut waiting, &|_| Report::Fact {
         fact: Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() },
     });
-    waiting.lead.tell_job(at, Input::Ruling(None));
+    waiting.lead.report_to_job(at, Input::Ruling(None));
     waiting.acts(at);
     // The record of the attempt, then that of the seats.
     let seats = waiting.stored(7 * SECOND);
     assert!(!welcomed(&seats), "{seats:?}");
-    let told = waiting.stored(7 * SECOND);
-    assert!(welcomed(&told), "{told:?}");
-    assert_eq!(told_seats(&told), [seat(0, 3), seat(1, 3), seat(2, 3)]);
+    let reported = waiting.stored(7 * SECOND);
+    assert!(welcomed(&reported), "{reported:?}");
+    assert_eq!(reported_seats(&reported), [seat(0, 3), seat(1, 3), seat(2, 3)]);
 }
 
 /// What a launcher at this connection is told of those that keep copies: hosts and spares.
 fn keepers(acts: &[Act], of: u64) -> Vec<(Vec<String>, Vec<String>)> {
-    let told = acts.iter().filter_map(|act| match act {
+    let reported = acts.iter().filter_map(|act| match act {
         Act::Send(to, Down::Meet { hosts, spares }) if *to == of => Some((hosts.clone(), spares.clone())),
         _ => None,
     });
-    told.collect()
+    reported.collect()
 }
 
 #[test]
@@ -274,11 +274,11 @@ fn a_launcher_that_waits_is_told_what_it_needs_to_get_ready_and_all_learn_that_i
     waiting.lead.joined(at, 7, &Join { prepares: true, ..join("l1") });
     waiting.lead.joined(at, 8, &prepares("l8"));
     let acts = waiting.acts(at);
-    let told = acts.iter().find_map(|act| match act {
+    let reported = acts.iter().find_map(|act| match act {
         Act::Send(8, Down::Waiting { spare: Some(spare), .. }) => Some(spare.seat.clone()),
         _ => None,
     });
-    assert_eq!(told, Some(seat(0, 3)), "{acts:?}");
+    assert_eq!(reported, Some(seat(0, 3)), "{acts:?}");
     let spare = |name: &str| vec![format!("{name}:1")];
     assert_eq!(keepers(&acts, 8), [(Vec::new(), spare("l8"))]);
     assert!(acts.iter().any(|act| matches!(act, Act::Meet { spares, .. } if *spares == spare("l8"))));

@@ -25,7 +25,7 @@ fn a_killed_rank_is_named_and_all_ranks_are_started_again() {
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
     run.start(1);
     run.steps(1, 6..=8);
@@ -79,10 +79,10 @@ fn a_lost_peer_that_does_not_end_here_is_waited_for_only_so_long() {
     run.steps(0, 1..=7);
     run.raise(0, 0, LOST);
     let Order::LookAgain { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
-    run.tell(Input::LookAgain);
+    run.report(Input::LookAgain);
     assert_eq!(run.last_order(), &Order::LookAgain { at });
     run.now = at.0;
-    run.tell(Input::LookAgain);
+    run.report(Input::LookAgain);
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
 }
 
@@ -111,7 +111,7 @@ fn a_step_counts_once_though_the_ranks_connect_one_after_the_other() {
         for step in 0..7 {
             let (start, end) = (Mono(run.now), Mono(run.now + 10));
             let done = StepDone { step, start, end, first: step == 0, ..StepDone::default() };
-            run.tell(Input::Steps { attempt: Attempt(0), rank, done: vec![done] });
+            run.report(Input::Steps { attempt: Attempt(0), rank, done: vec![done] });
         }
     }
     assert_eq!(run.job.summary(Mono(run.now)).books.steps, 7);
@@ -138,7 +138,7 @@ fn the_same_exception_at_the_same_step_is_not_restarted_twice() {
         run.exit(attempt, 0, ExitStatus::Signal(15), true);
         run.exit(attempt, 1, ExitStatus::Signal(15), true);
         run.ended(attempt);
-        run.tell(Input::Ruling(None));
+        run.report(Input::Ruling(None));
     }
     assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
 }
@@ -175,16 +175,16 @@ fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
     let stop = (Action::Stop { exit: 9 }, "the disk is read-only".to_owned());
-    run.tell(Input::Ruling(Some(Ruling {
+    run.report(Input::Ruling(Some(Ruling {
         incident: Incident(7),
         instead: Some(stop.clone()),
-        testimony: HostEvidence::default(),
+        host_evidence: HostEvidence::default(),
     })));
     assert!(matches!(run.last_order(), Order::Consult(_)));
-    run.tell(Input::Ruling(Some(Ruling {
+    run.report(Input::Ruling(Some(Ruling {
         incident: Incident(1),
         instead: Some(stop),
-        testimony: HostEvidence::default(),
+        host_evidence: HostEvidence::default(),
     })));
     assert_eq!(run.last_order(), &Order::Finish { exit: 9 });
     assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
@@ -209,16 +209,16 @@ fn a_restart_waits_until_what_the_ranks_need_is_free_and_says_so_once() {
     run.kill(0);
     let held =
         HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
-    run.testify(1, held.clone());
+    run.report_evidence(1, held.clone());
     for _ in 0..5 {
         assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
         run.wait(Span::seconds(1));
         assert!(matches!(run.last_order(), Order::Consult(_)));
-        run.testify(1, held.clone());
+        run.report_evidence(1, held.clone());
     }
     assert_eq!(run.decisions(), [Action::Wait]);
     run.wait(Span::seconds(1));
-    run.testify(1, HostEvidence::default());
+    run.report_evidence(1, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
     assert_eq!(run.decisions(), [Action::Wait, Action::RestartInJob { attempt: Attempt(1) }]);
 }
@@ -230,11 +230,11 @@ fn what_the_launcher_sees_held_counts_without_an_agent_and_not_for_ever() {
     run.exit(0, 1, ExitStatus::Signal(9), false);
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
-    run.tell(Input::Held(vec!["port 29500: somebody listens on it".into()]));
-    run.tell(Input::Ruling(None));
+    run.report(Input::Held(vec!["port 29500: somebody listens on it".into()]));
+    run.report(Input::Ruling(None));
     assert_eq!(run.decisions(), [Action::Wait]);
     run.wait(Span::seconds(61));
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     assert_eq!(run.last_order(), &Order::Finish { exit: HAND_BACK_EXIT });
 }
 
@@ -246,7 +246,7 @@ fn a_host_that_lost_a_gpu_is_handed_back_at_once_and_a_healthy_one_restarts_at_o
         let mut run = Run::begin(3);
         run.start(0);
         run.kill(0);
-        run.testify(1, HostEvidence { sick, ..HostEvidence::default() });
+        run.report_evidence(1, HostEvidence { sick, ..HostEvidence::default() });
         assert_eq!(run.last_order(), &last);
     }
 }
@@ -262,7 +262,7 @@ fn a_second_restart_without_a_new_step_is_held_back_and_a_stop_meanwhile_is_hear
     run.steps(1, 1..=5);
     run.kill_and_decide(1);
     let Order::LookAgain { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
-    run.tell(Input::LookAgain);
+    run.report(Input::LookAgain);
     assert_eq!(run.last_order(), &Order::LookAgain { at }, "too early");
     let mut asked = Run { job: run.job.clone(), out: Vec::new(), now: run.now, step: run.step };
     asked.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
@@ -275,7 +275,7 @@ fn a_second_restart_without_a_new_step_is_held_back_and_a_stop_meanwhile_is_hear
 fn a_start_that_fails_is_not_tried_again() {
     let mut run = Run::begin(3);
     run.fact(Fact::StartFailed { attempt: Attempt(0), error: "no such file: pythn3".into() });
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     assert_eq!(run.last_order(), &Order::Finish { exit: 70 });
 }
 
@@ -293,7 +293,7 @@ fn the_others_are_stopped_as_soon_as_a_failed_rank_begins_to_end_and_it_is_the_o
     run.exit(0, 1, ExitStatus::Signal(9), false);
     assert_eq!(run.orders().len(), orders, "stopped once");
     run.ended(0);
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     let verdict = run.bodies().into_iter().find_map(|body| match body {
         Body::Verdict(verdict) => Some(verdict.clone()),
         _ => None,
@@ -374,7 +374,7 @@ proptest! {
     fn budgets_hold_and_the_end_is_the_end(inputs in prop::collection::vec(any_input(), 0..120)) {
         let mut run = Run::begin(2);
         for input in inputs {
-            run.tell(input);
+            run.report(input);
         }
         let orders = run.orders();
         let starts: Vec<Attempt> = orders
@@ -429,10 +429,13 @@ fn advised(run: &Run) -> Vec<Advised> {
 #[test]
 fn a_job_that_saves_hears_how_often_it_had_better_and_one_that_does_not_hears_nothing() {
     let run = saving_job(|_| true);
-    let told = advised(&run);
+    let reported = advised(&run);
     // Told when it is known, and not again with each step that changes it a little.
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!((told[0].stall - 1.0).abs() < 1e-9 && told[0].every > 100.0 && told[0].was < 20.0, "{told:?}");
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert!(
+        (reported[0].stall - 1.0).abs() < 1e-9 && reported[0].every > 100.0 && reported[0].was < 20.0,
+        "{reported:?}"
+    );
     let mut view = NodeView::default();
     let id = JobId("job".into());
     let bodies = [Body::Fact(Fact::JobStarted(JobSpec::default()))];
@@ -441,7 +444,7 @@ fn a_job_that_saves_hears_how_often_it_had_better_and_one_that_does_not_hears_no
         let body = body.clone();
         view.apply(&Entry { seq: 1, at, boot, job: Some(id.clone()), origin_seq: None, body });
     }
-    assert_eq!(view.jobs[&id].saving, Some(told[0]));
+    assert_eq!(view.jobs[&id].saving, Some(reported[0]));
     assert!(advised(&saving_job(|_| false)).is_empty());
 }
 

@@ -15,7 +15,7 @@ impl Run {
     /// Rank 1 hangs after step 5, its evidence is taken, all are stopped, the agent is absent.
     fn hang_and_decide(&mut self, attempt: u32, kind: HangKind) {
         self.hang_with(attempt, kind, 0.9, Vec::new());
-        self.tell(Input::Ruling(None));
+        self.report(Input::Ruling(None));
     }
 
     fn hang_with(&mut self, attempt: u32, kind: HangKind, confidence: f64, waits: Vec<Waits>) {
@@ -51,8 +51,11 @@ impl Run {
 
 #[test]
 fn who_never_entered_is_named_by_the_recorders_where_the_verdict_is_not_sure() {
-    let waits =
-        Waits { kind: Some(HangKind::UserCode), culprits: vec![Rank(0)], told: "all wait for rank 0".into() };
+    let waits = Waits {
+        kind: Some(HangKind::UserCode),
+        culprits: vec![Rank(0)],
+        reported: "all wait for rank 0".into(),
+    };
     for (confidence, culprit) in [(0.3, Rank(0)), (0.97, Rank(1))] {
         let mut run = Run::begin(9);
         run.start(0);
@@ -72,9 +75,9 @@ fn what_the_gpus_did_in_a_hang_stands_in_its_verdict_once() {
     run.steps(0, 1..=5);
     run.hang_with(0, HangKind::Stopped, 0.97, Vec::new());
     let gpus = vec!["GPU 0000:3b:00: 0 % busy, 2.00 s before".to_owned()];
-    run.testify(1, HostEvidence { gpus: gpus.clone(), ..HostEvidence::default() });
-    let told = run.last_verdict().evidence.iter().filter(|line| gpus.contains(line)).count();
-    assert_eq!(told, 1);
+    run.report_evidence(1, HostEvidence { gpus: gpus.clone(), ..HostEvidence::default() });
+    let reported = run.last_verdict().evidence.iter().filter(|line| gpus.contains(line)).count();
+    assert_eq!(reported, 1);
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
 }
 

@@ -22,7 +22,7 @@ impl Run {
     fn raise_and_decide(&mut self, attempt: u32, message: &str) {
         self.raise(attempt, 1, message);
         self.ended_with(attempt, &[0, 1]);
-        self.tell(Input::Ruling(None));
+        self.report(Input::Ruling(None));
     }
 
     fn last_action(&self) -> Action {
@@ -51,7 +51,7 @@ fn a_killed_rank_is_started_again_and_the_others_go_on() {
     run.steps(0, 1..=7);
     run.exit(0, 1, ExitStatus::Signal(9), false);
     run.ended_with(0, &[0]);
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(1) });
 }
@@ -83,7 +83,7 @@ fn processes_that_fail_again_before_a_step_are_replaced() {
     let kill_and_keep_the_other = |run: &mut Run, attempt| {
         run.exit(attempt, 1, ExitStatus::Signal(9), false);
         run.ended_with(attempt, &[0]);
-        run.tell(Input::Ruling(None));
+        run.report(Input::Ruling(None));
     };
     kill_and_keep_the_other(&mut run, 0);
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(1) });
@@ -91,11 +91,11 @@ fn processes_that_fail_again_before_a_step_are_replaced() {
     kill_and_keep_the_other(&mut run, 1);
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
     run.ended(1);
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // Held back, because the one before brought nothing.
     run.now += 10_000_000_000;
-    run.tell(Input::LookAgain);
+    run.report(Input::LookAgain);
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
 }
 
@@ -108,10 +108,10 @@ fn what_a_lost_rank_held_is_waited_for_though_the_others_wait_in_their_processes
     run.ended_with(0, &[0]);
     let held =
         HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
-    run.testify(1, held);
+    run.report_evidence(1, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(1));
-    run.testify(1, HostEvidence::default());
+    run.report_evidence(1, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
 }
 
@@ -129,10 +129,10 @@ fn a_rank_that_is_replaced_though_it_waits_leaves_its_gpu_before_the_others_go_o
     assert!(matches!(run.last_order(), Order::Consult(_)), "{:?}", run.last_order());
     let held =
         HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
-    run.testify(2, held);
+    run.report_evidence(2, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(10));
-    run.testify(2, HostEvidence::default());
+    run.report_evidence(2, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRound(Attempt(2)));
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(2) });
 }
@@ -145,7 +145,7 @@ fn ranks_that_are_dismissed_leave_their_gpus_before_all_are_started_anew() {
     for attempt in 0..2 {
         run.exit(attempt, 1, ExitStatus::Signal(9), false);
         run.ended_with(attempt, &[0]);
-        run.testify(u64::from(attempt) + 1, HostEvidence::default());
+        run.report_evidence(u64::from(attempt) + 1, HostEvidence::default());
         if attempt == 0 {
             run.start(1);
         }
@@ -156,10 +156,10 @@ fn ranks_that_are_dismissed_leave_their_gpus_before_all_are_started_anew() {
     assert!(matches!(run.last_order(), Order::Consult(_)), "{:?}", run.last_order());
     let held =
         HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() };
-    run.testify(2, held);
+    run.report_evidence(2, held);
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(10));
-    run.testify(2, HostEvidence::default());
+    run.report_evidence(2, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
     assert_eq!(run.decisions().len(), decided + 2, "to wait, and to restart: each once");
 }
@@ -181,7 +181,7 @@ fn a_job_that_is_asked_to_stop_leaves_no_rank_waiting() {
     run.ended_with(0, &[0, 1]);
     run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Dismissed });
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     run.ended(0);
     assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
 }
@@ -199,14 +199,14 @@ fn a_restart_in_process_that_brings_no_step_is_followed_by_new_processes() {
     run.wait(Span::seconds(2));
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Fault });
     run.ended_with(1, &[0, 1]);
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     assert_eq!(
         run.last_verdict().headline,
         "restarting in process has brought no step of all ranks within 300.00 s"
     );
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
     run.ended(1);
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // The second restart without a new step is held back a little.
     run.wait(Span::seconds(2));

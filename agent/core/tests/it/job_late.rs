@@ -25,21 +25,21 @@ fn restarted() -> Run {
     let mut run = Run::begin(3);
     run.start(0);
     run.kill(0);
-    run.testify(1, HostEvidence::default());
+    run.report_evidence(1, HostEvidence::default());
     assert_eq!(run.last_verdict().domain, FaultDomain::Unknown);
     run.start(1);
     run
 }
 
-fn hear_late(run: &mut Run, incident: u64, testimony: HostEvidence) {
-    run.tell(Input::HeardLate { incident: Incident(incident), testimony });
+fn receive_late(run: &mut Run, incident: u64, host_evidence: HostEvidence) {
+    run.report(Input::LateEvidence { incident: Incident(incident), host_evidence });
 }
 
 #[test]
 fn a_line_of_the_kernel_that_comes_after_the_decision_changes_the_verdict_and_nothing_else() {
     let mut run = restarted();
     let (decisions, orders) = (run.decisions(), run.orders().len());
-    hear_late(&mut run, 1, lost());
+    receive_late(&mut run, 1, lost());
     let verdict = run.last_verdict();
     assert_eq!((verdict.incident, verdict.domain), (Incident(1), FaultDomain::Hardware));
     assert!(
@@ -48,8 +48,8 @@ fn a_line_of_the_kernel_that_comes_after_the_decision_changes_the_verdict_and_no
         verdict.evidence
     );
     assert_eq!((run.decisions(), run.orders().len()), (decisions, orders));
-    let testified = |body: &&&Body| matches!(body, Body::Fact(Fact::HostTestified { .. }));
-    assert_eq!(run.bodies().iter().filter(testified).count(), 1);
+    let evidence_reported = |body: &&&Body| matches!(body, Body::Fact(Fact::HostEvidenceReported { .. }));
+    assert_eq!(run.bodies().iter().filter(evidence_reported).count(), 1);
 }
 
 #[test]
@@ -61,12 +61,12 @@ fn what_was_found_in_the_job_is_evidence_of_its_failure_and_replays_so() {
     let raised = "builtins.ValueError: the gradients are useless";
     run.raise(0, 1, raised);
     run.kill(0);
-    run.tell(Input::Ruling(None));
-    let testimony = run.bodies().into_iter().rev().find_map(|body| match body {
-        Body::Fact(Fact::HostTestified { testimony, .. }) => Some(testimony.clone()),
+    run.report(Input::Ruling(None));
+    let host_evidence = run.bodies().into_iter().rev().find_map(|body| match body {
+        Body::Fact(Fact::HostEvidenceReported { host_evidence, .. }) => Some(host_evidence.clone()),
         _ => None,
     });
-    let [finding] = &testimony.unwrap().findings[..] else { panic!("one finding: {:?}", run.bodies()) };
+    let [finding] = &host_evidence.unwrap().findings[..] else { panic!("one finding: {:?}", run.bodies()) };
     assert_eq!((finding.what, finding.since_step), (FindingKind::NotANumber, 21));
     let said = |line: &String| line.starts_with("since step 21 of this attempt: ");
     let verdict = run.last_verdict();
@@ -106,21 +106,21 @@ fn what_was_found_in_an_earlier_attempt_says_nothing_of_this_one() {
     run.start(1);
     let before = run.bodies().len();
     run.kill_and_decide(1);
-    let testified = |body: &&Body| matches!(body, Body::Fact(Fact::HostTestified { .. }));
-    assert_eq!(run.bodies()[before..].iter().filter(|body| testified(body)).count(), 0);
+    let evidence_reported = |body: &&Body| matches!(body, Body::Fact(Fact::HostEvidenceReported { .. }));
+    assert_eq!(run.bodies()[before..].iter().filter(|body| evidence_reported(body)).count(), 0);
 }
 
 #[test]
 fn what_was_heard_before_and_what_is_of_another_failure_is_not_recorded() {
     let mut run = restarted();
-    hear_late(&mut run, 1, lost());
+    receive_late(&mut run, 1, lost());
     let recorded = run.bodies().len();
-    hear_late(&mut run, 1, lost());
-    hear_late(&mut run, 2, lost());
+    receive_late(&mut run, 1, lost());
+    receive_late(&mut run, 2, lost());
     run.kill(1);
     let with_the_next = run.bodies().len();
     // The next failure is judged already: the one before is not the last any more.
-    hear_late(&mut run, 1, HostEvidence { notices: vec!["a notice".into()], ..lost() });
+    receive_late(&mut run, 1, HostEvidence { notices: vec!["a notice".into()], ..lost() });
     assert_eq!(run.bodies().len(), with_the_next);
     assert!(with_the_next > recorded);
 }
@@ -128,7 +128,7 @@ fn what_was_heard_before_and_what_is_of_another_failure_is_not_recorded() {
 #[test]
 fn a_replay_hears_the_same_at_the_same_time() {
     let mut run = restarted();
-    hear_late(&mut run, 1, lost());
+    receive_late(&mut run, 1, lost());
     let [replayed] = &replay(&run.entries())[..] else { panic!("one failure") };
     assert_eq!(replayed.differences(), Vec::<String>::new());
     assert_eq!(replayed.now.verdict.domain, FaultDomain::Hardware);
@@ -139,12 +139,12 @@ fn a_replay_of_a_host_that_was_waited_for_decides_as_it_was_decided_in_the_end()
     let mut run = Run::begin(3);
     run.start(0);
     run.kill(0);
-    run.testify(
+    run.report_evidence(
         1,
         HostEvidence { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..HostEvidence::default() },
     );
     run.wait(Span::millis(20));
-    run.testify(1, HostEvidence::default());
+    run.report_evidence(1, HostEvidence::default());
     assert_eq!(run.decisions().len(), 2, "waits, then restarts");
     let [replayed] = &replay(&run.entries())[..] else { panic!("one failure") };
     assert_eq!(replayed.differences(), Vec::<String>::new());

@@ -43,17 +43,17 @@ fn held(what: &str) -> HostEvidence {
 
 /// For what it was told that it waits.
 fn waits(run: &Run) -> Vec<String> {
-    let told = |body: &&Body| match body {
+    let reported = |body: &&Body| match body {
         Body::Fact(Fact::Observed(seen)) if seen.event == RESTART_WAITS => Some(seen.detail.clone()),
         _ => None,
     };
-    run.bodies().iter().filter_map(told).collect()
+    run.bodies().iter().filter_map(reported).collect()
 }
 
 #[test]
 fn an_ordered_restart_is_no_failure_and_costs_no_budget() {
     let mut run = ordered();
-    run.testify(0, HostEvidence::default());
+    run.report_evidence(0, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
     assert!(!run.bodies().iter().any(|body| matches!(body, Body::Verdict(_) | Body::Decision(_))));
     run.start(1);
@@ -76,18 +76,18 @@ fn an_excluded_rank_has_all_ranks_started_anew_and_what_else_is_ordered_has_not(
 fn an_ordered_restart_waits_until_the_gpus_are_free_and_says_so_once() {
     let mut run = ordered();
     for _ in 0..3 {
-        run.testify(0, held("gpu.0000:3b:00: in use by process 7"));
+        run.report_evidence(0, held("gpu.0000:3b:00: in use by process 7"));
         assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
         run.wait(Span::seconds(1));
         assert!(matches!(run.last_order(), Order::Consult(_)));
     }
-    let told = "the ordered restart waits: this host is not ready for a restart: \
+    let reported = "the ordered restart waits: this host is not ready for a restart: \
                 gpu.0000:3b:00: in use by process 7; waiting up to 60.00 s";
-    assert_eq!(waits(&run), [told]);
-    run.testify(0, held("port 29500 cannot be taken"));
+    assert_eq!(waits(&run), [reported]);
+    run.report_evidence(0, held("port 29500 cannot be taken"));
     assert_eq!(waits(&run).len(), 2, "it is something else");
     run.wait(Span::seconds(1));
-    run.testify(0, HostEvidence::default());
+    run.report_evidence(0, HostEvidence::default());
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
     assert_eq!(run.decisions(), []);
 }
@@ -96,11 +96,11 @@ fn an_ordered_restart_waits_until_the_gpus_are_free_and_says_so_once() {
 fn a_host_that_does_not_become_ready_is_left_as_after_a_failure() {
     let mut run = ordered();
     // Without an agent it is the launcher that sees what is held.
-    run.tell(Input::Held(vec!["process 7 does not die".into()]));
-    run.tell(Input::Ruling(None));
+    run.report(Input::Held(vec!["process 7 does not die".into()]));
+    run.report(Input::Ruling(None));
     assert_eq!(waits(&run).len(), 1);
     run.wait(Span::seconds(61));
-    run.tell(Input::Ruling(None));
+    run.report(Input::Ruling(None));
     assert_eq!(run.last_order(), &Order::Finish { exit: HAND_BACK_EXIT });
     assert_eq!(run.decisions(), [Action::HandBack { exit: HAND_BACK_EXIT }]);
     let reason = run.job.summary(Mono(run.now)).reason;
@@ -121,7 +121,7 @@ fn a_host_that_is_not_fit_is_left_at_once_and_one_that_is_only_degraded_is_not()
         [(lost, Order::Finish { exit: HAND_BACK_EXIT }), (slow, Order::StartRanks(Attempt(1)))]
     {
         let mut run = ordered();
-        run.testify(0, HostEvidence { sick: vec![sick], ..HostEvidence::default() });
+        run.report_evidence(0, HostEvidence { sick: vec![sick], ..HostEvidence::default() });
         assert_eq!(run.last_order(), &last);
     }
 }
@@ -129,9 +129,9 @@ fn a_host_that_is_not_fit_is_left_at_once_and_one_that_is_only_degraded_is_not()
 #[test]
 fn a_stop_is_heard_while_an_ordered_restart_waits_and_words_on_failures_are_not() {
     let mut run = ordered();
-    run.testify(1, HostEvidence::default());
+    run.report_evidence(1, HostEvidence::default());
     assert!(matches!(run.last_order(), Order::Consult(_)), "a ruling on a failure, late");
-    run.testify(0, held("gpu.0000:3b:00: in use by process 7"));
+    run.report_evidence(0, held("gpu.0000:3b:00: in use by process 7"));
     run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
     assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
 }
@@ -139,7 +139,7 @@ fn a_stop_is_heard_while_an_ordered_restart_waits_and_words_on_failures_are_not(
 #[test]
 fn a_replay_goes_on_behind_an_ordered_restart() {
     let mut run = ordered();
-    run.testify(0, HostEvidence::default());
+    run.report_evidence(0, HostEvidence::default());
     run.start(1);
     run.kill_and_decide(1);
     let entries = run.entries();

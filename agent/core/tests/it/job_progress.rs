@@ -13,7 +13,7 @@ use support::job::Run;
 /// All ranks have saved a step, and it is sealed.
 fn saved(run: &mut Run, attempt: u32, step: u64) {
     let shards = vec![(Rank(0), vec![1]), (Rank(1), vec![2])];
-    run.tell(Input::Saved { attempt: Attempt(attempt), step, shards });
+    run.report(Input::Saved { attempt: Attempt(attempt), step, shards });
 }
 
 /// One attempt over these steps, which then loses a rank. Whether the job goes on.
@@ -81,10 +81,10 @@ fn what_helped_in_one_run_is_known_to_the_next() {
     first.start(3);
     let mut learned = Learned::default();
     first.job.remember(&mut learned);
-    let told: Vec<_> =
+    let reported: Vec<_> =
         learned.rungs.iter().map(|known| (known.cause, known.rung, known.tried, known.helped)).collect();
     // What comes of the third restart is open.
-    assert_eq!(told, [(CauseKind::Signal, Rung::All, 2.0, 2.0)]);
+    assert_eq!(reported, [(CauseKind::Signal, Rung::All, 2.0, 2.0)]);
     let mut second = Run::begin(100);
     second.job.recall(&Learned::parse(&learned.clone().written()).expect("what was written"));
     let mut again = Learned::default();

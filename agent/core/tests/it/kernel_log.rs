@@ -24,8 +24,10 @@ fn an_xid_gets_through_a_storm_of_other_lines() {
     let xid = read(&mut reader, now, "2,100001,100,-;NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=a, off");
     assert!(matches!(xid, Some((Mono(100_000), Fact::Xid(_)))));
     let later = now.after(Span::seconds(10));
-    let told = reader.held_back(later);
-    let Some(Fact::KernelLinesLeftOut { of, count }) = told.first() else { panic!("not told: {told:?}") };
+    let reported = reader.held_back(later);
+    let Some(Fact::KernelLinesLeftOut { of, count }) = reported.first() else {
+        panic!("not told: {reported:?}")
+    };
     assert_eq!((of.as_str(), *count + facts as u64), ("aer_corrected", 100_000));
     assert_eq!(reader.held_back(later.after(Span::seconds(10))), []);
 }

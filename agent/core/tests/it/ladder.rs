@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    fn tell(&mut self, input: Input) {
+    fn report(&mut self, input: Input) {
         self.now = self.now.after(Span::millis(1 + self.random.below(20)));
         let mut out = Vec::new();
         self.job.step(self.now, input, &mut out);
@@ -137,7 +137,7 @@ impl World {
     }
 
     fn fact(&mut self, fact: Fact) {
-        self.tell(Input::Fact(fact));
+        self.report(Input::Fact(fact));
     }
 
     /// Carries out orders until the job is over. The inputs that come in between are the world's.
@@ -174,7 +174,7 @@ impl World {
                 Order::LookAgain { at } if self.alive.is_some() => self.look_at = Some(at),
                 Order::LookAgain { at } => {
                     self.now = self.now.max(at);
-                    self.tell(Input::LookAgain);
+                    self.report(Input::LookAgain);
                 }
                 Order::Finish { exit } => {
                     assert_eq!(self.alive, None, "a job ends with processes");
@@ -221,7 +221,7 @@ impl World {
         let attempt = self.alive.expect("without orders the ranks train");
         if self.look_at.is_some_and(|at| at <= self.now) {
             self.look_at = None;
-            return self.tell(Input::LookAgain);
+            return self.report(Input::LookAgain);
         }
         if self.stuck {
             match self.look_at {
@@ -248,7 +248,7 @@ impl World {
         self.now = end;
         for n in 0..RANKS {
             let done = vec![StepDone { step: self.step, start, end, ..StepDone::default() }];
-            self.tell(Input::Steps { attempt, rank: Rank(n), done });
+            self.report(Input::Steps { attempt, rank: Rank(n), done });
         }
         if self.step.is_multiple_of(3) {
             self.saved = self.step;
@@ -371,12 +371,12 @@ impl World {
     }
 
     fn rule(&mut self, incident: Incident) {
-        let mut testimony = HostEvidence::default();
+        let mut host_evidence = HostEvidence::default();
         if self.now < self.held_until {
-            testimony.held.push("gpu.0000:3b:00: in use by process 7".into());
+            host_evidence.held.push("gpu.0000:3b:00: in use by process 7".into());
         }
         if self.lost_gpu {
-            testimony.sick.push(Component {
+            host_evidence.sick.push(Component {
                 name: "gpu.0000:3b:00".into(),
                 state: HealthState::Unhealthy,
                 reason: "it fell off the bus".into(),
@@ -387,16 +387,16 @@ impl World {
         }
         let answer = match self.random.below(10) {
             // No agent, or one that is late, or one that speaks of another failure first.
-            0 if testimony.is_empty() => None,
+            0 if host_evidence.is_empty() => None,
             1 => {
                 let other = Incident(incident.0 + 1);
-                let early = Ruling { incident: other, instead: None, testimony: HostEvidence::default() };
-                self.tell(Input::Ruling(Some(early)));
-                Some(Ruling { incident, instead: None, testimony })
+                let early = Ruling { incident: other, instead: None, host_evidence: HostEvidence::default() };
+                self.report(Input::Ruling(Some(early)));
+                Some(Ruling { incident, instead: None, host_evidence })
             }
-            _ => Some(Ruling { incident, instead: None, testimony }),
+            _ => Some(Ruling { incident, instead: None, host_evidence }),
         };
-        self.tell(Input::Ruling(answer));
+        self.report(Input::Ruling(answer));
     }
 }
 

@@ -282,8 +282,8 @@ fn events(judged: &SensorReport) -> Vec<&str> {
         .collect()
 }
 
-fn told(text: &str) -> Asked {
-    Asked::Told(json(text))
+fn reported(text: &str) -> Asked {
+    Asked::Reported(json(text))
 }
 
 #[test]
@@ -293,11 +293,11 @@ fn nothing_is_shown_while_nothing_is_wrong() {
         (0, Asked::NoJob),
         (60, Asked::Refused),
         (120, Asked::Failed("HTTP".into())),
-        (180, Asked::Told(parse_text(IN_ORDER).unwrap())),
+        (180, Asked::Reported(parse_text(IN_ORDER).unwrap())),
         // One is behind at every look, and they move on.
-        (240, told(&document([42, 41], ""))),
-        (900, told(&document([82, 81], ""))),
-        (1500, told(&document([122, 122], ""))),
+        (240, reported(&document([42, 41], ""))),
+        (900, reported(&document([82, 81], ""))),
+        (1500, reported(&document([122, 122], ""))),
         (1600, Asked::Refused),
     ] {
         assert_eq!(judge.step(at(seconds), &asked).components, [], "{asked:?}");
@@ -307,7 +307,7 @@ fn nothing_is_shown_while_nothing_is_wrong() {
 #[test]
 fn ranks_that_stand_apart_for_long_are_told_and_no_restart_is_asked_for() {
     let mut judge = NcclJudge::new(NcclLimits::default());
-    let apart = told(&document([42, 41], ""));
+    let apart = reported(&document([42, 41], ""));
     assert_eq!(events(&judge.step(at(0), &apart)), ["ras_answers"]);
     assert_eq!(judge.step(at(599), &apart).components, []);
     let judged = judge.step(at(600), &apart);
@@ -322,23 +322,23 @@ fn ranks_that_stand_apart_for_long_are_told_and_no_restart_is_asked_for() {
     // Another job answers: that takes nothing back.
     let other = document([1, 1], "").replace("0x8a5e", "0x1111");
     assert_eq!(
-        judge.step(at(720), &Asked::Told(RasReport { in_order: 1, ..json(&other) })).components[0].state,
+        judge.step(at(720), &Asked::Reported(RasReport { in_order: 1, ..json(&other) })).components[0].state,
         HealthState::Degraded
     );
-    let judged = judge.step(at(780), &told(&document([43, 43], "")));
+    let judged = judge.step(at(780), &reported(&document([43, 43], "")));
     assert_eq!(judged.components[0].state, HealthState::Healthy);
 }
 
 #[test]
 fn dead_processes_and_errors_are_told_at_once() {
     let mut judge = NcclJudge::new(NcclLimits::default());
-    let judged = judge.step(at(0), &told(&document([42, 42], &missing(true, true))));
+    let judged = judge.step(at(0), &reported(&document([42, 42], &missing(true, true))));
     let nccl = &judged.components[0];
     assert_eq!((nccl.state, nccl.action), (HealthState::Degraded, RecommendedAction::RestartProcess));
     assert!(nccl.reason.contains("process 99 on 10.0.0.2"), "{nccl:?}");
     assert_eq!(events(&judged), ["ras_answers", "process_dead"]);
 
-    let judged = judge.step(at(60), &Asked::Told(parse_text(TROUBLE).unwrap()));
+    let judged = judge.step(at(60), &Asked::Reported(parse_text(TROUBLE).unwrap()));
     assert!(events(&judged).contains(&"rank_error"), "{judged:#?}");
     // The job ends: nothing of it is held against the next.
     let judged = judge.step(at(120), &Asked::NoJob);
@@ -351,12 +351,15 @@ fn dead_processes_and_errors_are_told_at_once() {
 #[test]
 fn a_service_that_answered_and_does_not_any_more_is_unknown() {
     let mut judge = NcclJudge::new(NcclLimits::default());
-    judge.step(at(0), &told(&document([42, 42], "")));
+    judge.step(at(0), &reported(&document([42, 42], "")));
     let silent = Asked::Failed("no answer within 5 s".into());
     let judged = judge.step(at(60), &silent);
     assert_eq!((judged.components[0].state, events(&judged)), (HealthState::Unknown, vec!["ras_silent"]));
     assert_eq!(events(&judge.step(at(120), &silent)), [""; 0]);
-    assert_eq!(judge.step(at(180), &told(&document([43, 43], ""))).components[0].state, HealthState::Healthy);
+    assert_eq!(
+        judge.step(at(180), &reported(&document([43, 43], ""))).components[0].state,
+        HealthState::Healthy
+    );
 }
 
 proptest! {
@@ -377,8 +380,8 @@ proptest! {
         }
         if let Ok(report) = parse_text(&text) {
             let mut judge = NcclJudge::new(NcclLimits::default());
-            judge.step(at(0), &Asked::Told(report.clone()));
-            judge.step(at(900), &Asked::Told(report));
+            judge.step(at(0), &Asked::Reported(report.clone()));
+            judge.step(at(900), &Asked::Reported(report));
         }
     }
 
@@ -411,9 +414,9 @@ fn whom_all_wait_for_is_found_in_a_report_that_names_only_the_few() {
     };
     let report = RasReport { communicators: vec![communicator.clone()], ..RasReport::default() };
     let ranks: BTreeMap<i32, Rank> = (0..4).map(|rank| (100 + rank, Rank(rank as u32))).collect();
-    let told = waits("NCCL's RAS service", &report.counted(&ranks)).expect("an answer");
-    assert_eq!(told.culprits, [Rank(2)]);
-    assert_eq!(told.told, "by NCCL's RAS service 3 of 3 waiting ranks wait for rank 2");
+    let reported = waits("NCCL's RAS service", &report.counted(&ranks)).expect("an answer");
+    assert_eq!(reported.culprits, [Rank(2)]);
+    assert_eq!(reported.reported, "by NCCL's RAS service 3 of 3 waiting ranks wait for rank 2");
 
     // One that did not answer is waited for, and of what kind that is nobody knows.
     let groups = vec![Group { of: 41, ranks: 3, named: Vec::new() }];
@@ -421,8 +424,9 @@ fn whom_all_wait_for_is_found_in_a_report_that_names_only_the_few() {
     let missing = vec![(few, Missing::Unresponsive)];
     let silent = Communicator { operations, missing, missing_count: 1, ..communicator };
     let report = RasReport { communicators: vec![silent], ..RasReport::default() };
-    let told = waits("NCCL's RAS service", &report.counted(&ranks)).map(|told| (told.kind, told.culprits));
-    assert!(told.is_none_or(|told| told == (None, vec![Rank(2)])), "nobody else is named");
+    let reported = waits("NCCL's RAS service", &report.counted(&ranks))
+        .map(|reported| (reported.kind, reported.culprits));
+    assert!(reported.is_none_or(|reported| reported == (None, vec![Rank(2)])), "nobody else is named");
     assert!(report.lines().iter().any(|line| line.contains("no report of rank 2")));
 
     // While all have launched the same, nobody waits.

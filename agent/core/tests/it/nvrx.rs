@@ -24,16 +24,16 @@ fn framed(pickle: &[u8]) -> Vec<u8> {
 }
 
 /// What a client tells by these messages, in one go and byte by byte, and what it is answered.
-fn told_by(messages: &[Vec<u8>]) -> (Vec<ClientMessage>, Vec<u8>) {
+fn reported_by(messages: &[Vec<u8>]) -> (Vec<ClientMessage>, Vec<u8>) {
     let bytes: Vec<u8> = messages.iter().flat_map(|message| framed(message)).collect();
-    let (mut told, mut answers) = (Vec::new(), Vec::new());
-    Session::default().receive(&bytes, &mut told, &mut answers).unwrap();
+    let (mut reported, mut answers) = (Vec::new(), Vec::new());
+    Session::default().receive(&bytes, &mut reported, &mut answers).unwrap();
     let (mut slowly, mut session) = ((Vec::new(), Vec::new()), Session::default());
     for byte in &bytes {
         session.receive(&[*byte], &mut slowly.0, &mut slowly.1).unwrap();
     }
-    assert_eq!((&told, &answers), (&slowly.0, &slowly.1));
-    (told, answers)
+    assert_eq!((&reported, &answers), (&slowly.0, &slowly.1));
+    (reported, answers)
 }
 
 #[test]
@@ -59,12 +59,12 @@ fn what_clients_send_is_understood() {
 #[test]
 fn steps_are_counted_for_a_client_that_does_not_number_them_and_each_message_is_answered() {
     let of = |name| captured("0.4", name);
-    let ok = told_by(&[of("authkey")]).1;
-    let (told, answers) =
-        told_by(&[of("authkey"), of("init"), of("open"), of("close"), of("heartbeat"), of("update")]);
+    let ok = reported_by(&[of("authkey")]).1;
+    let (reported, answers) =
+        reported_by(&[of("authkey"), of("init"), of("open"), of("close"), of("heartbeat"), of("update")]);
     let step = "step".to_owned();
     assert_eq!(
-        told,
+        reported,
         [
             ClientMessage::Connected { pid: 4711 },
             ClientMessage::Enter(step.clone()),
@@ -81,11 +81,12 @@ fn steps_are_counted_for_a_client_that_does_not_number_them_and_each_message_is_
 #[test]
 fn a_client_that_does_not_wait_is_not_answered_and_its_iterations_count_once() {
     let of = |name| captured("0.6", name);
-    let (told, answers) =
-        told_by(&[of("init"), of("open"), of("close"), of("open"), of("close"), of("heartbeat")]);
-    let steps: Vec<_> = told.iter().filter(|told| matches!(told, ClientMessage::Step(_))).collect();
+    let (reported, answers) =
+        reported_by(&[of("init"), of("open"), of("close"), of("open"), of("close"), of("heartbeat")]);
+    let steps: Vec<_> =
+        reported.iter().filter(|reported| matches!(reported, ClientMessage::Step(_))).collect();
     assert_eq!(steps, [&ClientMessage::Step(70_000)], "a step of evaluation in the same iteration is none");
-    let init_alone = told_by(&[of("init")]).1;
+    let init_alone = reported_by(&[of("init")]).1;
     assert_eq!(answers, init_alone);
 }
 
@@ -102,10 +103,13 @@ fn sections_that_overlap_become_a_stack() {
         made
     };
     let init = captured("0.4", "init");
-    let (told, _) = told_by(&[init, section("setup", 1), section("checkpointing", 1), section("setup", 2)]);
-    let texts = |told: &[ClientMessage]| told.iter().map(|told| format!("{told:?}")).collect::<Vec<_>>();
+    let (reported, _) =
+        reported_by(&[init, section("setup", 1), section("checkpointing", 1), section("setup", 2)]);
+    let texts = |reported: &[ClientMessage]| {
+        reported.iter().map(|reported| format!("{reported:?}")).collect::<Vec<_>>()
+    };
     assert_eq!(
-        texts(&told[1..]),
+        texts(&reported[1..]),
         [r#"Enter("setup")"#, r#"Enter("checkpoint")"#, r#"Leave("setup")"#, r#"Enter("checkpoint")"#],
     );
 }
@@ -113,19 +117,19 @@ fn sections_that_overlap_become_a_stack() {
 #[test]
 fn what_is_open_when_the_connection_ends_is_closed() {
     let mut session = Session::default();
-    let (mut told, mut answers) = (Vec::new(), Vec::new());
+    let (mut reported, mut answers) = (Vec::new(), Vec::new());
     let bytes = [framed(&captured("0.6", "init")), framed(&captured("0.6", "open"))].concat();
-    session.receive(&bytes, &mut told, &mut answers).unwrap();
-    told.clear();
-    session.end(&mut told);
-    assert_eq!(told, [ClientMessage::Leave("step".into())]);
+    session.receive(&bytes, &mut reported, &mut answers).unwrap();
+    reported.clear();
+    session.end(&mut reported);
+    assert_eq!(reported, [ClientMessage::Leave("step".into())]);
 }
 
 fn refusal(pickle: &[u8]) -> String {
-    let (mut told, mut answers) = (Vec::new(), Vec::new());
+    let (mut reported, mut answers) = (Vec::new(), Vec::new());
     let mut session = Session::default();
-    let error = session.receive(&framed(pickle), &mut told, &mut answers).unwrap_err();
-    assert_eq!(told, []);
+    let error = session.receive(&framed(pickle), &mut reported, &mut answers).unwrap_err();
+    assert_eq!(reported, []);
     let shown = String::from_utf8_lossy(&answers).into_owned();
     assert!(shown.contains("ErrorMsg") && shown.contains(&error.to_string()), "{shown}");
     error.to_string()
@@ -169,9 +173,9 @@ fn nothing_else_may_be_constructed_or_called() {
 
 #[test]
 fn lengths_are_bounded() {
-    let (mut told, mut answers) = (Vec::new(), Vec::new());
+    let (mut reported, mut answers) = (Vec::new(), Vec::new());
     let too_long = (MESSAGE_BYTES as u32 + 1).to_be_bytes();
-    let error = Session::default().receive(&too_long, &mut told, &mut answers).unwrap_err();
+    let error = Session::default().receive(&too_long, &mut reported, &mut answers).unwrap_err();
     assert_eq!(error, SessionError::TooLong(MESSAGE_BYTES + 1));
     // Text that claims to be longer than the message; ten thousand values in a value in a value.
     assert_eq!(Pickle::read(b"X\xff\xff\xff\x7fabc").unwrap_err(), PickleError::Truncated);
@@ -207,8 +211,8 @@ proptest! {
     #[test]
     fn no_bytes_are_too_much(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let _ = Message::read(&bytes);
-        let (mut told, mut answers) = (Vec::new(), Vec::new());
-        let _ = Session::default().receive(&bytes, &mut told, &mut answers);
+        let (mut reported, mut answers) = (Vec::new(), Vec::new());
+        let _ = Session::default().receive(&bytes, &mut reported, &mut answers);
     }
 
     #[test]

@@ -88,13 +88,13 @@ fn what_is_learned_of_the_device_later_is_told_with_the_finding_once() {
         })
     });
     assert_eq!((run.kinds(), run.found[0].device.as_deref()), (vec![(FindingKind::SlowRank, false)], None));
-    let told = run.watch.set_surroundings(on_gpu_5("clocks"));
-    let [again] = &told[..] else { panic!("{told:?}") };
+    let reported = run.watch.set_rank_context(on_gpu_5("clocks"));
+    let [again] = &reported[..] else { panic!("{reported:?}") };
     assert_eq!((again.finding, again.device.as_deref()), (1, Some("gpu.5")));
     assert!(again.evidence.last().unwrap().ends_with("clocks of gpu.5"), "{again:?}");
     assert!(again.confidence > run.found[0].confidence);
-    assert_eq!(run.watch.set_surroundings(on_gpu_5("clocks")), [], "the same is no news");
-    let more = run.watch.set_surroundings(on_gpu_5("pcie width"));
+    assert_eq!(run.watch.set_rank_context(on_gpu_5("clocks")), [], "the same is no news");
+    let more = run.watch.set_rank_context(on_gpu_5("pcie width"));
     assert_eq!(more[0].evidence.len(), again.evidence.len() + 1, "{more:?}");
 }
 
@@ -145,7 +145,7 @@ fn the_pace_of_each_rank_is_known() {
 #[test]
 fn a_slow_rank_is_found_with_its_onset_and_its_end() {
     let mut run = Run::of(8, "train.py");
-    run.watch.set_surroundings(on_gpu_5("clocks"));
+    run.watch.set_rank_context(on_gpu_5("clocks"));
     (0..40).for_each(|_| run.step(|_, _| ()));
     assert_eq!(run.kinds(), []);
     (0..10).for_each(|_| {
@@ -169,10 +169,10 @@ fn a_slow_rank_is_found_with_its_onset_and_its_end() {
 }
 
 /// Four ranks, of which rank 1 is slow for so many steps after 40 healthy ones, and then no longer.
-fn few(slow_steps: u32, surroundings: Option<SlowdownHints>) -> Run {
+fn few(slow_steps: u32, rank_context: Option<SlowdownHints>) -> Run {
     let mut run = Run::of(4, "train.py");
-    if let Some(surroundings) = surroundings {
-        run.watch.set_surroundings(surroundings);
+    if let Some(rank_context) = rank_context {
+        run.watch.set_rank_context(rank_context);
     }
     (0..40).for_each(|_| run.step(|_, _| ()));
     (0..slow_steps).for_each(|_| {
@@ -414,9 +414,9 @@ fn a_finding_is_written_and_read_back() {
 #[test]
 fn ranks_that_say_what_they_are_are_compared_with_their_like() {
     let heavy = |rank: u32| matches!(rank, 1 | 4 | 6);
-    let run = |told: bool, slow: Option<u32>| {
+    let run = |reported: bool, slow: Option<u32>| {
         let mut run = Run::of(8, "train.py");
-        for rank in (0..8).filter(|_| told) {
+        for rank in (0..8).filter(|_| reported) {
             let role = if heavy(rank) { "expert" } else { "dense" };
             run.watch.set_role(Rank(rank), role.to_owned(), None);
         }

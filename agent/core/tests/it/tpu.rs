@@ -51,8 +51,8 @@ fn core(number: i32, launch: i64) -> CoreState {
     }
 }
 
-fn told(cores: &[CoreState]) -> Answer {
-    Answer::Told(Runtime { cores: Some(cores.to_vec()), ..Runtime::default() })
+fn reported(cores: &[CoreState]) -> Answer {
+    Answer::Reported(Runtime { cores: Some(cores.to_vec()), ..Runtime::default() })
 }
 
 fn judge() -> TpuJudge {
@@ -159,7 +159,7 @@ fn who_may_not_be_looked_into_may_hold_a_chip() {
         chips: Ok(vec![chip(0, hidden())]),
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(told(&[core(0, 1)])),
+        services: service(reported(&[core(0, 1)])),
     };
     let judged = judge().step(at(0), &sample);
     assert_eq!(find(&judged, "tpu.runtime").state, HealthState::Healthy);
@@ -176,10 +176,10 @@ fn a_service_that_falls_silent_is_told_once_and_so_is_its_return() {
         services: service(answer),
     };
     assert_eq!(events(&judge.step(at(0), &sample(Answer::Refused))), ["chip_found"]);
-    assert_eq!(events(&judge.step(at(10), &sample(told(&[core(0, 1)])))), [""; 0]);
+    assert_eq!(events(&judge.step(at(10), &sample(reported(&[core(0, 1)])))), [""; 0]);
     assert_eq!(events(&judge.step(at(20), &sample(Answer::Silent))), ["runtime_silent"]);
     assert_eq!(events(&judge.step(at(30), &sample(Answer::Silent))), [""; 0]);
-    assert_eq!(events(&judge.step(at(40), &sample(told(&[core(0, 2)])))), ["runtime_answers"]);
+    assert_eq!(events(&judge.step(at(40), &sample(reported(&[core(0, 2)])))), ["runtime_answers"]);
     // A process that ends takes its service along; that is no silence.
     let idle = TpuSample {
         chips: Ok(vec![chip(0, free())]),
@@ -202,8 +202,12 @@ fn what_libtpu_tells_is_dealt_out_to_the_chips() {
         ..Runtime::default()
     };
     let chips = Ok(vec![chip(0, held()), chip(1, held())]);
-    let sample =
-        TpuSample { chips, stalls: Vec::new(), driver: Vec::new(), services: service(Answer::Told(runtime)) };
+    let sample = TpuSample {
+        chips,
+        stalls: Vec::new(),
+        driver: Vec::new(),
+        services: service(Answer::Reported(runtime)),
+    };
     let judged = judge().step(at(0), &sample);
     let reason = |name| find(&judged, name).reason.as_str();
     assert!(
@@ -271,7 +275,7 @@ fn the_core_that_is_behind_is_named_once_nothing_moves() {
         chips: chips(),
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(told(cores)),
+        services: service(reported(cores)),
     };
     let cores: Vec<CoreState> =
         (0..4).map(|number| core(16 + number, if number == 2 { 41 } else { 42 })).collect();
@@ -304,7 +308,7 @@ fn what_the_driver_logs_of_this_host_is_held_against_it_for_a_while() {
     let mut judge = judge();
     let sample = |driver| TpuSample {
         chips: Ok(vec![chip(0, held())]),
-        services: service(told(&[core(0, 42)])),
+        services: service(reported(&[core(0, 42)])),
         stalls: Vec::new(),
         driver,
     };
@@ -334,7 +338,7 @@ fn a_job_that_stands_still_as_a_whole_has_no_outlier() {
         chips: Ok((0..4).map(|n| chip(n, held())).collect()),
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(told(&cores)),
+        services: service(reported(&cores)),
     };
     judge.step(at(0), &sample);
     let judged = judge.step(at(3600), &sample);
@@ -351,7 +355,7 @@ fn an_error_of_a_core_makes_its_chip_unknown() {
         chips,
         stalls: Vec::new(),
         driver: Vec::new(),
-        services: service(told(&[core(0, 42), broken])),
+        services: service(reported(&[core(0, 42), broken])),
     };
     let judged = judge().step(at(0), &sample);
     assert_eq!(find(&judged, "tpu.1").state, HealthState::Unknown);

@@ -45,10 +45,10 @@ impl Server {
         command.args(["-H", "127.0.0.1", "-p", &at.port().to_string()]);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let mut server = Server(child, at);
-        let begun = Instant::now();
+        let started = Instant::now();
         while TcpStream::connect(at).is_err() {
             assert!(server.0.try_wait().unwrap().is_none(), "{program} has ended");
-            assert!(begun.elapsed() < LONGEST, "{program} does not answer");
+            assert!(started.elapsed() < LONGEST, "{program} does not answer");
             std::thread::sleep(Duration::from_millis(20));
         }
         server
@@ -159,8 +159,8 @@ fn a_step_goes_to_a_server_of_s3_and_comes_back() {
         ("AWS_REGION", "us-east-1"),
     ]);
     let done = inside.output().unwrap();
-    let told = [done.stdout, done.stderr].concat();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&told));
+    let reported = [done.stdout, done.stderr].concat();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&reported));
 }
 
 /// What the test above runs in a process of its own.

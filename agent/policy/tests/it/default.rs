@@ -218,10 +218,10 @@ fn earlier() -> impl Strategy<Value = Vec<Experience>> {
 fn seen() -> impl Strategy<Value = SeenBefore> {
     let host = any::<bool>().prop_map(|at_this_place| OnHost { host: "b".to_owned(), at_this_place });
     (prop::collection::vec(host, 0..2), 0..2_u32, 0..2_u32).prop_map(
-        |(elsewhere, in_earlier_runs, heard_by)| SeenBefore {
+        |(elsewhere, in_earlier_runs, answered_by)| SeenBefore {
             elsewhere,
             in_earlier_runs,
-            heard_by,
+            answered_by,
             ..SeenBefore::default()
         },
     )

@@ -92,7 +92,7 @@ fn a_policy_that_returns_nothing_leaves_it_to_the_built_in_one() {
 #[test]
 fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
     let body = |line: &str| format!("def decide(case):\n    {line}\n");
-    for (text, told) in [
+    for (text, reported) in [
         (String::new(), "mine.star: there is no function decide(case), which is called for each failure"),
         (
             "def decide(a, b):\n    pass\n".into(),
@@ -142,14 +142,14 @@ fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
             "mine.star:1:1: at the top level there are only constants and functions",
         ),
     ] {
-        assert_eq!(decide(&text).expect_err(&text), told, "{text}");
+        assert_eq!(decide(&text).expect_err(&text), reported, "{text}");
     }
 }
 
 #[test]
 fn endless_deep_and_huge_policies_end_with_an_error() {
     let function = |body: &str| format!("def decide(case):\n{body}\n");
-    for (text, told) in [
+    for (text, reported) in [
         (function("    for a in range(1000000000000):\n        pass"), "too much memory"),
         (
             function(
@@ -202,7 +202,7 @@ fn endless_deep_and_huge_policies_end_with_an_error() {
         (function("    for i in range(100000):\n        x = sorted(range(1000))"), "too m"),
     ] {
         let problem = decide(&text).expect_err(&text[..text.len().min(200)]);
-        assert!(problem.contains(told), "{problem} for {}", &text[..text.len().min(200)]);
+        assert!(problem.contains(reported), "{problem} for {}", &text[..text.len().min(200)]);
     }
 }
 

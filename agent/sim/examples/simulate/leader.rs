@@ -58,8 +58,8 @@ pub fn measure(quick: bool) {
         let killed = crowd.now();
         crowd.kill((HOSTS / 2 + round) as usize);
         let next = Attempt(round);
-        crowd.run_until(killed + 600 * SECOND, |crowd| crowd.begun(next).is_some());
-        took.extend(crowd.begun(next).map(|begun| seconds(begun - killed)));
+        crowd.run_until(killed + 600 * SECOND, |crowd| crowd.started(next).is_some());
+        took.extend(crowd.started(next).map(|started| seconds(started - killed)));
         for (phase, at) in crowd.phases() {
             eprintln!(
                 "round {round}: last {phase} after {:.3} s",

@@ -32,9 +32,9 @@ fn a_silent_host_on_which_a_rank_stopped_is_named() {
         let mesh = MESHES[0];
         let rank = random.below(mesh.ranks());
         let score = run(mesh, Trouble::SilentHost(rank), Loss::USUAL, trial);
-        let told = score.hang.as_ref().map(|hang| (hang.kind, &hang.culprits));
+        let reported = score.hang.as_ref().map(|hang| (hang.kind, &hang.culprits));
         if !score.host {
-            eprintln!("trial {trial}, rank {rank}: {told:?}");
+            eprintln!("trial {trial}, rank {rank}: {reported:?}");
         }
         all += 1;
         right += u32::from(score.host);

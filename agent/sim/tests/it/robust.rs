@@ -105,9 +105,9 @@ fn of_few_ranks_nearly_every_one_that_becomes_5_percent_slow_is_found_within_10_
     for ranks in [2, 3, 4, 5, 8] {
         let (mut soon, mut wrong) = (0, 0);
         for seed in 0..100 {
-            let (after, told) = run(Shape { ranks, ..PLAIN }, Some(seed as usize % ranks), 500 + seed);
+            let (after, reported) = run(Shape { ranks, ..PLAIN }, Some(seed as usize % ranks), 500 + seed);
             soon += u32::from(after.is_some_and(|after| after <= 10));
-            wrong += told.len();
+            wrong += reported.len();
         }
         assert!(soon >= 96 && wrong == 0, "{ranks} ranks: {soon} of 100 within 10 steps, {wrong} wrong");
     }

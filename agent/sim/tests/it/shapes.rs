@@ -11,12 +11,12 @@ const STEPS: u64 = 240;
 
 /// What was told, and at which steps; and when it was over.
 #[derive(Debug, Default)]
-struct Told {
+struct Reported {
     found: Vec<(Slow, u64)>,
     over: Vec<(Slow, u64)>,
 }
 
-impl Told {
+impl Reported {
     fn ranks(&self) -> Vec<u32> {
         let mut ranks: Vec<u32> = self
             .found
@@ -30,10 +30,10 @@ impl Told {
 }
 
 /// Runs a job whose rank `rank` takes exp(excess(rank, step)) in each step, with 1 % of noise and a hiccup now and then.
-fn run(roles: &[Role], seed: u64, mut excess: impl FnMut(usize, u64, &mut Random) -> f32) -> Told {
+fn run(roles: &[Role], seed: u64, mut excess: impl FnMut(usize, u64, &mut Random) -> f32) -> Reported {
     let mut random = Random::new(seed);
     let mut judge = Judge::new(Peers::new(roles.to_vec()), Limits::default());
-    let (mut told, mut changes) = (Told::default(), Vec::new());
+    let (mut reported, mut changes) = (Reported::default(), Vec::new());
     for step in 1..=STEPS {
         let times: Vec<f32> = (0..roles.len())
             .map(|rank| {
@@ -45,12 +45,12 @@ fn run(roles: &[Role], seed: u64, mut excess: impl FnMut(usize, u64, &mut Random
         judge.step(Row { step, self_times: &times, waits: &[], took: f32::NAN }, &mut changes);
         for change in &changes {
             match change {
-                Change::Found(found) => told.found.push((found.slow, step)),
-                Change::Over { slow, .. } => told.over.push((*slow, step)),
+                Change::Found(found) => reported.found.push((found.slow, step)),
+                Change::Over { slow, .. } => reported.over.push((*slow, step)),
             }
         }
     }
-    told
+    reported
 }
 
 fn alike() -> Vec<Role> {
@@ -71,10 +71,10 @@ fn a_slow_rank_is_found_within_a_stage_that_has_other_work() {
         let healthy = run(&staged(), seed, |rank, _, _| work(rank));
         assert_eq!(healthy.found, [], "seed {seed}");
         for slow in [5, 13] {
-            let told = run(&staged(), seed, |rank, step, _| {
+            let reported = run(&staged(), seed, |rank, step, _| {
                 work(rank) + if rank == slow && step >= 60 { 0.08 } else { 0.0 }
             });
-            assert_eq!(told.ranks(), [slow as u32], "seed {seed}: {told:?}");
+            assert_eq!(reported.ranks(), [slow as u32], "seed {seed}: {reported:?}");
         }
     }
 }
@@ -85,10 +85,10 @@ fn a_slow_rank_is_found_among_sequences_of_different_lengths() {
         let lengths = |random: &mut Random| random.normals().0 * 0.12;
         let healthy = run(&alike(), seed, |_, _, random| lengths(random));
         assert!(healthy.ranks().is_empty(), "seed {seed}: {healthy:?}");
-        let told = run(&alike(), seed, |rank, step, random| {
+        let reported = run(&alike(), seed, |rank, step, random| {
             lengths(random) + if rank == 3 && step >= 60 { 0.5 } else { 0.0 }
         });
-        assert_eq!(told.ranks(), [3], "seed {seed}: {told:?}");
+        assert_eq!(reported.ranks(), [3], "seed {seed}: {reported:?}");
     }
 }
 
@@ -103,11 +103,11 @@ fn checkpoints_and_evaluation_neither_make_nor_hide_a_slow_rank() {
     for seed in 0..6 {
         let healthy = run(&alike(), seed, |rank, step, _| phases(rank, step));
         assert_eq!(healthy.found, [], "seed {seed}");
-        let told = run(&alike(), seed, |rank, step, _| {
+        let reported = run(&alike(), seed, |rank, step, _| {
             phases(rank, step) + if rank == 9 && step >= 62 { 0.06 } else { 0.0 }
         });
-        assert_eq!(told.ranks(), [9], "seed {seed}: {told:?}");
-        assert!(told.found[0].1 <= 62 + 12, "seed {seed}: {told:?}");
+        assert_eq!(reported.ranks(), [9], "seed {seed}: {reported:?}");
+        assert!(reported.found[0].1 <= 62 + 12, "seed {seed}: {reported:?}");
     }
 }
 
@@ -115,10 +115,10 @@ fn checkpoints_and_evaluation_neither_make_nor_hide_a_slow_rank() {
 fn several_slow_ranks_are_all_named() {
     for seed in 0..6 {
         let slow = [2, 7, 11];
-        let told = run(&alike(), seed, |rank, step, _| {
+        let reported = run(&alike(), seed, |rank, step, _| {
             if slow.contains(&rank) && step >= 50 + 10 * rank as u64 { 0.10 } else { 0.0 }
         });
-        assert_eq!(told.ranks(), [2, 7, 11], "seed {seed}: {told:?}");
+        assert_eq!(reported.ranks(), [2, 7, 11], "seed {seed}: {reported:?}");
     }
 }
 
@@ -126,9 +126,9 @@ fn several_slow_ranks_are_all_named() {
 fn slowness_that_comes_and_goes_is_told_each_time_and_over_in_between() {
     for seed in 0..6 {
         let slow = |step: u64| (60..100).contains(&step) || (160..200).contains(&step);
-        let told = run(&alike(), seed, |rank, step, _| if rank == 4 && slow(step) { 0.10 } else { 0.0 });
-        assert_eq!(told.ranks(), [4], "seed {seed}: {told:?}");
-        assert_eq!((told.found.len(), told.over.len()), (2, 2), "seed {seed}: {told:?}");
+        let reported = run(&alike(), seed, |rank, step, _| if rank == 4 && slow(step) { 0.10 } else { 0.0 });
+        assert_eq!(reported.ranks(), [4], "seed {seed}: {reported:?}");
+        assert_eq!((reported.found.len(), reported.over.len()), (2, 2), "seed {seed}: {reported:?}");
         // Two slow steps here and there, of whichever rank, are nobody's fault.
         let brief =
             run(
@@ -146,9 +146,9 @@ fn slowness_that_comes_and_goes_is_told_each_time_and_over_in_between() {
 fn a_rank_that_becomes_slower_by_and_by_is_told_and_a_job_that_does_is_not() {
     for seed in 0..6 {
         let ramp = |step: u64| (step.saturating_sub(60) as f32 / 60.0).min(1.0) * 0.12;
-        let told = run(&alike(), seed, |rank, step, _| if rank == 12 { ramp(step) } else { 0.0 });
-        assert_eq!(told.ranks(), [12], "seed {seed}: {told:?}");
-        assert!(told.found[0].1 <= 120, "before it is at its worst; seed {seed}: {told:?}");
+        let reported = run(&alike(), seed, |rank, step, _| if rank == 12 { ramp(step) } else { 0.0 });
+        assert_eq!(reported.ranks(), [12], "seed {seed}: {reported:?}");
+        assert!(reported.found[0].1 <= 120, "before it is at its worst; seed {seed}: {reported:?}");
         let all = run(&alike(), seed, |_, step, _| ramp(step));
         assert_eq!(all.found, [], "seed {seed}");
     }
@@ -159,9 +159,10 @@ fn a_slow_host_of_many_is_told_as_a_host_or_its_ranks_and_nobody_else() {
     let role = |rank: u32| Role { group: 0, stage: None, host: Some(rank / 8) };
     let hosts: Vec<Role> = (0..64).map(role).collect();
     for seed in 0..4 {
-        let told = run(&hosts, seed, |rank, step, _| if rank / 8 == 5 && step >= 60 { 0.10 } else { 0.0 });
-        assert!(told.found.iter().any(|(slow, _)| *slow == Slow::Host(5)), "seed {seed}: {told:?}");
-        assert!(told.ranks().iter().all(|rank| rank / 8 == 5), "seed {seed}: {told:?}");
+        let reported =
+            run(&hosts, seed, |rank, step, _| if rank / 8 == 5 && step >= 60 { 0.10 } else { 0.0 });
+        assert!(reported.found.iter().any(|(slow, _)| *slow == Slow::Host(5)), "seed {seed}: {reported:?}");
+        assert!(reported.ranks().iter().all(|rank| rank / 8 == 5), "seed {seed}: {reported:?}");
         assert_eq!(run(&hosts, seed, |_, _, _| 0.0).found, [], "seed {seed}");
     }
 }

@@ -86,8 +86,8 @@ fn healthy_jobs_are_left_alone() {
     .enumerate()
     {
         let score = run(Mesh::of(1024), noise, Trouble::None, 1, 200, seed as u64);
-        let told: Vec<Slow> = score.false_reports.iter().map(|found| found.slow).collect();
-        assert_eq!(told, [], "{noise:?}: {:?}", score.false_reports);
+        let reported: Vec<Slow> = score.false_reports.iter().map(|found| found.slow).collect();
+        assert_eq!(reported, [], "{noise:?}: {:?}", score.false_reports);
     }
 }
 
@@ -102,10 +102,10 @@ fn the_same_seed_gives_the_same_judgements() {
 #[test]
 fn what_a_slow_rank_costs_is_by_how_much_it_makes_steps_longer() {
     for ranks in [2, 3, 8, 64] {
-        for (by, begins) in [(0.5, 1), (0.5, 80), (0.1, 80)] {
-            let slow = SlowRank { rank: 1, begins, by };
-            let told = course::run(ranks, Weather::Carried(0.0), Some(slow), begins + 60, ranks as u64);
-            let found = told.right.unwrap_or_else(|| panic!("{ranks} ranks, {slow:?}: not found"));
+        for (by, starts) in [(0.5, 1), (0.5, 80), (0.1, 80)] {
+            let slow = SlowRank { rank: 1, starts, by };
+            let reported = course::run(ranks, Weather::Carried(0.0), Some(slow), starts + 60, ranks as u64);
+            let found = reported.right.unwrap_or_else(|| panic!("{ranks} ranks, {slow:?}: not found"));
             let cost =
                 found.cost.unwrap_or_else(|| panic!("{ranks} ranks, {slow:?}: the steps' length is known"));
             // The next slowest is itself late by the noise of 1 %, the more so the more there are.

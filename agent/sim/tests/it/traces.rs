@@ -32,8 +32,8 @@ fn judged(name: &str) -> Option<Report> {
 }
 
 fn kinds(report: &Report) -> Vec<FindingKind> {
-    let begun = report.findings.iter().filter(|finding| !finding.over);
-    begun.map(|finding| finding.what).collect()
+    let started = report.findings.iter().filter(|finding| !finding.over);
+    started.map(|finding| finding.what).collect()
 }
 
 fn slow_ranks(report: &Report) -> Vec<&Finding> {

@@ -11,11 +11,11 @@ fn false_reports(ranks: usize, weather: Weather, jobs: u64) -> usize {
 
 /// Of so many jobs in which a rank becomes 5 % slow: in how many it is told within the steps.
 fn told_within(steps: u64, ranks: usize, weather: Weather, jobs: u64) -> u64 {
-    let told = |seed: &u64| {
-        let slow = SlowRank { rank: (*seed % ranks as u64) as usize, begins: 80, by: 0.05 };
+    let reported = |seed: &u64| {
+        let slow = SlowRank { rank: (*seed % ranks as u64) as usize, starts: 80, by: 0.05 };
         run(ranks, weather, Some(slow), 80 + steps, *seed).after.is_some_and(|after| after <= steps)
     };
-    (0..jobs).filter(told).count() as u64
+    (0..jobs).filter(reported).count() as u64
 }
 
 #[test]
@@ -35,8 +35,8 @@ fn moods_of_a_pair_condemn_nobody() {
     for seed in [
         0, 367, 931, 1252, 1560, 1893, 1929, 1943, 2039, 2174, 2184, 2340, 2393, 2596, 3196, 3221, 3908, 3911,
     ] {
-        let told = run(2, Weather::Carried(0.8), None, 200, 7_000_000 + seed);
-        assert_eq!(told.wrong, [], "{seed}");
+        let reported = run(2, Weather::Carried(0.8), None, 200, 7_000_000 + seed);
+        assert_eq!(reported.wrong, [], "{seed}");
     }
 }
 
@@ -53,8 +53,8 @@ fn in_a_pair_nobody_is_told_while_the_job_changes_its_pace() {
 fn nobody_is_told_whatever_the_weather() {
     for weather in Weather::ALL {
         for ranks in [4, 16] {
-            let told = false_reports(ranks, weather, 4);
-            assert_eq!(told, 0, "{ranks} ranks, {weather:?}");
+            let reported = false_reports(ranks, weather, 4);
+            assert_eq!(reported, 0, "{ranks} ranks, {weather:?}");
         }
     }
 }
@@ -62,8 +62,8 @@ fn nobody_is_told_whatever_the_weather() {
 #[test]
 fn in_small_jobs_whose_noise_is_not_carried_slow_ranks_are_told_within_10_steps() {
     for ranks in [2, 3, 4, 8] {
-        let told = told_within(10, ranks, Weather::Carried(0.0), 60);
-        assert!(told >= 58, "{ranks} ranks: {told} of 60");
+        let reported = told_within(10, ranks, Weather::Carried(0.0), 60);
+        assert!(reported >= 58, "{ranks} ranks: {reported} of 60");
     }
 }
 
@@ -78,7 +78,7 @@ fn a_slow_rank_is_told_in_any_weather_a_little_later() {
         Weather::WarmUp,
         Weather::LateStart,
     ] {
-        let told = told_within(40, 8, weather, 20);
-        assert!(told >= 19, "{weather:?}: {told} of 20");
+        let reported = told_within(40, 8, weather, 20);
+        assert!(reported >= 19, "{weather:?}: {reported} of 20");
     }
 }

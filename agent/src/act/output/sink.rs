@@ -73,9 +73,9 @@ impl Sink {
         }
         if self.left_out > 0 {
             let count = std::mem::take(&mut self.left_out);
-            let told =
+            let reported =
                 format!("mainstay: {count} line(s) were not shown; they are in launcher.log of the run\n");
-            self.push(told.as_bytes());
+            self.push(reported.as_bytes());
         }
         self.push(line.as_bytes());
         self.push(b"\n");

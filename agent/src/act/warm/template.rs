@@ -240,7 +240,7 @@ impl Template {
     /// Takes standbys for our children, known as the template's from here on.
     pub fn adopt(&mut self, standbys: &[i32]) {
         self.standbys = standbys.iter().copied().map(Pid).collect();
-        let _ = self.tell(&serde_json::json!({ "adopt": true }));
+        let _ = self.report(&serde_json::json!({ "adopt": true }));
     }
 
     /// Has it run like any other process. Ranks inherit how it runs: this comes before any of them is forked.
@@ -285,13 +285,13 @@ impl Template {
     /// Asks how much it lacks of what a rank holds; it answers by its news.
     pub fn compare(&mut self, modules: &Path) {
         // One that cannot be told is gone, and says so by its news.
-        let _ = self.tell(&serde_json::json!({ "compare": modules }));
+        let _ = self.report(&serde_json::json!({ "compare": modules }));
     }
 
     /// Has it fork standbys ahead of time, so that a start need not wait for that.
     pub fn prepare(&mut self, ranks: usize) {
         // One that cannot be told is gone, and says so by its news.
-        let _ = self.tell(&serde_json::json!({ "prepare": ranks }));
+        let _ = self.report(&serde_json::json!({ "prepare": ranks }));
     }
 
     /// Makes ranks of its standbys. They are our children from here on.
@@ -299,7 +299,7 @@ impl Template {
     /// # Errors
     /// They could not be started; nothing of them runs when the template has been ended.
     pub fn start_ranks(&mut self, orders: &[RankOrders]) -> Result<Vec<Pid>, String> {
-        self.tell(&serde_json::json!({ "start": orders }))
+        self.report(&serde_json::json!({ "start": orders }))
             .map_err(|error| format!("it cannot be reached: {error}"))?;
         let until = Instant::now() + START_WITHIN;
         loop {
@@ -359,7 +359,7 @@ impl Template {
         Some(news)
     }
 
-    fn tell(&mut self, order: &serde_json::Value) -> io::Result<()> {
+    fn report(&mut self, order: &serde_json::Value) -> io::Result<()> {
         let line = format!("{order}\n");
         let mut left = line.as_bytes();
         let until = Instant::now() + START_WITHIN;

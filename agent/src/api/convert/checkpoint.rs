@@ -139,7 +139,7 @@ pub(in crate::api) fn progress_out(at: Progress) -> RestoreProgress {
         shards: small(at.shards.1),
         bytes_done: at.bytes.0,
         bytes: at.bytes.1,
-        told: at.told,
+        told: at.reported,
         files_wanted: small(at.files_wanted),
         files_token: at.files_token,
     }

@@ -12,10 +12,11 @@ pub(in crate::api) fn device(gpu: &GpuView, now: Stamp) -> v1::Device {
     let reading = gpu.reading.as_ref();
     let identity = reading.and_then(|reading| reading.identity.as_ref());
     // What a GPU in trouble still says is not to be believed.
-    let told = reading.filter(|reading| reading.trouble.is_none());
+    let reported = reading.filter(|reading| reading.trouble.is_none());
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
-    let memory = told.and_then(|told| told.memory.value().copied());
-    let processes = told.and_then(|told| told.processes.value()).map(Vec::as_slice).unwrap_or_default();
+    let memory = reported.and_then(|reported| reported.memory.value().copied());
+    let processes =
+        reported.and_then(|reported| reported.processes.value()).map(Vec::as_slice).unwrap_or_default();
     v1::Device {
         component: ComponentId::Gpu(gpu.address).to_string(),
         index: reading.map(|reading| reading.index),
@@ -26,19 +27,19 @@ pub(in crate::api) fn device(gpu: &GpuView, now: Stamp) -> v1::Device {
         state: state(gpu.state).into(),
         reason: gpu.reason.clone(),
         recommended_action: action(gpu.action).into(),
-        temperature: told.and_then(|told| told.temperature.value().copied()),
-        memory_temperature: told.and_then(|told| told.memory_temperature.value().copied()),
-        power: told.and_then(|told| told.power.value().copied()).map(watts),
+        temperature: reported.and_then(|reported| reported.temperature.value().copied()),
+        memory_temperature: reported.and_then(|reported| reported.memory_temperature.value().copied()),
+        power: reported.and_then(|reported| reported.power.value().copied()).map(watts),
         power_limit: gpu.power_limit.map(watts),
-        utilization: told.and_then(|told| told.utilization.value().copied()),
+        utilization: reported.and_then(|reported| reported.utilization.value().copied()),
         memory_used: memory.map(|(used, _)| used),
         memory_total: memory.map(|(_, total)| total),
-        ecc_uncorrected: told.and_then(|told| told.ecc_volatile.value().copied()),
-        ecc_corrected: told.and_then(|told| told.ecc_corrected.value().copied()),
+        ecc_uncorrected: reported.and_then(|reported| reported.ecc_volatile.value().copied()),
+        ecc_corrected: reported.and_then(|reported| reported.ecc_corrected.value().copied()),
         links_up: gpu.links.map(|(up, _)| up),
         links_expected: gpu.links.map(|(_, expected)| expected),
         processes: processes.iter().map(process).collect(),
-        split: told.and_then(|told| told.mig.value().copied()),
+        split: reported.and_then(|reported| reported.mig.value().copied()),
         read_age: gpu.read_at.and_then(|at| age(at, now)).map(duration),
         notes: gpu.notes.clone(),
     }

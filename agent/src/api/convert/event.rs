@@ -77,7 +77,7 @@ fn type_of(body: &Body) -> &'static str {
             Fact::KernelLinesLeftOut { .. } => "kernel_lines_left_out",
             Fact::KernelLogGap { .. } => "kernel_log_gap",
             Fact::Observed(_) => "observed",
-            Fact::HostTestified { .. } => "host_testified",
+            Fact::HostEvidenceReported { .. } => "host_testified",
             Fact::GpuDriverSilent { .. } => "gpu_driver_silent",
             Fact::GpuDriverAnswered { .. } => "gpu_driver_answered",
             Fact::JobStarted(_) => "job_started",
@@ -159,7 +159,7 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::PagesUnavailable { .. }
         | Fact::AgentLost { .. } => Severity::Warning,
         Fact::WorldChanged { before, now, .. } if now < before => Severity::Warning,
-        Fact::HostTestified { .. }
+        Fact::HostEvidenceReported { .. }
         | Fact::WorldChanged { .. }
         | Fact::AgentStarted { .. }
         | Fact::AgentStopped
@@ -206,7 +206,7 @@ fn attempt(body: &Body) -> Option<Attempt> {
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
             | Fact::Observed(_)
-            | Fact::HostTestified { .. }
+            | Fact::HostEvidenceReported { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::JobStarted(_)

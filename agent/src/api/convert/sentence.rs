@@ -15,7 +15,7 @@ pub(super) fn of(body: &Body) -> String {
         Body::Health(change) => health(change),
         Body::Verdict(of) => brief(of),
         Body::Decision(of) => decision(of),
-        Body::Outcome(of) => of.told(),
+        Body::Outcome(of) => of.reported(),
         Body::Finding(finding) => finding.headline.clone(),
     }
 }
@@ -64,7 +64,7 @@ pub(super) fn without_texts(body: &Body) -> String {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
-            | Fact::HostTestified { .. }
+            | Fact::HostEvidenceReported { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::AttemptStarted { .. }
@@ -108,11 +108,11 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::KernelLogGap { records: None } => {
             "records of the kernel log were overwritten before they were read".to_owned()
         }
-        Fact::HostTestified { testimony, .. } => format!(
+        Fact::HostEvidenceReported { host_evidence, .. } => format!(
             "the host testifies: {} of its kernel, {} not fit for training{}",
-            counted(testimony.kernel_lines.len() as u64, "line", "lines"),
-            counted(testimony.sick.len() as u64, "component", "components"),
-            match testimony.findings.len() as u64 {
+            counted(host_evidence.kernel_lines.len() as u64, "line", "lines"),
+            counted(host_evidence.sick.len() as u64, "component", "components"),
+            match host_evidence.findings.len() as u64 {
                 0 => String::new(),
                 findings => format!("; {} of the job stood", counted(findings, "finding", "findings")),
             }

@@ -79,7 +79,7 @@ pub(super) fn last_words(job: &str, summary: &Summary) -> String {
     };
     let parts: Vec<String> =
         parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
-    let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.told()));
+    let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.reported()));
     let goodput =
         books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
     let steps = match (books.goodput, books.steps_lost) {

@@ -51,14 +51,14 @@ fn launcher_name(host: &str) -> String {
 ///
 /// # Errors
 /// The current directory cannot be read.
-pub(super) fn crew(settings: &Settings, places: &LaunchPaths) -> anyhow::Result<RankSpec> {
+pub(super) fn rank_spec(settings: &Settings, launch_paths: &LaunchPaths) -> anyhow::Result<RankSpec> {
     let checkpoint_dir = match &settings.checkpoint_dir {
         Some(directory) => std::path::absolute(directory)
             .with_context(|| format!("--checkpoint-dir {}", directory.display()))?,
-        None => places.run_dir.join("checkpoints"),
+        None => launch_paths.run_dir.join("checkpoints"),
     };
     Ok(RankSpec {
-        job: places.job.clone(),
+        job: launch_paths.job.clone(),
         run_id: settings.run_id.clone(),
         launch: launch(&settings.run_id),
         launcher: None,
@@ -75,12 +75,12 @@ pub(super) fn crew(settings: &Settings, places: &LaunchPaths) -> anyhow::Result<
         role: settings.role.clone(),
         master_addr: settings.master_addr.clone(),
         max_restarts: settings.policy.budget.max_restarts,
-        run_dir: places.run_dir.clone(),
+        run_dir: launch_paths.run_dir.clone(),
         logs_aside: None,
         checkpoint_dir,
         checkpoint_pool: None,
         resume: BTreeMap::new(),
-        page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
+        page_dir: launch_paths.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
         boot_id: clock::boot_id_bytes(),
         cgroup_procs: None,
         modules_file: None,
@@ -93,7 +93,7 @@ pub(super) fn crew(settings: &Settings, places: &LaunchPaths) -> anyhow::Result<
 /// Waits for the other hosts, and gives the crew its place among them.
 pub(super) async fn come_together(
     hosts: HostsPlan,
-    mut crew: RankSpec,
+    mut rank_spec: RankSpec,
     settings: &Settings,
     replicas_port: Option<u16>,
     signals: &mut mpsc::Receiver<i32>,
@@ -121,7 +121,7 @@ pub(super) async fn come_together(
         have: (0, 0),
         have_of: String::new(),
     };
-    crew.launcher = Some(crew.launch.clone());
+    rank_spec.launcher = Some(rank_spec.launch.clone());
     if settings.checkpoint_dir.is_none() && replicas_port.is_none() {
         terminal.say(
             "without memory for checkpoints, mainstay.checkpoint needs a directory that all hosts share: name one with \
@@ -130,10 +130,10 @@ pub(super) async fn come_together(
         );
     }
     let say = |text: String| terminal.say(text);
-    let names = (crew.job.clone(), crew.launch.clone());
-    let together = rendezvous::gather(hosts, join, names, &crew.run_dir, signals, &say).await?;
+    let names = (rank_spec.job.clone(), rank_spec.launch.clone());
+    let together = rendezvous::gather(hosts, join, names, &rank_spec.run_dir, signals, &say).await?;
     if let Some(seat) = together.seat() {
-        crew.seat = seat.clone();
+        rank_spec.seat = seat.clone();
     }
     if let Some(seat) = together.seat().filter(|_| !together.waits()) {
         let last = seat.first_rank + settings.local_world_size.saturating_sub(1);
@@ -143,16 +143,16 @@ pub(super) async fn come_together(
         ));
     }
     if let JoinOutcome::Following(followed) = &together {
-        (crew.job, crew.launch) = (followed.job.clone(), followed.launch.clone());
+        (rank_spec.job, rank_spec.launch) = (followed.job.clone(), followed.launch.clone());
     }
-    Ok((crew, together))
+    Ok((rank_spec, together))
 }
 
 /// Memory for checkpoints; without it the ranks write to the disk themselves.
-pub(super) async fn start_keeper(
+pub(super) async fn start_pool_owner(
     settings: &Settings,
     runtime_root: &Path,
-    crew: &RankSpec,
+    rank_spec: &RankSpec,
     terminal: &Terminal,
 ) -> Option<PoolOwner> {
     let wanted = &settings.checkpoints;
@@ -160,7 +160,7 @@ pub(super) async fn start_keeper(
         return None;
     }
     // Where no page could be put, perhaps because others may write there, nothing is put that a job resumes from.
-    if crew.page_dir.is_none() {
+    if rank_spec.page_dir.is_none() {
         terminal
             .say("no memory for checkpoints without it; ranks write them to the disk themselves".to_owned());
         return None;
@@ -168,14 +168,14 @@ pub(super) async fn start_keeper(
     let root = runtime_root.join("pools");
     let settings = pool::Settings {
         root: root.clone(),
-        directory: crew.checkpoint_dir.clone(),
-        job: crew.job.clone(),
-        run: crew.launch.clone(),
-        world_size: crew.seat.world_size,
-        ranks: crew.seat.first_rank..crew.seat.first_rank + crew.local_world_size,
+        directory: rank_spec.checkpoint_dir.clone(),
+        job: rank_spec.job.clone(),
+        run: rank_spec.launch.clone(),
+        world_size: rank_spec.seat.world_size,
+        ranks: rank_spec.seat.first_rank..rank_spec.seat.first_rank + rank_spec.local_world_size,
         keep: Keep { steps: wanted.keep, bytes: wanted.quota },
         // On several hosts one more: a step stays until each of its shards has a copy elsewhere.
-        slots: wanted.slots + usize::from(crew.seat.group_world_size > 1),
+        slots: wanted.slots + usize::from(rank_spec.seat.group_world_size > 1),
         memory: wanted.memory,
         rate: wanted.bandwidth,
     };
@@ -188,12 +188,12 @@ pub(super) async fn start_keeper(
     let started = tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| Err(error.to_string()));
     // What others left who were killed is memory that nobody uses. It may be much: not in the way of this job.
     let _ = std::thread::Builder::new().name("ckpt-left".to_owned()).spawn(move || {
-        for line in pool::recover_all(&root).iter().flat_map(pool::Recovered::told) {
+        for line in pool::recover_all(&root).iter().flat_map(pool::Recovered::reported) {
             tracing::warn!("{line}");
         }
     });
     match started {
-        Ok(keeper) => Some(keeper),
+        Ok(pool_owner) => Some(pool_owner),
         Err(error) => {
             terminal
                 .say(format!("no memory for checkpoints: {error}; ranks write them to the disk themselves"));

@@ -110,10 +110,10 @@ mod tests {
         (0..all).for_each(|_| behind.write_all(&line).unwrap());
         drop(behind);
         let lines: Vec<String> = BufReader::new(reader).lines().map(Result::unwrap).collect();
-        let (told, whole): (Vec<&String>, Vec<&String>) =
+        let (reported, whole): (Vec<&String>, Vec<&String>) =
             lines.iter().partition(|line| line.contains("left out"));
         let lost: usize =
-            told.iter().map(|line| line.split(' ').next().unwrap().parse::<usize>().unwrap()).sum();
+            reported.iter().map(|line| line.split(' ').next().unwrap().parse::<usize>().unwrap()).sum();
         assert!(lost > 0);
         assert_eq!(whole.len() + lost, all);
     }

@@ -29,11 +29,11 @@ pub(super) fn checks(args: &Args, config: &Config, groups: &[Group]) -> Vec<Chec
         memory_held: config.preflight.gpu_memory_held,
     };
     let mut checks = Vec::new();
-    let tell = |check| {
+    let report = |check| {
         checks.push(check);
         true
     };
-    deep.run(groups, || gpus(args, config), tell);
+    deep.run(groups, || gpus(args, config), report);
     checks
 }
 

@@ -138,19 +138,19 @@ impl Look {
         let (Some(said), Some(errors)) = (self.child.stdout.take(), self.child.stderr.take()) else {
             return Err("the checks could not be started: no pipe to them".to_owned());
         };
-        let (tell, told) = oneshot::channel();
+        let (report, reported) = oneshot::channel();
         // A thread, since the pipe can stay silent for as long as the child hangs; it ends with the child.
         let listen = move || {
             let mut line = String::new();
             let ready =
                 BufReader::new(said).read_line(&mut line).is_ok() && line.trim_end() == one_check::READY;
             let answer = if ready { Ok(()) } else { Err(last_words(errors)) };
-            let _ = tell.send(answer);
+            let _ = report.send(answer);
         };
         if let Err(error) = std::thread::Builder::new().name("look".to_owned()).spawn(listen) {
             return Err(format!("the checks could not be started: {error}"));
         }
-        match tokio::time::timeout(longest, told).await {
+        match tokio::time::timeout(longest, reported).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err("the checks ended before they began".to_owned()),
             Err(_) => Err(format!("did not begin in {}", Span(longest.as_nanos() as u64))),

@@ -66,15 +66,15 @@ impl Report {
 
 fn check_as_json(check: &Check) -> Value {
     let evidence = |seen: &mainstay_core::model::health::Evidence| {
-        let mut told = json!({ "source": seen.source, "reading": seen.reading });
+        let mut reported = json!({ "source": seen.source, "reading": seen.reading });
         for (name, value) in [("limit", &seen.limit), ("before", &seen.before)] {
             if let Some(value) = value {
-                told[name] = value.as_str().into();
+                reported[name] = value.as_str().into();
             }
         }
-        told
+        reported
     };
-    let mut told = json!({
+    let mut reported = json!({
         "name": check.name,
         "group": check.group,
         "verdict": word(check.verdict),
@@ -84,10 +84,10 @@ fn check_as_json(check: &Check) -> Value {
     });
     for (name, span) in [("seconds", check.took), ("deadline_seconds", check.deadline)] {
         if let Some(span) = span {
-            told[name] = span.as_seconds().into();
+            reported[name] = span.as_seconds().into();
         }
     }
-    told
+    reported
 }
 
 fn word(verdict: CheckVerdict) -> &'static str {

@@ -7,7 +7,7 @@ use mainstay_core::checkpoint::owner;
 use mainstay_durable::direct::Direct;
 use serde_json::json;
 
-use super::files::{told, weighed};
+use super::files::{reported, weighed};
 use super::show::size;
 use super::{one_of, said};
 use crate::cli::output::clean;
@@ -46,7 +46,7 @@ pub(super) fn list(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Resu
     let storage = Direct::open(&url)?;
     let run = run.map(|run| stored_name(&storage, run)).transpose()?;
     let (states, problems) = storage.list(run.as_deref())?;
-    told(&url, &states, &problems, as_json)
+    reported(&url, &states, &problems, as_json)
 }
 
 pub(super) fn verify(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {

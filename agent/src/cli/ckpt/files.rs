@@ -25,11 +25,11 @@ pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow
         Err(problem) => problems.push(format!("{}: {problem}", path.display())),
     });
     copies.retain(|copy| run.is_none_or(|run| lineage::is_asked(copy.shard.of.run_id(), run)));
-    told(&directory.display().to_string(), &steps(&copies, None), &problems, as_json)
+    reported(&directory.display().to_string(), &steps(&copies, None), &problems, as_json)
 }
 
 /// Tells steps that lie in one place.
-pub(super) fn told(
+pub(super) fn reported(
     place: &str,
     states: &[StepState],
     problems: &[String],

@@ -91,16 +91,20 @@ fn advice(advice: &[CheckpointAdvice]) -> String {
 
 fn peer_line(peer: &CheckpointPeer) -> String {
     let name = clean(&peer.name);
-    let told = match (&peer.error, peer.rate) {
+    let reported = match (&peer.error, peer.rate) {
         (Some(error), _) => format!(": {}", clean(error)),
         (None, Some(rate)) => format!(", last shard at {}/s", size(rate)),
         (None, None) => String::new(),
     };
     if !peer.alive {
-        return format!("{name}: does not answer{told}");
+        return format!("{name}: does not answer{reported}");
     }
     let excluded = excluded(peer.excluded.as_ref());
-    format!("{name}: {} of {} kept for others{excluded}{told}", size(peer.store_used), size(peer.store_quota))
+    format!(
+        "{name}: {} of {} kept for others{excluded}{reported}",
+        size(peer.store_used),
+        size(peer.store_quota)
+    )
 }
 
 /// Why a host is no place for replicas.
@@ -358,9 +362,10 @@ mod tests {
             every_s,
             was_s: 7200.0,
         };
-        let told = advice(&[of("a", "memory", 170.4), of("a", "durable", 340.0), of("b", "memory", 60.0)]);
+        let reported =
+            advice(&[of("a", "memory", 170.4), of("a", "durable", 340.0), of("b", "memory", 60.0)]);
         assert_eq!(
-            told,
+            reported,
             "job a: saving costs least to memory every 170 s, durable every 340 s (it saves every 7200 s)\n\
              job b: saving costs least to memory every 60 s (it saves every 7200 s)\n"
         );

@@ -52,8 +52,8 @@ pub(super) fn component(component: &Component, catalog: &Catalog) -> (String, Va
     if let Some(silence) = &component.silence {
         lines.push(format!("  silenced by user {}: {}", silence.uid, silence.reason));
     }
-    let told = component.evidence.iter().map(|of| of.reading.as_str());
-    let meanings = meanings(told.chain(std::iter::once(component.reason.as_str())), catalog);
+    let reported = component.evidence.iter().map(|of| of.reading.as_str());
+    let meanings = meanings(reported.chain(std::iter::once(component.reason.as_str())), catalog);
     lines.extend(meanings.iter().flat_map(Meaning::lines));
     lines.push(String::new());
     lines.push(format!("What to do: {}", advice(component.recommended_action())));

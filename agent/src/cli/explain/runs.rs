@@ -47,7 +47,7 @@ fn choose(runs: &Path, here: &Path) -> anyhow::Result<Option<Chosen>> {
         let state = state(&read(&run.dir)?);
         if state == State::Well {
             if place == 0 {
-                notes.push(format!("{}: it ended and has no failure", run.told()));
+                notes.push(format!("{}: it ended and has no failure", run.reported()));
             }
             continue;
         }
@@ -56,7 +56,7 @@ fn choose(runs: &Path, here: &Path) -> anyhow::Result<Option<Chosen>> {
             (_, 0) => "the newest run",
             _ => "the newest run with a failure",
         };
-        notes.push(format!("explaining {which}: {}", run.told()));
+        notes.push(format!("explaining {which}: {}", run.reported()));
         return Ok(Some(Chosen { run_dir: run.dir.clone(), notes }));
     }
     // None failed: the newest says so.
@@ -64,7 +64,7 @@ fn choose(runs: &Path, here: &Path) -> anyhow::Result<Option<Chosen>> {
 }
 
 impl Run {
-    fn told(&self) -> String {
+    fn reported(&self) -> String {
         let name = self.dir.file_name().unwrap_or(self.dir.as_os_str()).to_string_lossy();
         let place = match self.started_in.as_os_str().is_empty() {
             true => String::new(),
@@ -81,12 +81,12 @@ impl Run {
 /// The runs by when they were started: the time of a directory says when something in it was last made, and not that.
 fn newest_first(runs: &Path) -> Vec<Run> {
     let entries = std::fs::read_dir(runs).into_iter().flatten().flatten();
-    let mut all: Vec<Run> = entries.filter_map(|entry| begun(entry.path())).collect();
+    let mut all: Vec<Run> = entries.filter_map(|entry| run_in(entry.path())).collect();
     all.sort_by_key(|run| std::cmp::Reverse(run.started));
     all
 }
 
-fn begun(dir: PathBuf) -> Option<Run> {
+fn run_in(dir: PathBuf) -> Option<Run> {
     let journal = dir.join("journal");
     let first = JournalReader::new(&journal).entries_after(0, 1).ok()?.entries.into_iter().next()?;
     let (started_in, checkpoints) = match first.body {

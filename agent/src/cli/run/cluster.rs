@@ -9,7 +9,7 @@ use crate::cli::torchrun;
 #[derive(Debug, Default)]
 pub(super) struct FromEnvironment {
     /// For people: what was taken from where.
-    pub(super) told: Option<String>,
+    pub(super) reported: Option<String>,
     /// Whether the endpoint is this host, where the environment says so.
     pub(super) is_endpoint: Option<bool>,
 }
@@ -56,10 +56,10 @@ pub(super) fn add(
         ranks: args.nproc_per_node.parse().ok(),
     };
     let start = cluster_environment::start(variables, full_name, &given)?;
-    let told = told(args, &start, variables);
+    let reported = reported(args, &start, variables);
     let is_endpoint = start.is_endpoint;
     fill(args, start, given.is_numbered);
-    Ok(FromEnvironment { told, is_endpoint })
+    Ok(FromEnvironment { reported, is_endpoint })
 }
 
 fn fill(args: &mut Args, start: Start, is_numbered: Option<bool>) {
@@ -90,7 +90,7 @@ fn authority(address: &str, port: Option<u16>) -> String {
 }
 
 /// What was taken from where, in one line; also what torchrun's own variables gave.
-fn told(args: &Args, start: &Start, variables: &Variables) -> Option<String> {
+fn reported(args: &Args, start: &Start, variables: &Variables) -> Option<String> {
     if start.hint.is_some() {
         return start.hint.clone();
     }
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!((args.nnodes.as_deref(), args.node_rank), (Some("2"), Some(1)));
         assert_eq!((args.master_addr.as_deref(), args.master_port), (Some("gpu1"), Some(16_243)));
         assert_eq!(
-            from.told.expect("a line"),
+            from.reported.expect("a line"),
             "from the environment: hosts 2 (SLURM_STEP_NUM_NODES), node rank 1 (SLURM_NODEID), \
              endpoint gpu1:16243 (SLURM_STEP_NODELIST), run id slurm-4711.0 (SLURM_JOB_ID)"
         );
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn what_is_given_by_hand_wins() {
         let (args, from) = added("--standalone", &STEP);
-        assert!(args.nnodes.is_none() && from.told.is_none());
+        assert!(args.nnodes.is_none() && from.reported.is_none());
         let (args, _) = added("--master-addr a --master-port 7 --rdzv-id mine", &STEP);
         assert_eq!((args.nnodes.as_deref(), args.node_rank), (Some("2"), Some(1)));
         assert_eq!((args.master_addr.as_deref(), args.master_port), (Some("a"), Some(7)));
@@ -200,7 +200,7 @@ mod tests {
             [("PET_NNODES", "2"), ("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "a"), ("PET_MASTER_PORT", "7")];
         let (_, from) = added("--nnodes 2 --node-rank 1 --master-addr a --master-port 7", &pod);
         assert_eq!(
-            from.told.as_deref(),
+            from.reported.as_deref(),
             Some(
                 "from the environment: hosts 2 (PET_NNODES), node rank 1 (PET_NODE_RANK), address a (PET_MASTER_ADDR), \
                  port 7 (PET_MASTER_PORT)"

@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_named() {
-        for (line, told) in [
+        for (line, reported) in [
             ("--nnodes 0", "--nnodes"),
             ("--nnodes 3:2", "--nnodes"),
             ("--nnodes 2 --rdzv-backend c10d", "--rdzv-endpoint"),
@@ -266,7 +266,7 @@ mod tests {
             ("--nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint a:1", "etcd-v2"),
         ] {
             let error = of(line).expect_err(line);
-            assert!(error.contains(told), "{line}: {error}");
+            assert!(error.contains(reported), "{line}: {error}");
         }
     }
 }

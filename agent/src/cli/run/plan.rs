@@ -106,7 +106,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
         print_summary: args.json,
         timestamps: args.host.timestamps(),
         signals: args.host.signals_to_handle,
-        from_environment: found.told,
+        from_environment: found.reported,
     })
 }
 

@@ -86,8 +86,8 @@ impl Launcher {
                     }
                     OnStart::Start => {}
                 }
-                self.crew.master_addr = master_addr;
-                self.crew.ran_before = before;
+                self.rank_spec.master_addr = master_addr;
+                self.rank_spec.ran_before = before;
                 let port = self.resume_from(resume.as_ref()).map(|()| master_port);
                 self.start(attempt, port, in_process, ended).await;
             }

@@ -17,8 +17,9 @@ impl Launcher {
     /// Whether there is somebody who can do it.
     pub(in crate::launch) fn can_inject(&self, injected: Injected, rank: Rank) -> Result<(), Refused> {
         let process = self.ranks.iter().find(|process| process.rank == rank);
-        let listens = process
-            .is_some_and(|process| self.drill.as_ref().is_some_and(|desk| desk.is_connected(process.pid)));
+        let listens = process.is_some_and(|process| {
+            self.drill.as_ref().is_some_and(|round_server| round_server.is_connected(process.pid))
+        });
         if injected.call().is_some() && !listens {
             return Err(Refused::NotHere(format!(
                 "{rank} has no client that could do it: its program has to import mainstay, or torch"
@@ -45,7 +46,7 @@ impl Launcher {
             (Fault::Signal { signal, .. }, ..) => save::signal(process, signal),
             (Fault::DiskFull, ..) => fill_disk(process),
             (Fault::Ecc, ..) => self.damage_memory_of_gpu(process),
-            (_, Some(call), Some(desk)) => desk.say(process.pid, &call),
+            (_, Some(call), Some(round_server)) => round_server.say(process.pid, &call),
             _ => {}
         }
     }
@@ -63,7 +64,7 @@ impl Launcher {
     }
 
     fn damage_memory_of_gpu(&self, process: &RankProcess) {
-        let names = self.crew.visible_devices();
+        let names = self.rank_spec.visible_devices();
         let gpu = names.get(process.local_rank as usize).cloned();
         let gpu = gpu.unwrap_or_else(|| process.local_rank.to_string());
         let done = self.played_gpus().and_then(|library| simulated_gpu::memory_error(library, &gpu));

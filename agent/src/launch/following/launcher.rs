@@ -117,7 +117,7 @@ impl Launcher {
 
     /// News from the store for a follower.
     pub(in crate::launch) fn hear_store_as_follower(&mut self, news: FromStore) {
-        let newest = self.board.newest();
+        let newest = self.snapshots.newest();
         let Brain::Following(following) = &mut self.brain else { return };
         match news {
             FromStore::Leader(Some(leader)) => following.follow.led_by(clock::mono(), leads(&leader), newest),
@@ -203,8 +203,8 @@ impl Launcher {
 
     pub(in crate::launch) fn send_entry_now(&mut self, mut entry: Entry) {
         if let Body::Fact(Fact::AttemptStarted { ranks, .. }) = &mut entry.body {
-            let seat = &self.crew.seat;
-            let here = seat.first_rank..seat.first_rank + self.crew.local_world_size;
+            let seat = &self.rank_spec.seat;
+            let here = seat.first_rank..seat.first_rank + self.rank_spec.local_world_size;
             ranks.retain(|started| here.contains(&started.rank.0));
         }
         self.send(crate::launcher_link::agent::LinkOrder::Entry(Box::new(entry)));

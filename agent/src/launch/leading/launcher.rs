@@ -72,7 +72,7 @@ impl Launcher {
         };
         if matches!(command, Command::Finish { .. }) {
             // A follower reads nothing that comes after it.
-            let reader = self.board.reader();
+            let reader = self.snapshots.reader();
             if let Brain::Leading(leading) = &mut self.brain {
                 leading.lead.feed_all(|have, most| entries_after(&reader, have, most));
             }
@@ -88,7 +88,7 @@ impl Launcher {
     }
 
     fn feed(&mut self) {
-        let reader = self.board.reader();
+        let reader = self.snapshots.reader();
         if let Brain::Leading(leading) = &mut self.brain {
             leading.lead.feed(|have, most| entries_after(&reader, have, most));
         }
@@ -118,7 +118,7 @@ impl Launcher {
         let Brain::Leading(leading) = &mut self.brain else { return };
         let silent = leading.meeting.silent_for().map(span);
         if leading.plan.limits().vary() {
-            let pool = self.crew.checkpoint_pool.as_deref();
+            let pool = self.rank_spec.checkpoint_pool.as_deref();
             leading.lead.keep_world(pool.is_some_and(world::is_kept));
         }
         leading.lead.look(now, silent);

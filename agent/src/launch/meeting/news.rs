@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use super::{FromStore, TOLD_EVERY};
+use super::{FromStore, REPORT_EVERY};
 
 /// In a member's body: whether it has a seat, and the leader that it misses.
 const SEATED: &str = "seated";
@@ -37,7 +37,7 @@ pub(super) fn missed(leader: &Leader) -> Missed {
 }
 
 /// Writes what a launcher says of itself, the newest of it.
-pub(super) async fn tell(membership: Weak<Membership>, mut says: watch::Receiver<Says>) {
+pub(super) async fn report(membership: Weak<Membership>, mut says: watch::Receiver<Says>) {
     while says.changed().await.is_ok() {
         let body = says.borrow_and_update().body();
         let Some(membership) = membership.upgrade() else { return };
@@ -97,12 +97,12 @@ pub(super) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListen
             Ok(event) => event,
             Err(error) => {
                 let _ = listener.news.send(FromStore::Trouble(format!("the coordination store: {error}")));
-                tokio::time::sleep(TOLD_EVERY).await;
+                tokio::time::sleep(REPORT_EVERY).await;
                 continue;
             }
         };
         listener.take(&event);
-        let told = match event {
+        let reported = match event {
             GroupEvent::Snapshot(state) => {
                 state.record.into_iter().for_each(|found| listener.keep_record(found));
                 let ended = state.ended.map(FromStore::Ended);
@@ -121,7 +121,7 @@ pub(super) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListen
             | GroupEvent::Left { .. }
             | GroupEvent::RoundPublished(_) => continue,
         };
-        for news_of_it in told {
+        for news_of_it in reported {
             if listener.news.send(news_of_it).is_err() {
                 return;
             }

@@ -42,10 +42,10 @@ impl Launcher {
                 Ok(())
             }
             JobOrder::Exclude(rank) => {
-                let left = of(rank).map(|process| self.crew.devices_without(process.local_rank));
+                let left = of(rank).map(|process| self.rank_spec.devices_without(process.local_rank));
                 let left = left.ok_or(Refused::NoSuchRank(rank))?.map_err(Refused::NotHere)?;
                 self.fact(observed(uid, reason, order));
-                self.crew.devices = Some(left);
+                self.rank_spec.devices = Some(left);
                 Ok(())
             }
             JobOrder::Inject(fault, rank) => {

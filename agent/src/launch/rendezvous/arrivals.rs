@@ -45,9 +45,9 @@ pub fn take(
             }
             say(format!("host {} ({peer}) has joined{}", join.host, numbered(&join)));
             for difference in differences(mine, &join) {
-                let told = format!("host {} ({peer}): {difference}", join.host);
-                let _ = to.try_send(Down::Waiting { told: told.clone(), spare: None });
-                say(told);
+                let reported = format!("host {} ({peer}): {difference}", join.host);
+                let _ = to.try_send(Down::Waiting { reported: reported.clone(), spare: None });
+                say(reported);
             }
             waiting.push(Waiting { join, member, connection, to });
         }
@@ -67,23 +67,23 @@ fn numbered(join: &Join) -> String {
 
 /// What differs between two hosts and may be meant; for people.
 fn differences(mine: &Join, other: &Join) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     if other.version != mine.version {
-        told.push(format!("it runs Mainstay {}, this host {}", other.version, mine.version));
+        reported.push(format!("it runs Mainstay {}, this host {}", other.version, mine.version));
     }
     if other.ranks != mine.ranks {
-        told.push(format!("it has {} ranks (--nproc-per-node), this host {}", other.ranks, mine.ranks));
+        reported.push(format!("it has {} ranks (--nproc-per-node), this host {}", other.ranks, mine.ranks));
     }
     if let (Some(theirs), Some(ours)) = (&other.program, &mine.program)
         && theirs != ours
     {
-        told.push(format!(
+        reported.push(format!(
             "its script or command differs from that of this host (hash {}, here {})",
             short(theirs),
             short(ours)
         ));
     }
-    told
+    reported
 }
 
 /// As much of a hash as people compare.

@@ -50,7 +50,7 @@ impl Nvml {
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
                 Nvml::begin_as_of_old(path)
             }
-            begun => begun.map(Nvml::Usual),
+            started => started.map(Nvml::Usual),
         }
     }
 
@@ -104,13 +104,13 @@ pub(super) fn is_not_offered(error: &NvmlError) -> bool {
 }
 
 /// What one function says, or another one where a library does not have the first. It may be there by name alone.
-pub(super) fn or<T>(told: Answer<T>, other: impl FnOnce() -> Answer<T>) -> Answer<T> {
-    match told {
+pub(super) fn or<T>(reported: Answer<T>, other: impl FnOnce() -> Answer<T>) -> Answer<T> {
+    match reported {
         Err(error) if is_not_offered(&error) => {
             // That the second is missing too says no more than the first.
             other().map_err(|second| if is_not_offered(&second) { error } else { second })
         }
-        told => told,
+        reported => reported,
     }
 }
 
@@ -229,8 +229,8 @@ impl Handle {
             // SAFETY: as in `get`; the list has room for `count` addresses.
             counted(unsafe { call(self.0, cause, &mut count, addresses.as_mut_ptr()) }, count)
         };
-        let told = older();
-        or(told, || {
+        let reported = older();
+        or(reported, || {
             let (call, mut count) = (found(&lib.nvmlDeviceGetRetiredPages_v2)?, ROOM as c_uint);
             // SAFETY: as above, for two lists.
             let code = unsafe { call(self.0, cause, &mut count, addresses.as_mut_ptr(), times.as_mut_ptr()) };
@@ -244,8 +244,8 @@ impl Handle {
         let lib = nvml.lib();
         let version = version::<nvmlMemory_v2_t>(2);
         let none = nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
-        let told = self.get(&lib.nvmlDeviceGetMemoryInfo_v2, none).map(|of| (of.total, of.used));
-        or(told, || {
+        let reported = self.get(&lib.nvmlDeviceGetMemoryInfo_v2, none).map(|of| (of.total, of.used));
+        or(reported, || {
             let none = nvmlMemory_t { total: 0, free: 0, used: 0 };
             self.get(&lib.nvmlDeviceGetMemoryInfo, none).map(|of| (of.total, of.used))
         })
@@ -397,24 +397,24 @@ impl EventSet {
 }
 
 /// A counter; one with all bits set stands for none (NVML_VALUE_NOT_AVAILABLE).
-pub(super) fn counter(told: Answer<u64>) -> Answer<u64> {
-    match told {
+pub(super) fn counter(reported: Answer<u64>) -> Answer<u64> {
+    match reported {
         Ok(u64::MAX) => Err(NvmlError::NotSupported),
-        told => told,
+        reported => reported,
     }
 }
 
 /// The same of a shorter one.
-pub(super) fn short_counter(told: Answer<u32>) -> Answer<u32> {
-    match told {
+pub(super) fn short_counter(reported: Answer<u32>) -> Answer<u32> {
+    match reported {
         Ok(u32::MAX) => Err(NvmlError::NotSupported),
-        told => told,
+        reported => reported,
     }
 }
 
 /// Yes or no; any other number stands for neither.
-pub(super) fn flag(told: Answer<u32>) -> Answer<bool> {
-    match told? {
+pub(super) fn flag(reported: Answer<u32>) -> Answer<bool> {
+    match reported? {
         0 => Ok(false),
         1 => Ok(true),
         _ => Err(NvmlError::NotSupported),

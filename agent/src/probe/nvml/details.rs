@@ -27,8 +27,8 @@ pub(super) fn read(
     let nvml = library.nvml();
     let lib = nvml.lib();
     let retired = |cause: u32, field| {
-        let told = gpu.pages_retired(nvml, cause).map(u64::from);
-        fields::or_field(nvml, gpu, told, field).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+        let reported = gpu.pages_retired(nvml, cause).map(u64::from);
+        fields::or_field(nvml, gpu, reported, field).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
     };
     let [often, once] = PAGES_RETIRED;
     let retired = || Ok((retired(0, often)?, retired(1, once)?));
@@ -76,13 +76,13 @@ fn ecc(library: &Library, gpu: Handle) -> Vec<EccCount> {
     let mut counts = Vec::new();
     for (corrected, lifetime) in [(false, false), (false, true), (true, false), (true, true)] {
         let at = |place| counter(gpu.ecc(library.nvml(), corrected, lifetime, Some(place)));
-        let mut tell = |place, count| counts.push(EccCount { place, corrected, lifetime, count });
+        let mut report = |place, count| counts.push(EccCount { place, corrected, lifetime, count });
         if let Ok(count) = at(DRAM) {
-            tell(EccPlace::Dram, count);
+            report(EccPlace::Dram, count);
         }
         let parts = || ON_CHIP.iter().filter_map(|part| at(*part).ok()).reduce(u64::saturating_add);
         if let Some(count) = at(SRAM).ok().or_else(parts) {
-            tell(EccPlace::Sram, count);
+            report(EccPlace::Sram, count);
         }
     }
     counts
@@ -104,13 +104,13 @@ fn sram(library: &Library, gpu: Handle) -> Answer<SramErrors> {
         aggregateUncBucketOther: 0,
         bThresholdExceeded: 0,
     };
-    let told = gpu.get(&library.nvml().lib().nvmlDeviceGetSramEccErrorStatus, empty)?;
+    let reported = gpu.get(&library.nvml().lib().nvmlDeviceGetSramEccErrorStatus, empty)?;
     Ok(SramErrors {
-        uncorrected: sum(told.volatileUncParity, told.volatileUncSecDed)?,
-        uncorrected_lifetime: sum(told.aggregateUncParity, told.aggregateUncSecDed)?,
-        corrected: counter(Ok(told.volatileCor))?,
+        uncorrected: sum(reported.volatileUncParity, reported.volatileUncSecDed)?,
+        uncorrected_lifetime: sum(reported.aggregateUncParity, reported.aggregateUncSecDed)?,
+        corrected: counter(Ok(reported.volatileCor))?,
         // A library that leaves it alone or writes nonsense has not said so.
-        threshold_exceeded: told.bThresholdExceeded == 1,
+        threshold_exceeded: reported.bThresholdExceeded == 1,
     })
 }
 
@@ -134,8 +134,8 @@ fn repairs(library: &Library, gpu: Handle) -> Answer<(bool, bool)> {
         bChannelRepairPending: 0,
         bTpcRepairPending: 0,
     };
-    let told = gpu.get(&library.nvml().lib().nvmlDeviceGetRepairStatus, empty)?;
-    Ok((flag(Ok(told.bChannelRepairPending))?, flag(Ok(told.bTpcRepairPending))?))
+    let reported = gpu.get(&library.nvml().lib().nvmlDeviceGetRepairStatus, empty)?;
+    Ok((flag(Ok(reported.bChannelRepairPending))?, flag(Ok(reported.bTpcRepairPending))?))
 }
 
 /// A limit of 0 is none.

@@ -40,14 +40,14 @@ pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<Place>)
     let (library, lines) = (library.clone(), lines.clone());
     let (registered, is_registered) = channel();
     // Without the thread there are no events, as above.
-    let begun = std::thread::Builder::new().name("events".to_owned()).spawn(move || {
+    let started = std::thread::Builder::new().name("events".to_owned()).spawn(move || {
         let taken = register(library.nvml(), &places);
         let _ = registered.send(());
         if let Some((set, addresses)) = taken {
             wait_for_ever(library.nvml(), &set, &addresses, &lines);
         }
     });
-    if begun.is_ok() {
+    if started.is_ok() {
         // Done, over, or hanging: the readings go on.
         let _ = is_registered.recv_timeout(REGISTERED_WITHIN);
     }
@@ -71,7 +71,7 @@ fn register(nvml: &Nvml, places: &[Place]) -> Option<Registered> {
 
 fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)], lines: &Lines) {
     let milliseconds = u32::try_from(WAIT.as_millis()).unwrap_or(u32::MAX);
-    let (mut failures, mut told, mut second) = (0, 0, Instant::now());
+    let (mut failures, mut reported, mut second) = (0, 0, Instant::now());
     while failures < FAILURES {
         let began = Instant::now();
         match set.wait(nvml, milliseconds) {
@@ -83,10 +83,10 @@ fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)]
                     return;
                 }
                 if second.elapsed() >= WAIT {
-                    (told, second) = (0, Instant::now());
+                    (reported, second) = (0, Instant::now());
                 }
-                told += 1;
-                if told > AT_ONCE {
+                reported += 1;
+                if reported > AT_ONCE {
                     std::thread::sleep(EACH);
                 }
             }

@@ -35,14 +35,14 @@ pub(super) const PCIE_REPLAYS: u32 = 94;
 pub(super) const REMAPPED_ROWS: [u32; 4] = [142, 143, 144, 145];
 
 /// What a function says, or, where a library lacks it, the field of that number.
-pub(super) fn or_field(nvml: &Nvml, gpu: Handle, told: Answer<u64>, field: u32) -> Answer<u64> {
-    or(told, || whole(nvml, gpu, field))
+pub(super) fn or_field(nvml: &Nvml, gpu: Handle, reported: Answer<u64>, field: u32) -> Answer<u64> {
+    or(reported, || whole(nvml, gpu, field))
 }
 
 /// One field of the GPU as a whole, which counts something.
 pub(super) fn whole(nvml: &Nvml, gpu: Handle, field: u32) -> Answer<u64> {
-    let told = read(nvml, gpu, &[(field, WHOLE)]).pop().unwrap_or(Err(NvmlError::NotSupported))?;
-    u64::try_from(told).map_err(|_| NvmlError::NotSupported)
+    let reported = read(nvml, gpu, &[(field, WHOLE)]).pop().unwrap_or(Err(NvmlError::NotSupported))?;
+    u64::try_from(reported).map_err(|_| NvmlError::NotSupported)
 }
 
 /// Counters of a link: packets sent again, recoveries, damaged packets.

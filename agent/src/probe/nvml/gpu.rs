@@ -127,9 +127,9 @@ fn memory(library: &Library, gpu: Handle, reading: &mut GpuReading, notes: &mut 
     let nvml = library.nvml();
     let lib = nvml.lib();
     let ecc = |corrected, lifetime, field| {
-        let told = counter(gpu.ecc(nvml, corrected, lifetime, None));
-        let told = counter(fields::or_field(nvml, gpu, told, field));
-        or(told, || details::ecc_by_place(nvml, gpu, corrected, lifetime))
+        let reported = counter(gpu.ecc(nvml, corrected, lifetime, None));
+        let reported = counter(fields::or_field(nvml, gpu, reported, field));
+        or(reported, || details::ecc_by_place(nvml, gpu, corrected, lifetime))
     };
     reading.ecc_volatile = notes.take(ecc(false, false, ECC_VOLATILE));
     reading.ecc_aggregate = notes.take(ecc(false, true, ECC_AGGREGATE));
@@ -274,12 +274,12 @@ fn fabric(nvml: &Nvml, gpu: Handle) -> Answer<FabricInfo> {
     for version in [info.version, version::<nvmlGpuFabricInfo_v2_t>(2)] {
         info.version = version;
         match gpu.get(&lib.nvmlDeviceGetGpuFabricInfoV, info) {
-            Ok(told) => {
+            Ok(reported) => {
                 return Ok(FabricInfo {
-                    state: told.state.into(),
-                    status: told.status,
-                    health_mask: if told.healthMask == u32::MAX { 0 } else { told.healthMask },
-                    health_summary: told.healthSummary.into(),
+                    state: reported.state.into(),
+                    status: reported.status,
+                    health_mask: if reported.healthMask == u32::MAX { 0 } else { reported.healthMask },
+                    health_summary: reported.healthSummary.into(),
                 });
             }
             Err(NvmlError::GpuLost) => return Err(NvmlError::GpuLost),
@@ -288,8 +288,8 @@ fn fabric(nvml: &Nvml, gpu: Handle) -> Answer<FabricInfo> {
         }
     }
     let none = nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status: 0, cliqueId: 0, state: 0 };
-    let told = gpu.get(&lib.nvmlDeviceGetGpuFabricInfo, none)?;
-    let (state, status) = (told.state.into(), told.status);
+    let reported = gpu.get(&lib.nvmlDeviceGetGpuFabricInfo, none)?;
+    let (state, status) = (reported.state.into(), reported.status);
     Ok(FabricInfo { state, status, health_mask: 0, health_summary: 0 })
 }
 
@@ -314,10 +314,10 @@ fn work(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
 }
 
 /// What we may not ask for is kept from us, and no fault of the GPU.
-fn unless_forbidden<T>(told: Answer<T>) -> Answer<T> {
-    match told {
+fn unless_forbidden<T>(reported: Answer<T>) -> Answer<T> {
+    match reported {
         Err(NvmlError::NoPermission) => Err(NvmlError::NotSupported),
-        told => told,
+        reported => reported,
     }
 }
 

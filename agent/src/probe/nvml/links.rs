@@ -40,17 +40,18 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) 
         .iter()
         .flat_map(|link| LINK_ERRORS.iter().chain(&LINK_5).map(|field| (*field, *link)))
         .collect();
-    let told = fields::read(nvml, gpu, &wanted);
+    let reported = fields::read(nvml, gpu, &wanted);
     let each = LINK_ERRORS.len() + LINK_5.len();
     let mut has_counters = true;
     links
         .iter()
-        .zip(told.chunks(each))
-        .map(|(link, told)| {
+        .zip(reported.chunks(each))
+        .map(|(link, reported)| {
             alive();
-            let count =
-                |place: usize| told.get(place)?.as_ref().ok().and_then(|count| u64::try_from(*count).ok());
-            let rate = |place: usize| Some(fields::error_rate(*told.get(place)?.as_ref().ok()?));
+            let count = |place: usize| {
+                reported.get(place)?.as_ref().ok().and_then(|count| u64::try_from(*count).ok())
+            };
+            let rate = |place: usize| Some(fields::error_rate(*reported.get(place)?.as_ref().ok()?));
             let mut errors = LinkErrors {
                 link: *link,
                 replays: count(0),

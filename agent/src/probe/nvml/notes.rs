@@ -11,7 +11,7 @@ use super::calls::{Answer, is_not_offered};
 pub(super) struct Notes {
     fatal: Option<GpuTrouble>,
     /// Whether anything was told at all.
-    told: bool,
+    reported: bool,
     /// How a call failed for which the driver knows no reason.
     unknown: Option<String>,
 }
@@ -24,7 +24,7 @@ impl Notes {
 
     /// What is wrong with the GPU as a whole: it was said, or nothing was told and the driver does not know why.
     pub(super) fn trouble(self) -> Option<GpuTrouble> {
-        let of_unknown = self.unknown.filter(|_| !self.told).map(GpuTrouble::Unopened);
+        let of_unknown = self.unknown.filter(|_| !self.reported).map(GpuTrouble::Unopened);
         self.fatal.or(of_unknown)
     }
 
@@ -32,7 +32,7 @@ impl Notes {
     pub(super) fn take<T>(&mut self, result: Answer<T>) -> Read<T> {
         match result {
             Ok(value) => {
-                self.told = true;
+                self.reported = true;
                 Read::Value(value)
             }
             Err(error) if is_not_offered(&error) => Read::NotOffered,

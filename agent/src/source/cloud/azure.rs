@@ -30,8 +30,8 @@ pub(super) fn follow(runtime: &Runtime, address: &str, news: &mpsc::Sender<News>
 async fn follow_events(address: String, news: mpsc::Sender<News>) {
     let mut own: Option<String> = None;
     loop {
-        let told = look(&address, &mut own).await;
-        if news.send(News { key: KEY, told }).await.is_err() {
+        let reported = look(&address, &mut own).await;
+        if news.send(News { key: KEY, reported }).await.is_err() {
             return;
         }
         tokio::time::sleep(INTERVAL).await;

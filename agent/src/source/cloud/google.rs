@@ -56,8 +56,8 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<News>) {
     let mut etag: Option<String> = None;
     let mut pause = FIRST_PAUSE;
     loop {
-        let (told, rest) = match ask(&key, &address, etag.as_deref()).await {
-            Ok(Asked::Told { body, etag: new }) => {
+        let (reported, rest) = match ask(&key, &address, etag.as_deref()).await {
+            Ok(Asked::Reported { body, etag: new }) => {
                 etag = new;
                 pause = FIRST_PAUSE;
                 // Without an etag there is nothing by which a change could be waited for.
@@ -76,7 +76,7 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<News>) {
                 (Err(error.to_string()), rest)
             }
         };
-        if news.send(News { key: key.name, told }).await.is_err() {
+        if news.send(News { key: key.name, reported }).await.is_err() {
             return;
         }
         tokio::time::sleep(rest).await;
@@ -84,7 +84,7 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<News>) {
 }
 
 enum Asked {
-    Told {
+    Reported {
         body: String,
         etag: Option<String>,
     },
@@ -116,7 +116,7 @@ async fn ask(key: &Key, address: &str, etag: Option<&str>) -> Result<Asked, Http
         StatusCode::OK => {
             let etag = answer.headers.get("ETag").and_then(|etag| etag.to_str().ok());
             let plain = |etag: &&str| etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-            Ok(Asked::Told { body: answer.body, etag: etag.filter(plain).map(str::to_owned) })
+            Ok(Asked::Reported { body: answer.body, etag: etag.filter(plain).map(str::to_owned) })
         }
         StatusCode::NOT_FOUND => Ok(Asked::Absent),
         status => Err(HttpError::Status(status)),

@@ -82,14 +82,14 @@ pub(super) fn flight_records(
     subjects: &[Subject],
     deadline: Instant,
 ) -> CollectiveReport {
-    let mut told = CollectiveReport::default();
+    let mut reported = CollectiveReport::default();
     let mut waited_for = recorder.dumps.clone();
     let mut errors: BTreeMap<Rank, String> = BTreeMap::new();
     loop {
         // A dump may be there in part; then it is read again.
         waited_for.retain(|rank, path| match read(path, recorder.asked) {
             Some(Ok(record)) => {
-                told.findings.push(format!("flight record of {rank}: {}", path.display()));
+                reported.findings.push(format!("flight record of {rank}: {}", path.display()));
                 records.insert(*rank, record);
                 false
             }
@@ -106,13 +106,13 @@ pub(super) fn flight_records(
     }
     for (rank, path) in waited_for {
         let why = errors.get(&rank).map_or("it was not written in time", String::as_str);
-        told.findings.push(format!("flight record of {rank} ({}): {why}", path.display()));
+        reported.findings.push(format!("flight record of {rank} ({}): {why}", path.display()));
     }
     if !records.is_empty() {
         let all: Vec<Rank> = subjects.iter().map(|subject| subject.rank).collect();
-        told.waits.extend(waits("PyTorch's flight recorders", &counted(&all, &records)));
+        reported.waits.extend(waits("PyTorch's flight recorders", &counted(&all, &records)));
     }
-    told
+    reported
 }
 
 /// A dump that was written since; none if there is none.
@@ -161,7 +161,7 @@ impl Ras {
             return CollectiveReport { findings: vec![objection], ..CollectiveReport::default() };
         }
         match self.answer.and_then(|answer| answer.recv_timeout(left(deadline)).ok()) {
-            Some(Asked::Told(report)) => of_report(&report, subjects),
+            Some(Asked::Reported(report)) => of_report(&report, subjects),
             Some(Asked::Failed(why)) => {
                 let findings = vec![format!("NCCL's RAS service tells nothing: {why}")];
                 CollectiveReport { findings, ..CollectiveReport::default() }
@@ -175,7 +175,7 @@ impl Ras {
 /// What NCCL's RAS service counts, in writing, and whom the ranks wait for by it; none if it does not tell.
 pub(super) fn ask_counts(subjects: &[Subject], deadline: Instant) -> Option<(String, Waits)> {
     let answer = ask_ras(subjects, deadline).answer?.recv_timeout(left(deadline)).ok()?;
-    let Asked::Told(report) = answer else { return None };
+    let Asked::Reported(report) = answer else { return None };
     let waits = of_report(&report, subjects).waits.into_iter().next()?;
     Some((format!("{:?}", report.counts()), waits))
 }

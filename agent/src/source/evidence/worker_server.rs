@@ -47,16 +47,16 @@ pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> WorkerServerReply 
         let started = std::thread::Builder::new().name("worker-server".to_owned()).spawn(ask);
         asked += usize::from(started.is_ok());
     }
-    let mut told = WorkerServerReply::default();
+    let mut reported = WorkerServerReply::default();
     for _ in 0..asked {
         let Ok((rank, stack, record)) = answers.recv_timeout(left(deadline)) else { break };
         let stack = stack.map(|stack| String::from_utf8_lossy(&stack).into_owned());
-        told.stacks.extend(stack.map(|stack| (rank, stack)));
+        reported.stacks.extend(stack.map(|stack| (rank, stack)));
         // Without NCCL there is an answer, and no operation in it.
         let record = record.and_then(|record| FlightRecord::read(&record).ok());
-        told.records.extend(record.map(|record| (rank, record)));
+        reported.records.extend(record.map(|record| (rank, record)));
     }
-    told
+    reported
 }
 
 /// The sockets of the ranks, without those that several ranks name: whose server answers there is unknown.
@@ -161,12 +161,12 @@ mod tests {
         let listener = UnixListener::bind(&socket).unwrap();
         let server = std::thread::spawn(move || serve(&listener, 2));
         let (mut child, subject) = rank(&socket);
-        let told = ask(&[subject], Instant::now() + Duration::from_secs(60));
+        let reported = ask(&[subject], Instant::now() + Duration::from_secs(60));
         child.kill().unwrap();
         child.wait().unwrap();
         server.join().unwrap();
-        assert_eq!(told.stacks.get(&Rank(3)).map(String::as_str), Some(STACKS));
-        assert!(told.records.contains_key(&Rank(3)));
+        assert_eq!(reported.stacks.get(&Rank(3)).map(String::as_str), Some(STACKS));
+        assert!(reported.records.contains_key(&Rank(3)));
     }
 
     #[test]
@@ -178,10 +178,10 @@ mod tests {
         fs::write(&file, "").unwrap();
         for socket in [silent, file, place.path().join("none")] {
             let (mut child, subject) = rank(&socket);
-            let told = ask(&[subject], Instant::now() + Duration::from_millis(50));
+            let reported = ask(&[subject], Instant::now() + Duration::from_millis(50));
             child.kill().unwrap();
             child.wait().unwrap();
-            assert!(told.stacks.is_empty() && told.records.is_empty(), "{}", socket.display());
+            assert!(reported.stacks.is_empty() && reported.records.is_empty(), "{}", socket.display());
         }
     }
 

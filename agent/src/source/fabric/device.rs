@@ -10,7 +10,7 @@ use mainstay_core::host::fabric::{Identity, LinkKind, LinkReading, LinkState, co
 use mainstay_core::host::os::Reading;
 use nix::errno::Errno;
 
-use super::{interface, list, near, read, told};
+use super::{interface, list, near, read, reported};
 
 /// The PCI vendor of ConnectX cards.
 const MELLANOX: &str = "0x15b3";
@@ -146,7 +146,7 @@ impl Port {
                     return Reading::Failed(format!("{} says {text:?}, which is no state", path.display()));
                 }
             },
-            Err(error) => return Reading::Failed(told(&path, &error)),
+            Err(error) => return Reading::Failed(reported(&path, &error)),
         };
         let physical = read(&self.path.join("phys_state")).ok();
         Reading::Value(LinkState {
@@ -163,7 +163,7 @@ impl Port {
                 || Reading::NotAvailable(format!("{} says {text:?}", path.display())),
                 Reading::Value,
             ),
-            Err(error) => Reading::NotAvailable(told(&path, &error)),
+            Err(error) => Reading::NotAvailable(reported(&path, &error)),
         }
     }
 

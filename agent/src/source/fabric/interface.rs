@@ -8,7 +8,7 @@ use mainstay_core::host::fabric::{Identity, LinkKind, LinkReading, LinkState};
 use mainstay_core::host::os::Reading;
 use nix::errno::Errno;
 
-use super::{near, read, told};
+use super::{near, read, reported};
 
 /// Reads an interface; none if it is not there.
 pub(super) fn read_link(sys: &Path, name: &str) -> Option<LinkReading> {
@@ -31,7 +31,7 @@ pub(super) fn read_link(sys: &Path, name: &str) -> Option<LinkReading> {
             || Reading::NotAvailable(format!("{} says {text:?}", speed.display())),
             Reading::Value,
         ),
-        Err(error) => Reading::NotAvailable(told(&speed, &error)),
+        Err(error) => Reading::NotAvailable(reported(&speed, &error)),
     };
     Some(LinkReading {
         name: name.to_owned(),
@@ -48,17 +48,17 @@ pub(super) fn read_link(sys: &Path, name: &str) -> Option<LinkReading> {
 
 fn state(path: &Path) -> Reading<LinkState> {
     let carrier = path.join("carrier");
-    let told_as = |active, logical: &str| {
+    let reported_as = |active, logical: &str| {
         Reading::Value(LinkState { active, logical: logical.to_owned(), physical: None })
     };
     match read(&carrier).as_deref() {
-        Ok("1") => told_as(true, "up"),
-        Ok("0") => told_as(false, "no carrier"),
+        Ok("1") => reported_as(true, "up"),
+        Ok("0") => reported_as(false, "no carrier"),
         Ok(other) => Reading::Failed(format!("{} says {other:?}", carrier.display())),
         Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => {
-            told_as(false, "administratively down")
+            reported_as(false, "administratively down")
         }
-        Err(error) => Reading::Failed(told(&carrier, error)),
+        Err(error) => Reading::Failed(reported(&carrier, error)),
     }
 }
 

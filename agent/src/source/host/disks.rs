@@ -45,16 +45,16 @@ pub fn ask_statvfs(path: &Path) -> io::Result<Probed> {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        let told = statvfs(&path)?;
-        let blocks = |count: u64| count.saturating_mul(told.fragment_size());
+        let reported = statvfs(&path)?;
+        let blocks = |count: u64| count.saturating_mul(reported.fragment_size());
         return Ok(Probed {
             space: Space {
-                total: blocks(told.blocks()),
-                free: blocks(told.blocks_available()),
-                inodes: told.files(),
-                inodes_free: told.files_available(),
+                total: blocks(reported.blocks()),
+                free: blocks(reported.blocks_available()),
+                inodes: reported.files(),
+                inodes_free: reported.files_available(),
             },
-            read_only: told.flags().contains(FsFlags::ST_RDONLY),
+            read_only: reported.flags().contains(FsFlags::ST_RDONLY),
             path,
         });
     }
@@ -63,7 +63,7 @@ pub fn ask_statvfs(path: &Path) -> io::Result<Probed> {
 
 /// The paths that are watched and what is known of each.
 pub(super) struct DiskProbes {
-    desk: Arc<Desk>,
+    queue: Arc<ProbeQueue>,
     watched: BTreeMap<PathBuf, Watched>,
 }
 
@@ -100,8 +100,8 @@ impl Watched {
 
 impl DiskProbes {
     pub(super) fn new(paths: Vec<PathBuf>, ask: Box<Ask>) -> DiskProbes {
-        let desk = Arc::new(Desk { ask, state: Mutex::default(), wake: Condvar::new() });
-        let mut probes = DiskProbes { desk, watched: BTreeMap::new() };
+        let queue = Arc::new(ProbeQueue { ask, state: Mutex::default(), wake: Condvar::new() });
+        let mut probes = DiskProbes { queue, watched: BTreeMap::new() };
         probes.watch(paths);
         probes
     }
@@ -129,11 +129,11 @@ impl DiskProbes {
         let fstab = std::fs::read_to_string(fstab).unwrap_or_default();
         let table = mounts.as_deref().unwrap_or_default();
         // Answers that came late tell that a mount is well again, and allow to ask it again.
-        let late = std::mem::take(&mut Desk::lock(&self.desk).answers);
+        let late = std::mem::take(&mut ProbeQueue::lock(&self.queue).answers);
         self.take(late);
         let mut asked = BTreeSet::new();
         while self.ask(now, table, &mut asked) {
-            let answers = self.desk.wait(patience);
+            let answers = self.queue.wait(patience);
             self.take(answers);
         }
 
@@ -141,7 +141,7 @@ impl DiskProbes {
         for (path, watched) in self.watched.iter().filter(|(_, watched)| !watched.dropped) {
             let mount = mount_of(table, watched.place(path));
             let point = mount.map_or_else(|| path.clone(), |mount| mount.point.clone());
-            let disk = watched.tell(now, &point, mount, mounts.as_ref().err(), &fstab);
+            let disk = watched.report(now, &point, mount, mounts.as_ref().err(), &fstab);
             // Of several paths on one mount, one that owes an answer speaks for all, then one that has an answer.
             let known = disks.entry(point).or_insert_with(|| disk.clone());
             let tells_more = known.silent_since.is_none() && known.space.value().is_none();
@@ -174,7 +174,7 @@ impl DiskProbes {
             }
         }
         let some = !questions.is_empty();
-        self.desk.put(questions);
+        self.queue.put(questions);
         some
     }
 
@@ -191,13 +191,13 @@ impl DiskProbes {
 
 impl Drop for DiskProbes {
     fn drop(&mut self) {
-        Desk::lock(&self.desk).closed = true;
-        self.desk.wake.notify_all();
+        ProbeQueue::lock(&self.queue).closed = true;
+        self.queue.wake.notify_all();
     }
 }
 
 impl Watched {
-    fn tell(
+    fn report(
         &self,
         now: Mono,
         point: &Path,
@@ -229,14 +229,14 @@ impl Watched {
 }
 
 /// Where questions are put and answers lie.
-struct Desk {
+struct ProbeQueue {
     ask: Box<Ask>,
-    state: Mutex<DeskState>,
+    state: Mutex<ProbeQueueState>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct DeskState {
+struct ProbeQueueState {
     questions: VecDeque<PathBuf>,
     answers: Vec<(PathBuf, Result<Probed, String>)>,
     /// The thread that is to take questions; those of earlier numbers are left to theirs.
@@ -246,13 +246,13 @@ struct DeskState {
     closed: bool,
 }
 
-impl Desk {
-    fn lock(desk: &Arc<Desk>) -> MutexGuard<'_, DeskState> {
-        desk.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl ProbeQueue {
+    fn lock(queue: &Arc<ProbeQueue>) -> MutexGuard<'_, ProbeQueueState> {
+        queue.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(self: &Arc<Desk>, paths: Vec<PathBuf>) {
-        let mut state = Desk::lock(self);
+    fn put(self: &Arc<ProbeQueue>, paths: Vec<PathBuf>) {
+        let mut state = ProbeQueue::lock(self);
         state.questions.extend(paths);
         if state.worker == 0 && !state.questions.is_empty() {
             self.hire(&mut state);
@@ -262,9 +262,9 @@ impl Desk {
 
     /// Waits until all questions are answered, but not for long. A thread that holds up the others is left alone,
     /// and they get their time.
-    fn wait(self: &Arc<Desk>, patience: Duration) -> Vec<(PathBuf, Result<Probed, String>)> {
+    fn wait(self: &Arc<ProbeQueue>, patience: Duration) -> Vec<(PathBuf, Result<Probed, String>)> {
         let mut deadline = Instant::now() + patience;
-        let mut state = Desk::lock(self);
+        let mut state = ProbeQueue::lock(self);
         while state.busy || !state.questions.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -281,10 +281,10 @@ impl Desk {
     }
 
     /// Starts the next thread. Without one the questions stay, and their file systems count as silent.
-    fn hire(self: &Arc<Desk>, state: &mut DeskState) -> bool {
-        let (desk, number) = (self.clone(), state.worker + 1);
+    fn hire(self: &Arc<ProbeQueue>, state: &mut ProbeQueueState) -> bool {
+        let (queue, number) = (self.clone(), state.worker + 1);
         let thread = std::thread::Builder::new().name("disk-probe".to_owned()).stack_size(STACK_BYTES);
-        match thread.spawn(move || desk.work(number)) {
+        match thread.spawn(move || queue.work(number)) {
             Ok(_) => {
                 (state.worker, state.busy) = (number, false);
                 true
@@ -296,8 +296,8 @@ impl Desk {
         }
     }
 
-    fn work(self: Arc<Desk>, number: u64) {
-        let mut state = Desk::lock(&self);
+    fn work(self: Arc<ProbeQueue>, number: u64) {
+        let mut state = ProbeQueue::lock(&self);
         while state.worker == number && !state.closed {
             let Some(path) = state.questions.pop_front() else {
                 state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -306,7 +306,7 @@ impl Desk {
             state.busy = true;
             drop(state);
             let answer = (self.ask)(&path).map_err(|error| format!("asking {}: {error}", path.display()));
-            state = Desk::lock(&self);
+            state = ProbeQueue::lock(&self);
             state.answers.push((path, answer));
             if state.worker == number {
                 state.busy = false;

@@ -81,10 +81,11 @@ fn open_files(directory: &Path) -> io::Result<BTreeSet<String>> {
 /// The ports at which a process was told to serve, by its environment.
 pub(super) fn told_ports(environment: &Path) -> Vec<u16> {
     let environment = std::fs::read(environment).unwrap_or_default();
-    let told =
+    let reported =
         environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(PORTS.as_bytes()));
-    let told = String::from_utf8_lossy(told.unwrap_or_default()).into_owned();
-    told.split(',')
+    let reported = String::from_utf8_lossy(reported.unwrap_or_default()).into_owned();
+    reported
+        .split(',')
         .filter_map(|port| port.trim().parse().ok())
         .filter(|port| ![0, FORBIDDEN_PORT].contains(port))
         .collect()

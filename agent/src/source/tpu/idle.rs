@@ -15,8 +15,8 @@ use crate::os::processes;
 
 /// Whether this host has TPUs, or somebody said where they are to serve their metrics.
 pub fn may_be_here(sys: &Path) -> bool {
-    let told = std::env::var_os(holders::PORTS.trim_end_matches('=')).is_some();
-    told || chips::on_the_bus(sys).is_ok_and(|chips| !chips.is_empty())
+    let reported = std::env::var_os(holders::PORTS.trim_end_matches('=')).is_some();
+    reported || chips::on_the_bus(sys).is_ok_and(|chips| !chips.is_empty())
 }
 
 /// Asks the services of the ranks' processes in a thread of its own: for how long none of their TPUs has had work. None if
@@ -56,8 +56,8 @@ pub fn idle_at(mut ports: BTreeSet<u16>, within: Duration) -> Option<Span> {
         .collect();
     let mut least: Option<f64> = None;
     for answer in asked {
-        let Ok(Answer::Told(told)) = runtime.block_on(answer) else { return None };
-        let of_one = told.idle_seconds.values().copied().reduce(f64::min)?;
+        let Ok(Answer::Reported(reported)) = runtime.block_on(answer) else { return None };
+        let of_one = reported.idle_seconds.values().copied().reduce(f64::min)?;
         least = Some(least.map_or(of_one, |least| least.min(of_one)));
     }
     runtime.shutdown_background();

@@ -43,7 +43,7 @@ pub(super) struct Question {
 /// Asks a service; returns within the deadline.
 pub(super) async fn ask(question: Question) -> Answer {
     match tokio::time::timeout(question.deadline, talk(&question)).await {
-        Ok(Ok(runtime)) => Answer::Told(runtime),
+        Ok(Ok(runtime)) => Answer::Reported(runtime),
         Ok(Err(answer)) => answer,
         Err(_) => Answer::Silent,
     }

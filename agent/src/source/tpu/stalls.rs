@@ -31,9 +31,9 @@ pub(super) struct Stalls {
 }
 
 impl Stalls {
-    /// Summaries of the names in `told` were told before.
-    pub(super) fn new(directory: PathBuf, told: BTreeSet<String>) -> Stalls {
-        Stalls { directory, seen: told }
+    /// Summaries of the names in `reported` were told before.
+    pub(super) fn new(directory: PathBuf, reported: BTreeSet<String>) -> Stalls {
+        Stalls { directory, seen: reported }
     }
 
     /// Those that came since the last look.

@@ -109,7 +109,7 @@ async fn what_is_no_longer_kept_is_told_as_a_gap() {
     for step in 0..200 {
         server.fact(20, "demo", progress(step));
     }
-    let oldest = server.board.reader().oldest();
+    let oldest = server.snapshots.reader().oldest();
     assert!(oldest > 4, "the journal must have dropped something: {oldest}");
 
     let mut client = EventServiceClient::new(server.unix().await);
@@ -298,14 +298,17 @@ async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
         "{}",
         last.text
     );
-    for told in [&last.text, &last.markdown] {
-        assert!(told.contains("What speaks against it") && told.contains("an ECC error: of GPU 3"), "{told}");
+    for reported in [&last.text, &last.markdown] {
         assert!(
-            told.contains("What would change this") && told.contains("The same step on another host"),
-            "{told}"
+            reported.contains("What speaks against it") && reported.contains("an ECC error: of GPU 3"),
+            "{reported}"
+        );
+        assert!(
+            reported.contains("What would change this") && reported.contains("The same step on another host"),
+            "{reported}"
         );
         // What to do follows from the decision, and none was made.
-        assert!(told.contains("Wait for the decision"), "{told}");
+        assert!(reported.contains("Wait for the decision"), "{reported}");
     }
     assert!(last.markdown.starts_with("## "), "{}", last.markdown);
     let json: serde_json::Value = serde_json::from_str(&last.json).unwrap();

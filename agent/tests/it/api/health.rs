@@ -77,8 +77,8 @@ async fn jobs_tell_of_their_ranks() {
     server.job("demo");
     server.job("other");
     let demo = JobId("demo".into());
-    server.board.sample(&demo, Attempt(0), Rank(0), beat(97, 8));
-    server.board.sample(&demo, Attempt(0), Rank(1), beat(98, 7));
+    server.snapshots.sample(&demo, Attempt(0), Rank(0), beat(97, 8));
+    server.snapshots.sample(&demo, Attempt(0), Rank(1), beat(98, 7));
     let refusal = Fact::RankRefused { attempt: Attempt(0), rank: Rank(1), reason: "page too new".into() };
     server.fact(20, "demo", refusal);
     let mut client = HealthServiceClient::new(server.unix().await);

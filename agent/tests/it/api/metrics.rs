@@ -171,8 +171,8 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     server.health("host.disk", HealthState::Degraded);
     let readings = [metric::DUTY_CYCLE, metric::HBM_USED, metric::HBM_TOTAL, metric::HBM_BANDWIDTH];
     let gauges = readings.iter().map(|metric| Gauge { metric, value: 12.5 }).collect();
-    server.board.set_component(Component { gauges, ..component("tpu.0", HealthState::Healthy) });
-    server.board.set_gpus(vec![gpu()]);
+    server.snapshots.set_component(Component { gauges, ..component("tpu.0", HealthState::Healthy) });
+    server.snapshots.set_gpus(vec![gpu()]);
     server.job("de\"mo\n");
     server.record(95, Some("de\"mo\n"), verdict(1, "rank 3 raised ValueError: first"));
     let stop = Decision {
@@ -194,10 +194,10 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
                 wait_share: Some(0.2),
             };
             let beat = BeatView { step: Some(step), at: Mono(second * SECOND), pace, ..BeatView::default() };
-            server.board.sample(&job, Attempt(0), rank, beat);
+            server.snapshots.sample(&job, Attempt(0), rank, beat);
         }
         server.at(second);
-        server.board.publish();
+        server.snapshots.publish();
         // The pace is taken by a task of the server: it has seen this when a rate, or its first half, is there.
         settle(&server, step).await;
     }

@@ -38,7 +38,7 @@ async fn a_room_that_does_not_look_is_unknown_and_the_others_count() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.memory", HealthState::Healthy);
-    server.board.roster().begins("devices", Mono(1));
+    server.snapshots.roster().starts("devices", Mono(1));
     let required = vec![CheckRequirement { group: CheckGroup::Gpu.into(), count: 1 }];
     let request = RunPreflightRequest { required, ..within(Duration::from_millis(20)) };
     let (checks, summary) = ask(&server, request).await;
@@ -54,15 +54,15 @@ async fn a_room_that_does_not_look_is_unknown_and_the_others_count() {
 async fn it_is_told_as_soon_as_all_have_looked() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
-    server.board.roster().begins("host", Mono(1));
+    server.snapshots.roster().starts("host", Mono(1));
     let mut client = HealthServiceClient::new(server.unix().await);
     let asking = tokio::spawn(async move {
         let mut stream = client.run_preflight(within(Duration::from_secs(600))).await.unwrap().into_inner();
         stream.message().await.unwrap().unwrap().item.unwrap()
     });
     server.health("host.memory", HealthState::Unhealthy);
-    assert!(server.board.roster().has_looked("host", Mono(2), vec!["host.memory".to_owned()]));
-    server.board.publish();
+    assert!(server.snapshots.roster().has_looked("host", Mono(2), vec!["host.memory".to_owned()]));
+    server.snapshots.publish();
     let Item::Check(first) = asking.await.unwrap() else { panic!("no check") };
     assert_eq!((first.group(), first.verdict()), (CheckGroup::Gpu, CheckVerdict::Skipped));
 }
@@ -72,8 +72,8 @@ async fn a_look_that_never_returned_makes_unknown_what_it_saw_before() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.disk", HealthState::Healthy);
-    server.board.roster().has_looked("host", Mono(0), vec!["host.disk".to_owned()]);
-    server.board.roster().begins("host", Mono(1_000_000_000));
+    server.snapshots.roster().has_looked("host", Mono(0), vec!["host.disk".to_owned()]);
+    server.snapshots.roster().starts("host", Mono(1_000_000_000));
     server.at(30);
     let groups = vec![CheckGroup::Storage.into()];
     let request = RunPreflightRequest { groups, ..RunPreflightRequest::default() };

@@ -31,7 +31,7 @@ pub fn stamp(second: u64) -> Stamp {
 }
 
 pub struct Server {
-    pub board: StateWriter,
+    pub snapshots: StateWriter,
     pub socket: PathBuf,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
@@ -69,7 +69,7 @@ impl Server {
     ) -> Server {
         let open = || Journal::open(&dir.join("journal"), limits, BootId("boot".into()));
         let journal = once_free(open, |error| matches!(error, JournalError::Locked { .. }));
-        let board = StateWriter::open(journal).unwrap();
+        let snapshots = StateWriter::open(journal).unwrap();
         let socket = dir.join("api.sock");
         let listeners = Listeners {
             unix: Some(once_free(
@@ -97,13 +97,13 @@ impl Server {
         let stop = CancellationToken::new();
         let serving = tokio::spawn(api::serve(
             listeners,
-            board.reader(),
+            snapshots.reader(),
             about,
             Arc::new(move || stamp(reading.load(Ordering::Relaxed))),
             local,
             stop.clone(),
         ));
-        Server { board, socket, grpc, http, clock, stop, serving }
+        Server { snapshots, socket, grpc, http, clock, stop, serving }
     }
 
     /// Sets both clocks of the server.
@@ -118,13 +118,13 @@ impl Server {
 
     /// Ends the task that owns the board; the API goes on.
     pub fn lose_board(self) -> JoinHandle<Result<(), ServeError>> {
-        drop(self.board);
+        drop(self.snapshots);
         self.serving
     }
 
     pub fn record(&mut self, second: u64, job: Option<&str>, body: Body) -> u64 {
         let job = job.map(|job| JobId(job.to_owned()));
-        self.board.record(stamp(second), job.as_ref(), None, body).seq
+        self.snapshots.record(stamp(second), job.as_ref(), None, body).seq
     }
 
     pub fn fact(&mut self, second: u64, job: &str, fact: Fact) -> u64 {

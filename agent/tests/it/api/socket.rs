@@ -122,8 +122,8 @@ impl tower::Service<http::Request<tonic::body::Body>> for WhoCalls {
 
     fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
         let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-        let told = peer.map(|peer| format!("{} {:?}", peer.uid(), peer.pid())).unwrap_or_default();
-        let answer = http::Response::builder().header("who", told).body(tonic::body::Body::empty());
+        let reported = peer.map(|peer| format!("{} {:?}", peer.uid(), peer.pid())).unwrap_or_default();
+        let answer = http::Response::builder().header("who", reported).body(tonic::body::Body::empty());
         std::future::ready(Ok(answer.unwrap()))
     }
 }

@@ -62,9 +62,9 @@ fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
     let agent = start(&host, &[("GPU_INTERVAL", "1s")]);
     // Learned: three readings were well.
     agent.wait_for("18 NVLinks up");
-    let told: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
-    assert_eq!(told["exit_status"], 0, "{told}");
-    let first = &told["devices"][0];
+    let reported: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
+    assert_eq!(reported["exit_status"], 0, "{reported}");
+    let first = &reported["devices"][0];
     assert_eq!((&first["pci_address"], &first["uuid"]), (&json!("0000:01:00"), &json!("GPU-0")));
     assert_eq!((&first["links_up"], &first["power_limit"]), (&json!(18), &json!(700.0)));
     assert_eq!(first["processes"], json!([{"pid": 4711, "memory": 1_000_000}]));
@@ -114,13 +114,13 @@ fn a_slowdown_and_a_narrow_link_at_rest_are_notes_and_count_for_nothing() {
     host.set("/gpus/0/values", json!({"clock_reasons": 0x40, "pcie_width": 8, "utilization": 0}));
     let agent = start(&host, &[("GPU_INTERVAL", "1s")]);
     agent.wait_for("18 NVLinks up");
-    let told: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
-    let (first, second) = (&told["devices"][0], &told["devices"][1]);
-    assert_eq!(first["state"], "HEALTHY", "{told}");
+    let reported: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
+    let (first, second) = (&reported["devices"][0], &reported["devices"][1]);
+    assert_eq!(first["state"], "HEALTHY", "{reported}");
     let notes = first["notes"].to_string();
     assert!(notes.contains("held down by heat; this counts from"), "{notes}");
     assert!(notes.contains("8 of 16 lanes; this counts when"), "{notes}");
-    assert_eq!(second["notes"], json!([]), "{told}");
+    assert_eq!(second["notes"], json!([]), "{reported}");
     assert!(agent.ask(&["gpus"]).contains("note: its clocks"), "on the screen too");
     let explained = agent.ask(&["explain", "gpu.0000:01:00"]);
     assert!(explained.contains("8 of 16 lanes"), "{explained}");

@@ -257,8 +257,8 @@ fn a_library_that_does_not_wait_for_events_is_not_asked_without_end() {
     // An event still comes through; a probe that had asked on and on would be gone by now.
     host.set("/events", json!([{"gpu": 0, "kind": 8, "data": 79}]));
     let (reader, _writer) = std::io::pipe().unwrap();
-    let told = host.source.wait(reader.as_fd(), Duration::from_secs(60));
-    assert!(matches!(&told, Waited::Told(events) if events[0].data == 79), "{told:?}");
+    let reported = host.source.wait(reader.as_fd(), Duration::from_secs(60));
+    assert!(matches!(&reported, Waited::Reported(events) if events[0].data == 79), "{reported:?}");
     host.gpus();
     host.expect("gpu.driver", Healthy, Nothing);
 }

@@ -91,7 +91,7 @@ fn handles_are_names_and_no_addresses_and_may_be_others_each_time() {
     }
     host.set("/events", json!([{"gpu": 1, "kind": 8, "data": 79}]));
     let (reader, _writer) = std::io::pipe().unwrap();
-    let Waited::Told(events) = host.source.wait(reader.as_fd(), Duration::from_secs(60)) else {
+    let Waited::Reported(events) = host.source.wait(reader.as_fd(), Duration::from_secs(60)) else {
         panic!("no event")
     };
     assert_eq!(events[0].gpu.map(|gpu| gpu.to_string()), Some("0000:02:00".to_owned()));
@@ -112,14 +112,14 @@ fn an_event_of_nobody_ends_no_probe_and_each_of_several_is_told() {
         ]),
     );
     let (reader, _writer) = std::io::pipe().unwrap();
-    let mut told = Vec::new();
-    while told.len() < 5 {
+    let mut reported = Vec::new();
+    while reported.len() < 5 {
         match host.source.wait(reader.as_fd(), Duration::from_secs(60)) {
-            Waited::Told(events) => told.extend(events),
-            other => panic!("{other:?} after {told:?}"),
+            Waited::Reported(events) => reported.extend(events),
+            other => panic!("{other:?} after {reported:?}"),
         }
     }
-    let seen: Vec<_> = told.iter().map(|of| (of.gpu.map(|gpu| gpu.bus), of.data, of.instance)).collect();
+    let seen: Vec<_> = reported.iter().map(|of| (of.gpu.map(|gpu| gpu.bus), of.data, of.instance)).collect();
     let expected = [
         (None, 79, None),
         (Some(1), 31, None),
@@ -301,7 +301,7 @@ fn a_gpu_that_is_well_again_tells_of_its_xids_again() {
     host.look_for_a_while();
     host.set("/events", json!([{"gpu": 1, "kind": 8, "data": 48}]));
     let (reader, _writer) = std::io::pipe().unwrap();
-    let Waited::Told(events) = host.source.wait(reader.as_fd(), Duration::from_secs(60)) else {
+    let Waited::Reported(events) = host.source.wait(reader.as_fd(), Duration::from_secs(60)) else {
         panic!("no event")
     };
     assert_eq!((events[0].gpu.map(|gpu| gpu.bus), events[0].data), (Some(2), 48));

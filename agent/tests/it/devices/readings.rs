@@ -159,17 +159,17 @@ fn xids_come_by_events_too() {
     host.set("/event_kinds", json!(0xa));
     let event = |kind, data| json!({"gpu": 1, "kind": kind, "data": data});
     host.set("/events", json!([event(8, 79), event(2, 0)]));
-    let mut told = Vec::new();
-    while told.len() < 2 {
+    let mut reported = Vec::new();
+    while reported.len() < 2 {
         match host.source.wait(reader.as_fd(), Duration::from_secs(60)) {
-            Waited::Told(events) => told.extend(events),
+            Waited::Reported(events) => reported.extend(events),
             other => panic!("{other:?}"),
         }
     }
     let gpu = PciAddress::parse("0000:02:00");
     let event = |kind, data| GpuEvent { gpu, kind, data, instance: None };
-    assert_eq!(told, [event(8, 79), event(2, 0)]);
-    host.judge.event(host.now, &told[0]);
+    assert_eq!(reported, [event(8, 79), event(2, 0)]);
+    host.judge.event(host.now, &reported[0]);
     host.expect(SECOND, Unhealthy, RebootNode);
     host.expect(FIRST, Healthy, Nothing);
 }

@@ -62,10 +62,10 @@ fn each_way_of_not_being_readable_has_its_own_words() {
         // The library begins anew after it failed: then it is its beginning that fails.
         for _ in 0..2 {
             let report = host.look().0;
-            let DeviceReport::Answered(ProbeAnswer::Trouble { trouble: told, .. }) = report else {
+            let DeviceReport::Answered(ProbeAnswer::Trouble { trouble: reported, .. }) = report else {
                 panic!("{code}: {report:?}")
             };
-            assert_eq!(told, trouble, "{code}");
+            assert_eq!(reported, trouble, "{code}");
             let reason = host.expect("gpu.driver", state, action);
             assert!(reason.contains(words), "{reason}");
             host.expect(FIRST, Unknown, Nothing);

@@ -70,15 +70,15 @@ impl Agent {
             .spawn()
             .unwrap();
         let lines = BufReader::new(events.stdout.take().unwrap()).lines();
-        let (tell, told) = mpsc::channel();
+        let (report, reported) = mpsc::channel();
         let reading = thread::spawn(move || {
             // It is read no more once the words were found.
-            lines.map(Result::unwrap).take_while(|line| tell.send(line.clone()).is_ok()).for_each(drop);
+            lines.map(Result::unwrap).take_while(|line| report.send(line.clone()).is_ok()).for_each(drop);
         });
         let until = Instant::now() + NEVER_SAID;
-        let next = || told.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
+        let next = || reported.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
         let found = std::iter::from_fn(next).find(|line| line.contains(words));
-        drop(told);
+        drop(reported);
         events.kill().unwrap();
         reading.join().unwrap();
         events.wait().unwrap();
@@ -89,8 +89,10 @@ impl Agent {
     #[allow(dead_code, reason = "not every test looks")]
     pub fn children(&self) -> Vec<i32> {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
-        let told = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-        told.flat_map(|pids| pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())
+        let reported =
+            threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        reported
+            .flat_map(|pids| pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())
             .collect()
     }
 
@@ -98,21 +100,21 @@ impl Agent {
     #[allow(dead_code, reason = "not every test asks")]
     pub fn ask(&self, arguments: &[&str]) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
-        let told =
+        let reported =
             command.args(arguments).arg("--socket").arg(self.directory.join("agent.sock")).output().unwrap();
-        String::from_utf8(told.stdout).unwrap()
+        String::from_utf8(reported.stdout).unwrap()
     }
 
     /// All events so far.
     #[allow(dead_code, reason = "not every test asks")]
     pub fn events(&self) -> String {
         let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"));
-        let told = events
+        let reported = events
             .args(["events", "--json", "--socket"])
             .arg(self.directory.join("agent.sock"))
             .output()
             .unwrap();
-        String::from_utf8(told.stdout).unwrap()
+        String::from_utf8(reported.stdout).unwrap()
     }
 
     /// What Prometheus is shown.
@@ -129,8 +131,8 @@ impl Agent {
     #[allow(dead_code, reason = "not every test asks")]
     pub fn status(&self) -> String {
         let mut status = Command::new(env!("CARGO_BIN_EXE_mainstay"));
-        let told =
+        let reported =
             status.args(["status", "--socket"]).arg(self.directory.join("agent.sock")).output().unwrap();
-        String::from_utf8(told.stdout).unwrap()
+        String::from_utf8(reported.stdout).unwrap()
     }
 }

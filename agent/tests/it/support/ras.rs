@@ -38,7 +38,7 @@ impl Ras {
         let address = listener.local_addr().unwrap().to_string();
         let answerers = Arc::new(Mutex::new(answerers.to_vec()));
         let said = Arc::new(Mutex::new(Vec::new()));
-        let (of_all, heard) = (answerers.clone(), said.clone());
+        let (of_all, received) = (answerers.clone(), said.clone());
         std::thread::spawn(move || {
             // Of processes that are stopped, connections stay open.
             let mut held = Vec::new();
@@ -51,8 +51,8 @@ impl Ras {
                     held.push(stream);
                     continue;
                 }
-                let heard = heard.clone();
-                std::thread::spawn(move || drop(talk(stream, answerer, &heard)));
+                let received = received.clone();
+                std::thread::spawn(move || drop(talk(stream, answerer, &received)));
             }
         });
         Ras { address, answerers, said }

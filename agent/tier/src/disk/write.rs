@@ -110,7 +110,7 @@ pub fn write(
     make_directories(volume, &home)?;
     let shard = shard_directory(directory, identity.step, identity.rank);
     let job = Job { volume, manifest, source, pace, given_up };
-    if volume.is_directory(&shard) { job.again(&shard) } else { job.anew(&home, &shard) }
+    if volume.is_directory(&shard) { job.write_again(&shard) } else { job.write_new(&home, &shard) }
 }
 
 struct Job<'a> {
@@ -123,17 +123,17 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// A new shard: aside, then in one move.
-    fn anew(&self, home: &Path, shard: &Path) -> Result<(), WriteError> {
+    fn write_new(&self, home: &Path, shard: &Path) -> Result<(), WriteError> {
         let name = shard.file_name().unwrap_or_default().to_string_lossy();
         let aside = home.join(format!(".{name}.{}.tmp", std::process::id()));
         remove_tree(self.volume, &aside);
         let done = (|| {
-            self.volume.make_directory(&aside).map_err(told(&aside))?;
+            self.volume.make_directory(&aside).map_err(reported(&aside))?;
             self.data(&aside.join(&self.manifest.file.name))?;
             self.small(&aside.join(MANIFEST_NAME), &self.manifest.encode())?;
-            self.volume.sync_directory(&aside).map_err(told(&aside))?;
-            self.volume.rename(&aside, shard).map_err(told(shard))?;
-            self.volume.sync_directory(home).map_err(told(home))
+            self.volume.sync_directory(&aside).map_err(reported(&aside))?;
+            self.volume.rename(&aside, shard).map_err(reported(shard))?;
+            self.volume.sync_directory(home).map_err(reported(home))
         })();
         if done.is_err() {
             remove_tree(self.volume, &aside);
@@ -143,8 +143,8 @@ impl Job<'_> {
     }
 
     /// The same step again: the new state beside the old one, then the manifest over the old manifest.
-    fn again(&self, shard: &Path) -> Result<(), WriteError> {
-        let there = self.volume.list(shard).map_err(told(shard))?;
+    fn write_again(&self, shard: &Path) -> Result<(), WriteError> {
+        let there = self.volume.list(shard).map_err(reported(shard))?;
         let names = (0_u32..).map(|turn| match turn {
             0 => self.manifest.file.name.clone(),
             _ => format!("state.{turn}.safetensors"),
@@ -159,16 +159,16 @@ impl Job<'_> {
             remove_tree(self.volume, &aside);
             self.small(&aside, &manifest.encode())?;
             // The state's name must be on the disk before the manifest that speaks of it.
-            self.volume.sync_directory(shard).map_err(told(shard))?;
+            self.volume.sync_directory(shard).map_err(reported(shard))?;
             let over = shard.join(MANIFEST_NAME);
-            self.volume.rename(&aside, &over).map_err(told(&over))
+            self.volume.rename(&aside, &over).map_err(reported(&over))
         })();
         if let Err(error) = done {
             remove_tree(self.volume, &state);
             remove_tree(self.volume, &aside);
             return Err(error);
         }
-        self.volume.sync_directory(shard).map_err(told(shard))?;
+        self.volume.sync_directory(shard).map_err(reported(shard))?;
         for old in there.iter().filter(|old| **old != name && *old != MANIFEST_NAME) {
             remove_tree(self.volume, &shard.join(old));
         }
@@ -179,7 +179,7 @@ impl Job<'_> {
         let size = self.manifest.file.size;
         let chunks = self.manifest.chunks.as_ref();
         let chunk = chunks.map_or(CHUNK_BYTES, |chunks| chunks.bytes);
-        let mut sink = self.volume.create(path).map_err(told(path))?;
+        let mut sink = self.volume.create(path).map_err(reported(path))?;
         let mut buffer = Vec::new();
         let (mut at, mut waiting) = (0, 0);
         for index in 0_usize.. {
@@ -192,31 +192,31 @@ impl Job<'_> {
             }
             self.pace.wait(length);
             buffer.resize(usize::try_from(length).unwrap_or(0), 0);
-            self.source.read_exact_at(&mut buffer, at).map_err(told(path))?;
+            self.source.read_exact_at(&mut buffer, at).map_err(reported(path))?;
             // Of the very bytes that go to the disk, not of those that lie where they came from.
             if chunks.is_some_and(|chunks| chunks.sums.get(index) != Some(&chunk_sum(&buffer))) {
                 return Err(WriteError::Changed { chunk: index });
             }
-            sink.write(&buffer).map_err(told(path))?;
+            sink.write(&buffer).map_err(reported(path))?;
             at += length;
             waiting += length;
             if waiting >= SYNC_EVERY {
-                sink.sync().map_err(told(path))?;
+                sink.sync().map_err(reported(path))?;
                 waiting = 0;
             }
         }
-        sink.sync().map_err(told(path))?;
+        sink.sync().map_err(reported(path))?;
         sink.forget();
         Ok(())
     }
 
     fn small(&self, path: &Path, content: &[u8]) -> Result<(), WriteError> {
-        let mut sink = self.volume.create(path).map_err(told(path))?;
-        sink.write(content).and_then(|()| sink.sync()).map_err(told(path))
+        let mut sink = self.volume.create(path).map_err(reported(path))?;
+        sink.write(content).and_then(|()| sink.sync()).map_err(reported(path))
     }
 }
 
-fn told(path: &Path) -> impl Fn(io::Error) -> WriteError + '_ {
+fn reported(path: &Path) -> impl Fn(io::Error) -> WriteError + '_ {
     move |source| WriteError::Io { path: path.to_owned(), source }
 }
 
@@ -229,9 +229,9 @@ fn make_directories(volume: &dyn Volume, path: &Path) -> Result<(), WriteError> 
     make_directories(volume, parent)?;
     match volume.make_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && volume.is_directory(path) => {}
-        made => made.map_err(told(path))?,
+        made => made.map_err(reported(path))?,
     }
-    volume.sync_directory(parent).map_err(told(parent))
+    volume.sync_directory(parent).map_err(reported(parent))
 }
 
 /// Removes a file, or a directory with all in it. What cannot be removed is left: the next one tries again.

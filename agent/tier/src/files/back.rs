@@ -12,7 +12,7 @@ use rustix::fs::FileType;
 use super::FilesError;
 use super::compare::is_alike;
 use super::host::{self, Place, say};
-use super::left::{Begun, Unfit};
+use super::left::{Started, Unfit};
 use super::pack::ARCHIVE_NAME;
 use super::put_back::Changes;
 use super::tree::Member;
@@ -32,10 +32,14 @@ const LOOK_FOR_IT: Duration = Duration::from_millis(50);
 const MOST_SEALED: usize = 4;
 
 impl Inner {
-    pub(super) fn restore(&self, again: bool, tell: &(dyn Fn(Progress) + Sync)) -> Result<Begun, FilesError> {
+    pub(super) fn restore(
+        &self,
+        again: bool,
+        report: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Started, FilesError> {
         let Settings { directory, run, part, spool, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
-        self.wait_for_directory(again, tell)?;
+        self.wait_for_directory(again, report)?;
         let place = self.place_for_restore()?;
         let mut state = self.state();
         state.left = None;
@@ -44,7 +48,7 @@ impl Inner {
         self.compare_copied(&mut state);
         for (step, lost) in state.catalog.lost().iter().filter(|(_, lost)| !lost.is_gone && !lost.is_again) {
             say(
-                tell,
+                report,
                 *step,
                 format!("step {step} is not offered from {}: {}", directory.display(), lost.why),
             );
@@ -53,7 +57,7 @@ impl Inner {
         // Where all hosts see the same files, one of them brings them back.
         let is_bringing = !self.is_shared || host::is_first(&self.service, run);
         let ranks: &[u32] = if is_bringing { &[rank] } else { &[] };
-        let restored = match self.service.restore(&host::spool_of(spool, run), Some(ranks), tell) {
+        let restored = match self.service.restore(&host::spool_of(spool, run), Some(ranks), report) {
             Ok(restored) => restored,
             Err(error) => {
                 self.note_bad(&mut state);
@@ -69,7 +73,7 @@ impl Inner {
                     return Err(refusal);
                 }
             }
-            None => return Ok(Begun::Done(restored)),
+            None => return Ok(Started::Done(restored)),
             Some(key) => {
                 let home = host::in_spool(spool, key.step, rank);
                 if let Ok(sealed) =
@@ -88,11 +92,11 @@ impl Inner {
             changes.unfit =
                 self.unfit(restored.decision.step.as_ref().map(|key| key.step), &place, &mut state)?;
         }
-        self.change(&mut state, &place, changes, restored, tell)
+        self.change(&mut state, &place, changes, restored, report)
     }
 
     /// A directory may be away for a moment with all that was sealed in it, and nothing is to be concluded from that.
-    fn wait_for_directory(&self, again: bool, tell: &(dyn Fn(Progress) + Sync)) -> Result<(), FilesError> {
+    fn wait_for_directory(&self, again: bool, report: &(dyn Fn(Progress) + Sync)) -> Result<(), FilesError> {
         let directory = &self.settings.directory;
         let newest = {
             let state = self.state();
@@ -103,7 +107,7 @@ impl Inner {
             "{} is gone, or is another directory than the one in which steps up to {newest} were sealed",
             directory.display()
         );
-        say(tell, newest, format!("{what}; it is waited for, {} s at most", AWAY.as_secs()));
+        say(report, newest, format!("{what}; it is waited for, {} s at most", AWAY.as_secs()));
         let began = Instant::now();
         while self.is_away() {
             if began.elapsed() < AWAY {

@@ -100,15 +100,15 @@ mod tests {
     fn one_file_that_changed_or_went_is_damage_and_its_name_is_told() {
         let sealed = [file("c/model", 9, 10), file("c/state", 5, 11)];
         assert_eq!(became(&sealed, &sealed, 0), Became::Same);
-        for (now, told) in [
+        for (now, reported) in [
             (vec![file("c/model", 4, 20), file("c/state", 5, 11)], "c/model has 4 bytes"),
             (vec![file("c/model", 9, 20), file("c/state", 5, 11)], "c/model was written to"),
             (vec![file("c/model", 9, 10), file("c/state", 5, 12)], "c/state was written to"),
             (vec![file("c/model", 9, 10)], "c/state is missing"),
             (vec![file("c/model", 9, 20), file("c/state.tmp", 5, 21)], "c/model was written to"),
         ] {
-            let Became::Damaged(why) = became(&sealed, &now, 0) else { panic!("{told}") };
-            assert!(why.contains(told), "{why}");
+            let Became::Damaged(why) = became(&sealed, &now, 0) else { panic!("{reported}") };
+            assert!(why.contains(reported), "{why}");
         }
         assert_eq!(became(&sealed, &[], 0), Became::Gone);
         assert_eq!(became(&sealed, &[file("c/other", 1, 1)], 0), Became::Gone);

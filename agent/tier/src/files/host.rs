@@ -24,14 +24,14 @@ pub(super) const AGAIN: u64 = 1000;
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     rung: Mutex<bool>,
-    heard: Condvar,
+    received: Condvar,
     over: AtomicBool,
 }
 
 impl Bell {
     pub(super) fn ring(&self) {
         *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.heard.notify_all();
+        self.received.notify_all();
     }
 
     pub(super) fn end(&self) {
@@ -46,7 +46,7 @@ impl Bell {
     /// Waits until it is rung, or so long. Whether there is anything to do still.
     pub(super) fn wait(&self, longest: Duration) -> bool {
         let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.heard.wait_timeout_while(rung, longest, |rung| !*rung);
+        let waited = self.received.wait_timeout_while(rung, longest, |rung| !*rung);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         !self.is_over()
     }
@@ -133,10 +133,10 @@ pub(super) fn in_spool(spool: &Path, step: u64, part: u32) -> PathBuf {
 
 /// The number of the decision that holds for a run, as far as this agent has heard of it.
 pub(super) fn fence(service: &Service, run: &str) -> u64 {
-    let told = service.shared.decisions().newest(run).map_or(0, |decision| decision.fence);
+    let reported = service.shared.decisions().newest(run).map_or(0, |decision| decision.fence);
     let copies = service.shared.copies();
     let of_run = copies.iter().filter(|copy| copy.shard.of.run_id() == run);
-    of_run.map(|copy| copy.shard.of.attempt / AGAIN).max().map_or(told, |seen| seen.max(told))
+    of_run.map(|copy| copy.shard.of.attempt / AGAIN).max().map_or(reported, |seen| seen.max(reported))
 }
 
 /// The decision that holds outlives this process: what is sealed next belongs to it.
@@ -144,7 +144,7 @@ pub(super) fn keep_decision(service: &Service, run: &str, catalog: &Catalog) {
     let known = catalog.decision();
     let newest = service.shared.decisions().newest(run).cloned();
     match (newest, known) {
-        (None, Some(known)) => _ = service.shared.decisions().tell(&known),
+        (None, Some(known)) => _ = service.shared.decisions().report(&known),
         (Some(newest), known) if known.as_ref() != Some(&newest) => catalog.note_decision(&newest),
         _ => {}
     }
@@ -180,8 +180,15 @@ pub(super) fn is_same(
 }
 
 /// Tells the caller of a restore, in one line.
-pub(super) fn say(tell: &(dyn Fn(Progress) + Sync), step: u64, told: String) {
-    tell(Progress { step, shards: (0, 0), bytes: (0, 0), told, files_wanted: 0, files_token: String::new() });
+pub(super) fn say(report: &(dyn Fn(Progress) + Sync), step: u64, reported: String) {
+    report(Progress {
+        step,
+        shards: (0, 0),
+        bytes: (0, 0),
+        reported,
+        files_wanted: 0,
+        files_token: String::new(),
+    });
 }
 
 /// What a thread needs that works on files for as long as its owner lives.

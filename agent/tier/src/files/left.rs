@@ -14,7 +14,7 @@ const WITHIN: Duration = Duration::from_secs(3600);
 
 /// What came of the begin of a restore.
 #[derive(Debug)]
-pub enum Begun {
+pub enum Started {
     /// It is done.
     Done(Restored),
     /// This process may not write as the user: a process of the user's does this, and [`end_restore`](super::FileWatch::end_restore) is called then.

@@ -28,7 +28,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use all::{Files, Plan, Wanted, WantedCache, ensure_directory};
-pub use left::{Begun, PutBack, Unfit};
+pub use left::{PutBack, Started, Unfit};
 pub use pack::{ARCHIVE_NAME, Content, Pack, SERIALISATION};
 pub use put_back::put_back;
 pub use tree::{Mark, Member, is_shared, members};

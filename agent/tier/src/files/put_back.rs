@@ -25,7 +25,7 @@ use rustix::fs::FileType;
 use super::FilesError;
 use super::catalog::Note;
 use super::host::{Place, say};
-use super::left::{Begun, Left, PutBack, Unfit};
+use super::left::{Left, PutBack, Started, Unfit};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{Mark, Member};
 use super::unpack::{Way, unpack};
@@ -63,10 +63,10 @@ impl Inner {
         place: &Place,
         changes: Changes,
         restored: Restored,
-        tell: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Begun, FilesError> {
+        report: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Started, FilesError> {
         if As::to_write(place.user).is_err() {
-            return self.leave(state, place, changes, restored, tell);
+            return self.leave(state, place, changes, restored, report);
         }
         let Settings { rules, .. } = &self.settings;
         if let (Some((archive, sealed)), Some(key)) = (&changes.archive, &changes.step) {
@@ -76,10 +76,10 @@ impl Inner {
         write_texts(place, &changes.texts)?;
         self.empty_spool(&changes);
         for (step, words) in set_aside(place, &changes.unfit)? {
-            say(tell, step, words);
+            say(report, step, words);
         }
         self.offer(state);
-        Ok(Begun::Done(restored))
+        Ok(Started::Done(restored))
     }
 
     fn leave(
@@ -88,8 +88,8 @@ impl Inner {
         place: &Place,
         changes: Changes,
         restored: Restored,
-        tell: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Begun, FilesError> {
+        report: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Started, FilesError> {
         let step = changes.step.as_ref().map(|key| key.step);
         let mut put_back = PutBack { step, unfit: changes.unfit.clone(), ..PutBack::default() };
         {
@@ -103,18 +103,18 @@ impl Inner {
         if let (Some((archive, sealed)), Some(key)) = (&changes.archive, &changes.step) {
             let file = open_plainly(archive).map_err(FilesError::reading(archive))?;
             unpacked = Some((key.clone(), sealed.clone(), entries(&file, sealed)?));
-            put_back.archive = Some(self.lend(key, place.user, (&file, archive), sealed, tell)?);
+            put_back.archive = Some(self.lend(key, place.user, (&file, archive), sealed, report)?);
         }
         self.empty_spool(&changes);
         if put_back.archive.is_none() && put_back.texts.is_empty() && put_back.unfit.is_empty() {
             self.offer(state);
-            return Ok(Begun::Done(restored));
+            return Ok(Started::Done(restored));
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         put_back.token = format!("{since:x}");
         state.left =
             Some(Left { token: put_back.token.clone(), since: Instant::now(), restored, step: unpacked });
-        Ok(Begun::Left(put_back))
+        Ok(Started::Left(put_back))
     }
 
     /// Writes an archive of the spool into a file that the user's process lends.
@@ -124,10 +124,10 @@ impl Inner {
         user: User,
         (mut from, path): (&File, &Path),
         sealed: &Sealed,
-        tell: &(dyn Fn(Progress) + Sync),
+        report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Landed, FilesError> {
         let none = || FilesError::reading(path)(io::Error::other("no file was lent for it"));
-        let lot = self.service.shared.lent_files(key, user, 1, tell)?;
+        let lot = self.service.shared.lent_files(key, user, 1, report)?;
         let (file, mut to) = lot.and_then(|lot| lot.take()).ok_or_else(none)?;
         io::copy(&mut from, &mut to).map_err(FilesError::reading(path))?;
         let (home, name, manifest) = (PathBuf::new(), ARCHIVE_NAME.to_owned(), sealed.manifest.clone());

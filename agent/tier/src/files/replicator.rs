@@ -130,7 +130,7 @@ impl Work {
                 let words = error.to_string();
                 if words != said {
                     tracing::warn!(directory = %self.settings.directory.display(), error = words, "a replicator's directory");
-                    let _ = tell(&place, ERRORS_NAME, &format!("{words}\n"));
+                    let _ = report(&place, ERRORS_NAME, &format!("{words}\n"));
                 }
                 said = words;
             }
@@ -179,7 +179,7 @@ impl Work {
         let asked = match parse(text) {
             Ok(asked) => asked,
             Err(problem) => {
-                tell(place, FAILED_NAME, &format!("{ASKED_NAME}: {problem}\n"))?;
+                report(place, FAILED_NAME, &format!("{ASKED_NAME}: {problem}\n"))?;
                 return remove(place, ASKED_NAME);
             }
         };
@@ -211,31 +211,31 @@ impl Work {
                     return Ok(());
                 }
                 Err(error) => {
-                    tell(place, ERRORS_NAME, &format!("restore: {error}\n"))?;
+                    report(place, ERRORS_NAME, &format!("restore: {error}\n"))?;
                     last = Some(error);
                 }
             }
         }
         let words = last.map(|error| error.to_string()).unwrap_or_default();
-        tell(place, FAILED_NAME, &format!("no step could be restored: {words}\n"))
+        report(place, FAILED_NAME, &format!("no step could be restored: {words}\n"))
     }
 
     /// Decides, brings this node's part, and says so.
     fn restore(&self, place: &Place, job: &mut Job) -> Result<Option<u64>, FilesError> {
         let Settings { spool, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
-        let told = Mutex::new(None);
+        let reported = Mutex::new(None);
         let tell_of = |at: Progress| {
-            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-            if told.replace(at.step) != Some(at.step) {
-                let _ = tell(place, PRERESTORE_NAME, &prerestore(Some(at.step)));
+            let mut reported = reported.lock().unwrap_or_else(PoisonError::into_inner);
+            if reported.replace(at.step) != Some(at.step) {
+                let _ = report(place, PRERESTORE_NAME, &prerestore(Some(at.step)));
             }
         };
         let node = job.asked.node;
         let restored = self.service.restore(&host::spool_of(spool, &job.run), Some(&[node]), &tell_of)?;
         host::keep_decision(&self.service, &job.run, &job.catalog);
         let key = restored.decision.step;
-        tell(place, PRERESTORE_NAME, &prerestore(key.as_ref().map(|key| key.step)))?;
+        report(place, PRERESTORE_NAME, &prerestore(key.as_ref().map(|key| key.step)))?;
         let data = key.as_ref().map(|key| self.land(place, job, key)).transpose()?;
         let _as_user = place.act()?;
         for worker in 0..job.asked.workers {
@@ -391,7 +391,7 @@ fn remove(place: &Place, name: &str) -> Result<(), FilesError> {
 }
 
 /// Says something to the trainer, at once.
-fn tell(place: &Place, name: &str, words: &str) -> Result<(), FilesError> {
+fn report(place: &Place, name: &str, words: &str) -> Result<(), FilesError> {
     let _as_user = place.act()?;
     let put = place.at.write_whole(Path::new(name), words.as_bytes());
     put.map_err(FilesError::reading(&place.at.path().join(name)))

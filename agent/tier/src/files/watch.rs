@@ -19,7 +19,7 @@ use super::FilesError;
 use super::catalog::Catalog;
 use super::copies::Copies;
 use super::host::{self, AGAIN, Acting, Bell, Place};
-use super::left::{Begun, Left};
+use super::left::{Left, Started};
 use super::tree::{self, Mark, Member};
 use crate::beneath::Beneath;
 use crate::os::stand_back;
@@ -171,8 +171,12 @@ impl FileWatch {
     /// # Errors
     /// No decision came about, or the step cannot be restored. [`FilesError::Lost`]: steps were sealed, and none of them is whole
     /// anywhere; the trainer must not be started.
-    pub fn begin_restore(&self, again: bool, tell: &(dyn Fn(Progress) + Sync)) -> Result<Begun, FilesError> {
-        self.inner.restore(again, tell)
+    pub fn begin_restore(
+        &self,
+        again: bool,
+        report: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Started, FilesError> {
+        self.inner.restore(again, report)
     }
 
     /// A process of the user's has done what [`FileWatch::begin_restore`] left to it.
@@ -187,10 +191,10 @@ impl FileWatch {
     ///
     /// # Errors
     /// As of these; or this process may not.
-    pub fn restore(&self, again: bool, tell: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
-        match self.begin_restore(again, tell)? {
-            Begun::Done(restored) => Ok(restored),
-            Begun::Left(_) => {
+    pub fn restore(&self, again: bool, report: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
+        match self.begin_restore(again, report)? {
+            Started::Done(restored) => Ok(restored),
+            Started::Left(_) => {
                 Err(FilesError::reading(self.directory())(io::ErrorKind::PermissionDenied.into()))
             }
         }

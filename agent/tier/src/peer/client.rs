@@ -101,10 +101,10 @@ impl Asking<'_> {
     ///
     /// # Errors
     /// It does not answer as it should.
-    pub fn tell(&self, address: &str, decision: &Decision) -> Result<Word, PeerError> {
+    pub fn report(&self, address: &str, decision: &Decision) -> Result<Word, PeerError> {
         let mut wire = self.connect(address)?;
-        wire.send_json(Header::of(Kind::Tell), decision)?;
-        wire.expect_json(Kind::Told)
+        wire.send_json(Header::of(Kind::Announce), decision)?;
+        wire.expect_json(Kind::Reported)
     }
 
     /// Tells `address` that it need not keep replicas any more. With `everything` it deletes what its own ranks have written of these

@@ -73,9 +73,9 @@ pub enum Kind {
     /// A decision follows.
     Decided = 13,
     /// A decision is told.
-    Tell = 14,
+    Announce = 14,
     /// What is said to it follows.
-    Told = 15,
+    Reported = 15,
     /// Replicas are not needed any more.
     Drop = 16,
     /// What became of them follows.
@@ -100,8 +100,8 @@ impl Kind {
         Kind::Inventory,
         Kind::Decide,
         Kind::Decided,
-        Kind::Tell,
-        Kind::Told,
+        Kind::Announce,
+        Kind::Reported,
         Kind::Drop,
         Kind::Dropped,
         Kind::Error,

@@ -50,7 +50,7 @@ impl Wire {
         let peer = stream
             .peer_addr()
             .map_or_else(|_| "a peer".to_owned(), |address: SocketAddr| address.to_string());
-        let lost = |source| tls::told(&peer, source);
+        let lost = |source| tls::reported(&peer, source);
         let mut channel = begin(stream, patience).map_err(lost)?;
         let own = nonce().map_err(lost)?;
         let is_tls = channel.peek().map_err(lost)? == HANDSHAKE;
@@ -108,7 +108,7 @@ const BY_TLS: u8 = 2;
 const HANDSHAKE: u8 = 0x16;
 
 fn greet(stream: TcpStream, peer: &str, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
-    let lost = |source| tls::told(peer, source);
+    let lost = |source| tls::reported(peer, source);
     let mut channel = begin(stream, patience).map_err(lost)?;
     if let Some(tls) = pass.tls() {
         channel.secure(tls.to(peer)?).map_err(|(first, error)| tls::failed(peer, first, error))?;

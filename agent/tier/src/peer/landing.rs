@@ -74,7 +74,7 @@ impl<'a> Landing<'a> {
         self
     }
 
-    fn told(&self, what: &str, error: &io::Error) -> PeerError {
+    fn reported(&self, what: &str, error: &io::Error) -> PeerError {
         PeerError::Local(format!("{what} {}: {error}", self.directory.display()))
     }
 
@@ -89,7 +89,7 @@ impl<'a> Landing<'a> {
                 }
                 Err(error) => {
                     lot.give_back(shard.file, file);
-                    Err(self.told("writing a shard for", &error))
+                    Err(self.reported("writing a shard for", &error))
                 }
             };
         }
@@ -104,7 +104,7 @@ impl<'a> Landing<'a> {
         };
         put().map_err(|error| {
             remove(&at, &aside, self.user);
-            self.told("writing a shard into", &error)
+            self.reported("writing a shard into", &error)
         })
     }
 
@@ -167,8 +167,8 @@ impl Drop for Landing<'_> {
 impl Target for Landing<'_> {
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
         if let Some(lot) = &self.lot {
-            let begun = self.begin_in_file(lot, sealed);
-            self.lent = Some(begun.map_err(|error| self.told("making room for a shard of", &error))?);
+            let started = self.begin_in_file(lot, sealed);
+            self.lent = Some(started.map_err(|error| self.reported("making room for a shard of", &error))?);
             return Ok(());
         }
         let begin = || -> io::Result<Taken<'_>> {
@@ -191,7 +191,7 @@ impl Target for Landing<'_> {
             let (file, manifest) = (sealed.file.clone(), written.manifest);
             Ok(Taken { room, at, aside, opened, home, file, manifest })
         };
-        self.taken = Some(begin().map_err(|error| self.told("making room for a shard in", &error))?);
+        self.taken = Some(begin().map_err(|error| self.reported("making room for a shard in", &error))?);
         Ok(())
     }
 
@@ -202,7 +202,7 @@ impl Target for Landing<'_> {
             (None, Some(Taken { room: Room::Ready(ready), .. })) => &ready.file,
             (None, None) => return Ok(()),
         };
-        file.write_all_at(bytes, offset).map_err(|error| self.told("writing a shard into", &error))
+        file.write_all_at(bytes, offset).map_err(|error| self.reported("writing a shard into", &error))
     }
 
     fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {

@@ -193,14 +193,14 @@ impl LocalShards {
     /// What lies there: each with where it lies, and whether it is as far as is known what was sealed.
     pub fn list(&self) -> Vec<(Shard, Medium, bool)> {
         let inner = self.inner();
-        let told =
+        let reported =
             |sealed: &Sealed, medium| (sealed.shard.clone(), medium, !inner.bad.contains(&sealed.shard.root));
         // One that lies in memory and on the disk is told of twice: each may be lost alone.
-        let in_memory = inner.pooled.values().map(|of| told(&of.sealed, Medium::Memory));
-        let packs = inner.packs.values().flatten().map(|pack| told(&pack.sealed, pack.medium));
-        let on_disk = inner.shards.values().map(|of| told(&of.sealed, of.medium));
+        let in_memory = inner.pooled.values().map(|of| reported(&of.sealed, Medium::Memory));
+        let packs = inner.packs.values().flatten().map(|pack| reported(&pack.sealed, pack.medium));
+        let on_disk = inner.shards.values().map(|of| reported(&of.sealed, of.medium));
         let deleted = inner.held.iter().filter(|(root, _)| !inner.shards.contains_key(*root));
-        let held = deleted.map(|(_, of)| told(of.sealed(), of.medium()));
+        let held = deleted.map(|(_, of)| reported(of.sealed(), of.medium()));
         in_memory.chain(on_disk).chain(held).chain(packs).collect()
     }
 
@@ -209,8 +209,8 @@ impl LocalShards {
         let inner = self.inner();
         let sealed =
             inner.pooled.values().map(|of| &of.sealed).chain(inner.shards.values().map(|of| &of.sealed));
-        let told = sealed.filter_map(|sealed| Some((sealed.shard.root.clone(), sealed.alike.clone()?)));
-        told.map(|(root, alike)| (root, (alike.group, alike.root))).collect()
+        let reported = sealed.filter_map(|sealed| Some((sealed.shard.root.clone(), sealed.alike.clone()?)));
+        reported.map(|(root, alike)| (root, (alike.group, alike.root))).collect()
     }
 
     /// What is offered of a directory that is watched from now on, of one run: one user's watch hides nothing of another's. Whether that is something else than before.

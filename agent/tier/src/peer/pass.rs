@@ -31,7 +31,7 @@ impl Pass {
     /// What both ends of a connection must know. By TLS it is good for this connection only: a proof that is passed on is worth nothing.
     pub(super) fn session(&self, channel: &Channel, peer: &str) -> Result<Token, PeerError> {
         let secret = || {
-            let secret = channel.secret().map_err(|error| tls::told(peer, error))?;
+            let secret = channel.secret().map_err(|error| tls::reported(peer, error))?;
             secret.ok_or_else(|| PeerError::SpeaksPlainly { peer: peer.to_owned() })
         };
         Ok(match self {

@@ -18,7 +18,7 @@ use super::store::Store;
 use crate::parity::{CodeError, Given, join, whole_of};
 use crate::seal::ReadAt;
 
-/// Brings the shard of a transfer; the bytes that came from peers. `tell` hears of pieces that are of no use.
+/// Brings the shard of a transfer; the bytes that came from peers. `report` hears of pieces that are of no use.
 ///
 /// # Errors
 /// Too few pieces are left that are what they should be.
@@ -26,14 +26,14 @@ pub(super) fn bring<'a>(
     shared: &Shared,
     landing: &dyn Fn() -> Landing<'a>,
     transfer: &Transfer,
-    tell: &(dyn Fn(String) + Sync),
+    report: &(dyn Fn(String) + Sync),
 ) -> Result<u64, PeerError> {
     let mut last = None;
     for way in by_way(&transfer.pieces) {
         // In the order of the plan: those of data first, the nearest copy of each.
         let left: Vec<&Copy> =
             transfer.pieces.iter().filter(|copy| way_of(copy) == Some(way.of)).rev().collect();
-        let mut gathering = Gathering { shared, rank: transfer.rank, of: way.of, left, bytes: 0, tell };
+        let mut gathering = Gathering { shared, rank: transfer.rank, of: way.of, left, bytes: 0, report };
         match gathering.make(landing) {
             Ok(()) => return Ok(gathering.bytes),
             Err(error) => last = Some(error),
@@ -77,7 +77,7 @@ struct Gathering<'a> {
     /// What was not tried yet, the best last.
     left: Vec<&'a Copy>,
     bytes: u64,
-    tell: &'a (dyn Fn(String) + Sync),
+    report: &'a (dyn Fn(String) + Sync),
 }
 
 impl<'a> Gathering<'a> {
@@ -89,7 +89,7 @@ impl<'a> Gathering<'a> {
             other => return other,
         };
         // Each is what its own manifest says, and together they are not the shard: one of them is of something else.
-        (self.tell)(format!(
+        (self.report)(format!(
             "the pieces of the shard of rank {} do not make it: {failed}; others take their places in turn",
             self.rank
         ));
@@ -136,7 +136,7 @@ impl<'a> Gathering<'a> {
             self.shared.distrust(&bad.holder, &bad.shard.root);
         }
         let holders: Vec<&str> = left_out.iter().map(|piece| piece.holder.as_str()).collect();
-        (self.tell)(format!(
+        (self.report)(format!(
             "the shard of rank {} is made without the piece(s) at {}: not all of them are of it",
             self.rank,
             holders.join(", ")
@@ -204,7 +204,7 @@ impl<'a> Gathering<'a> {
                 if !matches!(error, PeerError::Local(_)) || holder == self.shared.name() {
                     self.shared.distrust(holder, &copy.shard.root);
                 }
-                (self.tell)(format!(
+                (self.report)(format!(
                     "a piece of the shard of rank {} at {holder} is of no use: {error}; another one is taken if there is one",
                     self.rank
                 ));

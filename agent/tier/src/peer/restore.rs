@@ -42,7 +42,7 @@ pub struct Progress {
     /// Bytes that have come from peers, and all that must.
     pub bytes: (u64, u64),
     /// What is worth to be told, in one line; empty if it is only a count.
-    pub told: String,
+    pub reported: String,
     /// So many files are to be lent for its shards (`lent_files`), with this token; 0 where this agent makes them itself.
     pub files_wanted: usize,
     /// The token; empty where no files are wanted.
@@ -50,12 +50,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    fn words(step: u64, shards: usize, told: String) -> Progress {
+    fn words(step: u64, shards: usize, reported: String) -> Progress {
         Progress {
             step,
             shards: (0, shards),
             bytes: (0, 0),
-            told,
+            reported,
             files_wanted: 0,
             files_token: String::new(),
         }
@@ -89,7 +89,7 @@ impl Service {
         &self,
         place: &Watched,
         ranks: Option<&[u32]>,
-        tell: &(dyn Fn(Progress) + Sync),
+        report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Restored, PeerError> {
         let shared = &*self.shared;
         let began = Instant::now();
@@ -98,7 +98,7 @@ impl Service {
         let mut last = None;
         for _ in 0..TRIES {
             let decision = shared.decide(&place.run)?;
-            shared.tell_of_lost_pieces(&place.run, decision.step.as_ref(), tell);
+            shared.tell_of_lost_pieces(&place.run, decision.step.as_ref(), report);
             let Some(key) = decision.step.clone() else {
                 return Ok(Restored {
                     decision,
@@ -109,7 +109,7 @@ impl Service {
                     landed: Vec::new(),
                 });
             };
-            match shared.bring(&key, place, ranks, tell) {
+            match shared.bring(&key, place, ranks, report) {
                 Ok(Came { bytes, fetched, here, landed }) => {
                     shared.own.look();
                     return Ok(Restored {
@@ -124,12 +124,12 @@ impl Service {
                 // It would be the same for each step.
                 Err(error @ PeerError::NoFiles(_)) => return Err(error),
                 Err(error) => {
-                    let told = format!(
+                    let reported = format!(
                         "step {} cannot be restored: {error}; the next older whole one is looked for",
                         key.step
                     );
-                    tracing::warn!("{told}");
-                    tell(Progress::words(key.step, key.world as usize, told));
+                    tracing::warn!("{reported}");
+                    report(Progress::words(key.step, key.world as usize, reported));
                     last = Some(error);
                 }
             }
@@ -140,19 +140,19 @@ impl Service {
 
 impl Shared {
     /// Says of steps that are newer than the one that was decided why they are lost, where too many pieces are.
-    fn tell_of_lost_pieces(&self, run: &str, decided: Option<&StepKey>, tell: &(dyn Fn(Progress) + Sync)) {
+    fn tell_of_lost_pieces(&self, run: &str, decided: Option<&StepKey>, report: &(dyn Fn(Progress) + Sync)) {
         for state in steps(&self.copies(), Some(run)) {
             let key = &state.key;
             if decided.is_some_and(|decided| decided.step >= key.step) {
                 continue;
             }
             if let Some((rank, left, needed)) = state.short_of_pieces().first() {
-                let told = format!(
+                let reported = format!(
                     "step {} is lost: of the shard of rank {rank} {left} piece(s) are left, and {needed} are needed",
                     key.step
                 );
-                tracing::warn!("{told}");
-                tell(Progress::words(key.step, key.world as usize, told));
+                tracing::warn!("{reported}");
+                report(Progress::words(key.step, key.world as usize, reported));
             }
         }
     }
@@ -172,8 +172,8 @@ impl Shared {
             };
             match asked {
                 Ok(decision) => {
-                    let told = self.decisions().tell(&decision);
-                    if let mainstay_core::checkpoint::decision::Word::Refused(newer) = told {
+                    let reported = self.decisions().report(&decision);
+                    if let mainstay_core::checkpoint::decision::Word::Refused(newer) = reported {
                         return Ok(newer);
                     }
                     return Ok(decision);
@@ -190,7 +190,7 @@ impl Shared {
         key: &StepKey,
         place: &Watched,
         ranks: Option<&[u32]>,
-        tell: &(dyn Fn(Progress) + Sync),
+        report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Came, PeerError> {
         let step = self
             .step(key)
@@ -204,7 +204,7 @@ impl Shared {
             return Err(PeerError::Local(format!("no peer that answers has the shard of rank {rank}")));
         }
         let count = plan.transfers.len();
-        let lot = self.lent_files(key, place.user, count, tell)?;
+        let lot = self.lent_files(key, place.user, count, report)?;
         let work = Work {
             shared: self,
             place,
@@ -214,12 +214,12 @@ impl Shared {
             fetched: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
             failed: Mutex::new(None),
-            tell: &|progress: &Work<'_>, told: String| {
-                tell(Progress {
+            report: &|progress: &Work<'_>, reported: String| {
+                report(Progress {
                     step: key.step,
                     shards: (progress.done.load(Ordering::Relaxed), count),
                     bytes: (progress.bytes.load(Ordering::Relaxed), plan.bytes()),
-                    told,
+                    reported,
                     files_wanted: 0,
                     files_token: String::new(),
                 });
@@ -244,14 +244,14 @@ impl Shared {
         key: &StepKey,
         user: User,
         count: usize,
-        tell: &(dyn Fn(Progress) + Sync),
+        report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Option<Arc<Lot>>, PeerError> {
         let Err(cannot) = As::to_write(user) else { return Ok(None) };
         let wanted =
             Wanted::new(user.uid, count).map_err(|error| PeerError::NoFiles(format!("{cannot}: {error}")))?;
         let files_token = wanted.token().to_owned();
         let words = Progress::words(key.step, count, String::new());
-        tell(Progress { files_wanted: count, files_token, ..words });
+        report(Progress { files_wanted: count, files_token, ..words });
         let lot = wanted.wait(LENT_WITHIN);
         let none =
             || PeerError::NoFiles(format!("{cannot}, and no files were lent for its {count} shard(s)"));
@@ -271,7 +271,7 @@ pub(super) struct Came {
 }
 
 /// Whether just this shard lies in the directory; its bytes were compared by the caller.
-fn lies_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
+fn is_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
     let Ok(_as_user) = As::user(user) else { return false };
     let Ok(at) = Beneath::open(directory) else { return false };
     Sealed::read_in(&at, &shard_directory(sealed).join(MANIFEST_NAME))
@@ -289,7 +289,7 @@ struct Work<'a> {
     fetched: AtomicUsize,
     bytes: AtomicU64,
     failed: Mutex<Option<PeerError>>,
-    tell: &'a (dyn Fn(&Work<'_>, String) + Sync),
+    report: &'a (dyn Fn(&Work<'_>, String) + Sync),
 }
 
 impl Work<'_> {
@@ -304,7 +304,7 @@ impl Work<'_> {
                 return;
             }
             self.done.fetch_add(1, Ordering::Relaxed);
-            (self.tell)(self, String::new());
+            (self.report)(self, String::new());
         }
     }
 
@@ -320,7 +320,7 @@ impl Work<'_> {
                         self.shared.distrust(holder, &copy.shard.root);
                     }
                     let rank = transfer.rank;
-                    (self.tell)(
+                    (self.report)(
                         self,
                         format!(
                             "the shard of rank {rank} at {holder} is of no use: {error}; another copy is taken if there is one"
@@ -331,8 +331,8 @@ impl Work<'_> {
             }
         }
         if !transfer.pieces.is_empty() {
-            let told = |told: String| (self.tell)(self, told);
-            let bytes = super::pieces::bring(self.shared, &|| self.landing(), transfer, &told)?;
+            let reported = |reported: String| (self.report)(self, reported);
+            let bytes = super::pieces::bring(self.shared, &|| self.landing(), transfer, &reported)?;
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
             self.fetched.fetch_add(1, Ordering::Relaxed);
             return Ok(());
@@ -374,7 +374,7 @@ impl Work<'_> {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
         }
         // Files of a trainer's lie where they belong.
-        if opened.is_pack() || lies_there(&self.place.directory, sealed, self.place.user) {
+        if opened.is_pack() || is_there(&self.place.directory, sealed, self.place.user) {
             return Ok(());
         }
         let mut landing = self.landing();
@@ -420,16 +420,16 @@ pub(crate) fn land(
 }
 
 /// Reads the manifests in a checkpoint directory, without an agent and without the bytes; for each, what is wrong with it.
-pub fn look_directory(directory: &Path, mut told: impl FnMut(&Path, Result<Sealed, String>)) {
+pub fn look_directory(directory: &Path, mut reported: impl FnMut(&Path, Result<Sealed, String>)) {
     let Ok(at) = Beneath::open(directory) else { return };
     for shard in super::local_shards::rank_directories(&at) {
         let found = Sealed::read_in(&at, &shard.join(MANIFEST_NAME)).map_err(|error| error.to_string());
-        told(&directory.join(shard), found);
+        reported(&directory.join(shard), found);
     }
 }
 
 /// As [`look_directory`], and all bytes are compared.
-pub fn verify_directory(directory: &Path, mut told: impl FnMut(&Path, Result<Sealed, String>)) {
+pub fn verify_directory(directory: &Path, mut reported: impl FnMut(&Path, Result<Sealed, String>)) {
     look_directory(directory, |shard, found| {
         let checked = found.and_then(|sealed| {
             let failed = |error: io::Error| format!("{}: {error}", sealed.file);
@@ -439,6 +439,6 @@ pub fn verify_directory(directory: &Path, mut told: impl FnMut(&Path, Result<Sea
                 Some(chunk) => Err(format!("{}: chunk {chunk} is not what was sealed", sealed.file)),
             }
         });
-        told(shard, checked);
+        reported(shard, checked);
     });
 }

@@ -30,7 +30,7 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerErr
             Frame::Message(header, message) => (header, message),
             Frame::Chunk(header) => return Err(unexpected(wire, header, Kind::Put)),
         };
-        changed |= matches!(header.kind, Kind::Put | Kind::Drop | Kind::Tell);
+        changed |= matches!(header.kind, Kind::Put | Kind::Drop | Kind::Announce);
         match header.kind {
             Kind::Put => put(wire, shared, header, message)?,
             Kind::Get => get(wire, shared, &message)?,
@@ -42,10 +42,10 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerErr
                     Err(error) => report(wire, Header::of(Kind::Error), Reason::Other, &error.to_string())?,
                 }
             }
-            Kind::Tell => {
+            Kind::Announce => {
                 let decision: Decision = read(wire, &message)?;
-                let word = shared.decisions().tell(&decision);
-                wire.send_json(Header::of(Kind::Told), &word)?;
+                let word = shared.decisions().report(&decision);
+                wire.send_json(Header::of(Kind::Reported), &word)?;
             }
             Kind::Drop => {
                 let asked: Withdrawal = read(wire, &message)?;

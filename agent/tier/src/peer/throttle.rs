@@ -78,8 +78,8 @@ impl ReplicationThrottle {
         let mut state = self.state();
         let times: Vec<Span> = steps.iter().map(|step| state.within(step.start, step.end, now)).collect();
         let fresh = || (ReplicationCost::new(self.allowed), now);
-        let (price, told) = state.jobs.entry(job.to_owned()).or_insert_with(fresh);
-        *told = now;
+        let (price, reported) = state.jobs.entry(job.to_owned()).or_insert_with(fresh);
+        *reported = now;
         steps.iter().zip(times).for_each(|(step, replicating)| price.stepped(*step, replicating));
     }
 
@@ -87,7 +87,7 @@ impl ReplicationThrottle {
     pub(crate) fn allows(&self) -> bool {
         let now = monotonic();
         let mut state = self.state();
-        state.jobs.retain(|_, (_, told)| now.since(*told) < GONE);
+        state.jobs.retain(|_, (_, reported)| now.since(*reported) < GONE);
         // Each is asked: one that has saved up enough must know that time passes.
         let holds: Vec<Hold> = state.jobs.values_mut().filter_map(|(price, _)| price.holds(now)).collect();
         let why = holds.into_iter().min();
@@ -188,9 +188,9 @@ mod tests {
 
     #[test]
     fn without_jobs_or_without_a_bound_nothing_waits() {
-        let (nobody, unbounded) = (ReplicationThrottle::new(0.01), ReplicationThrottle::new(0.0));
+        let (no_one, unbounded) = (ReplicationThrottle::new(0.01), ReplicationThrottle::new(0.0));
         dear(&unbounded);
-        for courtesy in [&nobody, &unbounded] {
+        for courtesy in [&no_one, &unbounded] {
             let busy = courtesy.begin();
             courtesy.state().since = Mono(1);
             drop(busy);

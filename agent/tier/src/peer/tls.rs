@@ -147,16 +147,16 @@ impl Tls {
 
     /// For a connection to `address`, `host:port`: whoever answers must show a certificate for this host.
     pub(super) fn to(&self, address: &str) -> Result<Connection, PeerError> {
-        let told = |why: String| PeerError::Local(format!("TLS to {address}: {why}"));
+        let reported = |why: String| PeerError::Local(format!("TLS to {address}: {why}"));
         let host = match self.0 {
             // Whoever has the key is meant.
             Source::Secret(_) => "launcher",
             Source::Files { .. } => address.rsplit_once(':').map_or(address, |(host, _)| host),
         };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let name = ServerName::try_from(host).map_err(|error| told(error.to_string()))?;
+        let name = ServerName::try_from(host).map_err(|error| reported(error.to_string()))?;
         let made = rustls::ClientConnection::new(self.now().client, name);
-        made.map(Connection::Client).map_err(|error| told(error.to_string()))
+        made.map(Connection::Client).map_err(|error| reported(error.to_string()))
     }
 
     /// For a connection that came.
@@ -226,13 +226,13 @@ fn certificates(part: Part, path: &Path) -> Result<Vec<CertificateDer<'static>>,
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let told = |why: String| wrong(Part::Key, path, why);
-    let mode = fs::metadata(path).map_err(|error| told(error.to_string()))?.mode() & 0o777;
+    let reported = |why: String| wrong(Part::Key, path, why);
+    let mode = fs::metadata(path).map_err(|error| reported(error.to_string()))?.mode() & 0o777;
     if mode & 0o077 != 0 {
-        return Err(told(format!("it may be read by others (mode {mode:o}): make it 0600")));
+        return Err(reported(format!("it may be read by others (mode {mode:o}): make it 0600")));
     }
     PrivateKeyDer::from_pem_file(path)
-        .map_err(|error| told(format!("{error}; it must hold a private key in PEM without a password")))
+        .map_err(|error| reported(format!("{error}; it must hold a private key in PEM without a password")))
 }
 
 fn marks(files: &TlsFiles) -> Marks {
@@ -247,11 +247,11 @@ pub(super) fn failed(peer: &str, first: [u8; 4], error: io::Error) -> PeerError 
     if first == MAGIC {
         return PeerError::SpeaksPlainly { peer: peer.to_owned() };
     }
-    told(peer, error)
+    reported(peer, error)
 }
 
 /// What went wrong on a connection that may be one of TLS.
-pub(super) fn told(peer: &str, error: io::Error) -> PeerError {
+pub(super) fn reported(peer: &str, error: io::Error) -> PeerError {
     let peer = || peer.to_owned();
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::AlertReceived(alert)) if is_about_certificates(*alert) => {

@@ -11,7 +11,7 @@ use super::restore::Progress;
 use super::service::Service;
 
 /// Steps that are told of at most, the newest.
-const TOLD: usize = 16;
+const MAX_REPORTED: usize = 16;
 
 /// The shards of a host's ranks are where they look for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Service {
         };
         let mut copies = mine(self.copies());
         let newest: Vec<StepKey> =
-            steps(&copies, Some(run)).into_iter().take(TOLD).map(|step| step.key).collect();
+            steps(&copies, Some(run)).into_iter().take(MAX_REPORTED).map(|step| step.key).collect();
         copies.retain(|copy| newest.contains(&copy.shard.of));
         copies
     }
@@ -50,7 +50,7 @@ impl Service {
         key: &StepKey,
         place: &Watched,
         ranks: &[u32],
-        tell: &(dyn Fn(Progress) + Sync),
+        report: &(dyn Fn(Progress) + Sync),
     ) -> Result<Brought, PeerError> {
         let shared = &*self.shared;
         shared.own.watch(place.clone());
@@ -81,7 +81,7 @@ impl Service {
                     || PeerError::Local(format!("no host that answers has a good shard of rank {rank}"));
                 roots.insert(*rank, copies.ok_or_else(none)?.shard.root.clone());
             }
-            let came = shared.bring(key, place, Some(&absent), tell)?;
+            let came = shared.bring(key, place, Some(&absent), report)?;
             (bytes, fetched) = (came.bytes, came.fetched);
             shared.own.look();
         }

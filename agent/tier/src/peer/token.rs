@@ -60,7 +60,7 @@ impl Token {
     ///
     /// # Errors
     /// The kernel gives no random bytes.
-    pub fn of_nobody() -> std::io::Result<Token> {
+    pub fn of_no_process() -> std::io::Result<Token> {
         let mut key = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut key)?;
         Ok(Token { key })
@@ -72,14 +72,14 @@ impl Token {
     /// It cannot be read, others may read it, or it is too short.
     pub fn read(path: &Path) -> Result<Token, TokenError> {
         let shown = || path.display().to_string();
-        let told = |source| TokenError::File { path: shown(), source };
-        let file = File::open(path).map_err(told)?;
-        let mode = file.metadata().map_err(told)?.mode() & 0o777;
+        let reported = |source| TokenError::File { path: shown(), source };
+        let file = File::open(path).map_err(reported)?;
+        let mode = file.metadata().map_err(reported)?.mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(TokenError::Open { path: shown(), mode });
         }
         let mut bytes = Vec::new();
-        file.take(LONGEST).read_to_end(&mut bytes).map_err(told)?;
+        file.take(LONGEST).read_to_end(&mut bytes).map_err(reported)?;
         Token::new(bytes.trim_ascii())
     }
 

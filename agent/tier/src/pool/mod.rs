@@ -77,7 +77,7 @@ pub enum PoolError {
     NotOurs(PathBuf),
 }
 
-fn told(path: &Path) -> impl Fn(io::Error) -> PoolError + '_ {
+fn reported(path: &Path) -> impl Fn(io::Error) -> PoolError + '_ {
     move |source| PoolError::Io { path: path.to_owned(), source }
 }
 

@@ -27,7 +27,7 @@ use crate::pool::choose::At;
 use crate::pool::lock::lives;
 use crate::pool::memory::{self, Memory};
 use crate::pool::writer::Batch;
-use crate::pool::{PoolError, Settings, directory_of, recover, told};
+use crate::pool::{PoolError, Settings, directory_of, recover, reported};
 use crate::shelf::{Shard, Tier};
 
 /// Without a ring the keeper looks this often.
@@ -139,12 +139,12 @@ impl PoolOwner {
     }
 
     fn start_in(directory: PathBuf, settings: Settings) -> Result<PoolOwner, PoolError> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(told(&directory))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(reported(&directory))?;
         let lock = take(&directory, &settings.directory)?;
         let mut said = Vec::new();
         if directory.join(POOL_NAME).exists() {
             match recover::bring_to_disk(&directory) {
-                Ok(recovered) => said.extend(recovered.told()),
+                Ok(recovered) => said.extend(recovered.reported()),
                 Err(error) => said.push(format!(
                     "checkpoints that an earlier launcher left in memory could not be brought to the disk: {error}"
                 )),
@@ -157,7 +157,7 @@ impl PoolOwner {
         let mut inner = Inner { said, ..Inner::default() };
         for rank in settings.ranks.clone() {
             let at = memory::directory_of(&directory, rank);
-            inner.ranks.push(Memory::make(&directory, rank, settings.world_size, 0).map_err(told(&at))?);
+            inner.ranks.push(Memory::make(&directory, rank, settings.world_size, 0).map_err(reported(&at))?);
         }
         let pace = Pace::of(settings.rate);
         let shared = Arc::new(Shared {
@@ -170,11 +170,11 @@ impl PoolOwner {
             pace,
             _lock: lock,
         });
-        let mut keeper = PoolOwner { shared: shared.clone(), threads: Vec::new() };
+        let mut pool_owner = PoolOwner { shared: shared.clone(), threads: Vec::new() };
         let (of_keeper, of_writer) = (shared.clone(), shared);
-        keeper.threads.push(thread("ckpt-keeper", move || keep(&of_keeper, bell.as_ref()))?);
-        keeper.threads.push(thread("ckpt-writer", move || write_on(&of_writer))?);
-        Ok(keeper)
+        pool_owner.threads.push(thread("ckpt-keeper", move || keep(&of_keeper, bell.as_ref()))?);
+        pool_owner.threads.push(thread("ckpt-writer", move || write_on(&of_writer))?);
+        Ok(pool_owner)
     }
 
     /// The pool's directory, for the ranks and for the guardian.
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn the_writer_is_told_to_end_where_it_listens_and_not_between_its_look_and_its_wait() {
         let place = tempfile::tempdir().unwrap();
-        let keeper = PoolOwner::start(Settings {
+        let pool_owner = PoolOwner::start(Settings {
             root: place.path().join("pools"),
             directory: place.path().join("checkpoints"),
             job: "a".into(),
@@ -403,20 +403,23 @@ mod tests {
             rate: None,
         })
         .unwrap();
-        let shared = keeper.shared.clone();
+        let shared = pool_owner.shared.clone();
         std::thread::scope(|scope| {
             // As the writer holds it from its look to its wait.
             let held = shared.inner();
-            let (told, tells) = channel();
+            let (reported, reports) = channel();
             let shared = &shared;
             scope.spawn(move || {
                 shared.stop();
-                told.send(())
+                reported.send(())
             });
-            assert!(tells.recv_timeout(Duration::from_millis(100)).is_err(), "told while it does not listen");
+            assert!(
+                reports.recv_timeout(Duration::from_millis(100)).is_err(),
+                "told while it does not listen"
+            );
             drop(held);
-            tells.recv().unwrap();
+            reports.recv().unwrap();
         });
-        drop(keeper);
+        drop(pool_owner);
     }
 }

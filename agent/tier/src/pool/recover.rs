@@ -14,7 +14,7 @@ use crate::disk::{self, Doubts, Keep, Pace, StdVolume};
 use crate::pool::choose::{self, At, Held};
 use crate::pool::lock::{lives, lock};
 use crate::pool::memory::Memory;
-use crate::pool::{PoolError, told};
+use crate::pool::{PoolError, reported};
 use crate::seal::{self, seal};
 
 /// Says that the lock is held by one who will soon be done.
@@ -34,7 +34,7 @@ pub struct Recovered {
 impl Recovered {
     /// In words for a person.
     #[must_use]
-    pub fn told(&self) -> Vec<String> {
+    pub fn reported(&self) -> Vec<String> {
         let mut said = self.failed.clone();
         if !self.steps.is_empty() {
             let steps: Vec<String> = self.steps.iter().map(u64::to_string).collect();
@@ -54,7 +54,7 @@ pub fn recover(pool: &Path) -> Result<Option<Recovered>, PoolError> {
         return Ok(None);
     }
     let path = pool.join("lock");
-    let Some(_lock) = lock(&path).map_err(told(&path))? else { return Ok(None) };
+    let Some(_lock) = lock(&path).map_err(reported(&path))? else { return Ok(None) };
     let recovered = bring_to_disk(pool)?;
     if recovered.failed.is_empty() {
         let _ = fs::remove_dir_all(pool);
@@ -72,14 +72,14 @@ pub fn recover_all(root: &Path) -> Vec<Recovered> {
 /// With the lock held.
 pub(super) fn bring_to_disk(pool: &Path) -> Result<Recovered, PoolError> {
     let mark = pool.join(MARK);
-    fs::write(&mark, []).map_err(told(&mark))?;
+    fs::write(&mark, []).map_err(reported(&mark))?;
     let about = About::read(pool)?;
     let mut recovered = Recovered { directory: about.directory.clone(), ..Recovered::default() };
     let vouched = vouched(pool, about.ranks.start);
     let shards = shards(pool, &about, &mut recovered.failed);
     write(&about, &shards, vouched, &mut recovered);
     if recovered.failed.is_empty() {
-        empty(pool).map_err(told(pool))?;
+        empty(pool).map_err(reported(pool))?;
     } else {
         let _ = fs::remove_file(&mark);
     }
@@ -113,7 +113,7 @@ struct About {
 impl About {
     fn read(pool: &Path) -> Result<About, PoolError> {
         let path = pool.join(POOL_NAME);
-        let bytes = fs::read(&path).map_err(told(&path))?;
+        let bytes = fs::read(&path).map_err(reported(&path))?;
         let about: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let text = |name: &str| about.get(name)?.as_str().map(str::to_owned);
         let number = |name: &str| about.get(name)?.as_u64();

@@ -169,7 +169,7 @@ fn mount(options: &[&str], at: &Path) -> bool {
     mounted.is_ok_and(|mounted| mounted.status.success())
 }
 
-fn keeper(pools: &Path, checkpoints: &Path) -> PoolOwner {
+fn pool_owner(pools: &Path, checkpoints: &Path) -> PoolOwner {
     let settings = Settings {
         root: pools.to_owned(),
         directory: checkpoints.to_owned(),
@@ -197,8 +197,8 @@ fn a_disk_that_is_full_or_read_only_costs_no_step_that_is_in_memory() {
     };
     let checkpoints = disk.0.join("steps");
     for fault in ["full", "ro"] {
-        let keeper = keeper(pools.path(), &checkpoints);
-        let rank = Rank::of(keeper.directory(), 0, 1);
+        let pool_owner = pool_owner(pools.path(), &checkpoints);
+        let rank = Rank::of(pool_owner.directory(), 0, 1);
         assert_eq!(rank.reserve(100_000), Answer::Granted);
         let step = offered(&checkpoints).unwrap_or(0) + 1;
         rank.save(step);
@@ -217,10 +217,10 @@ fn a_disk_that_is_full_or_read_only_costs_no_step_that_is_in_memory() {
         let mut said = Vec::new();
         until(
             || {
-                said.extend(keeper.said());
+                said.extend(pool_owner.said());
                 said.iter().any(|words| words.contains("cannot be written to the disk"))
             },
-            |heard| *heard,
+            |received| *received,
         );
         assert_eq!(offered(&checkpoints), Some(step), "what was there is there still");
         // The job goes on saving, and each of its newest steps is in memory.
@@ -231,7 +231,7 @@ fn a_disk_that_is_full_or_read_only_costs_no_step_that_is_in_memory() {
         } else {
             disk.remount("rw");
         }
-        assert_eq!(keeper.finish(), Vec::<String>::new());
+        assert_eq!(pool_owner.finish(), Vec::<String>::new());
         assert_eq!(offered(&checkpoints), Some(step + 2));
     }
 }

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 /// A launcher's keeper on a host.
 struct Launcher {
-    keeper: PoolOwner,
+    pool_owner: PoolOwner,
     checkpoints: std::path::PathBuf,
     _pools: TempDir,
     _home: TempDir,
@@ -43,7 +43,7 @@ impl Launcher {
         if !has_disk {
             fs::write(&checkpoints, b"in the way").unwrap();
         }
-        let keeper = PoolOwner::start(pool::Settings {
+        let pool_owner = PoolOwner::start(pool::Settings {
             root: pools.path().to_owned(),
             directory: checkpoints.clone(),
             job: "job".into(),
@@ -55,18 +55,18 @@ impl Launcher {
             memory: None,
             rate: None,
         });
-        let keeper = keeper.unwrap();
+        let pool_owner = pool_owner.unwrap();
         host.service().watch(Watched {
             run: RUN.to_owned(),
             directory: checkpoints.clone(),
             user: User::own(),
-            pool: Some(keeper.directory().to_owned()),
+            pool: Some(pool_owner.directory().to_owned()),
         });
-        Launcher { keeper, checkpoints, _pools: pools, _home: home }
+        Launcher { pool_owner, checkpoints, _pools: pools, _home: home }
     }
 
     fn rank(&self, size: usize) -> Rank {
-        let mut rank = Rank::of(self.keeper.directory(), 0, 1);
+        let mut rank = Rank::of(self.pool_owner.directory(), 0, 1);
         rank.size = size;
         assert_eq!(rank.reserve(size as u64 + (1 << 20)), Answer::Granted);
         rank
@@ -100,7 +100,7 @@ fn memory_that_a_launcher_gives_up_is_not_kept_by_who_sent_from_it() {
     let hosts = hosts(2, |_, _| ());
     until("each other", || hosts.iter().all(|host| host.service().peers().values().all(|peer| peer.alive)));
     let launcher = Launcher::on(&hosts[0]);
-    let pool = launcher.keeper.directory().join("rank-00000/slot-").display().to_string();
+    let pool = launcher.pool_owner.directory().join("rank-00000/slot-").display().to_string();
     let is_mapped = || fs::read_to_string("/proc/self/maps").unwrap().contains(&pool);
     let rank = launcher.rank(5 << 20);
     rank.save(1);
@@ -132,8 +132,8 @@ fn a_step_on_its_way_is_left_in_memory_while_newer_ones_are_saved() {
         until_seen(|| rank.with(free), |free| *free);
     }
     let sent = || hosts[0].service().counts().shards_sent;
-    let (lies_there, sent_already) = (rank.sealed().contains(&1), sent() > 0);
-    assert!(lies_there || sent_already, "{:?}", rank.sealed());
+    let (is_there, sent_already) = (rank.sealed().contains(&1), sent() > 0);
+    assert!(is_there || sent_already, "{:?}", rank.sealed());
     until("step 1 on the other host", || sent() > 0);
     assert_eq!(hosts[0].service().counts().damaged, 0);
 }

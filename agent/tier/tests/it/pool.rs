@@ -47,7 +47,7 @@ impl Stage {
         }
     }
 
-    fn keeper(&self, world_size: u32, slots: usize) -> PoolOwner {
+    fn pool_owner(&self, world_size: u32, slots: usize) -> PoolOwner {
         PoolOwner::start(self.settings(world_size, slots)).expect("a keeper")
     }
 
@@ -63,8 +63,8 @@ impl Stage {
 #[test]
 fn what_ranks_copied_is_sealed_and_comes_to_the_disk() {
     let stage = Stage::new();
-    let keeper = stage.keeper(2, 3);
-    let ranks = [Rank::of(keeper.directory(), 0, 2), Rank::of(keeper.directory(), 1, 2)];
+    let pool_owner = stage.pool_owner(2, 3);
+    let ranks = [Rank::of(pool_owner.directory(), 0, 2), Rank::of(pool_owner.directory(), 1, 2)];
     for rank in &ranks {
         assert_eq!(rank.reserve(20_000), Answer::Granted);
     }
@@ -72,11 +72,11 @@ fn what_ranks_copied_is_sealed_and_comes_to_the_disk() {
         ranks.iter().for_each(|rank| rank.save(step));
     }
     until(|| stage.offered(), |step| *step == Some(6));
-    assert!(keeper.status().memory.is_some_and(|(step, _)| step == 6));
-    let shelf = keeper.shelf();
+    assert!(pool_owner.status().memory.is_some_and(|(step, _)| step == 6));
+    let shelf = pool_owner.shelf();
     let newest: Vec<_> = shelf.iter().filter(|shard| shard.manifest.identity.step == 6).collect();
     assert!(newest.len() == 2 && newest.iter().all(|shard| shard.verify().unwrap()), "{shelf:?}");
-    assert_eq!(keeper.finish(), Vec::<String>::new());
+    assert_eq!(pool_owner.finish(), Vec::<String>::new());
     let (step, shards) = disk::offered(&StdVolume, &stage.checkpoints).expect("whole");
     assert_eq!((step, shards[1].manifest.identity.rank), (6, 1));
     assert_eq!(fs::read(&shards[1].path).unwrap(), ranks[1].bytes(6));
@@ -86,8 +86,8 @@ fn what_ranks_copied_is_sealed_and_comes_to_the_disk() {
 #[test]
 fn the_newest_whole_step_stays_while_a_rank_is_ahead() {
     let stage = Stage::new();
-    let keeper = stage.keeper(2, 2);
-    let ranks = [Rank::of(keeper.directory(), 0, 2), Rank::of(keeper.directory(), 1, 2)];
+    let pool_owner = stage.pool_owner(2, 2);
+    let ranks = [Rank::of(pool_owner.directory(), 0, 2), Rank::of(pool_owner.directory(), 1, 2)];
     ranks.iter().for_each(|rank| assert_eq!(rank.reserve(20_000), Answer::Granted));
     ranks.iter().for_each(|rank| rank.save(1));
     for step in 2..=4 {
@@ -95,7 +95,7 @@ fn the_newest_whole_step_stays_while_a_rank_is_ahead() {
     }
     until(|| ranks[0].sealed(), |steps| *steps == [1, 4]);
     assert_eq!(ranks[1].sealed(), [1]);
-    drop(keeper.finish());
+    drop(pool_owner.finish());
     assert_eq!(stage.offered(), Some(1));
 }
 
@@ -105,13 +105,13 @@ fn the_step_that_was_saved_before_replicas_last_agreed_stays_whatever_comes_afte
     // A file where the directory should be: nothing comes to the disk for now.
     fs::write(&stage.checkpoints, b"in the way").unwrap();
     let keep = Keep { steps: 1, bytes: None };
-    let keeper = PoolOwner::start(Settings { keep, ..stage.settings(1, 3) }).unwrap();
-    let rank = Rank::of(keeper.directory(), 0, 1);
+    let pool_owner = PoolOwner::start(Settings { keep, ..stage.settings(1, 3) }).unwrap();
+    let rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(4);
     rank.save(9);
     until(|| rank.sealed(), |steps| steps.contains(&9));
-    keeper.vouch(0, 9);
+    pool_owner.vouch(0, 9);
     until(|| rank.with(|page| page.vouched()), |step| *step == Some(9));
     for step in [14, 19, 24, 29] {
         rank.save(step);
@@ -119,7 +119,7 @@ fn the_step_that_was_saved_before_replicas_last_agreed_stays_whatever_comes_afte
     until(|| rank.sealed(), |steps| steps.contains(&29));
     assert!(rank.sealed().contains(&9), "{:?}", rank.sealed());
     fs::remove_file(&stage.checkpoints).unwrap();
-    drop(keeper.finish());
+    drop(pool_owner.finish());
     assert_eq!(disk::steps(&StdVolume, &stage.checkpoints), [29, 9], "one more than is kept");
 }
 
@@ -128,14 +128,14 @@ fn a_launcher_that_was_killed_loses_nothing() {
     let stage = Stage::new();
     // The disk is so slow that nothing comes to it.
     let settings = Settings { rate: Some(1), ..stage.settings(1, 3) };
-    let keeper = PoolOwner::start(settings).unwrap();
-    let rank = Rank::of(keeper.directory(), 0, 1);
+    let pool_owner = PoolOwner::start(settings).unwrap();
+    let rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(1);
     until(|| rank.sealed(), |steps| steps.contains(&1));
     // As a kill leaves it: nobody says goodbye, and one slot is filled that no keeper has seen. The keeper itself lives
     // until the test ends, so that its threads write nothing after the directory is removed.
-    let pool = keeper.directory().to_owned();
+    let pool = pool_owner.directory().to_owned();
     let copy = stage.pools.path().join("copy");
     fs::create_dir(&copy).unwrap();
     fs::create_dir(copy.join("rank-00000")).unwrap();
@@ -165,8 +165,8 @@ fn a_launcher_that_was_killed_loses_nothing() {
 #[test]
 fn what_an_attempt_left_half_filled_is_offered_to_nobody_and_late_writers_seal_nothing() {
     let stage = Stage::new();
-    let keeper = stage.keeper(1, 3);
-    let mut rank = Rank::of(keeper.directory(), 0, 1);
+    let pool_owner = stage.pool_owner(1, 3);
+    let mut rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(1);
     until(|| rank.sealed(), |steps| *steps == [1]);
@@ -174,9 +174,9 @@ fn what_an_attempt_left_half_filled_is_offered_to_nobody_and_late_writers_seal_n
         let slot = rank.take(2);
         (slot, rank.file(&slot))
     };
-    keeper.begin_attempt(1);
+    pool_owner.begin_attempt(1);
     assert!(!rank.fill_in(&file, &slot, 2), "it is of an attempt that is over");
-    let old = Rank::of(keeper.directory(), 0, 1);
+    let old = Rank::of(pool_owner.directory(), 0, 1);
     rank.epoch = 1;
     // The same slot comes back with another file: the late writer's bytes go nowhere.
     let again = until(
@@ -194,8 +194,10 @@ fn what_an_attempt_left_half_filled_is_offered_to_nobody_and_late_writers_seal_n
         fs::read(disk::shard_directory(&stage.checkpoints, 2, 0).join("state.safetensors")).unwrap(),
         rank.bytes(2)
     );
-    assert!(until(|| keeper.said(), |said| !said.is_empty())[0].contains("step 7 of rank 0 is not taken"));
-    drop(keeper.finish());
+    assert!(
+        until(|| pool_owner.said(), |said| !said.is_empty())[0].contains("step 7 of rank 0 is not taken")
+    );
+    drop(pool_owner.finish());
     assert_eq!(stage.offered(), Some(2));
 }
 
@@ -204,8 +206,8 @@ fn bytes_that_change_in_memory_withdraw_the_step_and_are_said() {
     let stage = Stage::new();
     // Slow enough that the change comes before the bytes are read for the disk.
     fs::create_dir_all(&stage.checkpoints).unwrap();
-    let keeper = stage.keeper(2, 2);
-    let ranks = [Rank::of(keeper.directory(), 0, 2), Rank::of(keeper.directory(), 1, 2)];
+    let pool_owner = stage.pool_owner(2, 2);
+    let ranks = [Rank::of(pool_owner.directory(), 0, 2), Rank::of(pool_owner.directory(), 1, 2)];
     ranks.iter().for_each(|rank| assert_eq!(rank.reserve(20_000), Answer::Granted));
     ranks.iter().for_each(|rank| rank.save(1));
     until(|| stage.offered(), |step| *step == Some(1));
@@ -215,9 +217,9 @@ fn bytes_that_change_in_memory_withdraw_the_step_and_are_said() {
     until(|| ranks[0].sealed(), |steps| steps.contains(&2));
     ranks[0].file(&slot).write_all_at(&[0xff], 5000).unwrap();
     ranks[1].save(2);
-    let said = until(|| keeper.said(), |said| !said.is_empty());
+    let said = until(|| pool_owner.said(), |said| !said.is_empty());
     assert!(said[0].contains("step 2 of rank 0 is withdrawn") && said[0].contains("chunk 0"), "{said:?}");
-    drop(keeper.finish());
+    drop(pool_owner.finish());
     assert_eq!(stage.offered(), Some(1));
 }
 
@@ -225,37 +227,37 @@ fn bytes_that_change_in_memory_withdraw_the_step_and_are_said() {
 fn a_slow_disk_is_not_waited_for_at_the_end() {
     let stage = Stage::new();
     // The second chunk would be due in weeks.
-    let keeper = PoolOwner::start(Settings { rate: Some(1), ..stage.settings(1, 3) }).unwrap();
-    let mut rank = Rank::of(keeper.directory(), 0, 1);
+    let pool_owner = PoolOwner::start(Settings { rate: Some(1), ..stage.settings(1, 3) }).unwrap();
+    let mut rank = Rank::of(pool_owner.directory(), 0, 1);
     rank.size = 9 << 20;
     assert_eq!(rank.reserve(10 << 20), Answer::Granted);
     rank.save(1);
-    let begun = || fs::read_dir(&stage.checkpoints).is_ok_and(|mut steps| steps.next().is_some());
-    until(begun, |begun| *begun);
-    assert_eq!(keeper.finish(), Vec::<String>::new());
+    let started = || fs::read_dir(&stage.checkpoints).is_ok_and(|mut steps| steps.next().is_some());
+    until(started, |started| *started);
+    assert_eq!(pool_owner.finish(), Vec::<String>::new());
     assert_eq!(stage.offered(), Some(1));
 }
 
 #[test]
 fn what_is_no_checkpoint_of_its_rank_is_not_sealed() {
     let stage = Stage::new();
-    let keeper = stage.keeper(1, 2);
-    let rank = Rank::of(keeper.directory(), 0, 1);
+    let pool_owner = stage.pool_owner(1, 2);
+    let rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     let slot = rank.take(5);
     let another = rank.bytes(4);
     rank.file(&slot).write_all_at(&another, 0).unwrap();
     assert!(rank.with(|page| page.fill(&slot, another.len() as u64)).is_some());
     rank.ring();
-    let said = until(|| keeper.said(), |said| !said.is_empty());
+    let said = until(|| pool_owner.said(), |said| !said.is_empty());
     assert!(said[0].contains("step 5 of rank 0 is not sealed") && said[0].contains("step 4"), "{said:?}");
     let slot = rank.take(6);
     rank.file(&slot).write_all_at(&[0xff; 5000], 0).unwrap();
     assert!(rank.with(|page| page.fill(&slot, 5000)).is_some());
     rank.ring();
-    let said = until(|| keeper.said(), |said| !said.is_empty());
+    let said = until(|| pool_owner.said(), |said| !said.is_empty());
     assert!(said[0].contains("it is no checkpoint"), "{said:?}");
-    drop(keeper.finish());
+    drop(pool_owner.finish());
     assert_eq!(stage.offered(), None);
 }
 
@@ -263,10 +265,10 @@ fn what_is_no_checkpoint_of_its_rank_is_not_sealed() {
 fn too_much_is_refused_when_it_is_reserved() {
     let stage = Stage::new();
     let settings = Settings { memory: Some(10 << 20), ..stage.settings(1, 3) };
-    let keeper = PoolOwner::start(settings).unwrap();
-    let rank = Rank::of(keeper.directory(), 0, 1);
+    let pool_owner = PoolOwner::start(settings).unwrap();
+    let rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(6 << 20), Answer::NoRoom);
-    assert!(keeper.said()[0].contains("no memory for checkpoints"));
+    assert!(pool_owner.said()[0].contains("no memory for checkpoints"));
     assert_eq!(rank.reserve(5 << 20), Answer::NoRoom, "two of six, for sizes go in steps of two");
     assert_eq!(rank.reserve(3 << 20), Answer::Granted);
     assert_eq!(rank.with(|page| page.slots()), 2, "a third would be beyond the bound");
@@ -275,8 +277,8 @@ fn too_much_is_refused_when_it_is_reserved() {
 #[test]
 fn a_state_that_grows_gets_larger_slots_and_the_newest_step_stays() {
     let stage = Stage::new();
-    let keeper = stage.keeper(1, 2);
-    let rank = Rank::of(keeper.directory(), 0, 1);
+    let pool_owner = stage.pool_owner(1, 2);
+    let rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(1);
     until(|| rank.sealed(), |steps| *steps == [1]);
@@ -291,11 +293,11 @@ fn a_state_that_grows_gets_larger_slots_and_the_newest_step_stays() {
 #[test]
 fn two_launchers_do_not_keep_the_same_checkpoints() {
     let stage = Stage::new();
-    let keeper = stage.keeper(1, 2);
+    let pool_owner = stage.pool_owner(1, 2);
     let error = PoolOwner::start(stage.settings(1, 2)).expect_err("it is taken");
     assert!(error.to_string().contains("another launcher keeps"), "{error}");
     assert!(pool::recover_all(stage.pools.path()).is_empty());
-    drop(keeper);
+    drop(pool_owner);
     drop(PoolOwner::start(stage.settings(1, 2)).expect("it is free again"));
 }
 
@@ -304,18 +306,18 @@ fn a_disk_that_refuses_leaves_the_newest_step_in_memory_for_the_next_launcher() 
     let stage = Stage::new();
     // A file where the directory should be: no write succeeds.
     fs::write(&stage.checkpoints, b"in the way").unwrap();
-    let keeper = stage.keeper(1, 2);
-    let rank = Rank::of(keeper.directory(), 0, 1);
+    let pool_owner = stage.pool_owner(1, 2);
+    let rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(1);
-    let said = until(|| keeper.said(), |said| !said.is_empty());
+    let said = until(|| pool_owner.said(), |said| !said.is_empty());
     assert!(said[0].contains("step 1 cannot be written to the disk"), "{said:?}");
-    assert!(keeper.finish().iter().any(|line| line.contains("stays in memory")));
+    assert!(pool_owner.finish().iter().any(|line| line.contains("stays in memory")));
     assert_eq!(stage.pools_left(), 1);
     fs::remove_file(&stage.checkpoints).unwrap();
-    let keeper = stage.keeper(1, 2);
-    assert!(keeper.said()[0].contains("step 1, which a killed launcher had left in memory"));
+    let pool_owner = stage.pool_owner(1, 2);
+    assert!(pool_owner.said()[0].contains("step 1, which a killed launcher had left in memory"));
     assert_eq!(stage.offered(), Some(1));
-    drop(keeper.finish());
+    drop(pool_owner.finish());
     assert_eq!(stage.pools_left(), 0);
 }

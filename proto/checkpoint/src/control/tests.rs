@@ -53,11 +53,11 @@ fn what_readers_found_counts_for_one_life_and_one_attempt() {
     let taken = page.take(99, 0, 10, 4).expect("a slot");
     assert_eq!(page.checked(&taken, 5), Checked::No);
     assert!(page.begin_check(&taken, 5) && !page.begin_check(&taken, 5) && page.begin_check(&taken, 6));
-    page.tell_checked(&taken, 5, true);
+    page.report_checked(&taken, 5, true);
     assert_eq!(page.checked(&taken, 5), Checked::Good);
     assert_eq!(page.checked(&taken, 6), Checked::No);
-    page.tell_checked(&taken, 5, false);
-    page.tell_checked(&taken, 5, true);
+    page.report_checked(&taken, 5, false);
+    page.report_checked(&taken, 5, true);
     assert_eq!(page.checked(&taken, 5), Checked::Bad, "bad stays bad");
     let filled = page.fill(&taken, 1).expect("filled");
     assert_eq!(page.checked(&filled, 5), Checked::No);

@@ -20,7 +20,7 @@ fn page(words: &ControlWords) -> Control<'_> {
 #[test]
 fn a_filled_slot_holds_what_the_rank_said_of_it() {
     let words: Box<ControlWords> = Box::new([const { AtomicU64::new(0) }; _]);
-    let keeper = page(&words);
+    let pool_owner = page(&words);
     let rank = Control::new(&words).unwrap();
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -36,16 +36,16 @@ fn a_filled_slot_holds_what_the_rank_said_of_it() {
         });
         let mut newest = 0;
         while newest < STEPS {
-            let filled: Vec<_> = keeper.all().filter(|slot| slot.state == State::Filled).collect();
+            let filled: Vec<_> = pool_owner.all().filter(|slot| slot.state == State::Filled).collect();
             if filled.is_empty() {
                 thread::yield_now();
             }
             for slot in filled {
                 assert_eq!((slot.used, slot.epoch), (2 * slot.step, slot.step + 1), "{slot:?}");
                 newest = newest.max(slot.step);
-                let sealing = keeper.advance(&slot, State::Sealing).expect("the keeper's alone");
-                let sealed = keeper.advance(&sealing, State::Sealed).expect("the keeper's alone");
-                keeper.advance(&sealed, State::Free).expect("the keeper's alone");
+                let sealing = pool_owner.advance(&slot, State::Sealing).expect("the keeper's alone");
+                let sealed = pool_owner.advance(&sealing, State::Sealed).expect("the keeper's alone");
+                pool_owner.advance(&sealed, State::Free).expect("the keeper's alone");
             }
         }
     });

@@ -67,17 +67,17 @@ fn write_everything(words: &PageWords) {
 #[test]
 fn what_minor_version_1_added_is_not_touched_in_a_page_of_minor_version_0() {
     let operation = Operation { kind: OperationKind::Barrier, bytes: 7 };
-    let told = |minor: u64| {
+    let reported = |minor: u64| {
         let words = fresh();
         words[2].store(minor.to_le(), Ordering::Relaxed);
         let writer = Writer::new(&words).unwrap();
         assert!(writer.claim(10, &process(1)));
         let counts = Collective { comm: 4, entered: 2, completed: 1, signature: operation.signature() };
         writer.try_write(process(1).key()).unwrap().collective_with(counts);
-        let told = Page::new(&words).unwrap().collectives()[0];
-        Operation::of_signature(told.signature)
+        let reported = Page::new(&words).unwrap().collectives()[0];
+        Operation::of_signature(reported.signature)
     };
-    assert_eq!((told(0), told(1)), (None, Some(operation)));
+    assert_eq!((reported(0), reported(1)), (None, Some(operation)));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use mainstay_core::base::id::Attempt;
 use mainstay_core::model::entry::{Entry, Fact};
-use mainstay_tests::{Job, Stage, mainstay, processes, story};
+use mainstay_tests::{Job, Stage, journal, mainstay, processes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -135,9 +135,9 @@ pub fn held(job: &Job, stage: &Stage, ranks: &BTreeMap<u32, i32>) -> BTreeMap<&'
 }
 
 /// Attempts that began before the one before them was over, by the journal; in words.
-pub fn overlapping(story: &[Entry]) -> Vec<String> {
+pub fn overlapping(journal: &[Entry]) -> Vec<String> {
     let (mut running, mut wrong) = (None::<Attempt>, Vec::new());
-    for fact in story::facts(story) {
+    for fact in journal::facts(journal) {
         match fact {
             Fact::AttemptStarted { attempt, .. } => {
                 if let Some(before) = running.replace(*attempt) {

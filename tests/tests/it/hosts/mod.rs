@@ -77,7 +77,7 @@ impl Hosts {
     }
 
     /// Whether anything of a shard lies in a host's store already.
-    pub fn has_begun(&self, host: usize) -> bool {
+    pub fn has_started(&self, host: usize) -> bool {
         fs::read_dir(self.store(host).join("incoming")).is_ok_and(|mut entries| entries.next().is_some())
     }
 }
@@ -89,7 +89,7 @@ pub fn ckpt(agent: &Agent, arguments: &[&str]) -> Output {
 }
 
 pub fn json(output: &Output) -> Value {
-    let told = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(&told)
-        .unwrap_or_else(|error| panic!("{error}: {told}{}", String::from_utf8_lossy(&output.stderr)))
+    let reported = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(&reported)
+        .unwrap_or_else(|error| panic!("{error}: {reported}{}", String::from_utf8_lossy(&output.stderr)))
 }

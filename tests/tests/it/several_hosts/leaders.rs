@@ -1,6 +1,6 @@
 //! Leaders of jobs that meet in etcd: elected, lost, only slow; and a store that is gone or wiped.
 
-use mainstay_tests::{End, Job, has_client, story};
+use mainstay_tests::{End, Job, has_client, journal};
 use nix::sys::signal::Signal;
 
 use super::TRAINER;
@@ -85,7 +85,7 @@ fn a_lost_leader_is_replaced_and_the_budget_goes_on() {
     }
     ends[0].assert_said("restart 2 of 3");
     ends[0].assert_said("was lost");
-    let incidents = story::verdicts(&ends[0].story);
+    let incidents = journal::verdicts(&ends[0].journal);
     assert_eq!(incidents.last().expect("a verdict").incident.0, 2, "{}", ends[0]);
 }
 

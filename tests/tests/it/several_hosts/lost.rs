@@ -262,7 +262,7 @@ fn ranks_do_not_notice_that_all_stores_are_gone_for_longer_than_the_lease() {
 
 /// Sends a signal to the member of etcd that a launcher runs.
 fn signal_etcd(job: &Job, signal: Signal) {
-    let is_etcd = |pid: &i32| processes::told(*pid).contains("etcd --name");
+    let is_etcd = |pid: &i32| processes::reported(*pid).contains("etcd --name");
     let etcd = processes::children(job.launcher()).into_iter().find(is_etcd);
     kill(Pid::from_raw(etcd.expect("etcd runs on this host")), signal).expect("our own process");
 }

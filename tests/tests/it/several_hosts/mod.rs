@@ -21,7 +21,7 @@ use cluster::Cluster;
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::model::verdict::Cause;
-use mainstay_tests::{End, has_client, has_torch, is_root, skipped, story};
+use mainstay_tests::{End, has_client, has_torch, is_root, journal, skipped};
 use nix::sys::signal::Signal;
 
 /// Twenty steps with a checkpoint at every fifth; a rank waits in step 7 of the attempts that are named in WAITS.
@@ -40,7 +40,7 @@ mark(f"done.{RANK}", os.environ["GROUP_RANK"] + os.environ["WORLD_SIZE"])
 
 /// What each launcher has written down of failures, without what is of its host.
 fn verdicts(end: &End) -> Vec<(Option<Rank>, Cause, String)> {
-    let verdicts = story::verdicts(&end.story).into_iter();
+    let verdicts = journal::verdicts(&end.journal).into_iter();
     verdicts.map(|verdict| (verdict.culprit, verdict.cause.clone(), verdict.headline.clone())).collect()
 }
 
@@ -70,7 +70,9 @@ fn two_hosts_run_one_world_and_a_killed_rank_on_either_restarts_all() {
     assert_eq!(verdicts(&ends[0]), verdicts(&ends[1]), "both journals have the same failures");
     assert_eq!(verdicts(&ends[0]).len(), 2);
     assert_eq!((cluster.read(0, "done.0"), cluster.read(1, "done.3")), ("04".to_owned(), "14".to_owned()));
-    let [first, second] = story::outcomes(&ends[0].story)[..] else { panic!("two outcomes\n{}", ends[0]) };
+    let [first, second] = journal::outcomes(&ends[0].journal)[..] else {
+        panic!("two outcomes\n{}", ends[0])
+    };
     assert_eq!((first.step, second.step), (6, 6), "from the checkpoint of step 5\n{}", ends[0]);
 }
 
@@ -292,7 +294,7 @@ fn ddp_over_two_hosts_that_loses_a_rank_ends_with_the_parameters_of_an_undisturb
             end.assert_status(0);
             assert_eq!(end.summary().attempts, if waits.is_empty() { 1 } else { 2 }, "{end}");
         }
-        let started = ends[0].story.iter().any(
+        let started = ends[0].journal.iter().any(
             |entry| matches!(&entry.body, Body::Fact(Fact::AttemptStarted { ranks, .. }) if ranks.len() == 2),
         );
         assert!(started, "{}", ends[0]);

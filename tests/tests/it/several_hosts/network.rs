@@ -113,11 +113,11 @@ impl Network {
 
     /// Sends a signal to every process of a host; whether there is none.
     fn signal(&self, host: usize, signal: Signal) -> bool {
-        let told = Command::new("ip")
+        let reported = Command::new("ip")
             .args(["netns", "pids", &self.namespace(host)])
             .output()
             .expect("there is `ip`");
-        let pids = String::from_utf8_lossy(&told.stdout).into_owned();
+        let pids = String::from_utf8_lossy(&reported.stdout).into_owned();
         let pids: Vec<i32> = pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
         for pid in &pids {
             // One that has just ended needs none.
@@ -143,6 +143,6 @@ impl Drop for Network {
 }
 
 fn ip(arguments: &str) {
-    let told = Command::new("ip").args(arguments.split_whitespace()).output().expect("there is `ip`");
-    assert!(told.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&told.stderr));
+    let reported = Command::new("ip").args(arguments.split_whitespace()).output().expect("there is `ip`");
+    assert!(reported.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&reported.stderr));
 }

@@ -48,7 +48,7 @@ fn start(cluster: &Cluster, hosts: usize, script: &str, options: &str) -> Vec<Jo
 
 /// How the number of ranks changed, by a host's journal.
 fn worlds(end: &End) -> Vec<(u32, u32)> {
-    let changed = end.story.iter().filter_map(|entry| match &entry.body {
+    let changed = end.journal.iter().filter_map(|entry| match &entry.body {
         Body::Fact(Fact::WorldChanged { before, now, .. }) => Some((*before, *now)),
         _ => None,
     });
@@ -100,7 +100,7 @@ fn a_job_goes_on_without_a_lost_host_and_takes_it_back() {
     assert_eq!(worlds(&ends[0]), [(3, 2), (2, 3)]);
     assert_eq!(worlds(&ends[1]), [(3, 2), (2, 3)], "each host has the whole story");
     let decisions =
-        |end: &End| end.story.iter().filter(|entry| matches!(entry.body, Body::Decision(_))).count();
+        |end: &End| end.journal.iter().filter(|entry| matches!(entry.body, Body::Decision(_))).count();
     assert_eq!(decisions(&ends[0]), 1, "hosts that join are no failure\n{}", ends[0]);
     ends[0].assert_said("the job goes on with 3 ranks instead of 2");
 }

@@ -129,9 +129,12 @@ fn mpirun_starts_a_job_of_two_hosts_without_an_option() {
     let job = format!("-x MARKS {}", run(&stage, "", &script));
     let output = mpirun(&format!("{first},{second}"), &job);
     assert_one_world(&stage, &output);
-    let told = said(&output);
-    assert!(told.contains("hosts 2 (OMPI_COMM_WORLD_SIZE), node rank 1 (OMPI_COMM_WORLD_RANK)"), "{told}");
-    assert!(told.contains(&format!("endpoint {first}:")), "{told}");
+    let reported = said(&output);
+    assert!(
+        reported.contains("hosts 2 (OMPI_COMM_WORLD_SIZE), node rank 1 (OMPI_COMM_WORLD_RANK)"),
+        "{reported}"
+    );
+    assert!(reported.contains(&format!("endpoint {first}:")), "{reported}");
 
     let crowded = mpirun(&format!("{first}:2"), &job);
     assert_eq!(crowded.status.code(), Some(64), "{}", said(&crowded));

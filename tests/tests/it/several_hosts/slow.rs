@@ -5,7 +5,7 @@ use mainstay_core::hang::HangKind;
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::model::finding::FindingKind;
 use mainstay_core::model::verdict::Cause;
-use mainstay_tests::{End, has_client, story};
+use mainstay_tests::{End, has_client, journal};
 
 use super::cluster::Cluster;
 use super::verdicts;
@@ -95,7 +95,7 @@ fn ranks_that_wait_for_a_checkpoint_on_another_host_do_not_hang() {
     for end in cluster.ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 1, "{end}");
-        let hung = story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { .. }));
+        let hung = journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RanksHung { .. }));
         assert!(!hung, "{end}");
     }
 }
@@ -192,7 +192,8 @@ fn a_host_without_heartbeats_that_waits_for_another_at_work_is_left_alone() {
     for end in cluster.ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 1, "{end}");
-        let hung = story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { acts: true, .. }));
+        let hung =
+            journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RanksHung { acts: true, .. }));
         assert!(!hung, "{end}");
     }
 }

@@ -71,7 +71,7 @@ fn brought(end: &End) -> Vec<String> {
 
 fn losses(end: &End) -> usize {
     let is_loss = |body: &Body| matches!(body, Body::Fact(Fact::HostLost { .. }));
-    end.story.iter().filter(|entry| is_loss(&entry.body)).count()
+    end.journal.iter().filter(|entry| is_loss(&entry.body)).count()
 }
 
 #[test]

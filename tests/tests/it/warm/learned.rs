@@ -3,7 +3,7 @@
 use mainstay_core::model::entry::Entry;
 use mainstay_tests::{Stage, has_client, processes};
 
-use super::{is_told, told};
+use super::{is_reported, reported};
 
 #[test]
 fn what_ranks_hold_is_learned_from_them() {
@@ -24,7 +24,7 @@ if ATTEMPT == 0:
 "#;
     let job = stage.python(script).ranks(1).start();
     assert_eq!(job.mark("seen.0"), "False");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     assert_eq!(job.mark("seen.1"), "True");
     job.end().assert_status(0);
@@ -49,11 +49,12 @@ if ATTEMPT == 0:
     wait_for("never")
 "#;
     let job = stage.python(script).ranks(1).options("--warm-imports json").start();
-    told(&job, "warm");
+    reported(&job, "warm");
     stage.mark("learn");
     job.mark("seen.0");
-    let warm = |story: &[Entry]| story.iter().filter(|entry| is_told(entry, "warm").is_some()).count();
-    processes::wait_until("the second template to be warm", || warm(&job.story()) == 2);
+    let warm =
+        |journal: &[Entry]| journal.iter().filter(|entry| is_reported(entry, "warm").is_some()).count();
+    processes::wait_until("the second template to be warm", || warm(&job.journal()) == 2);
     job.kill_rank(0, 0);
     assert_eq!(job.mark("seen.1"), "True");
     job.end().assert_status(0);
@@ -86,7 +87,7 @@ if ATTEMPT == 0:
     let path = std::env::join_paths([&installed, &own]).expect("a path");
     let job = stage.python(script).ranks(1).variable("PYTHONPATH", &path).start();
     assert_eq!(job.mark("seen.0"), "(False, False)");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     assert_eq!(job.mark("seen.1"), "(True, False)");
     job.end().assert_status(0);
@@ -113,7 +114,7 @@ if ATTEMPT == 0:
 "#;
     let job = stage.python(script).ranks(2).start();
     assert_eq!(job.mark("seen.0.0"), "[False, False, False, False] 0");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     // Only what is imported in any case; and a rank runs as any process, though its template made way.
     assert_eq!(job.mark("seen.1.0"), "[True, False, False, False] 0");
@@ -138,9 +139,9 @@ if ATTEMPT == 0:
     wait_for("never")
 "#;
     let job = stage.python(script).ranks(1).variable("PYTHONPATH", &installed).start();
-    let left_out = told(&job, "module_left_out");
+    let left_out = reported(&job, "module_left_out");
     assert!(left_out.contains("spinner"), "{left_out}");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     assert_eq!(job.mark("seen.1"), "(False, True)");
     job.end().assert_status(0);

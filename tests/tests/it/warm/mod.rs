@@ -6,19 +6,19 @@ mod learned;
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact};
 use mainstay_core::model::observation::Observation;
-use mainstay_tests::{Job, Stage, has_client, has_torch, processes, python_with_frameworks, story};
+use mainstay_tests::{Job, Stage, has_client, has_torch, journal, processes, python_with_frameworks};
 use nix::sys::signal::Signal;
 
 /// Waits for what the launcher tells of its template.
-fn told(job: &Job, event: &str) -> String {
-    job.wait_for(&format!("the template's {event}"), |entry| is_told(entry, event))
+fn reported(job: &Job, event: &str) -> String {
+    job.wait_for(&format!("the template's {event}"), |entry| is_reported(entry, event))
 }
 
 /// What an entry tells of the template, if it tells this.
-fn is_told(entry: &Entry, event: &str) -> Option<String> {
+fn is_reported(entry: &Entry, event: &str) -> Option<String> {
     match &entry.body {
-        Body::Fact(Fact::Observed(Observation { component, event: told, detail, .. }))
-            if component == "template" && told == event =>
+        Body::Fact(Fact::Observed(Observation { component, event: reported, detail, .. }))
+            if component == "template" && reported == event =>
         {
             Some(detail.clone())
         }
@@ -33,7 +33,7 @@ fn plain_and_forked(stage: &Stage, script: &str, options: &str) -> (String, Stri
     let job = stage.python(&script).ranks(2).options(options).arguments(&["--lr", "1", "-x"]).start();
     let plain = job.mark("seen.0.0");
     job.mark("seen.0.1");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 1);
     let forked = job.mark("seen.1.0");
     let end = job.end();
@@ -103,7 +103,7 @@ if ATTEMPT == 0:
 "#;
     let job = stage.python(script).ranks(2).options("--warm-imports json,keeps_rank").start();
     job.mark("seen.0.0");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     for rank in 0..2 {
         assert_eq!(job.mark(&format!("seen.1.{rank}")), "True ['json']", "forked, without this module");
@@ -139,7 +139,7 @@ if attempt == "0":
     for rank in 0..2 {
         assert_eq!(job.mark(&format!("seen.0.{rank}")), format!("{rank} {rank} False"));
     }
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     for rank in 0..2 {
         assert_eq!(job.mark(&format!("seen.1.{rank}")), format!("{rank} {rank} True"));
@@ -153,7 +153,7 @@ fn forked_ranks_draw_numbers_of_their_own() {
     let script = "import random, uuid\nmark(f'seen.{ATTEMPT}.{RANK}', f'{random.random()} {uuid.uuid4()}')\n";
     let script = format!("{script}\nif ATTEMPT == 0:\n    wait_for('never')\n");
     let job = stage.python(&script).ranks(2).options("--warm-imports random").start();
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     let (one, other) = (job.mark("seen.1.0"), job.mark("seen.1.1"));
     job.end().assert_status(0);
@@ -181,7 +181,7 @@ if ATTEMPT == 0:
         seen.split_whitespace().map(str::to_owned).collect()
     };
     let plain = [drawn(0, 0), drawn(0, 1)];
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     let (one, other) = (drawn(1, 0), drawn(1, 1));
     job.end().assert_status(0);
@@ -213,7 +213,7 @@ inner("thing")
     std::fs::write(work.join("raising.py"), text).expect("a file");
     for program in [&["raising.py"][..], &["-m", "raising"]] {
         let job = stage.command(program).ranks(1).options("--warm-imports json --max-restarts 1").start();
-        told(&job, "warm");
+        reported(&job, "warm");
         stage.mark("warm");
         let end = job.end();
         std::fs::remove_file(stage.marks().join("warm")).expect("a mark");
@@ -229,7 +229,7 @@ fn the_next_ranks_are_there_before_the_failed_ones_are_judged() {
     let stage = Stage::new();
     let script = "mark(f'seen.{ATTEMPT}.{RANK}', str(__import__('os').getpid()))\nif ATTEMPT == 0:\n    wait_for('never')\n";
     let job = stage.python(script).ranks(2).options("--warm-imports json").start();
-    told(&job, "warm");
+    reported(&job, "warm");
     let waiting = || -> Vec<i32> {
         let children = processes::children(job.launcher()).into_iter();
         children.filter(|pid| is_of_the_template(*pid)).collect()
@@ -269,7 +269,7 @@ if __name__ == "__main__":
     let job_script = format!("{script}    if ATTEMPT == 0:\n        wait_for('never')\n");
     let job = stage.python(&job_script).ranks(1).options("--warm-imports multiprocessing.pool").start();
     job.mark("seen.0.0");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     assert_eq!(job.mark("seen.1.0"), "3 [[42], [42], [42]]");
     job.end().assert_status(0);
@@ -291,10 +291,10 @@ fn every_end_of_a_program_has_the_status_it_would_have() {
             "import os, sys\nif ATTEMPT == 0:\n    mark('waits')\n    wait_for('never')\ndef work():\n    {statement}\nwork()\n"
         );
         let job = stage.python(&script).ranks(1).options("--warm-imports json --max-restarts 1").start();
-        told(&job, "warm");
+        reported(&job, "warm");
         job.kill_rank(0, 0);
         let end = job.end();
-        let exits: Vec<ExitStatus> = story::facts(&end.story)
+        let exits: Vec<ExitStatus> = journal::facts(&end.journal)
             .filter_map(|fact| match fact {
                 Fact::RankExited { attempt, status, .. } if attempt.0 == 1 => Some(*status),
                 _ => None,
@@ -322,10 +322,10 @@ if ATTEMPT == 0:
 raise ValueError("of the program")
 "#;
     let job = stage.python(script).ranks(1).options("--warm-imports json --max-restarts 1").start();
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     let end = job.end();
-    let notes: Vec<_> = story::facts(&end.story)
+    let notes: Vec<_> = journal::facts(&end.journal)
         .filter_map(|fact| match fact {
             Fact::RankRaised { rank: Rank(0), note, .. } => Some(note.clone()),
             _ => None,
@@ -358,7 +358,7 @@ if attempt == "0":
     std::fs::write(package.join("main.py"), text).expect("a file");
     let job = stage.command(&["-m", "trainer.main", "--x"]).ranks(1).options("--warm-imports json").start();
     let plain = job.mark("seen.0");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     assert_eq!(job.mark("seen.1"), plain);
     job.end().assert_status(0);
@@ -386,9 +386,9 @@ if ATTEMPT == 0:
         .variable("PYTHONPATH", stage.work())
         .options("--warm-imports threaded,decimal")
         .start();
-    let left_out = told(&job, "module_left_out");
+    let left_out = reported(&job, "module_left_out");
     assert!(left_out.contains("threaded") && left_out.contains("1 thread"), "{left_out}");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     assert_eq!(job.mark("seen.1"), "(False, True) 2");
     job.end().assert_status(0);
@@ -414,7 +414,7 @@ if attempt == "0":
     let job =
         stage.command(&[&program, "--x"]).options("--no-python --warm-imports decimal").ranks(1).start();
     let plain = job.mark("seen.0");
-    told(&job, "warm");
+    reported(&job, "warm");
     job.kill_rank(0, 0);
     let (plain, forked) = (plain.replace("False", "True"), job.mark("seen.1"));
     assert_eq!(plain, forked);
@@ -441,7 +441,7 @@ fn a_program_that_cannot_be_forked_is_started_plainly_and_it_is_said_why() {
     let wait =
         "import os, time\nwhile not os.path.exists(os.environ['MARKS'] + '/enough'): time.sleep(0.01)\n";
     let job = stage.command(&[&python, "-c", wait]).options("--no-python").start();
-    let why = told(&job, "plain");
+    let why = reported(&job, "plain");
     assert!(why.contains("ranks are started plainly") && why.contains("-c"), "{why}");
     stage.mark("enough");
     job.end().assert_status(0);
@@ -465,7 +465,7 @@ fn a_template_that_is_killed_costs_no_more_than_a_plain_start() {
     let script =
         "mark(f'seen.{ATTEMPT}', str(__import__('os').getpid()))\nif ATTEMPT == 0:\n    wait_for('never')\n";
     let job = stage.python(script).ranks(2).options("--warm-imports json").start();
-    told(&job, "warm");
+    reported(&job, "warm");
     let is_template = |pid: &i32| is_of_the_template(*pid);
     // Its standbys are younger than it.
     let template = processes::of_job(job.id()).into_iter().filter(is_template).min().expect("a template");
@@ -482,7 +482,7 @@ fn the_template_goes_with_its_launcher() {
     let job =
         stage.python("mark('waits')\nwait_for('never')\n").ranks(2).options("--warm-imports json").start();
     job.mark("waits");
-    told(&job, "warm");
+    reported(&job, "warm");
     // Fails with what is left, if anything is: standbys carry the job's mark like all its processes.
     job.kill_launcher();
 }

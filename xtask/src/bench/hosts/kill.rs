@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 const ONE_HOST: &str = "mainstay on one host, same ranks";
 
 /// Measures ours on several hosts and on one, in turn, then the peers.
-pub fn measure(story: &Progress, bed: &Bed, faults: usize, quick: bool, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, faults: usize, quick: bool, report: &mut Report) {
     if !report.wants(&[ID]) {
         return;
     }
@@ -42,7 +42,7 @@ pub fn measure(story: &Progress, bed: &Bed, faults: usize, quick: bool, report: 
     for turn in 1..=if quick { 1 } else { 2 } {
         for (hosts, samples) in [(WORLD, &mut over_hosts), (1, &mut on_one)] {
             let what = format!("{ID}: mainstay on {hosts} hosts, turn {turn} ({faults} kills)");
-            match story.step(&what, || kills(bed, Launcher::Mainstay, hosts, faults)) {
+            match progress.step(&what, || kills(bed, Launcher::Mainstay, hosts, faults)) {
                 Ok(measured) => samples.extend(measured),
                 Err(error) => return report.part(ID, Err(error)),
             }
@@ -56,7 +56,7 @@ pub fn measure(story: &Progress, bed: &Bed, faults: usize, quick: bool, report: 
             return;
         }
         let what = format!("{ID}: {} on {WORLD} hosts ({faults} kills)", peer.name());
-        match story.step(&what, || kills(bed, peer, WORLD, faults)) {
+        match progress.step(&what, || kills(bed, peer, WORLD, faults)) {
             Ok(theirs) => report.add([ours.beside(peer.name(), &theirs)]),
             Err(error) => eprintln!("{what}: left out: {error:#}"),
         }

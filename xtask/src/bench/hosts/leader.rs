@@ -45,13 +45,13 @@ struct Replaced {
 }
 
 /// Measures so many jobs, of which each loses its leader once.
-pub fn measure(story: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     let mut measured: Vec<Replaced> = Vec::new();
     for job in 1..=jobs {
         if !report.wants(&IDS) {
             return;
         }
-        match story.step(&format!("{ID}: job {job} of {jobs}"), || replaced(bed)) {
+        match progress.step(&format!("{ID}: job {job} of {jobs}"), || replaced(bed)) {
             Ok(one) => measured.push(one),
             Err(error) => return report.part(ID, Err(error)),
         }

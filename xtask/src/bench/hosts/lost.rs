@@ -47,7 +47,7 @@ struct Lost {
 }
 
 /// Measures so many jobs of ours, then of the peers, of which each loses a host once.
-pub fn measure(story: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     let mut ours: Vec<Lost> = Vec::new();
     for launcher in bed.launchers() {
         let mut measured: Vec<Lost> = Vec::new();
@@ -57,7 +57,7 @@ pub fn measure(story: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
                 return;
             }
             let what = format!("{}: {}, job {job}", IDS.join(", "), launcher.name());
-            match story.step(&what, || lost(bed, launcher)) {
+            match progress.step(&what, || lost(bed, launcher)) {
                 Ok(one) => measured.push(one),
                 Err(error) if launcher == Launcher::Mainstay && measured.is_empty() => {
                     return report.part(IDS[0], Err(error));

@@ -118,8 +118,12 @@ impl Network {
     fn processes_of(&self, host: usize, launcher: i32) -> Result<Vec<i32>> {
         let Some(bridge) = &self.bridge else { return Ok(family(launcher).into_iter().collect()) };
         let mut asked = Command::new("ip");
-        let told = command::output(asked.args(["netns", "pids", &format!("{bridge}n{host}")]))?;
-        Ok(told.lines().filter_map(|line| line.trim().parse().ok()).filter(|pid| !is_over(*pid)).collect())
+        let reported = command::output(asked.args(["netns", "pids", &format!("{bridge}n{host}")]))?;
+        Ok(reported
+            .lines()
+            .filter_map(|line| line.trim().parse().ok())
+            .filter(|pid| !is_over(*pid))
+            .collect())
     }
 
     /// The command as one that runs on a host.
@@ -143,8 +147,8 @@ impl Network {
 
 /// Whether a process has ended and only its parent has not asked yet.
 fn is_over(pid: i32) -> bool {
-    let told = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    told.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    let reported = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    reported.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 impl Drop for Network {

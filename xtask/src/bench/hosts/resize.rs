@@ -39,7 +39,7 @@ struct Resized {
 }
 
 /// Measures so many jobs of ours, then of the peers, of which each loses a host and gets it back.
-pub fn measure(story: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     let mut ours: Vec<Resized> = Vec::new();
     for launcher in bed.launchers() {
         let mut measured: Vec<Resized> = Vec::new();
@@ -49,7 +49,7 @@ pub fn measure(story: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
                 return;
             }
             let what = format!("{}: {}, job {job}", IDS.join(", "), launcher.name());
-            match story.step(&what, || resized(bed, launcher)) {
+            match progress.step(&what, || resized(bed, launcher)) {
                 Ok(one) => measured.push(one),
                 Err(error) if launcher == Launcher::Mainstay && measured.is_empty() => {
                     return report.part(IDS[0], Err(error));

@@ -28,11 +28,11 @@ const HOSTS: usize = 64;
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// Measures so many rounds of one job.
-pub fn measure(story: &Progress, rounds: usize, report: &mut Report) {
+pub fn measure(progress: &Progress, rounds: usize, report: &mut Report) {
     if !report.wants(&[ID]) {
         return;
     }
-    let measured = story.step(&format!("{ID}: {rounds} rounds of {HOSTS} launchers"), || job(rounds));
+    let measured = progress.step(&format!("{ID}: {rounds} rounds of {HOSTS} launchers"), || job(rounds));
     report.part(ID, measured);
 }
 

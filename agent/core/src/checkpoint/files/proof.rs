@@ -122,10 +122,10 @@ fn zip_ends(size: u64, tail: &[u8]) -> bool {
             return false;
         }
         let (directory, offset) = (u64::from(of(12)), u64::from(of(16)));
-        let begins = size - (tail.len() - at) as u64;
+        let starts = size - (tail.len() - at) as u64;
         // In larger archives these are in a record of their own right before.
         let is_large = of(16) == u32::MAX || of(12) == u32::MAX;
-        is_large || offset.checked_add(directory).is_some_and(|end| end <= begins && begins - end < 128)
+        is_large || offset.checked_add(directory).is_some_and(|end| end <= starts && starts - end < 128)
     })
 }
 

@@ -30,7 +30,7 @@ const LEFT_OUT: u64 = 32;
 const MOST_AT_A_TIME: u32 = 6;
 
 /// A job that does not save again within twice the time between its last two saves, and what steps may be told of later, gets its replica.
-const TOLD_LATE: Span = Span::seconds(2);
+const REPORTED_LATE: Span = Span::seconds(2);
 
 /// The cycles of a job.
 #[derive(Clone, Debug, Default)]
@@ -108,8 +108,8 @@ impl Cycles {
             (true, _) => (0, 1),
         };
         let goes_on = self.left_out > 0 && !is_without && self.left_out < MOST_AT_A_TIME;
-        let begins = self.left_out == 0 && self.since >= self.every() && self.is_dense();
-        self.left_out = if goes_on || begins { self.left_out + 1 } else { 0 };
+        let starts = self.left_out == 0 && self.since >= self.every() && self.is_dense();
+        self.left_out = if goes_on || starts { self.left_out + 1 } else { 0 };
     }
 
     /// Whether the replica of this cycle is left out.
@@ -117,7 +117,7 @@ impl Cycles {
         let mut newest = self.before.iter().rev().map(|cycle| cycle.end);
         let (Some(last), Some(one_before)) = (newest.next(), newest.next()) else { return false };
         let apart = last.since(one_before);
-        self.left_out > 0 && now.since(last) < apart.plus(apart).plus(TOLD_LATE)
+        self.left_out > 0 && now.since(last) < apart.plus(apart).plus(REPORTED_LATE)
     }
 
     /// Not always the same number: whatever else a job does at each so many saves must not look like a price.

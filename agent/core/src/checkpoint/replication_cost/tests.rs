@@ -17,7 +17,7 @@ struct Job {
     /// How much faster and slower the machine is from one minute to the next, as a share.
     drift: f64,
     /// How often steps are told of, seconds.
-    told_each_s: f64,
+    reported_each_s: f64,
 }
 
 /// How it went.
@@ -67,7 +67,7 @@ impl Job {
             saving_s: (0.0, 0.0),
             after_save: 0.0,
             drift: 0.0,
-            told_each_s: 0.0,
+            reported_each_s: 0.0,
         }
     }
 
@@ -75,10 +75,10 @@ impl Job {
         let (mut price, mut numbers) = (ReplicationCost::new(allowed), Numbers(seed));
         let (mut now, mut extra, mut sent, mut saved) = (1.0, 0.0, 0, 0);
         let (mut to_send, mut sending_until, mut offered) = (0.0, 0.0_f64, false);
-        let (mut told_at, mut untold) = (0.0, Vec::new());
+        let (mut reported_at, mut unreported) = (0.0, Vec::new());
         for step in 1..=steps {
             let saves = step % self.every == 0;
-            let (itself, told) = if saves { self.saving_s } else { (0.0, 0.0) };
+            let (itself, reported) = if saves { self.saving_s } else { (0.0, 0.0) };
             let is_after = step > self.every && (1..=2).contains(&(step % self.every));
             let after = if is_after { 1.0 + self.after_save } else { 1.0 };
             let drift = 1.0 + self.drift * f64::sin(now / 20.0);
@@ -92,11 +92,11 @@ impl Job {
             let longer = beside * self.price;
             let (start, end) = (now, now + own + longer);
             (now, extra) = (end, extra + longer);
-            let time = StepTime { start: mono(start), end: mono(end), saving: span(told) };
-            untold.push((time, span(beside)));
-            if now - told_at >= self.told_each_s {
-                told_at = now;
-                untold.drain(..).for_each(|(time, beside)| price.stepped(time, beside));
+            let time = StepTime { start: mono(start), end: mono(end), saving: span(reported) };
+            unreported.push((time, span(beside)));
+            if now - reported_at >= self.reported_each_s {
+                reported_at = now;
+                unreported.drain(..).for_each(|(time, beside)| price.stepped(time, beside));
             }
             if to_send > 0.0 && sending_until <= now {
                 price.replicated(span(to_send), mono(now));
@@ -136,7 +136,7 @@ fn noisy(price: f64) -> Job {
         after_save: 0.1,
         drift: 0.05,
         saving_s: (0.02, 0.02),
-        told_each_s: 1.0,
+        reported_each_s: 1.0,
         ..Job::of(0.05, price, 0.45, 10)
     }
 }

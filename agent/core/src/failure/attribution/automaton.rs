@@ -66,7 +66,7 @@ impl Automaton {
             read: 0,
             lanes: Default::default(),
             next: (0, 0),
-            begun: 0..0,
+            started: 0..0,
             behind: 0,
         }
     }
@@ -114,7 +114,7 @@ const LANES: usize = 4;
 const LANE: usize = 1024;
 
 /// A place behind the first letters of words, and the state there.
-type Begun = (usize, u32);
+type Started = (usize, u32);
 
 /// Finds the words in a text.
 #[derive(Debug)]
@@ -124,11 +124,11 @@ pub struct Find<'t> {
     /// Bytes that were read.
     read: usize,
     /// What was found in the bytes that were read last, by lane.
-    lanes: [Vec<Begun>; LANES],
+    lanes: [Vec<Started>; LANES],
     /// The lane and the place in it that come next.
     next: (usize, usize),
     /// Entries of the list that are to be compared, and the place behind their first letters.
-    begun: std::ops::Range<usize>,
+    started: std::ops::Range<usize>,
     behind: usize,
 }
 
@@ -186,7 +186,7 @@ impl Iterator for Find<'_> {
     fn next(&mut self) -> Option<(usize, usize)> {
         let automaton = self.automaton;
         loop {
-            for entry in self.begun.by_ref() {
+            for entry in self.started.by_ref() {
                 let word = automaton.number(automaton.list_at, entry);
                 let letters = automaton.word(word);
                 let rest = letters.get(PREFIX..).unwrap_or_default();
@@ -207,7 +207,7 @@ impl Iterator for Find<'_> {
                 continue;
             };
             let (from, to) = automaton.pair(automaton.spans_at, *row as usize / automaton.classes);
-            (self.behind, self.begun, self.next) = (*behind, from..to, (lane, at + 1));
+            (self.behind, self.started, self.next) = (*behind, from..to, (lane, at + 1));
         }
     }
 }

@@ -185,8 +185,8 @@ fn text(value: &Value) -> String {
         Value::Null => String::new(),
         Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join("\n"),
         Value::Object(fields) if !fields.is_empty() => {
-            let told = fields.iter().map(|(key, value)| format!("{key}: {}", text(value)));
-            told.collect::<Vec<_>>().join("\n")
+            let reported = fields.iter().map(|(key, value)| format!("{key}: {}", text(value)));
+            reported.collect::<Vec<_>>().join("\n")
         }
         other => other.to_string(),
     }

@@ -74,7 +74,7 @@ pub struct Catalog {
     /// For each word the signatures that look for it; the first words are those of [`STRUCTURE`].
     of_word: Vec<Vec<usize>>,
     /// Whether the word counts only where no letter stands before it: "uct_" is no part of "product_".
-    begins: Vec<bool>,
+    starts: Vec<bool>,
     /// What words tell of a line that no signature knows.
     vocabulary: Words<'static>,
 }
@@ -239,7 +239,7 @@ impl Catalog {
                 of_word[at].push(index);
             }
         }
-        let begins = words
+        let starts = words
             .iter()
             .enumerate()
             .map(|(at, word)| {
@@ -255,7 +255,7 @@ impl Catalog {
                 .ok_or_else(|| CatalogError::Tables("the automaton cannot be made".to_owned()))?,
         };
         let vocabulary = Words::built_in();
-        Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, begins, vocabulary })
+        Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, starts, vocabulary })
     }
 
     /// All signatures, those of XIDs among them.
@@ -330,7 +330,7 @@ impl Catalog {
     /// The words in a text, with their places: those of signatures and those of [`STRUCTURE`].
     pub(super) fn hits<'t>(&'t self, text: &'t [u8]) -> impl Iterator<Item = (usize, usize)> + 't {
         self.words.find(text).filter_map(|(word, at)| {
-            let inside = self.begins[word] && at > 0 && text[at - 1].is_ascii_alphabetic();
+            let inside = self.starts[word] && at > 0 && text[at - 1].is_ascii_alphabetic();
             (!inside).then_some((word, at))
         })
     }

@@ -56,9 +56,9 @@ fn ended_by_signals(evidence: &Evidence) -> bool {
 /// Whether a line can be a cause of the failure, by what its signature says of warnings and of what lies in wait.
 fn speaks(signature: Option<&Signature>, spot: &Spot, killed: bool) -> bool {
     let from_a_warning = signature.is_some_and(|of| of.warning);
-    let lies_in_wait = signature.is_some_and(|of| of.latent.is_some());
+    let is_latent = signature.is_some_and(|of| of.latent.is_some());
     let over = spot.is_past() || killed && spot.logged;
-    (!spot.mild || from_a_warning) && (!over || lies_in_wait)
+    (!spot.mild || from_a_warning) && (!over || is_latent)
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ impl Dumps {
             _ => return None,
         };
         // Of the same family as the watchdog's lines about it: the same is not heard twice.
-        let (family, text) = ("nccl".to_owned(), held_up.told.clone());
+        let (family, text) = ("nccl".to_owned(), held_up.reported.clone());
         Some(Observation { family, text, class, weight, also: Vec::new() })
     }
 
@@ -84,7 +84,7 @@ impl Dumps {
         let waits = |(_, rank): &&(String, u32)| held_up.waiting.iter().any(|of| of.0 == *rank);
         Some(EvidenceSummary {
             signature: ID.to_owned(),
-            meaning: held_up.told.clone(),
+            meaning: held_up.reported.clone(),
             class,
             weight: self.observation().map_or(0.0, |of| of.weight),
             count: 1,

@@ -182,7 +182,7 @@ fn headline(
         (None, many) => format!(", on {many} ranks at once"),
     };
     if let (Class::Unknown, Some(held_up)) = (judged.class, held_up) {
-        return format!("Cause unknown: {}", held_up.told);
+        return format!("Cause unknown: {}", held_up.reported);
     }
     match (judged.class, meaning) {
         (Class::Unknown, _) if hint.is_some() => {
@@ -257,7 +257,7 @@ fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String
 }
 
 fn would_change(judged: &Attribution, alternatives: &[(Class, f64)]) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for (class, probability) in alternatives.iter().take(2) {
         let sign = match class {
             Class::UserCode | Class::UserConfig => "the same failure at the same step on other hosts",
@@ -273,12 +273,12 @@ fn would_change(judged: &Attribution, alternatives: &[(Class, f64)]) -> Vec<Stri
             Class::SoftwarePlatform => "the same failure on hosts with the same driver and libraries only",
             Class::Unknown => "an earlier failure in the logs of another rank",
         };
-        told.push(format!("{} ({:.0} %): {sign}", capital(class.words()), probability * 100.0));
+        reported.push(format!("{} ({:.0} %): {sign}", capital(class.words()), probability * 100.0));
     }
-    if told.is_empty() && judged.class != Class::Unknown {
-        told.push("An earlier failure in the logs of another rank.".to_owned());
+    if reported.is_empty() && judged.class != Class::Unknown {
+        reported.push("An earlier failure in the logs of another rank.".to_owned());
     }
-    told
+    reported
 }
 
 #[cfg(test)]
@@ -311,22 +311,22 @@ mod tests {
     #[test]
     fn an_abstention_calls_what_was_found_a_hint_and_asks_for_the_other_ranks() {
         let catalog = Catalog::built_in().expect("the catalogue is compiled in");
-        let told = |log: &str| {
+        let reported = |log: &str| {
             let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
             let evidence = Evidence { findings, ..Evidence::default() };
             report(&evidence, &attribute(catalog, &evidence))
         };
-        let hint = told(
+        let hint = reported(
             "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
         );
         assert!(hint.headline.contains("can mean several things"), "{}", hint.headline);
         assert!(hint.headline.contains("the other ranks' logs are needed"), "{}", hint.headline);
         assert_eq!(hint.culprit, None);
-        let new = told("step 3 loss 2.1\nERROR zorblat: manifold 7 quenched, aborting frobnication\n");
+        let new = reported("step 3 loss 2.1\nERROR zorblat: manifold 7 quenched, aborting frobnication\n");
         assert!(new.headline.contains("no signature knows the message \"ERROR zorblat"), "{}", new.headline);
         assert_eq!(new.unexplained.map(|line| line.line), Some(2));
         assert!(new.consequences.is_empty() && new.evidence.is_empty(), "words of no class are no evidence");
-        let nothing = told("step 3 loss 2.1\n");
+        let nothing = reported("step 3 loss 2.1\n");
         assert!(nothing.headline.contains("report no failure"), "{}", nothing.headline);
     }
 

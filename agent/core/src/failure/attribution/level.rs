@@ -195,7 +195,7 @@ fn of_letter(head: &str) -> Option<Level> {
             'E' | 'F' => Level::Error,
             _ => continue,
         };
-        let begins = at == 0 || matches!(bytes[at - 1], b'[' | b' ' | b':');
+        let starts = at == 0 || matches!(bytes[at - 1], b'[' | b' ' | b':');
         let rest = bytes.get(at + 1..).unwrap_or_default();
         // `06:42:31.123 W `: after the time of day.
         let after_time =
@@ -205,7 +205,7 @@ fn of_letter(head: &str) -> Option<Level> {
             return Some(level);
         }
         let stamped = rest.len() > 5 && rest[..4].iter().all(u8::is_ascii_digit) && rest[4] == b' ';
-        if begins && (stamped || at > 0 && bytes[at - 1] == b'[' && is_place(rest)) {
+        if starts && (stamped || at > 0 && bytes[at - 1] == b'[' && is_place(rest)) {
             return Some(level);
         }
     }

@@ -266,8 +266,8 @@ pub fn is_advice(line: &str) -> bool {
         "this could be caused by",
     ];
     let text = line[prefix(line).len..].trim_start_matches([' ', '-', '*', '>']);
-    let begins = |with: &&str| text.get(..with.len()).is_some_and(|head| head.eq_ignore_ascii_case(with));
-    BEGINNINGS.iter().any(begins)
+    let starts = |with: &&str| text.get(..with.len()).is_some_and(|head| head.eq_ignore_ascii_case(with));
+    BEGINNINGS.iter().any(starts)
 }
 
 /// Seconds since midnight of the first time of day in the line: `09:54:15.885`.

@@ -153,7 +153,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     }
     let weight =
         |vote: &Vote| vote.classes().filter(|(of, _)| *of == class).map(|(_, w)| w).fold(0.0, f64::max);
-    for_it.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(begins(a).cmp(&begins(b))));
+    for_it.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(starts(a).cmp(&starts(b))));
     against.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     consequences.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     // With nothing but consequences, they are what the judgement rests on.
@@ -163,10 +163,10 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let agreed = for_it.iter().chain(&against).chain(&consequences).find(|vote| vote.family == "exit");
     let confidence =
         confidence::of(domain_probability(&posterior, &domains, domain), class, &for_it, evidence);
-    let told = decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart);
+    let reported = decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart);
     // One crash may pass; what crashes on several ranks comes again.
-    let together = told == Some(Restart::RestartSameNodes) && ranks::crashed_together(for_it.iter());
-    let usual = told.filter(|_| !together).unwrap_or_else(|| advice(class, determinism));
+    let together = reported == Some(Restart::RestartSameNodes) && ranks::crashed_together(for_it.iter());
+    let usual = reported.filter(|_| !together).unwrap_or_else(|| advice(class, determinism));
     // A job that is stopped in error costs more than one restart in vain, which policies bound.
     let reasoned = together || comes_again(&for_it, class);
     let unsure =
@@ -232,7 +232,7 @@ fn may_stop(confidence: f64, reasoned: bool) -> bool {
     confidence >= if reasoned { SURE_TO_STOP } else { SURE_WITHOUT_REASON }
 }
 
-fn begins(vote: &Vote) -> (usize, u64) {
+fn starts(vote: &Vote) -> (usize, u64) {
     vote.spots.first().map_or((usize::MAX, u64::MAX), |(source, spot)| (*source, spot.line))
 }
 
@@ -306,7 +306,7 @@ fn hints<'v>(votes: impl Iterator<Item = &'v Vote>) -> Vec<Vote> {
     let most = |vote: &Vote| vote.classes().map(|(_, weight)| weight).fold(0.0, f64::max);
     let mut hints: Vec<Vote> =
         votes.filter(|vote| !vote.hint && !vote.spots.is_empty() && most(vote) >= HINT).cloned().collect();
-    hints.sort_by(|a, b| most(b).total_cmp(&most(a)).then(begins(a).cmp(&begins(b))));
+    hints.sort_by(|a, b| most(b).total_cmp(&most(a)).then(starts(a).cmp(&starts(b))));
     hints
 }
 

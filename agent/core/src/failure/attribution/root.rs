@@ -51,7 +51,7 @@ pub struct Pointers {
 pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointers: Pointers) -> Root {
     let Pointers { laggard, named: named_by_others, held_up_by, waiting, cause_known, hints } = pointers;
     // A record of what the ranks entered shows more than what one says of another.
-    let told_of = held_up_by.or(named_by_others);
+    let reported_of = held_up_by.or(named_by_others);
     let grounds = [hints.as_slice(), for_it, consequences]
         .into_iter()
         .find(|votes| !votes.is_empty())
@@ -84,7 +84,7 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
     } else if is_common {
         None
     } else if for_it.is_empty() || by_reporter || !(cause_known || others_follow) {
-        told_of
+        reported_of
     } else {
         lines.iter().find_map(|(_, spot)| spot.rank).or(held_up_by).or(first_dead).or(named_by_others)
     };

@@ -149,7 +149,7 @@ fn answer_from(catalog: &Catalog, case: &Case, evidence: &Evidence) -> Answer {
 }
 
 fn reasons(judged: &Attribution) -> Vec<String> {
-    let told = |sign: &'static str| {
+    let reported = |sign: &'static str| {
         move |vote: &super::vote::Vote| {
             format!("{sign} {} {:.1} ({})", vote.class.name(), vote.weight, vote.id)
         }
@@ -157,9 +157,9 @@ fn reasons(judged: &Attribution) -> Vec<String> {
     judged
         .evidence
         .iter()
-        .map(told("for"))
-        .chain(judged.against.iter().map(told("against")))
-        .chain(judged.consequences.iter().map(told("followed")))
+        .map(reported("for"))
+        .chain(judged.against.iter().map(reported("against")))
+        .chain(judged.consequences.iter().map(reported("followed")))
         .collect()
 }
 

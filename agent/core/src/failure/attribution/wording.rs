@@ -57,12 +57,12 @@ fn letters(word: &str) -> impl Iterator<Item = &str> {
 /// `OutOfMemoryError` is of three words and one.
 fn humps(word: &str) -> impl Iterator<Item = &str> {
     let bytes = word.as_bytes();
-    let begins = |at: &usize| {
+    let starts = |at: &usize| {
         let before = bytes[at - 1].is_ascii_lowercase();
         let after = bytes.get(at + 1).is_some_and(u8::is_ascii_lowercase);
         bytes[*at].is_ascii_uppercase() && (before || after)
     };
-    let mut ends: Vec<usize> = (1..bytes.len()).filter(begins).collect();
+    let mut ends: Vec<usize> = (1..bytes.len()).filter(starts).collect();
     ends.push(bytes.len());
     let mut from = 0;
     ends.into_iter().filter_map(move |end| word.get(std::mem::replace(&mut from, end)..end))

@@ -18,9 +18,9 @@ const WORKER_KILLED: &str = "torch.dataloader_killed";
 /// A program that exits because of an exception does so soon after it printed it. What it printed long before, it survived.
 pub(super) fn forget_what_it_survived(catalog: &Catalog, findings: &mut Findings, ended: Mono) {
     let survived = |spot: &Spot| spot.seen.is_some_and(|seen| ended.since(seen.at) > SURVIVED);
-    let lies_in_wait = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
+    let is_latent = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
     for sighting in &mut findings.sightings {
-        let keeps = lies_in_wait(sighting.signature);
+        let keeps = is_latent(sighting.signature);
         sighting.spots.retain(|spot| keeps || !survived(spot));
     }
     findings.sightings.retain(|sighting| !sighting.spots.is_empty());
@@ -51,8 +51,8 @@ pub(super) fn forget_what_it_caught(catalog: &Catalog, findings: &mut Findings) 
 /// Of the words of a rank that was killed only those count that tell why somebody killed it: memory that ran out, a machine
 /// that is taken away, a device that fails.
 pub(super) fn keep_what_lies_in_wait(catalog: &Catalog, findings: &mut Findings) {
-    let lies_in_wait = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
-    findings.sightings.retain(|sighting| lies_in_wait(sighting.signature));
+    let is_latent = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
+    findings.sightings.retain(|sighting| is_latent(sighting.signature));
     findings.exceptions.clear();
     findings.vocabulary.clear();
     findings.words = None;

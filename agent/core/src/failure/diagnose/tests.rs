@@ -22,8 +22,8 @@ fn the_kernels_word_turns_an_illegal_access_into_the_hardwares_fault() {
             FailedAttempt { ends: ends.clone(), lived: Span::seconds(600), ..FailedAttempt::default() };
         let mut verdict = judge(Incident(1), Attempt(0), &ends, 0);
         let kernel_lines = lines.iter().map(|line| (*line).to_owned()).collect();
-        let told = HostEvidence { kernel_lines, ..HostEvidence::default() };
-        complete(&mut verdict, catalog, &failed, &told);
+        let reported = HostEvidence { kernel_lines, ..HostEvidence::default() };
+        complete(&mut verdict, catalog, &failed, &reported);
         verdict
     };
     let lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
@@ -40,8 +40,7 @@ fn the_kernels_word_turns_an_illegal_access_into_the_hardwares_fault() {
 }
 
 fn raised(exception: &str, message: &str, at: u64) -> RankEnd {
-    let note =
-        Note { exception: exception.into(), message: message.into(), at: Mono(at), ..Note::default() };
+    let note = Note { exception: exception.into(), message: message.into(), at: Mono(at), ..Note::default() };
     RankEnd { note: Some(note), detected_at: Some(Mono(at)), ..RankEnd::default() }
 }
 
@@ -91,13 +90,13 @@ fn what_nccl_warned_of_on_standard_output_is_heard_beside_the_exception() {
 #[test]
 fn a_quoted_line_says_how_long_before_the_failure_it_was_printed() {
     let full = "node-7:812:900 [0] NCCL WARN Error: failed to extend /dev/shm/nccl-a8Zk2d to 33030532 bytes, error: No space left on device (28)";
-    let told = |at: u64, steps_after: Option<u64>| {
+    let reported = |at: u64, steps_after: Option<u64>| {
         let mut end = raised("torch.distributed.DistBackendError", "NCCL error", 5_000_000_000);
         end.stdout_tail = vec![full.to_owned()];
         end.stdout_times = vec![LineTime { at: Mono(at), steps_after }];
         verdict([end, stopped()], 0).evidence.join("\n")
     };
-    let (before, at_once) = (told(3_500_000_000, Some(1)), told(5_000_000_000, Some(0)));
+    let (before, at_once) = (reported(3_500_000_000, Some(1)), reported(5_000_000_000, Some(0)));
     assert!(before.contains("(1.50 s and 1 step before the failure): node-7"), "{before}");
     assert!(at_once.contains("(at the failure): node-7"), "{at_once}");
 }
@@ -154,8 +153,7 @@ fn what_a_program_survived_for_long_is_no_reason_of_the_exit_that_it_chose() {
 
 #[test]
 fn a_missing_module_is_the_users() {
-    let verdict =
-        verdict([raised("builtins.ModuleNotFoundError", "No module named 'x'", 5), stopped()], 0);
+    let verdict = verdict([raised("builtins.ModuleNotFoundError", "No module named 'x'", 5), stopped()], 0);
     assert_eq!(verdict.domain, FaultDomain::User);
 }
 
@@ -185,15 +183,12 @@ fn what_the_kernel_counts_and_what_it_logs_of_one_kill_is_no_second_witness() {
     let ends: BTreeMap<Rank, RankEnd> = [(Rank(0), killed(5)), (Rank(1), stopped())].into();
     let catalog = Catalog::built_in().expect("the catalogue is compiled in");
     let line = "Out of memory: Killed process 812 (python) total-vm:22533256kB, anon-rss:7728636kB";
-    let told = HostEvidence { kernel_lines: vec![line.to_owned()], ..HostEvidence::default() };
+    let reported = HostEvidence { kernel_lines: vec![line.to_owned()], ..HostEvidence::default() };
     let log_odds = |kills| {
-        let failed = FailedAttempt {
-            ends: ends.clone(),
-            lived: Span::seconds(600),
-            out_of_memory_kills: kills,
-        };
+        let failed =
+            FailedAttempt { ends: ends.clone(), lived: Span::seconds(600), out_of_memory_kills: kills };
         let mut verdict = judge(Incident(1), Attempt(0), &ends, kills);
-        complete(&mut verdict, catalog, &failed, &told);
+        complete(&mut verdict, catalog, &failed, &reported);
         assert_eq!(verdict.class.as_deref(), Some("host_resource"));
         (verdict.confidence / (1.0 - verdict.confidence)).ln()
     };
@@ -203,8 +198,7 @@ fn what_the_kernel_counts_and_what_it_logs_of_one_kill_is_no_second_witness() {
 
 #[test]
 fn a_lone_victim_blames_nobody() {
-    let lost =
-        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4";
+    let lost = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4";
     let verdict = verdict([raised("builtins.RuntimeError", lost, 5), stopped()], 0);
     assert_eq!(verdict.domain, FaultDomain::Unknown);
 }

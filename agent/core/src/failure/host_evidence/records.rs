@@ -87,13 +87,13 @@ impl Records {
     /// The records of the places that had a fault around this one of this boot, as they were before it.
     pub fn before(&self, fault_at: Mono) -> Vec<FailedBefore> {
         let fault_at = self.life(fault_at);
-        let begins = Mono(fault_at.0.saturating_sub(BEFORE.0));
-        let told = self.faults.iter().filter_map(|(component, faults)| {
+        let starts = Mono(fault_at.0.saturating_sub(BEFORE.0));
+        let reported = self.faults.iter().filter_map(|(component, faults)| {
             faults.iter().find(|at| around(fault_at, **at))?;
             let since = self.boards.get(component).map_or(Mono::default(), |(_, since)| *since);
-            let hours = begins.since(since).0 as f64 / Span::seconds(3600).0 as f64;
+            let hours = starts.since(since).0 as f64 / Span::seconds(3600).0 as f64;
             let mut record = Record::default();
-            faults.iter().filter(|at| **at >= since && **at < begins).for_each(|at| {
+            faults.iter().filter(|at| **at >= since && **at < starts).for_each(|at| {
                 record.add(*at, 1);
             });
             let rate = if component == HOST { HOST_PER_HOUR } else { GPU_PER_HOUR };
@@ -104,7 +104,7 @@ impl Records {
                 suspicion: record.suspicion(hours, rate),
             })
         });
-        told.collect()
+        reported.collect()
     }
 
     fn life(&self, at: Mono) -> Mono {

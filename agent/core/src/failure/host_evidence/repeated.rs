@@ -88,8 +88,8 @@ mod tests {
 
     /// What all of it together speaks with for a class.
     fn speaks(seen: &SeenBefore, class: Class) -> f64 {
-        let heard = observations(seen);
-        let of = heard.flat_map(|of| std::iter::once((of.class, of.weight)).chain(of.also));
+        let received = observations(seen);
+        let of = received.flat_map(|of| std::iter::once((of.class, of.weight)).chain(of.also));
         of.filter(|(of, _)| *of == class).map(|(_, weight)| weight).sum()
     }
 
@@ -112,8 +112,10 @@ mod tests {
         assert!(speaks(&other, Class::Data).abs() < f64::EPSILON);
         assert!(speaks(&other, Class::UserCode) > 0.0);
         // Where ranks tell nothing of their data, it may be either.
-        let untold = SeenBefore { in_this_job: 1, at_this_step: 1, ..SeenBefore::default() };
-        assert!((speaks(&untold, Class::Data) - speaks(&untold, Class::UserCode)).abs() < f64::EPSILON);
+        let unreported = SeenBefore { in_this_job: 1, at_this_step: 1, ..SeenBefore::default() };
+        assert!(
+            (speaks(&unreported, Class::Data) - speaks(&unreported, Class::UserCode)).abs() < f64::EPSILON
+        );
     }
 
     #[test]
@@ -123,6 +125,6 @@ mod tests {
         assert!(speaks(&seen, Class::UserCode) > 0.0 && speaks(&seen, Class::Data) > 0.0);
         assert!(speaks(&seen, Class::HardwareGpu).abs() < f64::EPSILON);
         assert!(observations(&seen).any(|of| of.text.ends_with("on b")));
-        assert_eq!(observations(&SeenBefore { heard_by: 3, ..SeenBefore::default() }).count(), 0);
+        assert_eq!(observations(&SeenBefore { answered_by: 3, ..SeenBefore::default() }).count(), 0);
     }
 }

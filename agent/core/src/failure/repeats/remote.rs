@@ -10,7 +10,7 @@ use crate::base::time::Wall;
 use crate::model::repeats::OnHost;
 
 /// Failures that a host tells of, the newest.
-pub const TOLD: usize = 64;
+pub const MAX_REPORTED: usize = 64;
 
 /// A failure, as a host tells others of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub struct RemoteFailure {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteFailures {
     /// Agents of other hosts that answer, and hear of what fails here.
-    pub heard_by: u32,
+    pub answered_by: u32,
     /// What they told, by host.
     pub failures: BTreeMap<String, Vec<RemoteFailure>>,
 }
@@ -42,12 +42,15 @@ impl RemoteFailures {
     /// The hosts on which this program failed so before `began`, each once. What fails at the same time on several hosts is one
     /// failure of one job, and no second witness.
     pub(super) fn before(&self, now: &RemoteFailure, began: Wall) -> Vec<OnHost> {
-        let same = |told: &&RemoteFailure| {
-            let changed = was_changed(told.content.as_ref(), now.content.as_ref());
-            told.program == now.program && told.fingerprint == now.fingerprint && !changed && told.at < began
+        let same = |reported: &&RemoteFailure| {
+            let changed = was_changed(reported.content.as_ref(), now.content.as_ref());
+            reported.program == now.program
+                && reported.fingerprint == now.fingerprint
+                && !changed
+                && reported.at < began
         };
-        let on_host = |(host, told): (&String, &Vec<RemoteFailure>)| {
-            let mut so = told.iter().filter(same).peekable();
+        let on_host = |(host, reported): (&String, &Vec<RemoteFailure>)| {
+            let mut so = reported.iter().filter(same).peekable();
             so.peek()?;
             Some(OnHost { host: host.clone(), at_this_place: so.any(|then| then.place.is(now.place)) })
         };
@@ -59,7 +62,7 @@ impl RemoteFailures {
 mod tests {
     use super::*;
 
-    fn told(place: Place, at: i64) -> RemoteFailure {
+    fn reported(place: Place, at: i64) -> RemoteFailure {
         RemoteFailure {
             program: "p".into(),
             content: Some("c".into()),
@@ -74,26 +77,26 @@ mod tests {
     }
 
     fn known(of: RemoteFailure) -> RemoteFailures {
-        RemoteFailures { heard_by: 1, failures: BTreeMap::from([("b".to_owned(), vec![of])]) }
+        RemoteFailures { answered_by: 1, failures: BTreeMap::from([("b".to_owned(), vec![of])]) }
     }
 
     #[test]
     fn the_same_program_with_the_same_failure_before_this_run_counts_and_nothing_else_does() {
-        let now = told(at(7), 100);
+        let now = reported(at(7), 100);
         let seen = |of: RemoteFailure| known(of).before(&now, Wall(50));
         let on_b = |at_this_place| vec![OnHost { host: "b".to_owned(), at_this_place }];
-        assert_eq!(seen(told(at(7), 10)), on_b(true));
-        assert_eq!(seen(told(at(8), 10)), on_b(false));
+        assert_eq!(seen(reported(at(7), 10)), on_b(true));
+        assert_eq!(seen(reported(at(8), 10)), on_b(false));
         assert_eq!(
-            seen(RemoteFailure { content: None, ..told(at(7), 10) }),
+            seen(RemoteFailure { content: None, ..reported(at(7), 10) }),
             on_b(true),
             "what cannot be read is no change"
         );
         for other in [
-            RemoteFailure { program: "q".into(), ..told(at(7), 10) },
-            RemoteFailure { content: Some("d".into()), ..told(at(7), 10) },
-            RemoteFailure { fingerprint: "g".into(), ..told(at(7), 10) },
-            told(at(7), 60),
+            RemoteFailure { program: "q".into(), ..reported(at(7), 10) },
+            RemoteFailure { content: Some("d".into()), ..reported(at(7), 10) },
+            RemoteFailure { fingerprint: "g".into(), ..reported(at(7), 10) },
+            reported(at(7), 60),
         ] {
             assert_eq!(seen(other.clone()), [], "{other:?}");
         }

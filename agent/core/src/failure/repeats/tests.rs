@@ -153,14 +153,14 @@ fn other_hosts_are_asked_of_runs_on_one_host_and_earlier_runs_are_those_before_t
         ] {
             repeats.take_in(&at(seconds, entry));
         }
-        let told = repeats.told();
+        let reported = repeats.reported();
         let failures =
-            told.first().map(|of| ("b".to_owned(), vec![RemoteFailure { at: Wall(5), ..of.clone() }]));
-        let elsewhere = RemoteFailures { heard_by: 1, failures: failures.into_iter().collect() };
+            reported.first().map(|of| ("b".to_owned(), vec![RemoteFailure { at: Wall(5), ..of.clone() }]));
+        let elsewhere = RemoteFailures { answered_by: 1, failures: failures.into_iter().collect() };
         let now = of(7, 50);
         let seen = repeats.before(&JobId("a".into()), &BootId("boot".into()), &now, &elsewhere);
         let seen = seen.unwrap_or_default();
-        (told.len(), seen.in_this_job, seen.in_earlier_runs, seen.elsewhere.len(), seen.heard_by)
+        (reported.len(), seen.in_this_job, seen.in_earlier_runs, seen.elsewhere.len(), seen.answered_by)
     };
     assert_eq!(seen(2), (2, 2, 1, 1, 1));
     assert_eq!(seen(4), (0, 2, 1, 0, 0), "ranks of other hosts fail with those of this one");

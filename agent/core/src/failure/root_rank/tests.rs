@@ -63,16 +63,16 @@ fn a_shell_whose_command_the_oom_killer_ended_ran_out_of_memory() {
 
 #[test]
 fn a_rank_that_raised_the_same_of_its_own_is_no_victim_and_the_evidence_names_it() {
-    let told = "the same exception was raised at the same place by rank 1";
+    let reported = "the same exception was raised at the same place by rank 1";
     let same = verdict([raised("bad", 5), raised("bad", 6)], 0);
     assert_eq!((same.culprit, same.victims.len()), (Some(Rank(0)), 0));
-    assert!(same.evidence.iter().any(|line| line == told), "{:?}", same.evidence);
+    assert!(same.evidence.iter().any(|line| line == reported), "{:?}", same.evidence);
     // Another exception can be what the first one led to, and a lost peer always is.
     let lost = "Connection closed by peer";
     for (first, second) in [("bad", "worse"), (lost, lost)] {
         let other = verdict([raised(first, 5), raised(second, 6)], 0);
         assert_eq!((other.culprit, &other.victims[..]), (Some(Rank(0)), &[Rank(1)][..]));
-        assert!(!other.evidence.iter().any(|line| line == told), "{:?}", other.evidence);
+        assert!(!other.evidence.iter().any(|line| line == reported), "{:?}", other.evidence);
     }
 }
 
@@ -148,20 +148,20 @@ fn a_hang_of_a_job_of_one_rank_began_with_that_rank() {
         confidence: 0.3,
         evidence: Vec::new(),
     };
-    let told = |ranks| hung(Incident(1), Attempt(0), &hang(ranks), Vec::new());
-    assert_eq!((told(1).culprit, told(1).victims), (Some(Rank(0)), Vec::new()));
-    assert_eq!((told(2).culprit, told(2).victims.len()), (None, 2));
+    let reported = |ranks| hung(Incident(1), Attempt(0), &hang(ranks), Vec::new());
+    assert_eq!((reported(1).culprit, reported(1).victims), (Some(Rank(0)), Vec::new()));
+    assert_eq!((reported(2).culprit, reported(2).victims.len()), (None, 2));
 }
 
 #[test]
 fn an_exception_that_only_the_error_file_has_names_that_file() {
     let mut end = raised("bad", 5);
     end.note.as_mut().expect("a note").file = Some("/runs/7/rank_0/error.json".into());
-    let told = verdict([end, RankEnd::default()], 0).evidence;
+    let reported = verdict([end, RankEnd::default()], 0).evidence;
     let line = "error file of rank 0, /runs/7/rank_0/error.json: builtins.RuntimeError: bad";
-    assert!(told.iter().any(|told| told == line), "{told:?}");
+    assert!(reported.iter().any(|reported| reported == line), "{reported:?}");
     let noted = verdict([raised("bad", 5), RankEnd::default()], 0).evidence;
-    assert!(noted.iter().any(|told| told.starts_with("exit note of rank 0: ")), "{noted:?}");
+    assert!(noted.iter().any(|reported| reported.starts_with("exit note of rank 0: ")), "{noted:?}");
 }
 
 #[test]
@@ -171,9 +171,13 @@ fn a_warning_and_the_line_that_it_quotes_are_no_last_message() {
         verdict([RankEnd { stderr_tail, ..killed(3) }, RankEnd::default()], 0).evidence
     };
     let warned = ["/a/train.py:3: FutureWarning: old", "  warnings.warn(text)", ""];
-    assert!(!quoted(&warned).iter().any(|told| told.contains("last message")), "{:?}", quoted(&warned));
+    assert!(
+        !quoted(&warned).iter().any(|reported| reported.contains("last message")),
+        "{:?}",
+        quoted(&warned)
+    );
     let after = quoted(&["saving the model", warned[0], "  model.old()"]);
-    assert!(after.iter().any(|told| told.ends_with(": saving the model")), "{after:?}");
+    assert!(after.iter().any(|reported| reported.ends_with(": saving the model")), "{after:?}");
 }
 
 #[test]
@@ -191,9 +195,9 @@ fn the_stacks_of_a_hang_are_evidence_once() {
         evidence: vec!["no beat for 5 s".into(), "rank 1 in forward (train.py:12)".into()],
     };
     let found = ["rank 1 in forward (train.py:12)", "rank 0 in all_reduce (distributed_c10d.py:2501)"];
-    let told = hung(Incident(1), Attempt(0), &hang, found.map(str::to_owned).to_vec()).evidence;
+    let reported = hung(Incident(1), Attempt(0), &hang, found.map(str::to_owned).to_vec()).evidence;
     assert_eq!(
-        told,
+        reported,
         [
             "no beat for 5 s",
             "rank 1 in forward (train.py:12)",
@@ -209,8 +213,8 @@ fn a_signal_that_the_launcher_sent_is_no_evidence() {
     let own = verdict([raised.clone(), RankEnd::default()], 0);
     assert!(own.evidence.iter().any(|line| line.contains("ended with SIGTERM")), "{:?}", own.evidence);
     raised.after_stop = true;
-    let told = verdict([raised, RankEnd::default()], 0);
-    assert!(!told.evidence.iter().any(|line| line.contains("SIGTERM")), "{:?}", told.evidence);
+    let reported = verdict([raised, RankEnd::default()], 0);
+    assert!(!reported.evidence.iter().any(|line| line.contains("SIGTERM")), "{:?}", reported.evidence);
 }
 
 #[test]
@@ -228,7 +232,7 @@ fn a_crash_says_where_it_happened_and_quotes_the_message_with_its_time() {
     assert_eq!(headline(15), "rank 0 was ended by SIGTERM");
     let quoted = verdict([crashed(6), RankEnd::default()], 0).evidence;
     let line = "last message on its standard error, 1.50 s and 2 steps before the failure: terminate called";
-    assert!(quoted.iter().any(|told| told.starts_with(line)), "{quoted:?}");
+    assert!(quoted.iter().any(|reported| reported.starts_with(line)), "{quoted:?}");
 }
 
 #[test]

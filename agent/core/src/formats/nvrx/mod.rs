@@ -71,18 +71,18 @@ pub struct Session {
 }
 
 impl Session {
-    /// Takes in what has arrived. What the rank told is appended to `told`, what is to be sent to `answers`.
+    /// Takes in what has arrived. What the rank told is appended to `reported`, what is to be sent to `answers`.
     ///
     /// # Errors
     /// [`SessionError`]: the connection is to be closed, after what is in `answers` has been sent.
     pub fn receive(
         &mut self,
         bytes: &[u8],
-        told: &mut Vec<ClientMessage>,
+        reported: &mut Vec<ClientMessage>,
         answers: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
         self.buffer.extend_from_slice(bytes);
-        let received = self.messages(told, answers);
+        let received = self.messages(reported, answers);
         if let Err(error) = &received {
             answers.extend(message::error(&error.to_string()));
         }
@@ -90,11 +90,15 @@ impl Session {
     }
 
     /// The connection is over: what was open is not any more.
-    pub fn end(&mut self, told: &mut Vec<ClientMessage>) {
-        self.close_all(told);
+    pub fn end(&mut self, reported: &mut Vec<ClientMessage>) {
+        self.close_all(reported);
     }
 
-    fn messages(&mut self, told: &mut Vec<ClientMessage>, answers: &mut Vec<u8>) -> Result<(), SessionError> {
+    fn messages(
+        &mut self,
+        reported: &mut Vec<ClientMessage>,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
         while let Some((length, rest)) = self.buffer.split_first_chunk::<4>() {
             let length = u32::from_be_bytes(*length) as usize;
             if length > MESSAGE_BYTES {
@@ -103,7 +107,7 @@ impl Session {
             let Some(body) = rest.get(..length) else { break };
             let message = Message::read(body)?;
             self.buffer.drain(..4 + length);
-            self.message(message, told, answers)?;
+            self.message(message, reported, answers)?;
         }
         Ok(())
     }
@@ -111,23 +115,23 @@ impl Session {
     fn message(
         &mut self,
         message: Message,
-        told: &mut Vec<ClientMessage>,
+        reported: &mut Vec<ClientMessage>,
         answers: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
         match message {
             Message::Authkey => answers.extend(message::ok()),
             Message::Init { pid, waits } => {
-                self.close_all(told);
+                self.close_all(reported);
                 self.waits = Some(waits);
-                told.push(ClientMessage::Connected { pid: pid.unwrap_or(0) });
+                reported.push(ClientMessage::Connected { pid: pid.unwrap_or(0) });
                 answers.extend(message::configuration(&SECTIONS));
             }
             Message::UpdateConfig => answers.extend(message::ok()),
             Message::Heartbeat | Message::Section { .. } => {
                 let waits = self.waits.ok_or(SessionError::NotInitialised)?;
                 match message {
-                    Message::Section { change, iteration } => self.section(change, iteration, told),
-                    _ => told.push(ClientMessage::Beat),
+                    Message::Section { change, iteration } => self.section(change, iteration, reported),
+                    _ => reported.push(ClientMessage::Beat),
                 }
                 if waits {
                     answers.extend(message::ok());
@@ -137,51 +141,51 @@ impl Session {
         Ok(())
     }
 
-    fn section(&mut self, change: Change, iteration: Option<u64>, told: &mut Vec<ClientMessage>) {
+    fn section(&mut self, change: Change, iteration: Option<u64>, reported: &mut Vec<ClientMessage>) {
         match change {
             Change::Open(name) if self.open.len() < 64 && !self.open.contains(&name) => {
-                told.push(ClientMessage::Enter(shown(&name).to_owned()));
+                reported.push(ClientMessage::Enter(shown(&name).to_owned()));
                 self.open.push(name);
             }
             // Open already, or one of more than anybody opens.
-            Change::Open(_) => told.push(ClientMessage::Beat),
+            Change::Open(_) => reported.push(ClientMessage::Beat),
             Change::Close(name) => {
                 match self.open.iter().rposition(|open| *open == name) {
-                    Some(at) => self.close(at, told),
-                    None => told.push(ClientMessage::Beat),
+                    Some(at) => self.close(at, reported),
+                    None => reported.push(ClientMessage::Beat),
                 }
                 if name == "step" {
-                    self.step(iteration, told);
+                    self.step(iteration, reported);
                 }
             }
             Change::CloseAll => {
-                self.close_all(told);
-                told.push(ClientMessage::Beat);
+                self.close_all(reported);
+                reported.push(ClientMessage::Beat);
             }
         }
     }
 
     /// Sections of this protocol may overlap; on the page they are a stack. Those that were opened later stay open.
-    fn close(&mut self, at: usize, told: &mut Vec<ClientMessage>) {
-        told.push(ClientMessage::Leave(shown(&self.open[at]).to_owned()));
+    fn close(&mut self, at: usize, reported: &mut Vec<ClientMessage>) {
+        reported.push(ClientMessage::Leave(shown(&self.open[at]).to_owned()));
         self.open.remove(at);
-        told.extend(self.open[at..].iter().map(|name| ClientMessage::Enter(shown(name).to_owned())));
+        reported.extend(self.open[at..].iter().map(|name| ClientMessage::Enter(shown(name).to_owned())));
     }
 
-    fn close_all(&mut self, told: &mut Vec<ClientMessage>) {
+    fn close_all(&mut self, reported: &mut Vec<ClientMessage>) {
         while let Some(name) = self.open.pop() {
-            told.push(ClientMessage::Leave(shown(&name).to_owned()));
+            reported.push(ClientMessage::Leave(shown(&name).to_owned()));
         }
     }
 
     /// Megatron-LM opens `step` for a step of evaluation too, in the same iteration.
-    fn step(&mut self, iteration: Option<u64>, told: &mut Vec<ClientMessage>) {
+    fn step(&mut self, iteration: Option<u64>, reported: &mut Vec<ClientMessage>) {
         if iteration.is_some() && iteration == self.newest {
             return;
         }
         self.steps += 1;
         self.newest = iteration;
-        told.push(ClientMessage::Step(iteration.unwrap_or(self.steps)));
+        reported.push(ClientMessage::Step(iteration.unwrap_or(self.steps)));
     }
 }
 

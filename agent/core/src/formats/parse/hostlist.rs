@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn what_is_no_list_is_refused_with_its_reason() {
-        for (text, told) in [
+        for (text, reported) in [
             ("", "a host has no name"),
             ("a,,b", "a host has no name"),
             ("a[1", "each [ needs its ]"),
@@ -139,7 +139,7 @@ mod tests {
             ("a[0-99999],b[0-99999]", "more than"),
         ] {
             let error = expand(text).expect_err(text).to_string();
-            assert!(error.contains(told), "{text}: {error}");
+            assert!(error.contains(reported), "{text}: {error}");
         }
     }
 

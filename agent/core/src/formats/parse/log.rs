@@ -69,7 +69,7 @@ const SUBJECTS: usize = 64;
 const REPEATED: usize = 8;
 
 /// How often it is told what was held back.
-const TELL_EVERY: Span = Span::seconds(10);
+const REPORT_EVERY: Span = Span::seconds(10);
 
 /// Longest line that is kept as evidence, in bytes.
 const LINE: usize = 1024;
@@ -93,7 +93,7 @@ pub struct LogReader {
     preface: Option<String>,
     /// Messages that were held back, and of which kind they were: to take one apart costs more than to compare it.
     repeated: VecDeque<(String, Kind)>,
-    told: Mono,
+    reported: Mono,
 }
 
 impl LogReader {
@@ -219,8 +219,8 @@ impl LogReader {
     /// What the kernel says of the host; the firmware tells in one line how bad something is and in a later one what.
     fn of_host(&mut self, message: &str) -> Option<KernelReport> {
         if let Some(of) = host::pcie_of_firmware(message) {
-            let told = self.of_firmware.take_if(|told| *told == of)?;
-            return Some(host::about(KernelClass::AerNonFatal, Some(&told)));
+            let reported = self.of_firmware.take_if(|reported| *reported == of)?;
+            return Some(host::about(KernelClass::AerNonFatal, Some(&reported)));
         }
         let report = host::report(message)?;
         if message.starts_with('{') {
@@ -231,10 +231,10 @@ impl LogReader {
 
     /// What was held back since it was last told, once in a while.
     pub fn held_back(&mut self, now: Mono) -> Vec<Fact> {
-        if now.since(self.told) < TELL_EVERY {
+        if now.since(self.reported) < REPORT_EVERY {
             return Vec::new();
         }
-        self.told = now;
+        self.reported = now;
         let held_back = self.buckets.iter_mut().filter_map(|(kind, bucket)| {
             let count = bucket.take_held_back();
             (count > 0).then(|| Fact::KernelLinesLeftOut { of: kind.to_string(), count })

@@ -87,9 +87,9 @@ mod tests {
     fn a_sandbox_that_may_not_write_is_no_failing_disk() {
         let sandboxed = "1 2 8:1 / / ro,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro";
         let failing = "1 2 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 ro,errors=remount-ro";
-        let told = |line| parse_mount(line).map(|mount| (mount.read_only, mount.by_choice));
-        assert_eq!(told(sandboxed), Some((true, true)));
-        assert_eq!(told(failing), Some((true, false)));
+        let reported = |line| parse_mount(line).map(|mount| (mount.read_only, mount.by_choice));
+        assert_eq!(reported(sandboxed), Some((true, true)));
+        assert_eq!(reported(failing), Some((true, false)));
     }
 
     const TABLE: &str = "\

@@ -30,7 +30,8 @@ pub struct BlockedCollective {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub without_record: Vec<Rank>,
     /// All of it in one sentence.
-    pub told: String,
+    #[serde(rename = "told")]
+    pub reported: String,
 }
 
 /// Which rank the others wait for by the records; none if no rank waits, or if the records do not show it. `known`: ranks
@@ -45,7 +46,7 @@ pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -
     let place = Place::of(records, &found.culprits)?;
     let without_record: Vec<Rank> =
         all.into_iter().filter(|rank| !records.contains_key(rank)).take(MOST_RANKS).collect();
-    let told = place.told(found.kind, &found.culprits, records);
+    let reported = place.reported(found.kind, &found.culprits, records);
     let Place { group, number, operation, waiting } = place;
     Some(BlockedCollective {
         kind: found.kind,
@@ -55,7 +56,7 @@ pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -
         collective: number,
         operation: operation.to_owned(),
         without_record,
-        told,
+        reported,
     })
 }
 
@@ -102,7 +103,7 @@ impl<'r> Place<'r> {
         Some(Place { group, number, operation, waiting })
     }
 
-    fn told(
+    fn reported(
         &self,
         kind: Option<HangKind>,
         culprits: &[Rank],

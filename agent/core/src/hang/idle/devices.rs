@@ -9,7 +9,7 @@ const FRESH: Span = Span::seconds(30);
 /// The rests of all devices of a job together.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Devices {
-    told: Option<Mono>,
+    reported: Option<Mono>,
     /// When one of them last had work, as far as it is known.
     active: Mono,
     at_work: Span,
@@ -21,7 +21,7 @@ impl Devices {
     /// Takes in for how long none of them has had work; zero while one has.
     pub(super) fn take(&mut self, now: Mono, idle: Span) {
         let active = Mono(now.0.saturating_sub(idle.0));
-        match self.told.replace(now).filter(|before| now.since(*before) <= FRESH) {
+        match self.reported.replace(now).filter(|before| now.since(*before) <= FRESH) {
             Some(before) if active > before => {
                 let rest = before.since(self.active);
                 self.rested = self.rested.plus(rest);
@@ -36,12 +36,12 @@ impl Devices {
 
     /// New processes; what was learned stays.
     pub(super) fn forget_the_present(&mut self) {
-        self.told = None;
+        self.reported = None;
     }
 
     /// For how long none has had work; none if that is not known.
     pub(super) fn rest(&self, now: Mono) -> Option<Span> {
-        self.told.filter(|told| now.since(*told) <= FRESH).map(|_| now.since(self.active))
+        self.reported.filter(|reported| now.since(*reported) <= FRESH).map(|_| now.since(self.active))
     }
 
     /// The longest rest that ended by itself.

@@ -7,14 +7,14 @@ struct Job {
     idle: Idle,
     now: Mono,
     pulses: Vec<Option<ActivitySample>>,
-    told: Vec<Outlook>,
+    collected: Vec<Outlook>,
 }
 
 impl Job {
     fn of(ranks: usize) -> Job {
         let pulses = vec![Some(ActivitySample::default()); ranks];
         let (idle, now) = (Idle::new(FLOOR, Rank(0), ranks), Mono(Span::seconds(10).0));
-        Job { idle, now, pulses, told: Vec::new() }
+        Job { idle, now, pulses, collected: Vec::new() }
     }
 
     /// So many seconds, in each of which `does` changes the pulse of each rank.
@@ -29,7 +29,7 @@ impl Job {
             }
             if self.idle.wants_look(self.now) {
                 let outlook = self.idle.look(self.now, &self.pulses, || false);
-                self.told.push(outlook);
+                self.collected.push(outlook);
             }
         }
         self
@@ -47,11 +47,13 @@ impl Job {
     }
 
     fn hang(&self) -> Option<&Hang> {
-        self.told.iter().find_map(|told| if let Outlook::Hang(hang) = told { Some(&**hang) } else { None })
+        self.collected
+            .iter()
+            .find_map(|collected| if let Outlook::Hang(hang) = collected { Some(&**hang) } else { None })
     }
 
     fn said_nothing(&self) -> bool {
-        self.told.iter().all(|told| *told == Outlook::Calm)
+        self.collected.iter().all(|collected| *collected == Outlook::Calm)
     }
 }
 
@@ -69,7 +71,10 @@ fn a_job_that_worked_and_does_nothing_any_more_hangs() {
     assert_eq!((hang.kind, hang.culprits.len(), hang.victims.len()), (HangKind::AllStill, 0, 4));
     assert!(hang.confidence < 0.5 && hang.evidence[2].contains("no heartbeats"), "{hang:?}");
     assert_eq!(hang.headline(), "all ranks hang: nothing moves, and nothing tells them apart");
-    assert!(job.told.iter().any(|told| matches!(told, Outlook::Waiting(_))), "suspected before");
+    assert!(
+        job.collected.iter().any(|collected| matches!(collected, Outlook::Waiting(_))),
+        "suspected before"
+    );
 }
 
 #[test]
@@ -131,7 +136,7 @@ fn a_stopped_rank_is_named_though_others_spin() {
     let hang = job.hang().expect("a hang");
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Stopped, &[Rank(1)][..]));
     assert_eq!(hang.headline(), "rank 1 hangs: it is stopped by a signal");
-    let first = job.told.iter().find(|told| **told != Outlook::Calm);
+    let first = job.collected.iter().find(|collected| **collected != Outlook::Calm);
     let Some(Outlook::Stopped(reported)) = first else { panic!("{first:?}") };
     assert_eq!((&reported.ranks[..], reported.limit), (&[Rank(1)][..], FLOOR));
 }
@@ -160,13 +165,13 @@ fn a_rank_that_goes_on_after_it_was_stopped_is_no_hang() {
             if rank == 1 { stopped(pulse, ProcessState::Stopped) } else { work(pulse) }
         },
     );
-    assert!(matches!(job.told.last(), Some(Outlook::Stopped(_))), "{:?}", job.told.last());
+    assert!(matches!(job.collected.last(), Some(Outlook::Stopped(_))), "{:?}", job.collected.last());
     job.seconds(60, |_, _, pulse| {
         stopped(pulse, ProcessState::Normal);
         work(pulse);
         pulse.output += 1;
     });
-    assert_eq!(job.told.last(), Some(&Outlook::Calm));
+    assert_eq!(job.collected.last(), Some(&Outlook::Calm));
     assert!(job.hang().is_none());
 }
 
@@ -179,22 +184,24 @@ fn ranks_that_only_spin_are_doubted_and_never_condemned() {
         }
     });
     assert!(job.hang().is_none());
-    let doubt =
-        job.told.iter().find_map(|told| if let Outlook::Doubt(doubt) = told { Some(doubt) } else { None });
+    let doubt = job
+        .collected
+        .iter()
+        .find_map(|collected| if let Outlook::Doubt(doubt) = collected { Some(doubt) } else { None });
     assert_eq!(doubt.expect("a doubt").ranks, [Rank(3)]);
 }
 
 #[test]
 fn a_job_that_stands_still_soon_after_it_began_is_doubted_and_never_condemned() {
     let doubt = |job: &Job| {
-        job.told
-            .iter()
-            .find_map(|told| if let Outlook::Doubt(doubt) = told { Some(doubt.clone()) } else { None })
+        job.collected.iter().find_map(|collected| {
+            if let Outlook::Doubt(doubt) = collected { Some(doubt.clone()) } else { None }
+        })
     };
     let mut job = Job::of(2);
     // Half of what would show that it is a job that works.
     job.works(15).rests(150);
-    assert!(job.said_nothing(), "{:?}", job.told.last());
+    assert!(job.said_nothing(), "{:?}", job.collected.last());
     job.rests(7200);
     assert!(job.hang().is_none());
     let doubt_of_job = doubt(&job).expect("a doubt");
@@ -215,7 +222,8 @@ fn spins(counts: impl Fn(u64) -> String) -> Job {
         let now = job.now;
         if job.idle.wants_collectives(now) {
             let kind = Some(HangKind::UserCode);
-            let waits = Waits { kind, culprits: vec![Rank(2)], told: "3 of 4 ranks wait for rank 2".into() };
+            let waits =
+                Waits { kind, culprits: vec![Rank(2)], reported: "3 of 4 ranks wait for rank 2".into() };
             job.idle.collectives(now, counts(second), waits);
         }
     }
@@ -251,7 +259,7 @@ fn what_may_be_under_way_unseen_is_given_three_times_as_long() {
             }
             if job.idle.wants_look(job.now) {
                 let outlook = job.idle.look(job.now, &job.pulses, || !network);
-                job.told.push(outlook);
+                job.collected.push(outlook);
             }
         }
         assert!(job.hang().is_none());
@@ -335,7 +343,7 @@ fn devices_that_are_known_to_rest_are_not_unseen() {
             job.idle.devices(job.now, Span::seconds(if idle { second } else { 0 }));
             if job.idle.wants_look(job.now) {
                 let outlook = job.idle.look(job.now, &job.pulses, || true);
-                job.told.push(outlook);
+                job.collected.push(outlook);
             }
         }
         assert_eq!(job.hang().is_some(), idle);

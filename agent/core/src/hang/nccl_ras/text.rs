@@ -80,8 +80,8 @@ impl Reading {
             self.about = About::Table;
         } else if self.about == About::Table {
             self.row(line);
-        } else if let Some(told) = line.strip_prefix("  ") {
-            self.told(told);
+        } else if let Some(reported) = line.strip_prefix("  ") {
+            self.reported(reported);
         } else {
             match line {
                 "INCOMPLETE" => self.about = About::MissingProcesses,
@@ -139,67 +139,67 @@ impl Reading {
     }
 
     /// A line that is indented: it tells more of what the last heading was about.
-    fn told(&mut self, told: &str) {
+    fn reported(&mut self, reported: &str) {
         match self.about {
-            About::MissingProcesses | About::DeadProcesses => self.process(told),
+            About::MissingProcesses | About::DeadProcesses => self.process(reported),
             About::Timeouts => {
-                if let Some(count) = told.strip_prefix("Encountered ").and_then(first_number) {
+                if let Some(count) = reported.strip_prefix("Encountered ").and_then(first_number) {
                     self.report.timeouts = count;
                 }
             }
-            About::MissingRanks => self.missing_rank(told),
-            About::Errors { .. } => self.error(told),
-            About::States | About::Operations => self.mismatch(told),
+            About::MissingRanks => self.missing_rank(reported),
+            About::Errors { .. } => self.error(reported),
+            About::States | About::Operations => self.mismatch(reported),
             About::Nothing | About::Table => {}
         }
     }
 
     /// `Process 4711 on node 10.0.0.2 managing GPUs 0,1`, or how many they are.
-    fn process(&mut self, told: &str) {
+    fn process(&mut self, reported: &str) {
         let processes = match self.about {
             About::DeadProcesses => &mut self.report.dead,
             _ => &mut self.report.missing,
         };
-        if let Some(process) = told.strip_prefix("Process ").and_then(process) {
+        if let Some(process) = reported.strip_prefix("Process ").and_then(process) {
             processes.named.push(process);
-        } else if let Some(count) = first_number(told)
-            .or_else(|| told.strip_prefix("Missing communicator data from ").and_then(first_number))
+        } else if let Some(count) = first_number(reported)
+            .or_else(|| reported.strip_prefix("Missing communicator data from ").and_then(first_number))
         {
             processes.count = count;
         }
     }
 
-    fn missing_rank(&mut self, told: &str) {
+    fn missing_rank(&mut self, reported: &str) {
         let Some(communicator) = self.report.communicators.last_mut() else { return };
-        if let Some(count) = told.strip_prefix("Missing communicator data from ").and_then(first_number) {
+        if let Some(count) = reported.strip_prefix("Missing communicator data from ").and_then(first_number) {
             communicator.missing_count = count;
         } else if let Some((_, ranks)) =
-            told.split_once("missing rank").and_then(|(_, rest)| rest.split_once(": "))
+            reported.split_once("missing rank").and_then(|(_, rest)| rest.split_once(": "))
         {
             // 2.24 gives nothing but their numbers.
             let ranks = ranks.split(',').filter_map(|rank| rank.trim().parse().ok());
             let bare = |rank| (CommRank { rank, process: None, gpu: None }, Missing::Unresponsive);
             communicator.missing.extend(ranks.map(bare));
-        } else if let Some((rank, _)) = rank(told) {
+        } else if let Some((rank, _)) = rank(reported) {
             communicator.missing.push((rank, Missing::Unresponsive));
         }
     }
 
-    fn error(&mut self, told: &str) {
-        if told.starts_with("Initialization error") || told.starts_with("Asynchronous error") {
-            self.about = About::Errors { asynchronous: told.starts_with("Asynchronous") };
+    fn error(&mut self, reported: &str) {
+        if reported.starts_with("Initialization error") || reported.starts_with("Asynchronous error") {
+            self.about = About::Errors { asynchronous: reported.starts_with("Asynchronous") };
             return;
         }
         let About::Errors { asynchronous } = self.about else { return };
         let Some(communicator) = self.report.communicators.last_mut() else { return };
         let error = |what: &str| Some(RankError { what: what.to_owned(), asynchronous });
         let said = |words: &str| error(words.strip_prefix("reported ")?);
-        group_line(&mut communicator.errors, told, said);
+        group_line(&mut communicator.errors, reported, said);
     }
 
-    fn mismatch(&mut self, told: &str) {
+    fn mismatch(&mut self, reported: &str) {
         let Some(communicator) = self.report.communicators.last_mut() else { return };
-        if let Some(of) = told.strip_prefix("Communicator ranks have different ") {
+        if let Some(of) = reported.strip_prefix("Communicator ranks have different ") {
             self.about = About::States;
             if let Some(name) = of.strip_suffix(" operation counts") {
                 self.about = About::Operations;
@@ -209,9 +209,9 @@ impl Reading {
             return;
         }
         match (self.about, communicator.operations.last_mut()) {
-            (About::Operations, Some(operation)) => group_line(&mut operation.groups, told, launched),
+            (About::Operations, Some(operation)) => group_line(&mut operation.groups, reported, launched),
             _ => {
-                group_line(&mut communicator.states, told, state);
+                group_line(&mut communicator.states, reported, state);
             }
         }
     }
@@ -238,8 +238,8 @@ impl Reading {
 
 /// A line of a breakdown: `7 ranks WORDS`, `Rank 3 WORDS -- GPU 3 managed by process 4711 on node 10.0.0.2`, or
 /// `Rank 3 -- GPU …` for one of those that the last line counted.
-fn group_line<T>(groups: &mut Vec<Group<T>>, told: &str, of: impl Fn(&str) -> Option<T>) {
-    if let Some((rank, words)) = rank(told) {
+fn group_line<T>(groups: &mut Vec<Group<T>>, reported: &str, of: impl Fn(&str) -> Option<T>) {
+    if let Some((rank, words)) = rank(reported) {
         if words.is_empty() {
             if let Some(group) = groups.last_mut() {
                 group.named.push(rank);
@@ -249,8 +249,8 @@ fn group_line<T>(groups: &mut Vec<Group<T>>, told: &str, of: impl Fn(&str) -> Op
         }
         return;
     }
-    let words = told.split_once(" ranks ").map(|(_, words)| words);
-    if let (Some(ranks), Some(of)) = (first_number(told), words.and_then(of)) {
+    let words = reported.split_once(" ranks ").map(|(_, words)| words);
+    if let (Some(ranks), Some(of)) = (first_number(reported), words.and_then(of)) {
         groups.push(Group { of, ranks, named: Vec::new() });
     }
 }
@@ -268,8 +268,8 @@ fn launched(words: &str) -> Option<u64> {
 }
 
 /// A rank, and what is said between it and its place.
-fn rank(told: &str) -> Option<(CommRank, &str)> {
-    let rest = told.strip_prefix("Rank ")?;
+fn rank(reported: &str) -> Option<(CommRank, &str)> {
+    let rest = reported.strip_prefix("Rank ")?;
     let (number, rest) = rest.split_once(' ').unwrap_or((rest, ""));
     let (words, place) = match rest.split_once("-- ") {
         Some((words, place)) => (words, place),

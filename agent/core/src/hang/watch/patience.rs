@@ -12,7 +12,7 @@ use super::Watch;
 const GROWS_AT_ONCE_TWICE: u64 = 7;
 
 /// What a driver tells of its devices' work may be so old: it looks back for a second, and its word takes time to come here.
-const TOLD_LATE: Span = Span::seconds(3);
+const REPORTED_LATE: Span = Span::seconds(3);
 
 impl Watch {
     /// Why no progress is expected, if it is not.
@@ -133,6 +133,6 @@ impl Watch {
 
     /// Whether the devices have come to rest since nothing moves: then they are not at a longer step either.
     fn devices_came_to_rest(&self) -> bool {
-        self.devices_rest.is_some_and(|since| since >= self.moved.after(TOLD_LATE))
+        self.devices_rest.is_some_and(|since| since >= self.moved.after(REPORTED_LATE))
     }
 }

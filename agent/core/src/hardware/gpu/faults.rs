@@ -238,7 +238,7 @@ impl Faults {
     pub(super) fn reasons(&self) -> Vec<String> {
         let mut faults: Vec<&Fault> = self.held.values().collect();
         faults.sort_by_key(|fault| (std::cmp::Reverse(fault.came.state), fault.came.at));
-        let mut reasons: Vec<String> = faults.into_iter().map(Fault::told).collect();
+        let mut reasons: Vec<String> = faults.into_iter().map(Fault::reported).collect();
         if let Some(says) = &self.driver {
             reasons.push(format!("the driver says that it needs {}", says.words()));
         }
@@ -252,7 +252,7 @@ impl Faults {
 }
 
 impl Fault {
-    fn told(&self) -> String {
+    fn reported(&self) -> String {
         let Came { kind, code, name, .. } = &self.came;
         let times = if self.count > 1 { format!(", {} times", self.count) } else { String::new() };
         let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();

@@ -50,7 +50,7 @@ impl Readings {
     /// nor a GPU well, because nothing is said of it now. A GPU that was split, or whose ECC was switched off, has less to
     /// tell by design.
     fn missing_what_was_told(&self, reading: &GpuReading) -> GpuReading {
-        fn told<T: Clone>(now: &Read<T>, before: &Read<T>) -> Read<T> {
+        fn reported<T: Clone>(now: &Read<T>, before: &Read<T>) -> Read<T> {
             match (now, before) {
                 (Read::NotOffered, Read::Value(_) | Read::Failed(_)) => {
                     Read::Failed("the driver told it before and does not any more".to_owned())
@@ -65,17 +65,17 @@ impl Readings {
             return reading;
         };
         if !no_ecc {
-            reading.ecc_volatile = told(&reading.ecc_volatile, &before.ecc_volatile);
-            reading.ecc_corrected = told(&reading.ecc_corrected, &before.ecc_corrected);
-            reading.remapped = told(&reading.remapped, &before.remapped);
-            reading.pages_pending = told(&reading.pages_pending, &before.pages_pending);
-            reading.unrepairable = told(&reading.unrepairable, &before.unrepairable);
+            reading.ecc_volatile = reported(&reading.ecc_volatile, &before.ecc_volatile);
+            reading.ecc_corrected = reported(&reading.ecc_corrected, &before.ecc_corrected);
+            reading.remapped = reported(&reading.remapped, &before.remapped);
+            reading.pages_pending = reported(&reading.pages_pending, &before.pages_pending);
+            reading.unrepairable = reported(&reading.unrepairable, &before.unrepairable);
         }
-        reading.recovery_action = told(&reading.recovery_action, &before.recovery_action);
-        reading.temperature = told(&reading.temperature, &before.temperature);
-        reading.memory_temperature = told(&reading.memory_temperature, &before.memory_temperature);
-        reading.clock_reasons = told(&reading.clock_reasons, &before.clock_reasons);
-        reading.fabric = told(&reading.fabric, &before.fabric);
+        reading.recovery_action = reported(&reading.recovery_action, &before.recovery_action);
+        reading.temperature = reported(&reading.temperature, &before.temperature);
+        reading.memory_temperature = reported(&reading.memory_temperature, &before.memory_temperature);
+        reading.clock_reasons = reported(&reading.clock_reasons, &before.clock_reasons);
+        reading.fabric = reported(&reading.fabric, &before.fabric);
         reading
     }
 }

@@ -103,9 +103,9 @@ impl Links {
         let all: BTreeSet<u32> = listed.chain(self.learned.iter().copied()).chain(counted).collect();
         let mut changes = Vec::new();
         for link in all {
-            let told = reading.nvlinks.iter().find(|of| of.link == link);
+            let reported = reading.nvlinks.iter().find(|of| of.link == link);
             let should = if wanted > 0 { self.up.len() < wanted } else { self.learned.contains(&link) };
-            let look = match told.map(|of| &of.up) {
+            let look = match reported.map(|of| &of.up) {
                 _ if split => Look::Absent,
                 Some(Read::Value(true)) => Look::Well,
                 Some(Read::Failed(_)) => Look::Unread,
@@ -262,37 +262,53 @@ impl Link {
         [&self.down, &self.failed, &self.errors, &self.rate].into_iter().filter_map(Watch::held)
     }
 
-    fn errors(&mut self, at: Mono, told: &LinkErrors, rules: Rules<'_>, changes: &mut Vec<(String, Change)>) {
+    fn errors(
+        &mut self,
+        at: Mono,
+        reported: &LinkErrors,
+        rules: Rules<'_>,
+        changes: &mut Vec<(String, Change)>,
+    ) {
         let limits = rules.limits;
-        self.remote = told.remote.or(self.remote);
-        let errors = self.damaged(at, told, limits);
-        push(changes, told.link, "nvlink_errors", self.errors.step(errors, rules.at_once()));
-        let failed = told.recovery_failed.map_or(Look::Absent, |count| {
+        self.remote = reported.remote.or(self.remote);
+        let errors = self.damaged(at, reported, limits);
+        push(changes, reported.link, "nvlink_errors", self.errors.step(errors, rules.at_once()));
+        let failed = reported.recovery_failed.map_or(Look::Absent, |count| {
             let grown = self.failures.step(at, count, limits.nvlink_failed_for.0);
-            let words = format!("NVLink {}: {} recoveries failed", told.link, grown.by);
+            let words = format!("NVLink {}: {} recoveries failed", reported.link, grown.by);
             Look::of((grown.by > 0).then(|| {
                 let problem = Problem::new(Unhealthy, words, ResetDevice);
                 problem.gained("NVML NVLink recoveries that failed", &grown, 0)
             }))
         });
-        push(changes, told.link, "nvlink_recovery_failed", self.failed.step_at(at, failed, rules.at_once()));
-        push(changes, told.link, "nvlink_error_rate", self.rate.step(rate(told, limits), rules.patient()));
+        push(
+            changes,
+            reported.link,
+            "nvlink_recovery_failed",
+            self.failed.step_at(at, failed, rules.at_once()),
+        );
+        push(
+            changes,
+            reported.link,
+            "nvlink_error_rate",
+            self.rate.step(rate(reported, limits), rules.patient()),
+        );
     }
 
     /// By what was added in a while: counters do not fall before a reset, and one old error is no news.
-    fn damaged(&mut self, at: Mono, told: &LinkErrors, limits: &DeviceLimits) -> Look {
-        if told.replays.is_none()
-            && told.crc.is_none()
-            && told.recoveries.is_none()
-            && told.recovered.is_none()
-            && told.damaged_packets.is_none()
+    fn damaged(&mut self, at: Mono, reported: &LinkErrors, limits: &DeviceLimits) -> Look {
+        if reported.replays.is_none()
+            && reported.crc.is_none()
+            && reported.recoveries.is_none()
+            && reported.recovered.is_none()
+            && reported.damaged_packets.is_none()
         {
             return Look::Absent;
         }
-        let kinds = [told.replays, told.crc, told.damaged_packets].into_iter().flatten();
+        let kinds = [reported.replays, reported.crc, reported.damaged_packets].into_iter().flatten();
         let damaged = kinds.fold(0, u64::saturating_add);
         let damaged = self.damaged.step(at, damaged, limits.nvlink_window.0);
-        let recoveries = told.recoveries.unwrap_or(0).saturating_add(told.recovered.unwrap_or(0));
+        let recoveries = reported.recoveries.unwrap_or(0).saturating_add(reported.recovered.unwrap_or(0));
         let recoveries = self.recoveries.step(at, recoveries, limits.nvlink_window.0);
         let checked = [
             (damaged, limits.nvlink_errors_per_minute, "damaged or repeated packets"),
@@ -306,7 +322,7 @@ impl Link {
             .iter()
             .any(|(grown, limit, _)| grown.per_minute() >= limits.taken_back(f64::from(*limit)));
         let judged = Look::of(ill.map(|(grown, limit, what)| {
-            let words = format!("NVLink {}: {:.0} {what} a minute", told.link, grown.per_minute());
+            let words = format!("NVLink {}: {:.0} {what} a minute", reported.link, grown.per_minute());
             Problem::new(Degraded, words, ResetDevice).sure(SAMPLED).gained(
                 &format!("NVML NVLink {what}"),
                 &grown,
@@ -318,15 +334,15 @@ impl Link {
 }
 
 /// What is wrong after correction, by bits or by symbols: whichever is more.
-fn rate(told: &LinkErrors, limits: &DeviceLimits) -> Look {
+fn rate(reported: &LinkErrors, limits: &DeviceLimits) -> Look {
     let limit = limits.nvlink_error_rate;
-    let rates = [("bit", told.effective_ber), ("symbol", told.symbol_ber)];
-    let told_of = rates.into_iter().filter_map(|(what, rate)| Some((what, rate?)));
-    let Some((what, rate)) = told_of.max_by(|(_, one), (_, other)| one.total_cmp(other)) else {
+    let rates = [("bit", reported.effective_ber), ("symbol", reported.symbol_ber)];
+    let reported_of = rates.into_iter().filter_map(|(what, rate)| Some((what, rate?)));
+    let Some((what, rate)) = reported_of.max_by(|(_, one), (_, other)| one.total_cmp(other)) else {
         return Look::Absent;
     };
     let words =
-        format!("NVLink {}: a share of {rate:.0e} of its {what}s is wrong after correction", told.link);
+        format!("NVLink {}: a share of {rate:.0e} of its {what}s is wrong after correction", reported.link);
     Look::of((rate > limit).then(|| {
         Problem::new(Degraded, words, ContactSupport).by(
             &format!("NVML NVLink {what} error rate after correction"),

@@ -38,7 +38,7 @@ impl DeviceJudge {
             let gpu = self.gpus.entry(xid.gpu).or_default();
             let mut came =
                 Came { state, action, ..Came::known(at, "XID", xid.code, meaning, &xid.place.line) };
-            if told_by_number_alone(xid) {
+            if known_by_number_alone(xid) {
                 came.confidence = UNSURE;
             }
             if let Some(line) = &xid.link_registers {
@@ -77,7 +77,7 @@ impl DeviceJudge {
         {
             return (decoded.state, decoded.action);
         }
-        if told_by_number_alone(xid) {
+        if known_by_number_alone(xid) {
             // How bad it is stands in the line, which nobody read.
             return (HealthState::Degraded, RecommendedAction::ContactSupport);
         }
@@ -175,7 +175,7 @@ const UNSURE: f64 = 0.5;
 const LAST_LISTED: u32 = 173;
 
 /// An XID of NVLink whose weight stands in its line, which nobody read.
-fn told_by_number_alone(xid: &Xid) -> bool {
+fn known_by_number_alone(xid: &Xid) -> bool {
     xid.by_event && (144..=150).contains(&xid.code)
 }
 

@@ -225,9 +225,9 @@ mod tests {
     }
 
     /// Buses as they are told by place; `lost` are the places that do not answer and stand under an older name.
-    fn settled(told: &[u8], lost: &[u32], known: &[u8]) -> Vec<Option<u8>> {
+    fn settled(reported: &[u8], lost: &[u32], known: &[u8]) -> Vec<Option<u8>> {
         let mut readings: Vec<GpuReading> = (0..)
-            .zip(told)
+            .zip(reported)
             .map(|(index, bus)| {
                 let trouble = lost.contains(&index).then_some(GpuTrouble::Lost);
                 let identity = (*bus > 0).then(|| identity(*bus));

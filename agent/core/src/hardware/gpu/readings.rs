@@ -163,11 +163,11 @@ impl Readings {
             .into_iter()
             .filter_map(|(what, why)| Some(format!("{what} cannot be read: {}", why?)))
             .collect();
-        let tells = last.temperature.value().is_some()
+        let reports = last.temperature.value().is_some()
             || last.ecc_volatile.value().is_some()
             || last.memory.value().is_some()
             || last.clock_reasons.value().is_some();
-        if !tells && unread.is_empty() {
+        if !reports && unread.is_empty() {
             unread.push("the driver tells nothing of how it is".to_owned());
         }
         unread
@@ -204,9 +204,14 @@ impl Readings {
     pub(super) fn evidence(&self) -> Vec<Evidence> {
         let Some(last) = &self.last else { return Vec::new() };
         let details = self.details.as_ref();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let mut evidence = |source: &str, reading: String, limit: Option<String>| {
-            told.push(Evidence { source: format!("NVML {source}"), reading, limit, ..Evidence::default() });
+            reported.push(Evidence {
+                source: format!("NVML {source}"),
+                reading,
+                limit,
+                ..Evidence::default()
+            });
         };
         if let Some(identity) = &last.identity {
             evidence("identity", format!("{} {}", identity.name, identity.uuid), None);
@@ -231,11 +236,11 @@ impl Readings {
             evidence("NVLinks", text, None);
         }
         if let Some(processes) = last.processes.value().filter(|processes| !processes.is_empty()) {
-            let told = |process: &GpuProcess| match process.memory {
+            let reported = |process: &GpuProcess| match process.memory {
                 Some(bytes) => format!("{} ({} MiB)", process.pid.0, bytes >> 20),
                 None => process.pid.0.to_string(),
             };
-            evidence("processes", processes.iter().map(told).collect::<Vec<_>>().join(", "), None);
+            evidence("processes", processes.iter().map(reported).collect::<Vec<_>>().join(", "), None);
         }
         if let Some(gsp) = details.and_then(|of| of.gsp.value()) {
             evidence("GSP firmware", if *gsp { "on" } else { "off" }.to_owned(), None);
@@ -244,7 +249,7 @@ impl Readings {
             let words = "off: the driver is unloaded while no process uses a GPU (nvidia-smi -pm 1)";
             evidence("persistence mode", words.to_owned(), None);
         }
-        told
+        reported
     }
 
     pub(super) fn summary(&self) -> Option<String> {

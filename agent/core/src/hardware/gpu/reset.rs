@@ -16,7 +16,7 @@ use crate::model::entry::Fact;
 use crate::model::observation::{Observation, Weight};
 
 /// A reset begins; of the journal's observations.
-const BEGUN: &str = "gpu_reset_begun";
+const STARTED: &str = "gpu_reset_begun";
 /// A reset was made and helped: what it heals is over.
 pub const DONE: &str = "gpu_reset";
 /// A reset was tried and did not help.
@@ -163,9 +163,9 @@ pub fn may(mode: ResetMode, by: ResetBy, running: Option<&JobId>) -> Result<(), 
 /// Who is on it, or why that cannot be told.
 pub fn idle(reading: Option<&GpuReading>, holders: Result<Vec<Holder>, String>) -> Result<(), ResetError> {
     // A GPU that waits for its reset tells nothing any more; the kernel then stands alone, and has to tell all.
-    let told =
+    let reported =
         reading.filter(|reading| reading.trouble.is_none()).and_then(|reading| reading.processes.value());
-    if let Some(first) = told.and_then(|processes| processes.first()) {
+    if let Some(first) = reported.and_then(|processes| processes.first()) {
         return Err(ResetError::Busy(format!("by the driver, process {} works on it", first.pid.0)));
     }
     let holders = holders.map_err(ResetError::Unreadable)?;
@@ -204,8 +204,8 @@ pub fn helped(order: &ResetOrder, report: &DeviceReport) -> Result<(), ResetErro
 
 impl ResetOrder {
     /// What stands in the journal before it is tried.
-    pub fn begins(&self) -> Fact {
-        self.noted(BEGUN, Weight::Warning, format!("reset by {}: {}", self.by, self.reason))
+    pub fn starts(&self) -> Fact {
+        self.noted(STARTED, Weight::Warning, format!("reset by {}: {}", self.by, self.reason))
     }
 
     /// What stands in the journal of how it went.
@@ -290,8 +290,8 @@ mod tests {
         for name in ["gpu.0000:01:00", "0000:01:00", "GPU-1"] {
             assert_eq!(meant(&gpus, name).map(|(_, uuid)| uuid), Ok("GPU-1"), "{name}");
         }
-        let told = meant(&gpus, "gpu.0000:02:00").map(|_| ()).unwrap_err().to_string();
-        assert_eq!(told, "no GPU \"gpu.0000:02:00\" here; known: gpu.0000:01:00");
+        let reported = meant(&gpus, "gpu.0000:02:00").map(|_| ()).unwrap_err().to_string();
+        assert_eq!(reported, "no GPU \"gpu.0000:02:00\" here; known: gpu.0000:01:00");
         assert!(meant(&[], "GPU-1").unwrap_err().to_string().ends_with("known: none"));
     }
 
@@ -351,8 +351,8 @@ mod tests {
             (answered(vec![still]), "still needs a reboot of the node"),
             (answered(vec![silent]), "the driver lost it"),
         ] {
-            let told = helped(&order, &report).unwrap_err();
-            assert!(told.was_tried() && told.to_string().contains(words), "{told}");
+            let reported = helped(&order, &report).unwrap_err();
+            assert!(reported.was_tried() && reported.to_string().contains(words), "{reported}");
         }
     }
 

@@ -189,8 +189,8 @@ impl Gpu {
     /// What the readings tell; what was found before and cannot be read now still stands.
     fn problems(&self, around: Around<'_>) -> Vec<Problem> {
         if self.missing {
-            let told = "the driver counted it before and does not any more";
-            let problem = Problem::new(HealthState::Unhealthy, told, RecommendedAction::RebootNode);
+            let reported = "the driver counted it before and does not any more";
+            let problem = Problem::new(HealthState::Unhealthy, reported, RecommendedAction::RebootNode);
             return vec![problem.by("NVML device list", "missing", "there").was(Some("there"))];
         }
         let unknown = |why: String| Problem::new(HealthState::Unknown, why, RecommendedAction::None);

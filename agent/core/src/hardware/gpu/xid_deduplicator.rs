@@ -26,7 +26,7 @@ const BY_LINE: std::ops::RangeInclusive<u32> = 144..=150;
 pub(super) struct XidDeduplicator {
     seen: VecDeque<Sighting>,
     /// XIDs of which the driver did not tell whose they are.
-    of_nobody: Vec<(Mono, u32)>,
+    of_no_process: Vec<(Mono, u32)>,
     /// What else the driver told, for the journal; and when it last told of that kind.
     others: Vec<(Mono, Fact)>,
     other_at: BTreeMap<(Option<PciAddress>, u64), Mono>,
@@ -88,12 +88,12 @@ impl DeviceJudge {
         let code = u32::try_from(event.data).ok().filter(|code| *code > 0);
         let (Some(code), true) = (code, event.kind & GpuEvent::XID != 0) else { return };
         let Some(gpu) = event.gpu.or_else(|| self.only_gpu()) else {
-            if self.told.of_nobody.len() < REMEMBERED {
-                self.told.of_nobody.push((at, code));
+            if self.reported.of_no_process.len() < REMEMBERED {
+                self.reported.of_no_process.push((at, code));
             }
             return;
         };
-        if self.told.same((at, gpu, code), self.limits.event_window.0, |by| *by == By::Line).is_some() {
+        if self.reported.same((at, gpu, code), self.limits.event_window.0, |by| *by == By::Line).is_some() {
             return;
         }
         let line = "told by an event of NVML".to_owned();
@@ -109,39 +109,39 @@ impl DeviceJudge {
         if judged {
             self.xid(at, &xid);
         }
-        self.told.note(Sighting { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
+        self.reported.note(Sighting { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
     }
 
     /// What is no XID is for the journal: once a minute of each kind, since some come in storms.
     fn other_event(&mut self, at: Mono, event: &GpuEvent) {
         for (kind, words) in OTHERS.into_iter().filter(|(kind, _)| event.kind & kind != 0) {
-            let told = &mut self.told;
-            let last = told.other_at.get(&(event.gpu, kind));
+            let reported = &mut self.reported;
+            let last = reported.other_at.get(&(event.gpu, kind));
             let just_now = last.is_some_and(|last| at.since(*last) < self.limits.echo_window.0);
-            if just_now || told.others.len() >= REMEMBERED {
+            if just_now || reported.others.len() >= REMEMBERED {
                 continue;
             }
-            told.other_at.insert((event.gpu, kind), at);
+            reported.other_at.insert((event.gpu, kind), at);
             let component = event.gpu.map_or(ComponentId::Gpus("driver"), ComponentId::Gpu).to_string();
-            let told = Observation {
+            let reported = Observation {
                 component,
                 event: "told_by_driver".to_owned(),
                 weight: Weight::Warning,
                 detail: format!("an event of NVML: {words}"),
                 values: [("kind".to_owned(), format!("{kind:#x}"))].into(),
             };
-            self.told.others.push((at, Fact::Observed(told)));
+            self.reported.others.push((at, Fact::Observed(reported)));
         }
     }
 
     /// The events that are for the journal at `now`: those whose line did not come, or cannot come because nobody reads
     /// the log.
     pub fn due(&mut self, now: Mono, log_is_read: bool) -> Vec<(Mono, Fact)> {
-        let of_nobody: Vec<(Mono, Fact)> =
-            self.told.of_nobody.drain(..).map(|(at, code)| (at, of_nobody(code))).collect();
-        let others = std::mem::take(&mut self.told.others);
+        let of_no_process: Vec<(Mono, Fact)> =
+            self.reported.of_no_process.drain(..).map(|(at, code)| (at, of_no_process(code))).collect();
+        let others = std::mem::take(&mut self.reported.others);
         let (mut due, wait) = (Vec::new(), self.limits.line_wait.0);
-        for of in &mut self.told.seen {
+        for of in &mut self.reported.seen {
             if log_is_read && now.since(of.at) < wait {
                 continue;
             }
@@ -155,7 +155,7 @@ impl DeviceJudge {
                 self.xid(*at, xid);
             }
         }
-        due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).chain(of_nobody).chain(others).collect()
+        due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).chain(of_no_process).chain(others).collect()
     }
 
     /// The GPU of a host that has one.
@@ -170,11 +170,12 @@ impl DeviceJudge {
         let mut news = true;
         if xid.by_event {
             // One of the journal, after a restart.
-            self.told.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
+            self.reported.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
         } else {
-            let event =
-                self.told.same((now, xid.gpu, xid.code), self.limits.event_window.0, |by| *by != By::Line);
-            match event.and_then(|place| self.told.seen.remove(place)).map(|of| of.by) {
+            let event = self
+                .reported
+                .same((now, xid.gpu, xid.code), self.limits.event_window.0, |by| *by != By::Line);
+            match event.and_then(|place| self.reported.seen.remove(place)).map(|of| of.by) {
                 Some(By::Waiting(_, judged)) => {
                     if judged {
                         self.untell(xid);
@@ -186,7 +187,7 @@ impl DeviceJudge {
                 }
                 Some(By::Line) | None => {}
             }
-            self.told.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Line });
+            self.reported.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Line });
         }
         self.xid(at, xid);
         news
@@ -201,7 +202,7 @@ impl DeviceJudge {
 }
 
 /// The kernel log tells which GPU it was; an event that does not, blames none.
-fn of_nobody(code: u32) -> Fact {
+fn of_no_process(code: u32) -> Fact {
     Fact::Observed(Observation {
         component: "gpu.driver".to_owned(),
         event: "xid_of_unknown_gpu".to_owned(),

@@ -113,7 +113,7 @@ pub struct Service {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// It told this.
-    Told(Runtime),
+    Reported(Runtime),
     /// Nothing listens there.
     Refused,
     /// No answer within the deadline.

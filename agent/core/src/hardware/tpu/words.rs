@@ -11,19 +11,19 @@ use crate::model::observation::{Observation, Weight};
 
 impl Answer {
     /// What it told, if it did.
-    pub fn told(&self) -> Option<&Runtime> {
+    pub fn reported(&self) -> Option<&Runtime> {
         match self {
-            Answer::Told(runtime) => Some(runtime),
+            Answer::Reported(runtime) => Some(runtime),
             Answer::Refused | Answer::Silent | Answer::Improper(_) => None,
         }
     }
 
     fn words(&self) -> String {
         match self {
-            Answer::Told(Runtime { supported: Some(metrics), .. }) => {
+            Answer::Reported(Runtime { supported: Some(metrics), .. }) => {
                 format!("it answers; {metrics} metrics")
             }
-            Answer::Told(_) => "it answers".to_owned(),
+            Answer::Reported(_) => "it answers".to_owned(),
             Answer::Refused => "nothing listens there".to_owned(),
             Answer::Silent => "no answer within the deadline".to_owned(),
             Answer::Improper(what) => format!("no proper answer: {what}"),
@@ -43,7 +43,7 @@ pub(super) struct Share {
 
 /// Deals what the services tell out to the chips, in their order: a value per chip, or equally many per chip (its
 /// cores). Where neither is so, it is not known which is whose.
-pub(super) fn by_chip(told: &[&Runtime], chips: usize) -> Vec<Share> {
+pub(super) fn by_chip(reported: &[&Runtime], chips: usize) -> Vec<Share> {
     let deal = |values: Vec<f64>, together: fn(&[f64]) -> f64| -> Vec<Option<f64>> {
         let each = values.len().checked_div(chips).unwrap_or(0);
         if each == 0 || each * chips != values.len() {
@@ -55,7 +55,7 @@ pub(super) fn by_chip(told: &[&Runtime], chips: usize) -> Vec<Share> {
     let sum = |values: &[f64]| values.iter().sum::<f64>();
     let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
     let floats =
-        |of: fn(&Runtime) -> Vec<f64>| told.iter().flat_map(|runtime| of(runtime)).collect::<Vec<f64>>();
+        |of: fn(&Runtime) -> Vec<f64>| reported.iter().flat_map(|runtime| of(runtime)).collect::<Vec<f64>>();
     let duty = deal(floats(|runtime| runtime.duty_cycle.values().copied().collect()), mean);
     let used = deal(floats(|runtime| runtime.hbm_used.values().map(|bytes| *bytes as f64).collect()), sum);
     let total = deal(floats(|runtime| runtime.hbm_total.values().map(|bytes| *bytes as f64).collect()), sum);
@@ -96,13 +96,13 @@ pub mod metric {
 
 /// The readings in numbers; what is not told is absent.
 pub(super) fn gauges(share: &Share) -> Vec<Gauge> {
-    let told = [
+    let reported = [
         (metric::DUTY_CYCLE, share.duty_cycle),
         (metric::HBM_USED, share.hbm_used.map(|bytes| bytes as f64)),
         (metric::HBM_TOTAL, share.hbm_total.map(|bytes| bytes as f64)),
         (metric::HBM_BANDWIDTH, share.bandwidth),
     ];
-    told.into_iter().filter_map(|(metric, value)| Some(Gauge { metric, value: value? })).collect()
+    reported.into_iter().filter_map(|(metric, value)| Some(Gauge { metric, value: value? })).collect()
 }
 
 pub(super) fn readings(share: &Share) -> Vec<String> {
@@ -164,13 +164,14 @@ pub(super) fn service_evidence(service: &Service) -> Evidence {
 }
 
 pub(super) fn answering(services: &[Service]) -> String {
-    let told: Vec<&Runtime> = services.iter().filter_map(|service| service.answer.told()).collect();
+    let reported: Vec<&Runtime> = services.iter().filter_map(|service| service.answer.reported()).collect();
     let places: Vec<&str> = services.iter().map(|service| service.endpoint.as_str()).collect();
-    let cores = match told.iter().filter_map(|runtime| runtime.cores.as_ref().map(Vec::len)).sum::<usize>() {
-        0 => "it does not tell where its cores stand".to_owned(),
-        1 => "1 core".to_owned(),
-        count => format!("{count} cores"),
-    };
+    let cores =
+        match reported.iter().filter_map(|runtime| runtime.cores.as_ref().map(Vec::len)).sum::<usize>() {
+            0 => "it does not tell where its cores stand".to_owned(),
+            1 => "1 core".to_owned(),
+            count => format!("{count} cores"),
+        };
     format!("libtpu answers at {}; {cores}", places.join(", "))
 }
 

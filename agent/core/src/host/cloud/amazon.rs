@@ -84,8 +84,8 @@ mod tests {
         let action = instance_action(r#"{"action": "terminate", "time": "2017-09-18T08:22:00Z"}"#).unwrap();
         let at = Some(Wall(1_505_722_920_000_000_000));
         assert_eq!((action[0].kind, action[0].starts), (NoticeKind::Preemption, at));
-        let untold = instance_action(r#"{"action": "stop"}"#).unwrap();
-        assert_eq!((untold[0].kind, untold[0].starts), (NoticeKind::Preemption, None));
+        let unreported = instance_action(r#"{"action": "stop"}"#).unwrap();
+        assert_eq!((unreported[0].kind, unreported[0].starts), (NoticeKind::Preemption, None));
         assert_eq!(
             rebalance(r#"{"noticeTime": "2020-11-05T08:22:00Z"}"#).unwrap()[0].kind,
             NoticeKind::AtRisk

@@ -54,13 +54,13 @@ pub(super) fn due(notices: &[Notice], left_for: &mut BTreeSet<String>, now: Wall
 }
 
 fn is_due(notice: &Notice, now: Wall, before: Span) -> bool {
-    let begins_in = notice.starts.map(|starts| starts.0.saturating_sub(now.0)).filter(|_| !notice.ongoing);
+    let starts_in = notice.starts.map(|starts| starts.0.saturating_sub(now.0)).filter(|_| !notice.ongoing);
     let before = i64::try_from(before.0).unwrap_or(i64::MAX);
     match notice.kind {
         NoticeKind::AtRisk | NoticeKind::Migration => false,
         NoticeKind::Preemption => true,
-        NoticeKind::Termination => begins_in.is_none_or(|begins_in| begins_in <= before),
-        NoticeKind::Maintenance => begins_in.is_some_and(|begins_in| (1..=before).contains(&begins_in)),
+        NoticeKind::Termination => starts_in.is_none_or(|starts_in| starts_in <= before),
+        NoticeKind::Maintenance => starts_in.is_some_and(|starts_in| (1..=before).contains(&starts_in)),
     }
 }
 

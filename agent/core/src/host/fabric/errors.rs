@@ -134,7 +134,7 @@ pub(super) struct ErrorsFound {
     pub(super) problems: Vec<(HealthState, String, RecommendedAction)>,
     pub(super) evidence: Vec<Evidence>,
     /// Rules that hold since this reading: the counter, what it grew by, and why that matters.
-    pub(super) begun: Vec<(&'static str, u64, String)>,
+    pub(super) started: Vec<(&'static str, u64, String)>,
 }
 
 impl Errors {
@@ -175,12 +175,12 @@ impl Errors {
                     rule.counter, rule.meaning
                 );
                 if !was_over {
-                    found.begun.push((rule.counter, sum, reason.clone()));
+                    found.started.push((rule.counter, sum, reason.clone()));
                 }
                 found.problems.push((HealthState::Degraded, reason, rule.action));
             }
             if sum > 0 || *over {
-                found.tell_growth(link, rule.counter, (value, sum), &within, Some(limit));
+                found.report_growth(link, rule.counter, (value, sum), &within, Some(limit));
             }
         }
         for name in SHOWN {
@@ -190,7 +190,7 @@ impl Errors {
             counter.count(at, grown);
             let sum = counter.within(at, HOUR);
             if sum > 0 {
-                found.tell_growth(link, name, (value, sum), &minutes(HOUR), None);
+                found.report_growth(link, name, (value, sum), &minutes(HOUR), None);
             }
         }
         for (name, most) in STOPS_AT {
@@ -206,7 +206,7 @@ impl Errors {
 
 impl ErrorsFound {
     /// What a counter stands at, and by how much it grew.
-    fn tell_growth(
+    fn report_growth(
         &mut self,
         link: &LinkReading,
         counter: &str,

@@ -92,7 +92,7 @@ pub(super) struct Mended {
 impl Learned {
     /// Holds what was learned against what is there: the same hardware under another name keeps what is known of it,
     /// another piece in the same slot starts anew, and a machine that is another one altogether knows nothing.
-    pub(super) fn mend(&mut self, host: Option<&str>, links_there: &[LinkReading]) -> Mended {
+    pub(super) fn repair(&mut self, host: Option<&str>, links_there: &[LinkReading]) -> Mended {
         let mut mended = Mended::default();
         if let (Some(known), Some(host)) = (&self.host, host)
             && known != host

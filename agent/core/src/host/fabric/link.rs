@@ -101,19 +101,19 @@ impl Link {
         match &link.state {
             Reading::Value(state) => {
                 found.read = true;
-                found.tell(&source(link, "state"), state.to_string(), None);
+                found.report(&source(link, "state"), state.to_string(), None);
                 let steady = self.active == Some(true) && state.active && lost == 0;
                 self.follow(at, link, state, lost, expectation.booting, &mut found);
                 self.judge_down(at, state, expectation, limits, &mut found);
                 self.judge_rate(link, state.active, expectation.rate, limits, &mut found);
                 let errors = self.errors.step(at, link, steady, &limits.errors);
-                for (counter, grown, reason) in &errors.begun {
+                for (counter, grown, reason) in &errors.started {
                     let component = link.kind.component(&link.name);
                     let serial = link.identity.serial.as_deref();
                     let grown = ("grown", grown.to_string());
                     found.observe(&component, TOO_MANY, Weight::Warning, reason.clone(), serial, grown);
-                    if let Some(told) = found.observations.last_mut() {
-                        told.values.insert("counter".to_owned(), (*counter).to_owned());
+                    if let Some(reported) = found.observations.last_mut() {
+                        reported.values.insert("counter".to_owned(), (*counter).to_owned());
                     }
                 }
                 found.take(errors);
@@ -127,10 +127,10 @@ impl Link {
         let latest = flapped.max(self.down_since.map(|down| down.since));
         found.fault_at = latest.map(Moment::mono);
         if let Some(interface) = &link.interface {
-            found.tell(&source(link, "interface"), interface.clone(), None);
+            found.report(&source(link, "interface"), interface.clone(), None);
         }
         if !link.near.is_empty() {
-            found.tell("PCI topology", format!("near {}", link.near.join(", ")), None);
+            found.report("PCI topology", format!("near {}", link.near.join(", ")), None);
         }
         found
     }
@@ -190,8 +190,8 @@ impl Link {
                 let detail = format!("{} is up after {:.0} s", link.name, down.as_seconds());
                 let flaps = ("flaps", flaps.to_string());
                 found.observe(component, "port_up", Weight::Info, detail, serial, flaps);
-                if let Some(told) = found.observations.last_mut() {
-                    told.values.insert("down_seconds".to_owned(), format!("{:.0}", down.as_seconds()));
+                if let Some(reported) = found.observations.last_mut() {
+                    reported.values.insert("down_seconds".to_owned(), format!("{:.0}", down.as_seconds()));
                 }
             }
         }
@@ -252,23 +252,23 @@ impl Link {
         }
         let Some(down) = self.down_since else { return };
         let lasted = Moment::of(at).since(down.since);
-        let told = format!("{state} for {:.0} s: {}", lasted.as_seconds(), state.meaning());
+        let reported = format!("{state} for {:.0} s: {}", lasted.as_seconds(), state.meaning());
         if lasted >= limits.down_after.0 && !expectation.booting {
             self.out = true;
         }
         found.out = self.out;
         if self.out {
-            found.problem(HealthState::Unhealthy, told, RecommendedAction::ContactSupport);
+            found.problem(HealthState::Unhealthy, reported, RecommendedAction::ContactSupport);
         } else if expectation.booting {
-            found.problem(HealthState::Unknown, format!("{told}; the host has just booted"), NOTHING);
+            found.problem(HealthState::Unknown, format!("{reported}; the host has just booted"), NOTHING);
         } else if down.from_the_start {
             found.problem(
                 HealthState::Unknown,
-                format!("{told} (counts from {})", limits.down_after),
+                format!("{reported} (counts from {})", limits.down_after),
                 NOTHING,
             );
         } else {
-            found.well = format!("{told} (counts from {})", limits.down_after);
+            found.well = format!("{reported} (counts from {})", limits.down_after);
         }
     }
 
@@ -286,7 +286,7 @@ impl Link {
             return;
         };
         let limit = expected.map(|expected| format!("{expected} Gb/s"));
-        found.tell(&source(link, "rate"), format!("{rate} Gb/s"), limit);
+        found.report(&source(link, "rate"), format!("{rate} Gb/s"), limit);
         found.well = format!("{}, {rate} Gb/s", found.well);
         let Some(expected) = expected else { return };
         let slow = rate < expected * 0.99;
@@ -313,7 +313,7 @@ impl Link {
         let Some((last, _)) = self.flaps.back() else { return };
         let minutes = Moment::of(at).since(*last).0 / 60_000_000_000;
         let reading = format!("{} within {}, the last {minutes} min ago", times(flaps), limits.flap_window);
-        found.tell("flaps", reading, Some(limits.flaps.to_string()));
+        found.report("flaps", reading, Some(limits.flaps.to_string()));
         if flaps >= limits.flaps {
             let reason = format!(
                 "it went down and came back {} within {}, the last time {minutes} min ago: cable or transceiver",
@@ -332,7 +332,7 @@ impl Found {
         self.problems.push((state, reason, action));
     }
 
-    pub(super) fn tell(&mut self, source: &str, reading: String, limit: Option<String>) {
+    pub(super) fn report(&mut self, source: &str, reading: String, limit: Option<String>) {
         self.evidence.push(Evidence { source: source.to_owned(), reading, limit, ..Evidence::default() });
     }
 

@@ -18,9 +18,9 @@ impl Findings {
     pub(super) fn problem(&mut self, checked: impl Into<Checked>, reason: String, action: RecommendedAction) {
         let Checked { state, recovering } = checked.into();
         if state > HealthState::Healthy {
-            let told =
+            let reported =
                 if recovering { format!("{reason}, better again but not for long enough") } else { reason };
-            self.problems.push((state, told));
+            self.problems.push((state, reported));
             self.action = self.action.max(action);
         }
     }
@@ -68,12 +68,12 @@ impl Findings {
     pub(super) fn reason(&self) -> String {
         let mut problems: Vec<&(HealthState, String)> = self.problems.iter().collect();
         problems.sort_by_key(|(state, _)| std::cmp::Reverse(*state));
-        let told: Vec<&str> = if problems.is_empty() {
+        let reported: Vec<&str> = if problems.is_empty() {
             self.summaries.iter().chain(&self.notes).map(String::as_str).collect()
         } else {
             problems.into_iter().map(|(_, reason)| reason.as_str()).collect()
         };
-        told.join("; ")
+        reported.join("; ")
     }
 
     pub(super) fn into_evidence(self) -> Vec<Evidence> {

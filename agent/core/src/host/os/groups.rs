@@ -18,8 +18,8 @@ pub(super) struct GroupWatch {
 struct Seen {
     last: GroupEvents,
     /// How often it came to its limit since that was told last.
-    untold: u64,
-    told: Option<Mono>,
+    unreported: u64,
+    reported: Option<Mono>,
 }
 
 impl GroupWatch {
@@ -31,10 +31,10 @@ impl GroupWatch {
 
     fn follow(&mut self, at: Mono, group: &MemoryGroup, window: Span) -> Vec<Fact> {
         let Some(events) = group.events else { return Vec::new() };
-        let first = Seen { last: events, untold: 0, told: None };
+        let first = Seen { last: events, unreported: 0, reported: None };
         let seen = self.groups.entry(group.source.clone()).or_insert(first);
         let kills = events.kills.saturating_sub(seen.last.kills);
-        seen.untold = seen.untold.saturating_add(events.at_limit.saturating_sub(seen.last.at_limit));
+        seen.unreported = seen.unreported.saturating_add(events.at_limit.saturating_sub(seen.last.at_limit));
         seen.last = events;
         let limit = group
             .usage
@@ -49,10 +49,10 @@ impl GroupWatch {
             );
             facts.push(observed("host.oom", "group_kill", Weight::Warning, detail, &group.source, kills));
         }
-        let silent = seen.told.is_none_or(|told| at.since(told) >= window);
-        if seen.untold > 0 && silent {
-            let times = std::mem::take(&mut seen.untold);
-            seen.told = Some(at);
+        let silent = seen.reported.is_none_or(|reported| at.since(reported) >= window);
+        if seen.unreported > 0 && silent {
+            let times = std::mem::take(&mut seen.unreported);
+            seen.reported = Some(at);
             let detail = format!("the control group {} came to {limit}, {times} times", group.source);
             facts.push(observed("host.memory", "group_at_limit", Weight::Info, detail, &group.source, times));
         }

@@ -191,26 +191,26 @@ fn judge_speed(
     limits: &DeepLimits,
     check: impl Fn(CheckVerdict, String) -> Check,
 ) -> Check {
-    let told =
+    let reported =
         |measured: &Measured| format!("{} {}", words(measured.what), value(measured.what, measured.value));
     let slow: Vec<String> = measured
         .iter()
         .filter_map(|measured| {
             let limit = probe.limit(measured.what, limits)?;
-            let beyond = || format!("{} (limit {})", told(measured), value(measured.what, limit.value()));
+            let beyond = || format!("{} (limit {})", reported(measured), value(measured.what, limit.value()));
             // What is no number at all keeps no limit.
             (!limit.is_kept(measured.value)).then(beyond)
         })
         .collect();
     let evidence = measured.iter().map(|measured| Evidence {
         source: probe.name(),
-        reading: told(measured),
+        reading: reported(measured),
         limit: probe.limit(measured.what, limits).map(|limit| value(measured.what, limit.value())),
         before: None,
     });
     let evidence = evidence.collect();
     if slow.is_empty() {
-        let all: Vec<String> = measured.iter().map(told).collect();
+        let all: Vec<String> = measured.iter().map(reported).collect();
         Check { evidence, ..check(CheckVerdict::Pass, all.join(", ")) }
     } else {
         Check { evidence, ..check(CheckVerdict::Warn, format!("slow: {}", slow.join(", "))) }

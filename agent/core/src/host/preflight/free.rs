@@ -23,7 +23,7 @@ pub enum GpuAvailability {
 /// to `allowed` bytes counts as none (NVIDIA's own tools take 15 MiB to 512 MiB).
 pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (GpuAvailability, Vec<Evidence>) {
     let mut evidence = Vec::new();
-    let mut tell = |what: &str, reading: String, limit: Option<String>| {
+    let mut report = |what: &str, reading: String, limit: Option<String>| {
         evidence.push(Evidence { source: format!("NVML {what}"), reading, limit, before: None });
     };
     if let Some(trouble) = &reading.trouble {
@@ -34,12 +34,12 @@ pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (GpuA
         pids.filter(|pid| !ours.contains(pid)).map(|pid| pid.0.to_string()).collect::<Vec<_>>()
     });
     if let Some(foreign) = &foreign {
-        tell("processes", if foreign.is_empty() { "none".to_owned() } else { foreign.join(", ") }, None);
+        report("processes", if foreign.is_empty() { "none".to_owned() } else { foreign.join(", ") }, None);
     }
     let used = reading.memory.value().map(|(used, _)| *used);
     if let Some(used) = used {
         let limit = Some(allowed.rounded().to_string());
-        tell("memory in use", Bytes(used).rounded().to_string(), limit);
+        report("memory in use", Bytes(used).rounded().to_string(), limit);
     }
     let has_ours = reading.processes.value().is_some_and(|all| all.iter().any(|of| ours.contains(&of.pid)));
     let freedom = match (foreign, used) {

@@ -24,7 +24,7 @@ struct Seen {
     /// Who else was there.
     neighbours: BTreeSet<Pid>,
     /// Whether it told how much of its memory is in use.
-    told: bool,
+    reported: bool,
 }
 
 /// On which GPUs the processes of each job were last seen, and who else was there.
@@ -112,7 +112,7 @@ impl GpuUse {
                     ComponentId::Gpu(address),
                     left_by_us(gpu, seen, owners, &may_stay)
                 )),
-                GpuAvailability::Unknown(why) if seen.told => {
+                GpuAvailability::Unknown(why) if seen.reported => {
                     Some(format!("{}: whether it is free is unknown: {why}", ComponentId::Gpu(address)))
                 }
                 GpuAvailability::Free | GpuAvailability::Unknown(_) => None,
@@ -128,7 +128,7 @@ fn seen_on(gpu: &GpuReading, owners: &Owners) -> Option<(PciAddress, Seen)> {
         owners: there().filter_map(|pid| owners.get(&pid).copied()).collect(),
         ours: there().filter(|pid| owners.contains_key(pid)).collect(),
         neighbours: there().filter(|pid| !owners.contains_key(pid)).collect(),
-        told: gpu.memory.value().is_some(),
+        reported: gpu.memory.value().is_some(),
     };
     (!seen.ours.is_empty()).then_some((gpu.identity.as_ref()?.address, seen))
 }
@@ -173,8 +173,8 @@ mod tests {
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
         let held = |gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &BTreeSet::new());
-        let told = "gpu.0000:01:00: in use by process 7 (left by this job: 7)";
-        assert_eq!(held(&[gpu(1, &[7], 9 << 30)]), [told]);
+        let reported = "gpu.0000:01:00: in use by process 7 (left by this job: 7)";
+        assert_eq!(held(&[gpu(1, &[7], 9 << 30)]), [reported]);
         assert!(held(&[gpu(1, &[], 9 << 30)])[0].contains("though no process is to be seen"));
         assert_eq!(held(&[gpu(1, &[], 9 << 20), gpu(2, &[8], 9 << 30)]), Vec::<String>::new());
     }
@@ -185,15 +185,15 @@ mod tests {
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7, 99], 9 << 30)]);
         used.see(&other, &ranks(&[5]), &[gpu(1, &[7, 99], 9 << 30)]);
-        let nobody = BTreeSet::new();
-        assert!(used.is_left(&job, &nobody) && !used.is_left(&other, &nobody));
-        let held = |job, gpu| used.held(job, &[gpu], &Owners::new(), ALLOWED, &nobody);
+        let no_one = BTreeSet::new();
+        assert!(used.is_left(&job, &no_one) && !used.is_left(&other, &no_one));
+        let held = |job, gpu| used.held(job, &[gpu], &Owners::new(), ALLOWED, &no_one);
         assert_eq!(held(&job, gpu(1, &[99], 5 << 30)), Vec::<String>::new());
         assert_eq!(held(&other, gpu(1, &[7], 9 << 30)), Vec::<String>::new());
         let stranger = held(&job, gpu(1, &[99, 100], 5 << 30));
         assert_eq!(stranger, ["gpu.0000:01:00: in use by process 100"], "one that came meanwhile");
         used.forget(&job);
-        assert!(!used.is_left(&job, &nobody));
+        assert!(!used.is_left(&job, &no_one));
     }
 
     #[test]
@@ -222,18 +222,18 @@ mod tests {
 
     #[test]
     fn what_a_rank_started_is_no_neighbour_and_has_to_go_with_it() {
-        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        let (job, no_one) = (JobId("a".into()), BTreeSet::new());
         // 7 is a rank; 71 and 72 descend from it, and 72 alone computes on the second GPU.
         let owners = Owners::from([(Pid(7), Pid(7)), (Pid(71), Pid(7)), (Pid(72), Pid(7))]);
         let mut used = GpuUse::default();
         used.see(&job, &owners, &[gpu(1, &[7, 71], 9 << 30), gpu(2, &[72], 9 << 30)]);
         let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &Owners::new(), ALLOWED, staying);
-        let told = held(&[gpu(1, &[71], 1 << 20), gpu(2, &[72], 1 << 20)], &nobody);
+        let reported = held(&[gpu(1, &[71], 1 << 20), gpu(2, &[72], 1 << 20)], &no_one);
         assert!(
-            told.len() == 2 && told[0].ends_with("in use by process 71 (left by this job: 71)"),
-            "{told:?}"
+            reported.len() == 2 && reported[0].ends_with("in use by process 71 (left by this job: 71)"),
+            "{reported:?}"
         );
-        assert_eq!(held(&[gpu(1, &[], 0), gpu(2, &[], 0)], &nobody), Vec::<String>::new());
+        assert_eq!(held(&[gpu(1, &[], 0), gpu(2, &[], 0)], &no_one), Vec::<String>::new());
         // With a rank that stays, it may stay.
         assert!(!used.is_left(&job, &[Pid(7)].into()));
         assert_eq!(held(&[gpu(1, &[7, 71], 9 << 30)], &[Pid(7)].into()), Vec::<String>::new());
@@ -246,8 +246,8 @@ mod tests {
         used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
         let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &ranks(&[7]), ALLOWED, &staying);
         let memory_only = [gpu(1, &[7], 9 << 30), gpu(2, &[], 9 << 30)];
-        let told = held(&memory_only, [Pid(7)].into());
-        assert!(told.len() == 1 && told[0].starts_with("gpu.0000:02:00"), "{told:?}");
+        let reported = held(&memory_only, [Pid(7)].into());
+        assert!(reported.len() == 1 && reported[0].starts_with("gpu.0000:02:00"), "{reported:?}");
         let orphan = held(&[gpu(1, &[7], 9 << 30), gpu(2, &[21], 1 << 20)], [Pid(7)].into());
         assert_eq!(orphan, ["gpu.0000:02:00: in use by process 21"]);
         assert_eq!(held(&[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)], [Pid(7)].into()), Vec::<String>::new());
@@ -280,13 +280,13 @@ mod tests {
 
     #[test]
     fn a_gpu_that_is_excluded_is_no_more_the_jobs_concern_and_one_that_others_share_is() {
-        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        let (job, no_one) = (JobId("a".into()), BTreeSet::new());
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[7, 8], 9 << 30)]);
         used.exclude(&job, Pid(7));
-        let told =
-            used.held(&job, &[gpu(1, &[], 9 << 30), gpu(2, &[], 9 << 30)], &Owners::new(), ALLOWED, &nobody);
-        assert!(told.len() == 1 && told[0].starts_with("gpu.0000:02:00"), "{told:?}");
+        let reported =
+            used.held(&job, &[gpu(1, &[], 9 << 30), gpu(2, &[], 9 << 30)], &Owners::new(), ALLOWED, &no_one);
+        assert!(reported.len() == 1 && reported[0].starts_with("gpu.0000:02:00"), "{reported:?}");
         assert!(used.is_excluded(&job, "gpu.0000:01:00") && !used.is_excluded(&job, "gpu.0000:02:00"));
         used.forget(&job);
         assert!(!used.is_excluded(&job, "gpu.0000:01:00"));
@@ -294,24 +294,24 @@ mod tests {
 
     #[test]
     fn a_gpu_that_no_longer_tells_is_not_free_and_one_that_never_told_is_in_nobodys_way() {
-        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        let (job, no_one) = (JobId("a".into()), BTreeSet::new());
         let mute = |processes: &[i32]| GpuReading { memory: Read::NotOffered, ..gpu(1, processes, 0) };
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30)]);
-        let told = used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &nobody);
-        assert!(told.len() == 1 && told[0].contains("whether it is free is unknown"), "{told:?}");
+        let reported = used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one);
+        assert!(reported.len() == 1 && reported[0].contains("whether it is free is unknown"), "{reported:?}");
         used.see(&job, &ranks(&[7]), &[mute(&[7])]);
-        assert_eq!(used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &nobody), Vec::<String>::new());
+        assert_eq!(used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &no_one), Vec::<String>::new());
     }
 
     #[test]
     fn a_gpu_that_the_job_has_left_for_another_is_no_more_its_concern() {
-        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        let (job, no_one) = (JobId("a".into()), BTreeSet::new());
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)]);
         used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]);
         let held =
-            |used: &GpuUse, gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &nobody);
+            |used: &GpuUse, gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &no_one);
         assert!(!held(&used, &[gpu(1, &[], 9 << 30)]).is_empty(), "the next is on its way");
         used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[8], 9 << 30)]);
         assert_eq!(held(&used, &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]), Vec::<String>::new());

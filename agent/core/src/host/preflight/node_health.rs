@@ -19,17 +19,17 @@ pub struct NodeHealth {
 pub fn node_health(checks: &[Check], silent: &[String], fail_on_unknown: bool) -> NodeHealth {
     let mut health = NodeHealth::default();
     for check in checks {
-        let told = match word(check.action) {
+        let reported = match word(check.action) {
             Some(action) => format!("{}: {} ({action})", check.name, check.reason),
             None => format!("{}: {}", check.name, check.reason),
         };
         match check.verdict {
-            CheckVerdict::Fail => health.failed.push(told),
+            CheckVerdict::Fail => health.failed.push(reported),
             CheckVerdict::Unknown if fail_on_unknown || silent.contains(&check.name) => {
-                health.failed.push(told)
+                health.failed.push(reported)
             }
-            CheckVerdict::Unknown => health.unknown.push(told),
-            CheckVerdict::Warn => health.warnings.push(told),
+            CheckVerdict::Unknown => health.unknown.push(reported),
+            CheckVerdict::Warn => health.warnings.push(reported),
             CheckVerdict::Pass | CheckVerdict::Skipped => {}
         }
     }

@@ -141,7 +141,7 @@ mod tests {
     use crate::base::id::Rank;
 
     /// Each step all ranks work for `own` seconds but the last, who works a little longer, and data moves for `moving`.
-    fn told(steps: impl Fn(u64) -> (f32, f32)) -> Vec<Finding> {
+    fn reported(steps: impl Fn(u64) -> (f32, f32)) -> Vec<Finding> {
         let names = Names { ranks: (0..4).map(Rank).collect(), ..Names::default() };
         let mut exchange = Exchange::default();
         let mut found = Vec::new();
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_link_that_becomes_slow_is_told_and_over() {
-        let found = told(|step| (0.1, if (80..150).contains(&step) { 0.04 } else { 0.02 }));
+        let found = reported(|step| (0.1, if (80..150).contains(&step) { 0.04 } else { 0.02 }));
         let [began, over] = &found[..] else { panic!("{found:?}") };
         assert_eq!((began.what, began.since_step, began.over), (FindingKind::SlowLink, 80, false));
         assert!(
@@ -171,13 +171,13 @@ mod tests {
 
     #[test]
     fn longer_sequences_and_slower_ranks_are_no_slow_link() {
-        assert_eq!(told(|step| if step < 80 { (0.1, 0.02) } else { (0.2, 0.04) }), []);
-        assert_eq!(told(|step| (if step < 80 { 0.1 } else { 0.13 }, 0.02)), []);
+        assert_eq!(reported(|step| if step < 80 { (0.1, 0.02) } else { (0.2, 0.04) }), []);
+        assert_eq!(reported(|step| (if step < 80 { 0.1 } else { 0.13 }, 0.02)), []);
     }
 
     #[test]
     fn a_steady_link_and_single_long_transfers_are_left_alone() {
-        assert_eq!(told(|_| (0.1, 0.02)), []);
-        assert_eq!(told(|step| (0.1, if step % 9 == 0 { 0.2 } else { 0.02 })), []);
+        assert_eq!(reported(|_| (0.1, 0.02)), []);
+        assert_eq!(reported(|step| (0.1, if step % 9 == 0 { 0.2 } else { 0.02 })), []);
     }
 }

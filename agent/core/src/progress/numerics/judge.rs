@@ -97,7 +97,7 @@ impl Judge {
     pub fn vouched(&self) -> Option<u64> {
         let (by_digests, by_shards) = (self.replicas.vouched(), self.shards.vouched());
         if self.shards.differed() {
-            return by_shards.map(|saved| by_digests.map_or(saved, |told| told.min(saved)));
+            return by_shards.map(|saved| by_digests.map_or(saved, |reported| reported.min(saved)));
         }
         by_digests.or(by_shards)
     }

@@ -21,15 +21,15 @@ pub(super) fn keep_the_last(steps: &mut Steps) -> usize {
     if !long.is_finite() || long <= 0.0 {
         return 0;
     }
-    let mut begins: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+    let mut starts: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     for (rank, times) in steps.values().flatten() {
-        begins.entry(*rank).or_default().extend(first(times));
+        starts.entry(*rank).or_default().extend(first(times));
     }
-    begins.values_mut().for_each(|begins| begins.sort_unstable_by(f64::total_cmp));
+    starts.values_mut().for_each(|starts| starts.sort_unstable_by(f64::total_cmp));
     let mut again = 0;
     for (rank, times) in steps.values_mut().flatten() {
-        let Some(begins) = begins.get(rank) else { continue };
-        let Some(from) = last_begin(times, long, begins) else { continue };
+        let Some(starts) = starts.get(rank) else { continue };
+        let Some(from) = last_begin(times, long, starts) else { continue };
         for spans in [&mut times.work, &mut times.wait, &mut times.pause] {
             spans.retain(|(begin, _)| *begin >= from);
         }
@@ -39,13 +39,13 @@ pub(super) fn keep_the_last(steps: &mut Steps) -> usize {
 }
 
 /// Where the step began for the last time; none if it was done once.
-fn last_begin(times: &Times, long: f64, begins: &[f64]) -> Option<f64> {
+fn last_begin(times: &Times, long: f64, starts: &[f64]) -> Option<f64> {
     let mut spans: Vec<(f64, f64)> = spans(times).collect();
     spans.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let (mut until, mut last) = (f64::INFINITY, None);
     for (begin, end) in spans {
         if begin - until > long {
-            let within = begins.partition_point(|at| *at < begin) - begins.partition_point(|at| *at <= until);
+            let within = starts.partition_point(|at| *at < begin) - starts.partition_point(|at| *at <= until);
             if within >= BETWEEN {
                 last = Some(begin);
             }

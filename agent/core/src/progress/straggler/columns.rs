@@ -386,8 +386,8 @@ mod tests {
         let columns =
             Columns::of(["rank", "step", "forward_ms", "allreduce_wait_ms", "step_time_ms"]).unwrap();
         let spans = columns.spans(&["0", "1", "100", "", "150"]).unwrap();
-        let told: Vec<(&str, f64)> =
+        let reported: Vec<(&str, f64)> =
             spans.iter().map(|span| (span.section.as_str(), span.duration)).collect();
-        assert_eq!(told, [("", 0.15), ("forward", 0.1)]);
+        assert_eq!(reported, [("", 0.15), ("forward", 0.1)]);
     }
 }

@@ -25,7 +25,7 @@ pub struct Found {
     /// Whether it began after the job did: the rank became slow.
     pub onset_seen: bool,
     /// The step at which it was told.
-    pub told: u64,
+    pub reported: u64,
     /// How many steps that rests on.
     pub steps: u32,
     /// How much shorter a step would be without it, from 0 to 1; none if the length of a step is not known.
@@ -58,6 +58,6 @@ pub enum Change {
         /// Since when.
         since: u64,
         /// When that was told.
-        told: u64,
+        reported: u64,
     },
 }

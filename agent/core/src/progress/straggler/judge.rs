@@ -63,7 +63,7 @@ impl Judge {
     }
 
     /// Tells what is no longer slow.
-    fn close(&mut self, told: u64, out: &mut Vec<Change>) {
+    fn close(&mut self, reported: u64, out: &mut Vec<Change>) {
         let over: Vec<(Slow, u64)> = self
             .open
             .iter()
@@ -73,7 +73,7 @@ impl Judge {
             self.open.remove(&slow);
             self.measured.is_over(slow);
             self.measured.settle(slow);
-            out.push(Change::Over { slow, since, told });
+            out.push(Change::Over { slow, since, reported });
         }
     }
 
@@ -113,7 +113,7 @@ impl Judge {
                 if standing.missed >= ROWS / IMBALANCE_EVERY {
                     self.open.remove(&slow);
                     self.measured.is_over(slow);
-                    out.push(Change::Over { slow, since: step, told: step });
+                    out.push(Change::Over { slow, since: step, reported: step });
                 }
             }
             (None, None) => {}

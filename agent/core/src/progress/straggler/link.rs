@@ -143,7 +143,7 @@ impl Links {
             host: shared,
             stage: None,
             since_step: found.since,
-            step: found.told,
+            step: found.reported,
             cost_percent: found.cost.map(|cost| (f64::from(cost) * 1000.0).round() / 10.0),
             evidence,
             last_agreed_step: None,

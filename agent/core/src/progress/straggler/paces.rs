@@ -107,7 +107,7 @@ mod tests {
         paces
     }
 
-    fn nobody(_rank: u32) -> bool {
+    fn no_one(_rank: u32) -> bool {
         false
     }
 
@@ -117,25 +117,25 @@ mod tests {
 
     #[test]
     fn a_rank_of_a_pair_costs_what_it_takes_longer_than_the_other() {
-        assert!(is(alike(&[1.0, 1.5]).without(&[1], nobody, 0), 0.5 / 1.5));
+        assert!(is(alike(&[1.0, 1.5]).without(&[1], no_one, 0), 0.5 / 1.5));
     }
 
     #[test]
     fn the_next_slowest_sets_the_pace_then() {
-        assert!(is(alike(&[1.0, 1.0, 1.3, 1.5]).without(&[3], nobody, 0), 0.2 / 1.5));
-        assert!(is(alike(&[1.0, 1.0, 1.3, 1.5]).without(&[2], nobody, 0), 0.0), "another one is slower");
+        assert!(is(alike(&[1.0, 1.0, 1.3, 1.5]).without(&[3], no_one, 0), 0.2 / 1.5));
+        assert!(is(alike(&[1.0, 1.0, 1.3, 1.5]).without(&[2], no_one, 0), 0.0), "another one is slower");
     }
 
     #[test]
     fn a_host_costs_what_its_slowest_rank_does() {
-        assert!(is(alike(&[1.0, 1.1, 1.4, 1.5]).without(&[2, 3], nobody, 0), 0.4 / 1.5));
+        assert!(is(alike(&[1.0, 1.1, 1.4, 1.5]).without(&[2, 3], no_one, 0), 0.4 / 1.5));
     }
 
     #[test]
     fn those_that_are_known_to_be_slow_hide_nobodys_cost() {
         let paces = alike(&[1.0, 1.5, 1.0, 1.5]);
         assert!(is(paces.without(&[1], |rank| rank == 3, 0), 0.5 / 1.5));
-        assert!(is(paces.without(&[1], nobody, 0), 0.0));
+        assert!(is(paces.without(&[1], no_one, 0), 0.0));
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
             let hiccup = if step % 2 == 0 { 1.5 } else { 1.0 };
             paces.push(step, &[1.0, hiccup, 1.5], 1.5);
         }
-        assert!(is(paces.without(&[2], nobody, 0), 0.5 * 0.5 / 1.5));
+        assert!(is(paces.without(&[2], no_one, 0), 0.5 * 0.5 / 1.5));
     }
 
     #[test]
@@ -155,29 +155,29 @@ mod tests {
         (1..=20).for_each(|step| paces.push(step, &[1.0, 9.0], 9.0));
         (21..=24).for_each(|step| paces.push(step, &[1.0, 1.0], 1.0));
         (25..=28).for_each(|step| paces.push(step, &[1.0, 1.25], 1.25));
-        assert!(is(paces.without(&[1], nobody, 25), 0.2));
-        assert!(is(paces.without(&[1], nobody, 0), 4.0 * 0.25 / (4.0 + 4.0 * 1.25)));
+        assert!(is(paces.without(&[1], no_one, 25), 0.2));
+        assert!(is(paces.without(&[1], no_one, 0), 4.0 * 0.25 / (4.0 + 4.0 * 1.25)));
     }
 
     #[test]
     fn a_step_may_be_longer_than_work_and_what_was_not_told_costs_nothing() {
         let mut paces = Paces::new(2);
-        assert_eq!(paces.without(&[1], nobody, 0), None, "nothing was seen");
+        assert_eq!(paces.without(&[1], no_one, 0), None, "nothing was seen");
         paces.push(1, &[1.0, 1.5], f32::NAN);
-        assert_eq!(paces.without(&[1], nobody, 0), None, "no length is known");
+        assert_eq!(paces.without(&[1], no_one, 0), None, "no length is known");
         paces.push(2, &[1.0, 1.5], 3.0);
-        assert!(is(paces.without(&[1], nobody, 0), 0.5 / 3.0));
+        assert!(is(paces.without(&[1], no_one, 0), 0.5 / 3.0));
         paces.push(3, &[f32::NAN, 1.5], 3.0);
-        assert!(is(paces.without(&[1], nobody, 0), 0.5 / 6.0));
+        assert!(is(paces.without(&[1], no_one, 0), 0.5 / 6.0));
     }
 
     #[test]
     fn work_that_is_spread_evenly_takes_as_long_as_the_group_that_has_most() {
         let group = |group| Role { group, ..Role::default() };
-        assert!(is(alike(&[1.0, 1.2, 1.4, 0.8]).if_even(&Peers::alike(4), nobody), (1.4 - 1.1) / 1.4));
+        assert!(is(alike(&[1.0, 1.2, 1.4, 0.8]).if_even(&Peers::alike(4), no_one), (1.4 - 1.1) / 1.4));
         // Stages that differ are no uneven spread, and a slow rank is told by itself.
         let stages = Peers::new([0, 0, 1, 1].map(group).to_vec());
-        assert!(is(alike(&[1.0, 1.0, 2.0, 2.0]).if_even(&stages, nobody), 0.0));
+        assert!(is(alike(&[1.0, 1.0, 2.0, 2.0]).if_even(&stages, no_one), 0.0));
         assert!(is(alike(&[1.0, 1.0, 2.0, 4.0]).if_even(&stages, |rank| rank == 3), 0.0));
     }
 }

@@ -48,7 +48,7 @@ pub(super) struct RankState {
     usual: f32,
     /// From here on it was told.
     gate: f32,
-    told_at: usize,
+    reported_at: usize,
     /// Looks at which it was not seen (imbalance).
     pub(super) missed: usize,
 }
@@ -59,7 +59,7 @@ impl RankState {
         RankState {
             usual: found.usual,
             gate: effect.min(measured.limits().rank.max(effect / 2.0)),
-            told_at: measured.history().seen(),
+            reported_at: measured.history().seen(),
             missed: 0,
         }
     }
@@ -71,7 +71,7 @@ impl RankState {
             Slow::Host(host) => measured.peers().on_host(host).to_vec(),
             Slow::Stage(_) | Slow::Rotating => return None,
         };
-        if measured.history().seen() < self.told_at + OVER_AFTER / 2 {
+        if measured.history().seen() < self.reported_at + OVER_AFTER / 2 {
             return None;
         }
         let level = |of: &[f32]| median(&mut of.to_vec()) - self.usual;
@@ -344,11 +344,11 @@ fn found(measured: &Measurements, mut suspects: BTreeMap<u32, Suspect>) -> Vec<F
         if let Some(worst) = members.iter().max_by(|a, b| a.effect.total_cmp(&b.effect)) {
             let mut effects: Vec<f32> = members.iter().map(|suspect| suspect.effect).collect();
             let typical = Suspect { effect: median(&mut effects), ..*worst };
-            all.push(tell(measured, Slow::Host(host), typical, is_slow));
+            all.push(report(measured, Slow::Host(host), typical, is_slow));
         }
     }
     all.extend(
-        suspects.into_values().map(|suspect| tell(measured, Slow::Rank(suspect.rank), suspect, is_slow)),
+        suspects.into_values().map(|suspect| report(measured, Slow::Rank(suspect.rank), suspect, is_slow)),
     );
     all
 }
@@ -378,14 +378,14 @@ fn hosts(measured: &Measurements, suspects: &BTreeMap<u32, Suspect>) -> Vec<u32>
     slow.keys().filter(|host| is_host(host)).copied().collect()
 }
 
-fn tell(measured: &Measurements, slow: Slow, suspect: Suspect, is_slow: impl Fn(u32) -> bool) -> Found {
+fn report(measured: &Measurements, slow: Slow, suspect: Suspect, is_slow: impl Fn(u32) -> bool) -> Found {
     let (history, recent) = (measured.history(), measured.recent());
     let rows: Vec<(u64, f32)> = history.last(suspect.rank, ROWS).collect();
     let scores: Vec<f32> = rows.iter().map(|(_, score)| *score).collect();
-    let begun = onset(&scores, recent.noise());
+    let started = onset(&scores, recent.noise());
     // A level that holds for all that is remembered began with it, or before.
-    let onset_seen = begun > 2 && suspect.steps <= ROWS;
-    let at = if onset_seen { begun.min(rows.len().saturating_sub(1)) } else { 0 };
+    let onset_seen = started > 2 && suspect.steps <= ROWS;
+    let at = if onset_seen { started.min(rows.len().saturating_sub(1)) } else { 0 };
     let peers = match slow {
         Slow::Rank(rank) => measured.peers().peers_of(rank),
         _ => measured.peers().len().saturating_sub(1),
@@ -410,7 +410,7 @@ fn tell(measured: &Measurements, slow: Slow, suspect: Suspect, is_slow: impl Fn(
         ratio: suspect.effect.exp(),
         since,
         onset_seen,
-        told: rows.last().map_or(0, |(step, _)| *step),
+        reported: rows.last().map_or(0, |(step, _)| *step),
         steps: suspect.steps as u32,
         cost: measured.paces().without(named, is_slow, since),
         z: suspect.z,

@@ -100,7 +100,7 @@ impl Seen {
             ratio: self.excess.exp(),
             since: measured.oldest_step(),
             onset_seen: false,
-            told: step,
+            reported: step,
             steps: self.steps as u32,
             cost: measured.paces().if_even(measured.peers(), |rank| measured.is_known(rank)),
             z: self.excess / recent.noise(),

@@ -74,7 +74,7 @@ impl ReportedFinding {
 
 impl OpenFindings {
     /// The finding that a change of the judge comes to. `number` is taken for one that is new.
-    pub fn tell(
+    pub fn report(
         &mut self,
         change: &Change,
         number: u64,
@@ -83,11 +83,11 @@ impl OpenFindings {
     ) -> Option<Finding> {
         match change {
             Change::Found(found) => {
-                let mut told =
+                let mut reported =
                     ReportedFinding { bare: say(number, attempt, found, peers, names), hints: Vec::new() };
-                told.quote(hints);
-                let finding = told.finding();
-                self.by_place.insert(found.slow, told);
+                reported.quote(hints);
+                let finding = reported.finding();
+                self.by_place.insert(found.slow, reported);
                 Some(finding)
             }
             Change::Over { slow, since, .. } => {
@@ -102,19 +102,19 @@ impl OpenFindings {
     /// explain them.
     pub fn explain(&mut self, names: &Names, hints: &[Hint]) -> Vec<Finding> {
         let mut again = Vec::new();
-        for (slow, told) in &mut self.by_place {
+        for (slow, reported) in &mut self.by_place {
             let mut news = false;
             if let Slow::Rank(rank) = slow
-                && told.bare.device.is_none()
+                && reported.bare.device.is_none()
             {
-                told.bare.device = names.devices.get(*rank as usize).cloned().flatten();
-                news = told.bare.device.is_some();
+                reported.bare.device = names.devices.get(*rank as usize).cloned().flatten();
+                news = reported.bare.device.is_some();
                 if news {
-                    told.bare.domain = FaultDomain::Hardware;
+                    reported.bare.domain = FaultDomain::Hardware;
                 }
             }
-            if told.quote(hints) || news {
-                again.push(told.finding());
+            if reported.quote(hints) || news {
+                again.push(reported.finding());
             }
         }
         again
@@ -137,7 +137,7 @@ fn say(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names: &Name
         host,
         stage,
         since_step: found.since,
-        step: found.told,
+        step: found.reported,
         cost_percent: found.cost.map(|cost| (f64::from(cost) * 1000.0).round() / 10.0),
         evidence: evidence(found),
         last_agreed_step: None,

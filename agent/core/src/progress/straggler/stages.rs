@@ -114,7 +114,7 @@ impl Compared {
             ratio: self.ratio,
             since: measured.oldest_step(),
             onset_seen: false,
-            told: step,
+            reported: step,
             steps: self.steps,
             cost: recent.share_of_step(slowest - mean),
             z: excess / recent.noise(),

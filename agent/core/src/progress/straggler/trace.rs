@@ -194,7 +194,7 @@ impl Trace {
                 let number = numbered(&report.findings) + 1;
                 let place = (judge.peers(), &names, hints);
                 let attempt = Attempt(u32::try_from(*attempt).unwrap_or(u32::MAX));
-                report.findings.extend(standing.tell(change, number, attempt, place));
+                report.findings.extend(standing.report(change, number, attempt, place));
             }
         }
         let links = self.links().judge(limits, numbered(&report.findings) + 1, |step| {

@@ -290,8 +290,8 @@ impl Follow {
                 }
             }
             Down::Refused { why } => self.cut_off(CutOff::Refused(why)),
-            Down::Waiting { told, .. } => {
-                self.acts.push_back(Act::Say(told));
+            Down::Waiting { reported, .. } => {
+                self.acts.push_back(Act::Say(reported));
                 self.wait_for_a_seat();
             }
             Down::Meet { hosts, spares } => self.acts.push_back(Act::Meet { hosts, spares }),

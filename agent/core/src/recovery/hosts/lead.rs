@@ -268,7 +268,7 @@ impl Lead {
     }
 
     /// Something that the job learns from its leader.
-    pub fn tell_job(&mut self, at: Mono, input: Input) {
+    pub fn report_to_job(&mut self, at: Mono, input: Input) {
         self.next.push_back(Next::Job(at, input));
     }
 
@@ -308,7 +308,7 @@ impl Lead {
     /// A connection has ended, or takes no more messages.
     pub fn gone(&mut self, now: Mono, connection: Connection, why: String) {
         self.spares.retain(|(_, of)| *of != connection);
-        self.tell_who_waits();
+        self.report_who_waits();
         self.give_up_connection(now, connection, why);
     }
 
@@ -324,7 +324,7 @@ impl Lead {
         let Some(link) = self.links.get_mut(seat) else { return };
         match up {
             Up::Beat { .. } => link.vital.beat(now),
-            _ => link.vital.heard(now),
+            _ => link.vital.received(now),
         }
         match up {
             Up::Report { number, at, report } => match link.inbox.receive(number) {

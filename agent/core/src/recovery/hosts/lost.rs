@@ -58,7 +58,7 @@ pub enum Judgement {
     Wait,
     /// Others are to look at it: see [`Vital::asks`].
     Look,
-    /// It is lost: [`Vital::told`] says why.
+    /// It is lost: [`Vital::reported`] says why.
     Lost,
 }
 
@@ -117,8 +117,8 @@ impl Vital {
     }
 
     /// A message arrived.
-    pub fn heard(&mut self, at: Mono) {
-        self.suspicion.heard(at);
+    pub fn received(&mut self, at: Mono) {
+        self.suspicion.received(at);
     }
 
     /// A beat arrived.
@@ -201,7 +201,7 @@ impl Vital {
     }
 
     /// What was seen, and by whom: "no beat for 2.40 s; hosts c and d cannot reach it either". `name`: a host, for people.
-    pub fn told(&self, at: Mono, name: impl Fn(u32) -> String) -> String {
+    pub fn reported(&self, at: Mono, name: impl Fn(u32) -> String) -> String {
         let silence = self.silence(at);
         let seen = match &self.broken {
             None => format!("no beat for {silence}"),
@@ -213,7 +213,7 @@ impl Vital {
             let found = self.inquiry.iter().flat_map(|inquiry| &inquiry.found);
             found.filter(|(_, found)| **found == sight).map(|(seat, _)| name(*seat)).collect()
         };
-        let mut told = vec![seen];
+        let mut reported = vec![seen];
         for (sight, what) in [
             (Sight::Silent, "cannot reach it either"),
             (Sight::Accepts, "can connect to it and get no answer"),
@@ -222,10 +222,10 @@ impl Vital {
         ] {
             let who = by(sight);
             if !who.is_empty() {
-                told.push(format!("{} {what}", listed(&who)));
+                reported.push(format!("{} {what}", listed(&who)));
             }
         }
-        told.join("; ")
+        reported.join("; ")
     }
 }
 
@@ -249,19 +249,19 @@ mod tests {
         vital: Vital,
         now: Mono,
         /// When it was heard last.
-        heard: Mono,
+        received: Mono,
     }
 
     impl Watched {
         fn new() -> Watched {
             let mut watched =
-                Watched { vital: Vital::expected(Mono(0), LEASE), now: Mono(0), heard: Mono(0) };
+                Watched { vital: Vital::expected(Mono(0), LEASE), now: Mono(0), received: Mono(0) };
             watched.vital.connects(Mono(0));
             for _ in 0..60 {
                 watched.now = watched.now.after(Span::millis(500));
                 watched.vital.beat(watched.now);
             }
-            watched.heard = watched.now;
+            watched.received = watched.now;
             watched
         }
 
@@ -278,7 +278,7 @@ mod tests {
                         self.vital.asks(self.now, vec![0, 2, 3]);
                         asked = Some(self.now);
                     }
-                    Judgement::Lost => return Some(self.now.since(self.heard)),
+                    Judgement::Lost => return Some(self.now.since(self.received)),
                 }
                 if asked.is_some_and(|asked| self.now.since(asked) >= Span::millis(900)) {
                     sights.iter().for_each(|(seat, sight)| self.vital.looked(*seat, *sight));
@@ -287,8 +287,8 @@ mod tests {
             None
         }
 
-        fn told(&self) -> String {
-            self.vital.told(self.now, |seat| ["a", "b", "c", "d"][seat as usize].to_owned())
+        fn reported(&self) -> String {
+            self.vital.reported(self.now, |seat| ["a", "b", "c", "d"][seat as usize].to_owned())
         }
     }
 
@@ -301,7 +301,10 @@ mod tests {
         let mut watched = Watched::new();
         let lost = watched.lost_within(LEASE, &all(Sight::Silent)).expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
-        assert_eq!(watched.told(), format!("no beat for {lost}; hosts a, c and d cannot reach it either"));
+        assert_eq!(
+            watched.reported(),
+            format!("no beat for {lost}; hosts a, c and d cannot reach it either")
+        );
     }
 
     #[test]
@@ -309,8 +312,8 @@ mod tests {
         let mut watched = Watched::new();
         let lost = watched.lost_within(LEASE, &all(Sight::Accepts)).expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
-        let told = format!("no beat for {lost}; hosts a, c and d can connect to it and get no answer");
-        assert_eq!(watched.told(), told);
+        let reported = format!("no beat for {lost}; hosts a, c and d can connect to it and get no answer");
+        assert_eq!(watched.reported(), reported);
     }
 
     #[test]
@@ -320,7 +323,7 @@ mod tests {
         let lost = watched.lost_within(LEASE, &all(Sight::Refuses)).expect("it is lost");
         assert!(lost < Span::seconds(2), "{lost}");
         assert!(
-            watched.told().ends_with("hosts a, c and d can reach it and find no launcher there any more")
+            watched.reported().ends_with("hosts a, c and d can reach it and find no launcher there any more")
         );
     }
 
@@ -330,7 +333,7 @@ mod tests {
         let mut watched = Watched::new();
         let lost = watched.lost_within(LEASE, &[(0, Sight::Silent), (2, Sight::Silent)]).expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
-        assert!(watched.told().ends_with("hosts a and c cannot reach it either"));
+        assert!(watched.reported().ends_with("hosts a and c cannot reach it either"));
     }
 
     #[test]
@@ -339,14 +342,14 @@ mod tests {
         let lost = watched.lost_within(Span::seconds(30), &[(0, Sight::Silent), (2, Sight::Answers)]);
         let lost = lost.expect("it is lost");
         assert!(lost >= LEASE, "{lost}");
-        assert!(watched.told().ends_with("host a cannot reach it either; host c can reach it"));
+        assert!(watched.reported().ends_with("host a cannot reach it either; host c can reach it"));
     }
 
     #[test]
     fn a_host_that_is_heard_again_is_not_lost_and_neither_is_one_that_comes_back() {
         let mut watched = Watched::new();
         assert_eq!(watched.lost_within(Span::millis(1900), &[]), None, "it is suspected only");
-        watched.vital.heard(watched.now);
+        watched.vital.received(watched.now);
         assert_eq!(watched.vital.judge(watched.now, LEASE), Judgement::Wait);
         watched.vital.breaks(watched.now, "closed".to_owned());
         assert_eq!(watched.lost_within(Span::millis(500), &all(Sight::Answers)), None);
@@ -359,7 +362,7 @@ mod tests {
         let mut watched = Watched::new();
         watched.now = watched.now.after(Span::seconds(60));
         watched.vital.deaf_for(watched.now, Span::seconds(60));
-        watched.heard = watched.now;
+        watched.received = watched.now;
         assert_eq!(watched.vital.judge(watched.now, LEASE), Judgement::Wait);
         let lost = watched.lost_within(LEASE, &all(Sight::Silent)).expect("it is gone after all");
         assert!(lost > Span::seconds(1), "{lost}");
@@ -380,7 +383,7 @@ mod tests {
     fn a_host_that_has_time_to_come_to_a_new_leader_is_lost_sooner_only_if_no_one_reaches_it() {
         let lost = |sights: &[(u32, Sight)]| {
             let vital = Vital::expected(Mono(0), Span::seconds(12));
-            let mut watched = Watched { vital, now: Mono(0), heard: Mono(0) };
+            let mut watched = Watched { vital, now: Mono(0), received: Mono(0) };
             watched.lost_within(Span::seconds(30), sights).expect("it is lost")
         };
         assert!(lost(&[]) >= Span::seconds(12));

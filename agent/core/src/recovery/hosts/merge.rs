@@ -122,7 +122,7 @@ pub struct Merge {
     grow_asked: Option<Mono>,
     keeps_world: bool,
     /// Of so many hosts that wait it was said why they do.
-    told_waiting: usize,
+    reported_waiting: usize,
     /// Whether an end of the attempt is awaited.
     ending: bool,
     /// Whether evidence is awaited.
@@ -156,7 +156,7 @@ impl Merge {
             started_at: None,
             grow_asked: None,
             keeps_world: false,
-            told_waiting: 0,
+            reported_waiting: 0,
             ending: false,
             collecting: false,
             awaited: 0,

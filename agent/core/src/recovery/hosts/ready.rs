@@ -36,7 +36,7 @@ impl SpareReady {
     }
 
     /// In words: "waiting as a spare: imports are done; has a copy of step 40".
-    pub fn told(&self) -> String {
+    pub fn reported(&self) -> String {
         let imports = self.imports.map(|done| match done {
             true => "imports are done".to_owned(),
             false => "imports are not done yet".to_owned(),
@@ -62,7 +62,7 @@ impl SpareReady {
         Fact::Observed(Observation {
             component: COMPONENT.to_owned(),
             event: READY.to_owned(),
-            detail: self.told(),
+            detail: self.reported(),
             values: copy.chain(imports).collect(),
             ..Observation::default()
         })
@@ -81,19 +81,19 @@ mod tests {
     #[test]
     fn people_read_what_is_ready_and_what_is_not() {
         let copy = SpareCopy { attempt: 0, step: 40, shards: 4, ranks: 4 };
-        let told = |imports, copy| SpareReady { imports, copy }.told();
+        let reported = |imports, copy| SpareReady { imports, copy }.reported();
         assert_eq!(
-            told(Some(true), Some(copy)),
+            reported(Some(true), Some(copy)),
             "waiting as a spare: imports are done; has a copy of step 40"
         );
         assert_eq!(
-            told(Some(false), None),
+            reported(Some(false), None),
             "waiting as a spare: imports are not done yet; has no copy of a checkpoint yet"
         );
         let some = SpareCopy { shards: 2, ..copy };
-        assert_eq!(told(None, Some(some)), "waiting as a spare: has 2 of the 4 shards of step 40");
+        assert_eq!(reported(None, Some(some)), "waiting as a spare: has 2 of the 4 shards of step 40");
         let ready = SpareReady { imports: Some(true), copy: Some(copy) };
         let Fact::Observed(seen) = ready.fact() else { panic!("an observation") };
-        assert_eq!(SpareReady::read(&seen), Some(&*ready.told()));
+        assert_eq!(SpareReady::read(&seen), Some(&*ready.reported()));
     }
 }

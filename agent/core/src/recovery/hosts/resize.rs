@@ -150,8 +150,8 @@ mod tests {
     }
 
     /// Hosts by name, a domain after a colon; "-" in front of those that are lost.
-    fn hosts(told: &str) -> Vec<(Seated, bool)> {
-        let each = told.split_whitespace().map(|host| {
+    fn hosts(reported: &str) -> Vec<(Seated, bool)> {
+        let each = reported.split_whitespace().map(|host| {
             let (name, domain) = host.split_once(':').unwrap_or((host, ""));
             (member(name.trim_start_matches('-'), domain), !name.starts_with('-'))
         });

@@ -146,12 +146,12 @@ mod tests {
 
     #[test]
     fn a_follower_follows_whoever_has_a_higher_epoch() {
-        let told = |leader, epoch| FOLLOWS.on_leader("me", leader, epoch);
-        assert_eq!(told("a", 3), OnLeader::Nothing);
-        assert_eq!(told("a", 4), OnLeader::NewEpoch);
-        assert_eq!(told("b", 4), OnLeader::Follow);
-        assert_eq!(told("b", 3), OnLeader::Nothing, "it is older than what is known");
-        assert_eq!(told("me", 4), OnLeader::Nothing, "its own election is told by itself");
+        let reported = |leader, epoch| FOLLOWS.on_leader("me", leader, epoch);
+        assert_eq!(reported("a", 3), OnLeader::Nothing);
+        assert_eq!(reported("a", 4), OnLeader::NewEpoch);
+        assert_eq!(reported("b", 4), OnLeader::Follow);
+        assert_eq!(reported("b", 3), OnLeader::Nothing, "it is older than what is known");
+        assert_eq!(reported("me", 4), OnLeader::Nothing, "its own election is told by itself");
     }
 
     #[test]

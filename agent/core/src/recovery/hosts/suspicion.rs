@@ -28,7 +28,7 @@ const AT_MOST: Span = Span::seconds(6);
 /// What is known of the beats of one host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suspicion {
-    heard: Mono,
+    received: Mono,
     beat: Option<Mono>,
     /// In seconds, oldest first.
     intervals: VecDeque<f64>,
@@ -37,12 +37,12 @@ pub struct Suspicion {
 impl Suspicion {
     /// Of a host that was heard just now.
     pub fn new(at: Mono) -> Suspicion {
-        Suspicion { heard: at, beat: None, intervals: VecDeque::new() }
+        Suspicion { received: at, beat: None, intervals: VecDeque::new() }
     }
 
     /// Anything arrived from it.
-    pub fn heard(&mut self, at: Mono) {
-        self.heard = self.heard.max(at);
+    pub fn received(&mut self, at: Mono) {
+        self.received = self.received.max(at);
     }
 
     /// A beat arrived, which is sent regularly.
@@ -54,12 +54,12 @@ impl Suspicion {
             self.intervals.push_back(at.since(last).as_seconds());
         }
         self.beat = Some(at);
-        self.heard(at);
+        self.received(at);
     }
 
     /// Whoever listens did not for so long until now: nothing could be heard in that time.
     pub fn deaf_for(&mut self, at: Mono, span: Span) {
-        self.heard = self.heard.after(span).min(at).max(self.heard);
+        self.received = self.received.after(span).min(at).max(self.received);
         // The interval to the next beat would say nothing of the host.
         self.beat = None;
     }
@@ -67,12 +67,12 @@ impl Suspicion {
     /// It has a new connection: the interval between two connections is none between beats.
     pub fn connected(&mut self, at: Mono) {
         self.beat = None;
-        self.heard(at);
+        self.received(at);
     }
 
     /// For how long nothing has been heard.
     pub fn silence(&self, at: Mono) -> Span {
-        at.since(self.heard)
+        at.since(self.received)
     }
 
     /// The negative decimal logarithm of the probability that a host which lives is silent for so long.

@@ -213,7 +213,8 @@ pub enum Down {
     /// The job does not start yet.
     Waiting {
         /// For whom, in words.
-        told: String,
+        #[serde(rename = "told")]
+        reported: String,
         /// The job runs, and this launcher may replace one of its hosts.
         #[serde(default)]
         spare: Option<Box<Spare>>,

@@ -33,9 +33,9 @@ pub(super) struct Pending {
     /// When the host was first found not to be ready.
     waits_since: Option<Mono>,
     /// The verdict before anybody's words were heard, and how the attempt failed: for judging it anew.
-    pub(super) heard: Option<(Verdict, FailedAttempt)>,
+    pub(super) received: Option<(Verdict, FailedAttempt)>,
     /// What the host said last.
-    pub(super) testimony: HostEvidence,
+    pub(super) host_evidence: HostEvidence,
     /// For what it is waited, as it was told.
     waits: Option<String>,
     /// When it is to be asked again; none while an answer is awaited.
@@ -102,15 +102,15 @@ impl Job {
                 let failed = FailedAttempt { ends, lived, out_of_memory_kills };
                 if let Ok(catalog) = Catalog::shared() {
                     let seen_before = self.seen_before(&verdict);
-                    let told = HostEvidence { seen_before, ..HostEvidence::default() };
-                    diagnose::complete(&mut verdict, &catalog, &failed, &told);
+                    let reported = HostEvidence { seen_before, ..HostEvidence::default() };
+                    diagnose::complete(&mut verdict, &catalog, &failed, &reported);
                 }
                 unrunnable::complete(&mut verdict, &failed.ends);
                 let exit = exit_of(&verdict, &failed.ends);
                 self.ledger.enter(at, TimeCategory::Deciding);
                 self.propose(at, verdict, exit, out);
                 if let Some(pending) = &mut self.pending {
-                    pending.heard = Some((first, failed));
+                    pending.received = Some((first, failed));
                 }
             }
         }
@@ -137,8 +137,8 @@ impl Job {
         let pending = Pending {
             verdict,
             waits_since: None,
-            heard: None,
-            testimony: HostEvidence::default(),
+            received: None,
+            host_evidence: HostEvidence::default(),
             waits: None,
             look_at: None,
             trouble: None,
@@ -153,7 +153,7 @@ impl Job {
         at: Mono,
         exit: i32,
         pending: &mut Pending,
-        testimony: &HostEvidence,
+        host_evidence: &HostEvidence,
         out: &mut Vec<Output>,
     ) -> Decision {
         let verdict = &pending.verdict;
@@ -175,19 +175,19 @@ impl Job {
                     waiting: count(self.waiting.len()),
                 },
                 host: Host {
-                    sick: &testimony.sick,
-                    held: &testimony.held,
+                    sick: &host_evidence.sick,
+                    held: &host_evidence.held,
                     waited: pending.waits_since.map_or(Span::default(), |since| at.since(since)),
                     last_step: self.last_step,
                 },
-                seen: testimony.seen_before.as_ref(),
+                seen: host_evidence.seen_before.as_ref(),
                 spares: 0,
                 now: at,
             },
         );
         let incident = verdict.incident;
         if let Some(trouble) = trouble.filter(|trouble| pending.trouble.as_ref() != Some(trouble)) {
-            out.push(Output::Record(Body::Fact(told(&trouble))));
+            out.push(Output::Record(Body::Fact(reported(&trouble))));
             pending.trouble = Some(trouble);
         }
         let Choice { action, after, why } = choice;
@@ -208,19 +208,20 @@ impl Job {
         }
         let Some(mut pending) = self.pending.take() else { return };
         let by = if ruling.is_some() { DecidedBy::Agent } else { DecidedBy::Launcher };
-        let (instead, mut testimony) =
-            ruling.map_or_else(Default::default, |ruling| (ruling.instead, ruling.testimony));
-        testimony.held.extend(self.held.iter().cloned());
+        let (instead, mut host_evidence) =
+            ruling.map_or_else(Default::default, |ruling| (ruling.instead, ruling.host_evidence));
+        host_evidence.held.extend(self.held.iter().cloned());
         // A replay has them from the journal, as they were.
-        if testimony.findings.is_empty() {
-            testimony.findings = self.standing_at(&pending.verdict);
+        if host_evidence.findings.is_empty() {
+            host_evidence.findings = self.standing_at(&pending.verdict);
         }
         if by == DecidedBy::Agent {
             // An agent that came late does not know what this job went through.
-            testimony.seen_before = testimony.seen_before.or_else(|| self.seen_before(&pending.verdict));
+            host_evidence.seen_before =
+                host_evidence.seen_before.or_else(|| self.seen_before(&pending.verdict));
         }
-        Self::hear(&mut pending, &testimony, out);
-        let mut decision = Decision { by, ..self.decide(at, exit, &mut pending, &testimony, out) };
+        Self::receive(&mut pending, &host_evidence, out);
+        let mut decision = Decision { by, ..self.decide(at, exit, &mut pending, &host_evidence, out) };
         if let Some((action, why)) = instead {
             decision = Decision { action, why, after: Span::default(), ..decision };
         }
@@ -239,9 +240,9 @@ impl Job {
                 out.push(Output::Order(Order::EndRank { attempt: self.attempt, rank }));
             }
             _ => {
-                let Pending { verdict, heard, testimony, .. } = pending;
-                let decided = |heard| Decided { verdict: verdict.clone(), heard, testimony };
-                self.decided = heard.map(decided);
+                let Pending { verdict, received, host_evidence, .. } = pending;
+                let decided = |received| Decided { verdict: verdict.clone(), received, host_evidence };
+                self.decided = received.map(decided);
                 self.carry_out(at, exit, verdict, decision, out);
             }
         }
@@ -385,7 +386,7 @@ fn keeps_processes(rung: Option<Rung>) -> bool {
 pub const POLICY: &str = "policy";
 
 /// What was wrong with the user's own policy, for the journal.
-pub fn told(trouble: &Trouble) -> Fact {
+pub fn reported(trouble: &Trouble) -> Fact {
     let (event, weight, detail) = match trouble {
         Trouble::Failed(words) => {
             ("policy_failed", Weight::Error, format!("{words}; the built-in policy decides"))

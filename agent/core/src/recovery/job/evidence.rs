@@ -15,15 +15,15 @@ use super::{Job, Output};
 
 impl Job {
     /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
-    pub(super) fn hear(pending: &mut Pending, testimony: &HostEvidence, out: &mut Vec<Output>) {
-        if *testimony == pending.testimony {
+    pub(super) fn receive(pending: &mut Pending, host_evidence: &HostEvidence, out: &mut Vec<Output>) {
+        if *host_evidence == pending.host_evidence {
             return;
         }
-        pending.testimony = testimony.clone();
+        pending.host_evidence = host_evidence.clone();
         let incident = pending.verdict.incident;
-        if let (Some((first, failed)), Ok(catalog)) = (&pending.heard, Catalog::shared()) {
+        if let (Some((first, failed)), Ok(catalog)) = (&pending.received, Catalog::shared()) {
             let mut verdict = first.clone();
-            diagnose::complete(&mut verdict, &catalog, failed, testimony);
+            diagnose::complete(&mut verdict, &catalog, failed, host_evidence);
             unrunnable::complete(&mut verdict, &failed.ends);
             if verdict != pending.verdict {
                 out.push(Output::Record(Body::Verdict(verdict.clone())));
@@ -32,15 +32,18 @@ impl Job {
         }
         // A hang is not judged by words; what the GPUs did in it, and what was found before it, stands beside the stacks and
         // blames nobody.
-        let told = &mut pending.verdict.evidence;
-        let found = testimony.findings.iter().map(Finding::stood);
+        let reported = &mut pending.verdict.evidence;
+        let found = host_evidence.findings.iter().map(Finding::stood);
         let beside: Vec<String> =
-            testimony.gpus.iter().cloned().chain(found).filter(|said| !told.contains(said)).collect();
-        if pending.heard.is_none() && !beside.is_empty() {
-            told.extend(beside);
+            host_evidence.gpus.iter().cloned().chain(found).filter(|said| !reported.contains(said)).collect();
+        if pending.received.is_none() && !beside.is_empty() {
+            reported.extend(beside);
             out.push(Output::Record(Body::Verdict(pending.verdict.clone())));
         }
-        out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony: testimony.clone() })));
+        out.push(Output::Record(Body::Fact(Fact::HostEvidenceReported {
+            incident,
+            host_evidence: host_evidence.clone(),
+        })));
     }
 
     /// What this run knows of earlier failures of the same kind.

@@ -12,7 +12,7 @@ const TESTIFIED: usize = 8;
 
 impl Job {
     /// Records findings; those that stand are kept until they are over.
-    pub(super) fn tell_found(&mut self, found: Vec<Finding>, out: &mut Vec<Output>) {
+    pub(super) fn report_found(&mut self, found: Vec<Finding>, out: &mut Vec<Output>) {
         for finding in found {
             self.standing.retain(|stood| stood.finding != finding.finding);
             if !finding.over {

@@ -17,33 +17,33 @@ pub(super) struct Decided {
     /// What it is taken for.
     pub(super) verdict: Verdict,
     /// The verdict before anybody's words were heard, and how the attempt failed.
-    pub(super) heard: (Verdict, FailedAttempt),
+    pub(super) received: (Verdict, FailedAttempt),
     /// What the host has said of it.
-    pub(super) testimony: HostEvidence,
+    pub(super) host_evidence: HostEvidence,
 }
 
 impl Job {
-    pub(super) fn hear_late(&mut self, incident: Incident, told: HostEvidence, out: &mut Vec<Output>) {
+    pub(super) fn receive_late(&mut self, incident: Incident, reported: HostEvidence, out: &mut Vec<Output>) {
         let last = Incident(self.incidents.len() as u64);
         let Some(decided) = self.decided.as_mut().filter(|of| of.verdict.incident == incident) else {
             return;
         };
         // What is held, what was seen before and what was found in the job are of the time of the decision.
-        let HostEvidence { held, gpus, seen_before, findings, .. } = decided.testimony.clone();
-        let testimony = HostEvidence { held, gpus, seen_before, findings, ..told };
+        let HostEvidence { held, gpus, seen_before, findings, .. } = decided.host_evidence.clone();
+        let host_evidence = HostEvidence { held, gpus, seen_before, findings, ..reported };
         let Ok(catalog) = Catalog::shared() else { return };
-        if incident != last || testimony == decided.testimony {
+        if incident != last || host_evidence == decided.host_evidence {
             return;
         }
-        let (first, failed) = &decided.heard;
+        let (first, failed) = &decided.received;
         let mut verdict = first.clone();
-        diagnose::complete(&mut verdict, &catalog, failed, &testimony);
+        diagnose::complete(&mut verdict, &catalog, failed, &host_evidence);
         unrunnable::complete(&mut verdict, &failed.ends);
         if verdict != decided.verdict {
             out.push(Output::Record(Body::Verdict(verdict.clone())));
             decided.verdict = verdict;
         }
-        decided.testimony = testimony.clone();
-        out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony })));
+        decided.host_evidence = host_evidence.clone();
+        out.push(Output::Record(Body::Fact(Fact::HostEvidenceReported { incident, host_evidence })));
     }
 }

@@ -44,7 +44,7 @@ impl Job {
     /// The ranks are gone: is the host ready for the next ones?
     pub(super) fn ask_for_the_ordered(&mut self, at: Mono, ordered: Ordered, out: &mut Vec<Output>) {
         self.ledger.enter(at, TimeCategory::Deciding);
-        let verdict = nobody_failed(self.attempt, at);
+        let verdict = no_rank_failed(self.attempt, at);
         self.phase = Phase::Ordered(Ordered { look_at: None, ..ordered });
         out.push(Output::Order(Order::Consult(Box::new(verdict))));
     }
@@ -61,11 +61,11 @@ impl Job {
             return;
         }
         let by = if ruling.is_some() { DecidedBy::Agent } else { DecidedBy::Launcher };
-        let mut testimony = ruling.map(|ruling| ruling.testimony).unwrap_or_default();
-        testimony.held.extend(self.held.iter().cloned());
+        let mut host_evidence = ruling.map(|ruling| ruling.host_evidence).unwrap_or_default();
+        host_evidence.held.extend(self.held.iter().cloned());
         let host = Host {
-            sick: &testimony.sick,
-            held: &testimony.held,
+            sick: &host_evidence.sick,
+            held: &host_evidence.held,
             waited: ordered.since.map_or(Span::default(), |since| at.since(since)),
             last_step: self.last_step,
         };
@@ -105,7 +105,7 @@ impl Job {
 }
 
 /// What the agent is asked about: the host is the same, whoever wants the restart.
-fn nobody_failed(attempt: Attempt, at: Mono) -> Verdict {
+fn no_rank_failed(attempt: Attempt, at: Mono) -> Verdict {
     Verdict {
         incident: Incident::ORDERED,
         attempt,

@@ -49,7 +49,7 @@ impl Job {
         }
         self.announce_progress(at, out);
         let found = self.watch.steps(rank, done);
-        self.tell_found(found, out);
+        self.report_found(found, out);
     }
 
     /// Tells, once per attempt, that all ranks are stepping; and from then on, now and then, how far they are.

@@ -78,15 +78,15 @@ impl Job {
             limit: restart.within,
             step: None,
             confidence: 0.5,
-            evidence: vec![restart.told()],
+            evidence: vec![restart.reported()],
         };
         let verdict = hung(self.next_incident(), self.attempt, &hang, Vec::new());
-        Verdict { headline: restart.told(), ..verdict }
+        Verdict { headline: restart.reported(), ..verdict }
     }
 }
 
 impl Overdue {
-    fn told(self) -> String {
+    fn reported(self) -> String {
         format!("{} has brought no step of all ranks within {}", self.rung.words(), self.within)
     }
 
@@ -95,7 +95,7 @@ impl Overdue {
             component: "job".to_owned(),
             event: EVENT.to_owned(),
             weight: Weight::Warning,
-            detail: self.told(),
+            detail: self.reported(),
             values: BTreeMap::from([("within_ns".to_owned(), self.within.0.to_string())]),
         })
     }

@@ -12,7 +12,7 @@ pub(super) struct Saving {
     /// The newest advice.
     advised: Option<Advised>,
     /// What stands in the journal.
-    told: Option<Advised>,
+    reported: Option<Advised>,
     /// The last save, or when one was last said to be due; none while the ranks do not step.
     last: Option<Mono>,
 }
@@ -31,8 +31,8 @@ impl Saving {
     /// Takes in new advice; what of it is worth to be told.
     pub(super) fn advise(&mut self, advised: Option<Advised>) -> Option<Fact> {
         self.advised = advised.or(self.advised);
-        let news = advised.filter(|advised| advised.is_news_after(self.told.as_ref()))?;
-        self.told = Some(news);
+        let news = advised.filter(|advised| advised.is_news_after(self.reported.as_ref()))?;
+        self.reported = Some(news);
         Some(news.fact())
     }
 

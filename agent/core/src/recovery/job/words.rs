@@ -44,15 +44,15 @@ pub enum Input {
         shards: Vec<(Rank, Vec<u64>)>,
     },
     /// What is known of the host and its devices that may explain why ranks are slow.
-    Surroundings(SlowdownHints),
+    RankContext(SlowdownHints),
     /// The agent's evidence about a failure; none if there is no agent or it did not answer in time.
     Ruling(Option<Ruling>),
     /// What the host has to say of a failure that was decided on already; of any but the last one it is ignored.
-    HeardLate {
+    LateEvidence {
         /// Which failure.
         incident: Incident,
         /// All that the host has said of it by now.
-        testimony: HostEvidence,
+        host_evidence: HostEvidence,
     },
     /// What the launcher itself sees held that the next ranks need; told before a ruling, each time.
     Held(Vec<String>),
@@ -69,7 +69,7 @@ pub struct Ruling {
     /// go on as the recorded run went on.
     pub instead: Option<(Action, String)>,
     /// What the host has to say of the failure.
-    pub testimony: HostEvidence,
+    pub host_evidence: HostEvidence,
 }
 
 /// What the job asks of the launcher.

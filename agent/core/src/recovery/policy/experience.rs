@@ -9,10 +9,11 @@ use crate::recovery::policy::{Rung, learned};
 /// them tell nothing: where there were no heartbeats, and the last if the job did not fail again.
 pub fn experiences(earlier: &[Experience], past: &[PastFailure], failed_again: bool) -> Vec<Experience> {
     let is_open = |place: usize| place + 1 == past.len() && !failed_again;
-    let told = |(place, past): &(usize, &PastFailure)| {
+    let reported = |(place, past): &(usize, &PastFailure)| {
         past.heartbeats && (past.back_after.is_some() || !is_open(*place))
     };
-    let past: Vec<PastFailure> = past.iter().enumerate().filter(told).map(|(_, past)| past.clone()).collect();
+    let past: Vec<PastFailure> =
+        past.iter().enumerate().filter(reported).map(|(_, past)| past.clone()).collect();
     let mut known = Vec::new();
     for cause in CauseKind::ALL {
         for rung in Rung::ALL {

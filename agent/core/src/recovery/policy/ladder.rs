@@ -113,8 +113,8 @@ mod tests {
         assert_eq!(of(&raised, 3, 4, &[]), [Rung::Ranks, Rung::All]);
         assert_eq!(of(&raised, 1, 1, &[]), [Rung::InProcess, Rung::All]);
         assert_eq!(of(&raised, 0, 4, &[]), [Rung::All]);
-        let nobody = Verdict { culprit: None, ..raised };
-        assert_eq!(of(&nobody, 4, 4, &[]), [Rung::InProcess, Rung::All], "nobody to be replaced");
+        let no_one = Verdict { culprit: None, ..raised };
+        assert_eq!(of(&no_one, 4, 4, &[]), [Rung::InProcess, Rung::All], "nobody to be replaced");
     }
 
     #[test]

@@ -40,12 +40,12 @@ const TRAINED_WITH: Span = Span::seconds(30);
 /// What is in the way of a restart on this host.
 pub fn readiness(host: Host<'_>) -> Readiness {
     let sick: Vec<&Component> = host.sick.iter().filter(|component| is_in_the_way(component, host)).collect();
-    let told = |component: &&Component| format!("{}: {}", component.name, component.reason);
+    let reported = |component: &&Component| format!("{}: {}", component.name, component.reason);
     if let Some(unfit) = sick.iter().find(|component| component.action >= RecommendedAction::ResetDevice) {
-        return Readiness::Unfit(told(unfit));
+        return Readiness::Unfit(reported(unfit));
     }
     let mut reasons: Vec<String> = host.held.to_vec();
-    reasons.extend(sick.iter().map(told));
+    reasons.extend(sick.iter().map(reported));
     if reasons.is_empty() { Readiness::Ready } else { Readiness::NotYet(reasons.join("; ")) }
 }
 

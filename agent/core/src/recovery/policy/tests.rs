@@ -84,22 +84,22 @@ fn in_doubt_another_host_is_tried_once_and_what_it_confirms_is_not_restarted() {
     let decided = |now: &Verdict, past: &[PastFailure], seen: &SeenBefore| {
         decide(&THREE.into(), Case { seen: Some(seen), ..case(now, past) })
     };
-    let heard = SeenBefore { heard_by: 2, ..SeenBefore::default() };
+    let received = SeenBefore { answered_by: 2, ..SeenBefore::default() };
     let elsewhere = Action::HandBack { exit: HAND_BACK_EXIT };
-    assert_eq!(decided(&now, &[], &heard).action, RESTART);
-    let choice = decided(&now, &once, &heard);
+    assert_eq!(decided(&now, &[], &received).action, RESTART);
+    let choice = decided(&now, &once, &received);
     assert_eq!(choice.action, elsewhere);
     assert!(choice.why.contains("another host tells"), "{}", choice.why);
     // Where nobody hears of it, where it is sure, or where it was tried before, it ends.
     let sure = Verdict { confidence: 0.95, ..now.clone() };
     let alone = SeenBefore::default();
-    let before = SeenBefore { in_earlier_runs: 1, ..heard.clone() };
-    let other_place = SeenBefore { elsewhere: on_b(false), ..heard.clone() };
-    for (now, seen) in [(&sure, &heard), (&now, &alone), (&now, &before), (&now, &other_place)] {
+    let before = SeenBefore { in_earlier_runs: 1, ..received.clone() };
+    let other_place = SeenBefore { elsewhere: on_b(false), ..received.clone() };
+    for (now, seen) in [(&sure, &received), (&now, &alone), (&now, &before), (&now, &other_place)] {
         assert_eq!(decided(now, &once, seen).action, Action::Stop { exit: 1 }, "{seen:?}");
     }
     // What failed on another host at the same place fails here for good, at once.
-    let confirmed = SeenBefore { elsewhere: on_b(true), ..heard.clone() };
+    let confirmed = SeenBefore { elsewhere: on_b(true), ..received.clone() };
     let choice = decided(&now, &[], &confirmed);
     assert_eq!(choice.action, Action::Stop { exit: 1 });
     assert!(choice.why.contains("came after step 6 on b before"), "{}", choice.why);

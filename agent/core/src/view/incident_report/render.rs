@@ -37,7 +37,7 @@ pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
     }
     page.section(&mut lines, "Whose fault", &fault);
     let mut acted = vec![done(decision.as_ref(), report.since_then())];
-    acted.extend(outcome.as_ref().map(|outcome| format!("{}.", capital(&outcome.told()))));
+    acted.extend(outcome.as_ref().map(|outcome| format!("{}.", capital(&outcome.reported()))));
     page.section(&mut lines, "What was done", &acted);
     let mut todo = advice(verdict, decision.as_ref(), report.since_then());
     todo.extend(options.logs.map(|logs| format!("The output of all ranks is in {logs}")));

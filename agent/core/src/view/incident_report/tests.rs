@@ -25,14 +25,14 @@ fn entries(bodies: Vec<Body>) -> Vec<Entry> {
 
 #[test]
 fn an_exception_that_is_quoted_is_not_called_absent() {
-    let mut report = told(FaultDomain::Unknown, None);
+    let mut report = reported(FaultDomain::Unknown, None);
     assert!(sentences::fault(&report.verdict).contains("left no message"));
     let quoted = "last message on its standard error, 1.00 s before the failure: RuntimeError: bad sample";
     report.verdict.evidence.push(quoted.into());
     assert!(sentences::fault(&report.verdict).contains("it is quoted below"));
 }
 
-fn told(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
+fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
     let verdict = Verdict {
         incident: Incident(2),
         attempt: Attempt(1),
@@ -84,14 +84,14 @@ fn what_to_do_after_a_restart_follows_from_what_became_of_the_job() {
         by: DecidedBy::Launcher,
     };
     let now = |job_ended| {
-        let report = told(FaultDomain::Unknown, None);
+        let report = reported(FaultDomain::Unknown, None);
         text(&IncidentReport { decision: Some(restart.clone()), job_ended, ..report })
     };
     assert!(now(None).contains("the ranks are starting"), "{}", now(None));
     assert!(now(Some(0)).contains("the job ended well after it"), "{}", now(Some(0)));
     assert!(now(Some(3)).contains("ended with exit status 3 since then"), "{}", now(Some(3)));
 
-    let verdict = Body::Verdict(told(FaultDomain::Unknown, None).verdict);
+    let verdict = Body::Verdict(reported(FaultDomain::Unknown, None).verdict);
     let ended = Body::Fact(Fact::JobEnded { exit: 3, reason: "budget".into() });
     let journal = entries(vec![verdict.clone(), ended]);
     assert_eq!(of(journal.iter(), None).and_then(|report| report.job_ended), Some(3));
@@ -110,13 +110,13 @@ fn killed(signal: i32) -> Verdict {
         headline: format!("rank 1 was ended by {}", crate::model::entry::ExitStatus::Signal(signal)),
         deterministic: false,
         confidence: 0.0,
-        ..told(FaultDomain::Unknown, None).verdict
+        ..reported(FaultDomain::Unknown, None).verdict
     }
 }
 
 #[test]
 fn a_report_says_what_since_when_whose_fault_what_was_done_and_what_to_do_in_this_order() {
-    let report = told(FaultDomain::User, Some("user_code"));
+    let report = reported(FaultDomain::User, Some("user_code"));
     let text = render(&report, Options { logs: Some("/runs/x/attempt_1"), ..Options::default() });
     let mut from = 0;
     for part in [
@@ -139,7 +139,7 @@ fn a_report_says_what_since_when_whose_fault_what_was_done_and_what_to_do_in_thi
 
 #[test]
 fn five_lines_of_evidence_are_shown_and_the_rest_with_all() {
-    let mut report = told(FaultDomain::User, Some("user_code"));
+    let mut report = reported(FaultDomain::User, Some("user_code"));
     report.verdict.evidence = (1..=7).map(|line| format!("line {line}")).collect();
     let short = text(&report);
     assert!(short.contains("line 5\n") && !short.contains("line 6"), "{short}");
@@ -157,7 +157,7 @@ fn five_lines_of_evidence_are_shown_and_the_rest_with_all() {
 
 #[test]
 fn a_signal_from_outside_is_said_plainly_to_have_no_known_cause() {
-    let report = |signal| IncidentReport { verdict: killed(signal), ..told(FaultDomain::Unknown, None) };
+    let report = |signal| IncidentReport { verdict: killed(signal), ..reported(FaultDomain::Unknown, None) };
     assert!(
         text(&report(9)).contains(
             "Unknown. Cause not seen: rank 1 was ended by SIGKILL, which Mainstay did not send and the kernel's OOM killer \
@@ -181,7 +181,7 @@ fn a_signal_from_outside_is_said_plainly_to_have_no_known_cause() {
 #[test]
 fn a_lost_peer_is_said_to_have_its_cause_elsewhere_and_an_unknown_message_is_quoted() {
     let raised = |message: &str| {
-        let report = told(FaultDomain::Unknown, None);
+        let report = reported(FaultDomain::Unknown, None);
         let cause = Cause::Exception { exception: "RuntimeError".into(), fingerprint: String::new() };
         let headline = format!("rank 3 raised RuntimeError: {message}");
         text(&IncidentReport { verdict: Verdict { cause, headline, ..report.verdict.clone() }, ..report })
@@ -200,7 +200,7 @@ fn a_lost_peer_is_said_to_have_its_cause_elsewhere_and_an_unknown_message_is_quo
 
 #[test]
 fn a_failure_that_was_detected_at_once_has_no_delay() {
-    let mut report = told(FaultDomain::Unknown, None);
+    let mut report = reported(FaultDomain::Unknown, None);
     assert!(text(&report).contains("detected 2 ms later"), "{}", text(&report));
     report.verdict.detected_at = report.verdict.fault_at;
     assert!(!text(&report).contains("detected"), "{}", text(&report));
@@ -208,18 +208,18 @@ fn a_failure_that_was_detected_at_once_has_no_delay() {
 
 #[test]
 fn how_sure_it_is_of_the_rank_and_of_the_fault_are_said_apart() {
-    let known = text(&told(FaultDomain::User, Some("data")));
+    let known = text(&reported(FaultDomain::User, Some("data")));
     assert!(known.contains("80 % sure.") && known.contains("It began with rank 3: 99 % sure."), "{known}");
-    let unknown = text(&told(FaultDomain::Unknown, None));
+    let unknown = text(&reported(FaultDomain::Unknown, None));
     assert!(unknown.contains("rank 3: 99 % sure.") && !unknown.contains("80 %"), "{unknown}");
-    let mut earlier = told(FaultDomain::Unknown, None);
+    let mut earlier = reported(FaultDomain::Unknown, None);
     earlier.verdict.culprit_confidence = None;
     assert!(text(&earlier).contains("It began with rank 3: 80 % sure."), "{}", text(&earlier));
 }
 
 #[test]
 fn what_to_do_follows_from_what_was_decided() {
-    let mut report = told(FaultDomain::User, Some("user_code"));
+    let mut report = reported(FaultDomain::User, Some("user_code"));
     report.verdict.deterministic = false;
     if let Some(decision) = &mut report.decision {
         decision.why = "the same exception came again at step 4: a restart would only fail again".to_owned();
@@ -237,8 +237,8 @@ fn what_to_do_follows_from_what_was_decided() {
 
 #[test]
 fn a_ticket_has_a_title_and_lists_and_the_terminal_has_neither() {
-    let told = told(FaultDomain::User, Some("user_code"));
-    let shown = |markdown| render(&told, Options { logs: Some("/runs/x"), markdown, all: false });
+    let reported = reported(FaultDomain::User, Some("user_code"));
+    let shown = |markdown| render(&reported, Options { logs: Some("/runs/x"), markdown, all: false });
     let (ticket, terminal) = (shown(true), shown(false));
     assert!(ticket.starts_with("## rank 3 raised ValueError: bad\n"), "{ticket}");
     assert!(ticket.contains("\n- exit note of rank 3\n"), "{ticket}");
@@ -248,19 +248,19 @@ fn a_ticket_has_a_title_and_lists_and_the_terminal_has_neither() {
 
 #[test]
 fn what_others_wrote_neither_formats_a_ticket_nor_drives_a_terminal() {
-    let mut told = told(FaultDomain::User, Some("user_code"));
-    told.verdict.headline = "rank 3 raised E: <b>\x1b[31m\n# [x](y)".into();
-    told.verdict.evidence = vec!["a\n| b |".into()];
-    let ticket = render(&told, Options { markdown: true, ..Options::default() });
+    let mut reported = reported(FaultDomain::User, Some("user_code"));
+    reported.verdict.headline = "rank 3 raised E: <b>\x1b[31m\n# [x](y)".into();
+    reported.verdict.evidence = vec!["a\n| b |".into()];
+    let ticket = render(&reported, Options { markdown: true, ..Options::default() });
     assert!(ticket.starts_with(r"## rank 3 raised E: \<b\> \[31m \# \[x\](y)"), "{ticket}");
     assert!(ticket.contains("\n- a \\| b \\|\n"), "{ticket}");
-    let terminal = text(&told);
+    let terminal = text(&reported);
     assert!(terminal.starts_with("rank 3 raised E: <b> [31m # [x](y)\n"), "{terminal}");
 }
 
 #[test]
 fn a_job_that_ended_while_it_waited_for_its_host_has_nothing_to_wait_for() {
-    let mut report = told(FaultDomain::User, Some("user_code"));
+    let mut report = reported(FaultDomain::User, Some("user_code"));
     let waited =
         Decision { action: Action::Wait, why: "memory is held".into(), ..report.decision.clone().unwrap() };
     report.decision = Some(waited);
@@ -275,7 +275,7 @@ fn a_job_that_ended_while_it_waited_for_its_host_has_nothing_to_wait_for() {
 
 #[test]
 fn of_several_decisions_on_one_failure_the_last_is_what_was_done() {
-    let IncidentReport { verdict, decision, .. } = told(FaultDomain::User, None);
+    let IncidentReport { verdict, decision, .. } = reported(FaultDomain::User, None);
     let decision = decision.expect("one");
     let waited = Decision { action: Action::Wait, why: "memory is held".into(), ..decision.clone() };
     let entries =
@@ -285,7 +285,7 @@ fn of_several_decisions_on_one_failure_the_last_is_what_was_done() {
 
 #[test]
 fn the_report_is_that_of_the_failure_that_is_wanted_or_the_last_with_its_time() {
-    let IncidentReport { verdict, decision, .. } = told(FaultDomain::User, None);
+    let IncidentReport { verdict, decision, .. } = reported(FaultDomain::User, None);
     let first = Verdict { incident: Incident(1), headline: "the first".into(), ..verdict.clone() };
     let last = Verdict { fault_at: Mono(1_500_000_000), ..verdict };
     let bodies = vec![Body::Verdict(first), Body::Verdict(last), Body::Decision(decision.expect("one"))];

@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    pub fn told(&self) -> String {
+    pub fn reported(&self) -> String {
         let launchers = self.launchers.iter().filter(|launcher| launcher.runs()).map(|launcher| {
             let brain = match &launcher.brain {
                 Brain::Leads(lead) => format!(

@@ -152,7 +152,7 @@ fn the_newest_host_of_a_job_is_elected_and_lets_one_lead_that_has_a_record() {
 #[test]
 fn a_launcher_that_waits_for_a_seat_does_not_wait_for_ever_where_no_launcher_leads() {
     let mut follow = follower();
-    follow.said(Mono(2), Down::Waiting { told: String::new(), spare: None });
+    follow.said(Mono(2), Down::Waiting { reported: String::new(), spare: None });
     follow.disconnected(Mono(3), "the leader has gone", true);
     follow.look(Mono(3).after(LEASE_SPAN), None, false);
     let acts = acts(&mut follow);

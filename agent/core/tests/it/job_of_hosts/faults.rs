@@ -206,7 +206,7 @@ impl World {
                 return self.leaders;
             }
             let quiet = self.quiet_since.map_or(0, |since| self.now - since);
-            assert!(quiet < super::ENDS_WITHIN + LEASE, "it does not end: {}", self.told());
+            assert!(quiet < super::ENDS_WITHIN + LEASE, "it does not end: {}", self.reported());
             self.step();
         }
     }

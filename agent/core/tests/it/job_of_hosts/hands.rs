@@ -131,7 +131,7 @@ impl World {
                 assert!(launcher.living.is_empty(), "ranks outlive the job: {:?}", launcher.living);
                 if let Brain::Leads(_) = launcher.brain {
                     launcher.exit = Some(exit);
-                    self.tells_the_end(me);
+                    self.reports_the_end(me);
                 } else {
                     self.ends(me, exit);
                 }

@@ -364,7 +364,7 @@ impl World {
         match &mut self.launchers[me].brain {
             Brain::Leads(lead) => {
                 if due && !lead.is_deposed() {
-                    lead.tell_job(now, Input::LookAgain);
+                    lead.report_to_job(now, Input::LookAgain);
                 }
                 lead.look(now, silent);
             }
@@ -372,11 +372,11 @@ impl World {
             Brain::Waits(_) | Brain::Gone => {}
         }
         self.settle(me);
-        self.tells_the_end(me);
+        self.reports_the_end(me);
     }
 
     /// A leader whose job is over waits for its followers, and removes what the job has in the store.
-    pub fn tells_the_end(&mut self, me: usize) {
+    pub fn reports_the_end(&mut self, me: usize) {
         let now = self.now;
         let launcher = &mut self.launchers[me];
         let (Some(exit), Brain::Leads(lead)) = (launcher.exit, &mut launcher.brain) else { return };

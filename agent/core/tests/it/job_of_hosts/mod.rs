@@ -395,7 +395,7 @@ impl World {
             Event::Ruled(me) => {
                 let now = self.clock(me);
                 if let Brain::Leads(lead) = &mut self.launchers[me].brain {
-                    lead.tell_job(now, Input::Ruling(None));
+                    lead.report_to_job(now, Input::Ruling(None));
                 }
                 self.settle(me);
             }

@@ -64,8 +64,8 @@ pub struct Connection {
     /// Whether each end takes it for open, and when it last received something.
     pub follower_open: bool,
     pub leader_open: bool,
-    pub follower_heard: Time,
-    pub leader_heard: Time,
+    pub follower_received: Time,
+    pub leader_received: Time,
 }
 
 impl World {
@@ -129,8 +129,8 @@ impl World {
             down: Way::default(),
             follower_open: true,
             leader_open: true,
-            follower_heard: now,
-            leader_heard: now,
+            follower_received: now,
+            leader_received: now,
         };
         self.connections.insert(number, connection);
         self.launchers[follower].connection = Some(number);
@@ -183,7 +183,7 @@ impl World {
         if !connection.leader_open || !self.launchers[to].runs() {
             return;
         }
-        connection.leader_heard = now;
+        connection.leader_received = now;
         match wire {
             Wire::Message(up) => self.heard_from_follower(to, number, up),
             Wire::End => {
@@ -206,7 +206,7 @@ impl World {
         if !connection.follower_open || !self.launchers[to].runs() || !current {
             return;
         }
-        connection.follower_heard = now;
+        connection.follower_received = now;
         match wire {
             Wire::Message(down) => self.heard_from_leader(to, down),
             Wire::End => {
@@ -270,17 +270,17 @@ impl World {
     /// Connections on which this launcher has received nothing for too long are over.
     pub fn look_at_connections(&mut self, launcher: usize) {
         let now = self.now;
-        let silent = |heard: Time| now.saturating_sub(heard) >= SILENT_FOR;
+        let silent = |received: Time| now.saturating_sub(received) >= SILENT_FOR;
         let mut as_follower = None;
         let mut as_leader = Vec::new();
         for (number, connection) in &self.connections {
             if connection.follower == launcher
                 && connection.follower_open
-                && silent(connection.follower_heard)
+                && silent(connection.follower_received)
             {
                 as_follower = Some(*number);
             }
-            if connection.leader == launcher && connection.leader_open && silent(connection.leader_heard) {
+            if connection.leader == launcher && connection.leader_open && silent(connection.leader_received) {
                 as_leader.push(*number);
             }
         }

@@ -122,7 +122,7 @@ impl World {
         self.leaders += 1;
         self.close_to_leader(me);
         if self.launchers[me].exit.is_some() {
-            self.tells_the_end(me);
+            self.reports_the_end(me);
         }
     }
 

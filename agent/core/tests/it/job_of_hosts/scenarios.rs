@@ -58,12 +58,12 @@ fn a_leader_that_was_only_slow_steps_down_when_the_job_has_ended_without_it() {
 }
 
 /// What a leader does next, and whether it tells others that the job is over.
-fn tells_the_end(lead: &mut Lead, now: Mono) -> bool {
-    let mut tells = false;
+fn reports_the_end(lead: &mut Lead, now: Mono) -> bool {
+    let mut reports = false;
     while let Some(act) = lead.next_act(now) {
-        tells |= matches!(act, lead::Act::Command(_, Command::Finish { exit: 1, .. }));
+        reports |= matches!(act, lead::Act::Command(_, Command::Finish { exit: 1, .. }));
     }
-    tells
+    reports
 }
 
 /// A leader whose job has failed for good; the number of the record that has its end.
@@ -82,9 +82,9 @@ fn over() -> (Lead, u64) {
 #[test]
 fn the_end_of_a_job_is_stored_before_others_are_told() {
     let (mut lead, number) = over();
-    assert!(!tells_the_end(&mut lead, Mono(3)));
+    assert!(!reports_the_end(&mut lead, Mono(3)));
     lead.stored(Mono(4), number);
-    assert!(tells_the_end(&mut lead, Mono(4)));
+    assert!(reports_the_end(&mut lead, Mono(4)));
 }
 
 #[test]
@@ -93,10 +93,10 @@ fn a_job_ends_without_its_store_once_that_was_silent_for_a_lease() {
     lead.forgotten(1);
     let almost = Mono(2).after(LEASE_SPAN);
     lead.look(almost, Some(Span(LEASE_SPAN.0 - 1)));
-    assert!(!tells_the_end(&mut lead, almost), "another launcher may be elected until then");
+    assert!(!reports_the_end(&mut lead, almost), "another launcher may be elected until then");
     let later = almost.after(Span::seconds(1));
     lead.look(later, Some(LEASE_SPAN));
-    assert!(tells_the_end(&mut lead, later));
+    assert!(reports_the_end(&mut lead, later));
 }
 
 /// Found by seeds 824804 and 868164.
@@ -108,14 +108,14 @@ fn a_leader_that_is_elected_again_waits_until_the_store_has_its_end() {
     lead.elected(2, Some(1));
     lead.look(later, None);
     let acts: Vec<_> = std::iter::from_fn(|| lead.next_act(later)).collect();
-    let tells = |act: &lead::Act| matches!(act, lead::Act::Command(_, Command::Finish { .. }));
-    assert!(!acts.iter().any(tells), "{acts:?}");
+    let reports = |act: &lead::Act| matches!(act, lead::Act::Command(_, Command::Finish { .. }));
+    assert!(!acts.iter().any(reports), "{acts:?}");
     let number = acts.iter().find_map(|act| match act {
         lead::Act::Store(number, record) if record.ended == Some(1) => Some(*number),
         _ => None,
     });
     lead.stored(later, number.expect("its end is to be stored again"));
-    assert!(tells_the_end(&mut lead, later));
+    assert!(reports_the_end(&mut lead, later));
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub struct Job {
 }
 
 impl Job {
-    pub fn begun(limits: Limits) -> Job {
+    pub fn started(limits: Limits) -> Job {
         let now = Mono(Span::seconds(1000).0);
         let mut job = Job {
             now,
@@ -34,7 +34,7 @@ impl Job {
 
     /// One that has made `steps` steps of 200 ms.
     pub fn trained(steps: u64) -> Job {
-        let mut job = Job::begun(Limits::default());
+        let mut job = Job::started(Limits::default());
         for step in 0..steps {
             job.step_together(step, Span::millis(200));
         }
@@ -133,7 +133,7 @@ impl Job {
 
 /// Steps of two seconds in which ranks use the CPU: they have no accelerator that could be at a longer step while they wait for it.
 pub fn computes_by_itself(holds_device: bool) -> Job {
-    let mut job = Job::begun(Limits::default());
+    let mut job = Job::started(Limits::default());
     let probe = Probe { processes: 1, holds_device, ..Probe::default() };
     job.probes = vec![Some(probe); RANKS];
     (0..60).for_each(|step| job.busy_step(step, Span::seconds(2)));

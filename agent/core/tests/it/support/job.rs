@@ -36,13 +36,13 @@ impl Run {
         Run { job, out, now: 0, step: None }
     }
 
-    pub fn tell(&mut self, input: Input) {
+    pub fn report(&mut self, input: Input) {
         self.now += 10;
         self.job.step(Mono(self.now), input, &mut self.out);
     }
 
     pub fn fact(&mut self, fact: Fact) {
-        self.tell(Input::Fact(fact));
+        self.report(Input::Fact(fact));
     }
 
     pub fn start(&mut self, attempt: u32) {
@@ -137,7 +137,7 @@ impl Run {
         self.exit(attempt, 1, status, false);
         self.exit(attempt, 0, ExitStatus::Signal(15), true);
         self.ended(attempt);
-        self.tell(Input::Ruling(None));
+        self.report(Input::Ruling(None));
     }
 
     pub fn orders(&self) -> Vec<&Order> {
@@ -171,9 +171,9 @@ impl Run {
         self.ended(attempt);
     }
 
-    pub fn testify(&mut self, incident: u64, testimony: HostEvidence) {
-        let ruling = Ruling { incident: Incident(incident), instead: None, testimony };
-        self.tell(Input::Ruling(Some(ruling)));
+    pub fn report_evidence(&mut self, incident: u64, host_evidence: HostEvidence) {
+        let ruling = Ruling { incident: Incident(incident), instead: None, host_evidence };
+        self.report(Input::Ruling(Some(ruling)));
     }
 
     /// What was recorded, as a journal has it.
@@ -191,7 +191,7 @@ impl Run {
 
     pub fn wait(&mut self, span: Span) {
         self.now += span.0;
-        self.tell(Input::LookAgain);
+        self.report(Input::LookAgain);
     }
 
     pub fn decisions(&self) -> Vec<Action> {

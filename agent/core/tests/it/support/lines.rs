@@ -8,9 +8,9 @@ pub fn comes_to(lines: &str) -> String {
     let mut host = Host::new();
     lines.split(" || ").for_each(|line| host.log(line));
     let ill = host.ill().into_iter();
-    let told: Vec<String> =
+    let reported: Vec<String> =
         ill.map(|(of, state, action)| format!("{of} {} {}", name(state), name(action))).collect();
-    if told.is_empty() { "nothing".to_owned() } else { told.join(", ") }
+    if reported.is_empty() { "nothing".to_owned() } else { reported.join(", ") }
 }
 
 fn name(of: impl serde::Serialize) -> String {

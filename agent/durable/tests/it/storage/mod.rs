@@ -66,7 +66,7 @@ fn save(directory: &Path, step: u64, world: u32) {
     }
 }
 
-fn assert_lies_in(directory: &Path, step: u64, world: u32) {
+fn assert_is_in(directory: &Path, step: u64, world: u32) {
     for rank in 0..world {
         let home = directory.join(format!("step-{step:012}/rank-{rank:05}"));
         assert!(
@@ -140,7 +140,7 @@ fn a_step_comes_back_from_nothing_but_the_storage() {
     assert_eq!((again.bytes, again.there), (0, 3 * SIZE as u64), "what lies there is not sent again");
     let pulled = Direct::open(&url).unwrap().pull(RUN, &[], to.path(), &|_| {}).unwrap().unwrap();
     assert_eq!((pulled.step, pulled.shards), (20, 3));
-    assert_lies_in(to.path(), 20, 3);
+    assert_is_in(to.path(), 20, 3);
     assert_eq!(direct.pull("another run", &[], to.path(), &|_| {}).unwrap(), None);
 }
 
@@ -186,11 +186,11 @@ fn changed_bytes_are_found_told_and_passed_over_for_the_older_step() {
     let mut bad = Vec::new();
     direct.verify(None, |shard| bad.extend(shard.err())).unwrap();
     assert_eq!(bad.len(), 1, "{bad:?}");
-    let told = RefCell::new(Vec::new());
-    let pulled = direct.pull(RUN, &[], to.path(), &|line| told.borrow_mut().push(line)).unwrap().unwrap();
+    let reported = RefCell::new(Vec::new());
+    let pulled = direct.pull(RUN, &[], to.path(), &|line| reported.borrow_mut().push(line)).unwrap().unwrap();
     assert_eq!(pulled.step, 10);
-    assert!(told.borrow()[0].starts_with("step 20 cannot be had"), "{told:?}");
-    assert_lies_in(to.path(), 10, 2);
+    assert!(reported.borrow()[0].starts_with("step 20 cannot be had"), "{reported:?}");
+    assert_is_in(to.path(), 10, 2);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_store_that_is_busy_now_and_then_is_asked_again() {
     assert_eq!(offered(&direct), [10]);
     let to = TempDir::new().unwrap();
     direct.pull(RUN, &[], to.path(), &|_| {}).unwrap();
-    assert_lies_in(to.path(), 10, 2);
+    assert_is_in(to.path(), 10, 2);
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn an_agent_brings_what_is_due_keeps_the_newest_and_one_without_history_gets_it_
     let restored = fresh.restore(&place(to.path()), None, &|_| {}).unwrap();
     assert_eq!(restored.decision.step.unwrap().step, 30);
     assert_eq!((restored.fetched, restored.here), (2, 0));
-    assert_lies_in(to.path(), 30, 2);
+    assert_is_in(to.path(), 30, 2);
     let again = fresh.restore(&place(to.path()), None, &|_| {}).unwrap();
     assert_eq!((again.fetched, again.here), (0, 2), "what lies here is not fetched");
 }

@@ -98,11 +98,11 @@ impl MountProbes {
         }
         let mut patience = PATIENCE;
         for probe in self.probes.values_mut() {
-            let begun = std::time::Instant::now();
-            probe.hear(now, self.deadline, patience);
-            patience = patience.saturating_sub(begun.elapsed());
+            let started = std::time::Instant::now();
+            probe.receive(now, self.deadline, patience);
+            patience = patience.saturating_sub(started.elapsed());
         }
-        let told = |mount: Mount| {
+        let reported = |mount: Mount| {
             let state = self
                 .probes
                 .get(&mount.point)
@@ -114,7 +114,7 @@ impl MountProbes {
                 state,
             }
         };
-        mounts.into_iter().map(told).collect()
+        mounts.into_iter().map(reported).collect()
     }
 
     /// The network file systems, each at one of its mounts: what is bound into a hundred containers is asked once.
@@ -160,7 +160,7 @@ impl Probe {
         }
     }
 
-    fn hear(&mut self, now: Mono, deadline: Span, patience: Duration) {
+    fn receive(&mut self, now: Mono, deadline: Span, patience: Duration) {
         let Some(asked) = &mut self.asked else { return };
         match asked.answer(patience) {
             Some(answer) => {

@@ -38,12 +38,12 @@ impl Processes {
         if self.next.is_some_and(|next| now < next) {
             return None;
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let scan = scan(proc);
         self.found_blocked = scan.as_ref().is_ok_and(|scan| !scan.blocked.is_empty());
         let idle = !self.found_blocked && load(proc).is_some_and(|load| load < LOAD_OF_ONE);
         let pace = if idle { self.every.saturating_mul(SELDOM) } else { self.every };
-        let pause = pace.max(begun.elapsed().saturating_mul(SHARE));
+        let pause = pace.max(started.elapsed().saturating_mul(SHARE));
         self.next = Some(now.after(Span(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX))));
         Some(scan.map_or_else(Reading::Failed, Reading::Value))
     }

@@ -76,19 +76,19 @@ impl LocalShards {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        let (told, tells) = std::sync::mpsc::sync_channel(1);
+        let (reported, reports) = std::sync::mpsc::sync_channel(1);
         let (place, were_read, known, of_thread) =
             (place.clone(), Arc::clone(were_read), Arc::clone(known), Arc::clone(&turn));
         let work = move || {
             let seen = look_at(&place, &were_read, &known);
             of_thread.end();
-            let _ = told.send(seen);
+            let _ = reported.send(seen);
         };
         if std::thread::Builder::new().name("ckpt-look".to_owned()).spawn(work).is_err() {
             turn.end();
             return None;
         }
-        let seen = tells.recv_timeout(until.saturating_duration_since(Instant::now()));
+        let seen = reports.recv_timeout(until.saturating_duration_since(Instant::now()));
         if seen.is_err() {
             turn.is_stuck.store(true, Ordering::SeqCst);
             tracing::warn!(

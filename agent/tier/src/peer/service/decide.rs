@@ -36,7 +36,7 @@ impl Shared {
                 by: self.name().to_owned(),
                 ..newer
             };
-            let _ = decisions.tell(&newer);
+            let _ = decisions.report(&newer);
         }
         Err(PeerError::Local(format!("peers do not agree on a step of {run}")))
     }
@@ -45,9 +45,9 @@ impl Shared {
     pub(super) fn tell_all(&self, decision: &Decision) -> Option<Decision> {
         let alive = self.alive();
         let words = std::thread::scope(|scope| {
-            let told: Vec<_> =
-                alive.iter().map(|peer| scope.spawn(|| self.asking().tell(peer, decision))).collect();
-            told.into_iter().map(|word| word.join()).collect::<Vec<_>>()
+            let reported: Vec<_> =
+                alive.iter().map(|peer| scope.spawn(|| self.asking().report(peer, decision))).collect();
+            reported.into_iter().map(|word| word.join()).collect::<Vec<_>>()
         });
         let refused = words.into_iter().filter_map(|word| match word {
             Ok(Ok(Word::Refused(newer))) => Some(newer),

@@ -29,8 +29,8 @@ impl Shared {
         let is_alike =
             |of: &SavedShard| of.of != sealed.shard.of || of.group != alike.group || of.root == alike.root;
         let is_known = |of: &SavedShard| of.of == sealed.shard.of && of.rank == sealed.shard.rank;
-        let told = self.told_alike();
-        if !told.iter().all(is_alike) && !told.iter().any(is_known) {
+        let reported = self.told_alike();
+        if !reported.iter().all(is_alike) && !reported.iter().any(is_known) {
             self.refresh();
             self.compare_alike();
         }
@@ -43,11 +43,11 @@ impl Shared {
             Some(SavedShard { of, group, rank, holder: holder.to_owned(), root })
         };
         let own = self.inventory_unlooked();
-        let mut told: Vec<SavedShard> = own.iter().filter_map(|held| of(self.name(), held)).collect();
+        let mut reported: Vec<SavedShard> = own.iter().filter_map(|held| of(self.name(), held)).collect();
         for (name, peer) in self.peers().iter() {
-            told.extend(peer.inventory.copies.iter().filter_map(|held| of(name, held)));
+            reported.extend(peer.inventory.copies.iter().filter_map(|held| of(name, held)));
         }
-        told
+        reported
     }
 
     fn remember(&self, found: ReplicaDivergence) {

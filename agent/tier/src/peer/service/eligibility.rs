@@ -21,7 +21,7 @@ impl Service {
             }
             std::mem::replace(&mut *known, standing.clone())
         };
-        tell("this host", before.excluded.as_deref(), standing.excluded.as_deref());
+        report("this host", before.excluded.as_deref(), standing.excluded.as_deref());
         shared.changed();
     }
 
@@ -81,7 +81,7 @@ impl Shared {
 }
 
 /// Says that a host is a place for replicas no more, or again.
-pub(super) fn tell(host: &str, before: Option<&str>, now: Option<&str>) {
+pub(super) fn report(host: &str, before: Option<&str>, now: Option<&str>) {
     match (before, now) {
         (None, Some(reason)) => {
             tracing::warn!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use mainstay_core::failure::repeats::{RemoteFailure, RemoteFailures, TOLD};
+use mainstay_core::failure::repeats::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 
 use super::{Service, Shared};
 
@@ -12,21 +12,21 @@ const LONGEST: usize = 64;
 
 impl Service {
     /// How jobs failed here; peers hear of it when they ask what this host has.
-    pub fn failed(&self, told: Vec<RemoteFailure>) {
-        *self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner) = told;
+    pub fn failed(&self, reported: Vec<RemoteFailure>) {
+        *self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner) = reported;
     }
 
     /// What peers told last of how jobs failed there, those that answer no more included, and how many answer.
     pub fn failed_elsewhere(&self) -> RemoteFailures {
         let peers = self.shared.peers();
-        let heard_by = peers.values().filter(|peer| peer.alive).count();
-        let told = |(name, peer): (&String, &super::Peer)| {
-            let sound = peer.inventory.failures.iter().filter(|told| is_sound(told));
-            let failures: Vec<RemoteFailure> = sound.take(TOLD).cloned().collect();
+        let answered_by = peers.values().filter(|peer| peer.alive).count();
+        let reported = |(name, peer): (&String, &super::Peer)| {
+            let sound = peer.inventory.failures.iter().filter(|reported| is_sound(reported));
+            let failures: Vec<RemoteFailure> = sound.take(MAX_REPORTED).cloned().collect();
             (!failures.is_empty()).then(|| (name.clone(), failures))
         };
-        let failures: BTreeMap<String, Vec<RemoteFailure>> = peers.iter().filter_map(told).collect();
-        RemoteFailures { heard_by: u32::try_from(heard_by).unwrap_or(u32::MAX), failures }
+        let failures: BTreeMap<String, Vec<RemoteFailure>> = peers.iter().filter_map(reported).collect();
+        RemoteFailures { answered_by: u32::try_from(answered_by).unwrap_or(u32::MAX), failures }
     }
 }
 
@@ -36,7 +36,7 @@ impl Shared {
     }
 }
 
-fn is_sound(told: &RemoteFailure) -> bool {
-    let names = [Some(&told.program), Some(&told.fingerprint), told.content.as_ref()];
+fn is_sound(reported: &RemoteFailure) -> bool {
+    let names = [Some(&reported.program), Some(&reported.fingerprint), reported.content.as_ref()];
     names.into_iter().flatten().all(|name| name.len() <= LONGEST)
 }

@@ -231,10 +231,10 @@ impl Shared {
 
     /// Asks these peers what they have, one after the other over this time.
     pub(super) fn ask_peers(&self, names: &[String], spread: Duration) {
-        let begun = Instant::now();
+        let started = Instant::now();
         std::thread::scope(|scope| {
             for (place, name) in (0..).zip(names) {
-                let at = begun + spread * place / u32::try_from(names.len()).unwrap_or(u32::MAX);
+                let at = started + spread * place / u32::try_from(names.len()).unwrap_or(u32::MAX);
                 while Instant::now() < at && !self.stops() {
                     std::thread::sleep(WAITS.min(at.saturating_duration_since(Instant::now())));
                 }
@@ -244,13 +244,13 @@ impl Shared {
                 scope.spawn(move || {
                     let asked = Instant::now();
                     let answer = self.asking().list(name);
-                    self.heard(name, asked, answer);
+                    self.received(name, asked, answer);
                 });
             }
         });
     }
 
-    pub(super) fn heard(&self, name: &str, asked: Instant, answer: Result<Inventory, PeerError>) {
+    pub(super) fn received(&self, name: &str, asked: Instant, answer: Result<Inventory, PeerError>) {
         let mut peers = self.peers();
         let Some(peer) = peers.get_mut(name) else { return };
         match answer {
@@ -258,7 +258,7 @@ impl Shared {
                 if !peer.alive {
                     tracing::info!(peer = name, software = inventory.software, "a peer answers");
                 }
-                eligibility::tell(name, peer.inventory.excluded(), inventory.excluded());
+                eligibility::report(name, peer.inventory.excluded(), inventory.excluded());
                 (peer.alive, peer.seen, peer.inventory) = (true, Some(Instant::now()), inventory);
                 peer.asked = Some(asked);
                 if peer.not_before.is_none() {

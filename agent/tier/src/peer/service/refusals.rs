@@ -24,12 +24,12 @@ pub(super) struct Refusals(Mutex<HashMap<Refused, Instant>>);
 impl Refusals {
     /// Whether it is worth to be told that `host` was refused for this.
     pub(super) fn is_news(&self, host: Option<IpAddr>, why: &PeerError, now: Instant) -> bool {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        told.retain(|_, since| now.saturating_duration_since(*since) < AGAIN);
+        let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        reported.retain(|_, since| now.saturating_duration_since(*since) < AGAIN);
         let what = (host, discriminant(why));
-        let is_news = !told.contains_key(&what);
-        if is_news && told.len() < MOST {
-            told.insert(what, now);
+        let is_news = !reported.contains_key(&what);
+        if is_news && reported.len() < MOST {
+            reported.insert(what, now);
         }
         is_news
     }

@@ -89,13 +89,13 @@ impl Shared {
         }
         let coming = self.store.coming();
         let sent = copies.iter().filter(|copy| !copy.own).map(|copy| &copy.shard.of);
-        let begun: BTreeSet<StepKey> =
+        let started: BTreeSet<StepKey> =
             sent.chain(&coming).filter(|of| wanted.contains(of)).cloned().collect();
         let on_disk = self.own.on_disk();
-        begun.iter().filter(|of| on_disk.contains(of)).for_each(|of| self.own.hold(of));
+        started.iter().filter(|of| on_disk.contains(of)).for_each(|of| self.own.hold(of));
         let is_overtaken = self.overtaken.load(Ordering::Relaxed);
         needed.sort_by_key(|Repair { shard, .. }| {
-            (!begun.contains(&shard.of), is_overtaken && !on_disk.contains(&shard.of))
+            (!started.contains(&shard.of), is_overtaken && !on_disk.contains(&shard.of))
         });
         if let Some(first) = needed.first().filter(|first| on_disk.contains(&first.shard.of)) {
             self.own.hold(&first.shard.of);

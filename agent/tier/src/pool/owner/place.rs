@@ -13,14 +13,14 @@ use serde_json::json;
 
 use super::LOOK_EVERY;
 use crate::pool::lock::lock;
-use crate::pool::{PoolError, Settings, recover, told};
+use crate::pool::{PoolError, Settings, recover, reported};
 
 /// Takes the pool's lock. The guardian of a launcher that was killed may still hold it: its end is waited for.
 pub(super) fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> {
     const TRIES: u32 = 6000;
     let path = directory.join("lock");
     for _ in 0..TRIES {
-        if let Some(lock) = lock(&path).map_err(told(&path))? {
+        if let Some(lock) = lock(&path).map_err(reported(&path))? {
             return Ok(lock);
         }
         if directory.join(POOL_NAME).exists() && !directory.join(recover::MARK).exists() {
@@ -28,7 +28,7 @@ pub(super) fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, 
         }
         std::thread::sleep(Duration::from_millis(100));
         // It may have removed all of it.
-        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(told(directory))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(reported(directory))?;
     }
     Err(PoolError::Taken(checkpoints.to_owned()))
 }
@@ -53,7 +53,7 @@ pub(super) fn remove_ranks(pool: &Path) -> io::Result<()> {
 pub(super) fn describe(directory: &Path, settings: &Settings) -> Result<(), PoolError> {
     let path = directory.join(POOL_NAME);
     let aside = path.with_extension("new");
-    let told_of = json!({
+    let reported_of = json!({
         "version": mainstay_checkpoint::control::VERSION,
         "directory": settings.directory,
         "job": settings.job,
@@ -64,7 +64,9 @@ pub(super) fn describe(directory: &Path, settings: &Settings) -> Result<(), Pool
         "keep": settings.keep.steps,
         "keep_bytes": settings.keep.bytes,
     });
-    fs::write(&aside, told_of.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(told(&path))
+    fs::write(&aside, reported_of.to_string())
+        .and_then(|()| fs::rename(&aside, &path))
+        .map_err(reported(&path))
 }
 
 pub(super) fn open_bell(directory: &Path) -> Option<UnixDatagram> {

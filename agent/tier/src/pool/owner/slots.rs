@@ -189,9 +189,9 @@ impl Inner {
             }
             Some((held, error)) => {
                 let words = format!("step {} cannot be written to the disk: {error}", held.at.1);
-                let told = self.trouble.as_ref().is_some_and(|(before, _)| *before == error.to_string());
+                let reported = self.trouble.as_ref().is_some_and(|(before, _)| *before == error.to_string());
                 self.trouble = Some((error.to_string(), Instant::now()));
-                if !told {
+                if !reported {
                     self.say(format!("{words}; it stays in memory, and the next one is tried"));
                 }
             }

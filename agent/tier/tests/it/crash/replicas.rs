@@ -154,12 +154,12 @@ fn cut_up(number: usize, scene: &Scene) -> BTreeSet<BTreeSet<Which>> {
     let mut certain: BTreeMap<Which, (usize, usize)> =
         scene.before.iter().filter_map(taken).map(|which| (which, (0, usize::MAX))).collect();
     for of in scene.acts {
-        let begun = volume.done();
+        let started = volume.done();
         let step = match of {
             Take((step, _)) | TakeInItsPlace((step, _), _) | Drop((step, _)) => *step,
         };
         let others = certain.iter_mut().filter(|(which, _)| which.0 == step);
-        others.for_each(|(_, (_, until))| *until = begun.min(*until));
+        others.for_each(|(_, (_, until))| *until = started.min(*until));
         act(&volume, *of, &mut dice);
         certain.extend(taken(of).map(|which| (which, (volume.done(), usize::MAX))));
     }
@@ -168,18 +168,18 @@ fn cut_up(number: usize, scene: &Scene) -> BTreeSet<BTreeSet<Which>> {
     for cut in 0..CUTS_PER_SCENE {
         let done = cut % (operations.len() + 1);
         let left = Recorder::on(after_a_cut(&before, &operations, done, &mut dice));
-        let told = || format!("{}, cut {cut} behind {:?}", scene.name, operations[..done].last());
+        let reported = || format!("{}, cut {cut} behind {:?}", scene.name, operations[..done].last());
         let offered = offered(&left);
         for (which, (from, until)) in &certain {
             // A cut behind the last operation before it was to go is a cut while it is there.
             let is_there = (*from..=*until).contains(&done);
-            assert!(!is_there || offered.contains(which), "{which:?} is lost: {}, {offered:?}", told());
+            assert!(!is_there || offered.contains(which), "{which:?} is lost: {}, {offered:?}", reported());
         }
         // What is left bears another one.
         if cut % 50 == 0 {
             remove_all(&left, Path::new("/disk/incoming"));
             take(&left, (90, 0), None, &mut dice);
-            assert!(self::offered(&left).contains(&(90, 0)), "{}", told());
+            assert!(self::offered(&left).contains(&(90, 0)), "{}", reported());
         }
         kinds.insert(offered);
     }

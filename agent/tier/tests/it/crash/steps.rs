@@ -101,31 +101,31 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
     for cut in 0..CUTS_PER_SCENE {
         let done = cut % (operations.len() + 1);
         let left = Recorder::on(after_a_cut(&before, &operations, done, &mut dice));
-        let told = || format!("{}, cut {cut} behind {:?}", scene.name, operations[..done].last());
+        let reported = || format!("{}, cut {cut} behind {:?}", scene.name, operations[..done].last());
         let offered = disk::offered(&left, home);
         let at = offered.as_ref().map(|(step, shards)| {
             let attempt = shards[0].manifest.identity.attempt;
             let of = |rank| shard(attempt, *step, rank, scene.world_size).1;
             let expected =
                 saved.entry((attempt, *step)).or_insert_with(|| (0..scene.world_size).map(of).collect());
-            assert!(contents(&left, shards) == *expected, "torn, stale or mixed: {}", told());
+            assert!(contents(&left, shards) == *expected, "torn, stale or mixed: {}", reported());
             (attempt, *step)
         });
         let newest_before = scene.before.last();
         if done >= acknowledged {
-            assert_eq!(at, Some(scene.save), "an acknowledged step is lost: {}", told());
+            assert_eq!(at, Some(scene.save), "an acknowledged step is lost: {}", reported());
         } else if scene.before.iter().any(|(_, step)| *step == scene.save.1) {
             // Half of it is of the later attempt: the step before it, if there was one, or the whole of either.
             assert!(
                 at.is_none() || at == Some(scene.save) || scene.before.contains(&at.unwrap()),
                 "{at:?}: {}",
-                told()
+                reported()
             );
             if scene.before.len() > 1 || scene.world_size == 1 {
-                assert!(at.is_some(), "everything is lost: {}", told());
+                assert!(at.is_some(), "everything is lost: {}", reported());
             }
         } else {
-            assert!(at.as_ref() == newest_before || at == Some(scene.save), "{at:?}: {}", told());
+            assert!(at.as_ref() == newest_before || at == Some(scene.save), "{at:?}: {}", reported());
         }
         kinds.insert(at);
         cuts += 1;
@@ -133,7 +133,7 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
         if cut % 50 == 0 {
             disk::clear_aside(&left, home, &|_| false);
             save(&left, home, scene, (2, 99));
-            assert_eq!(disk::offered(&left, home).map(|(step, _)| step), Some(99), "{}", told());
+            assert_eq!(disk::offered(&left, home).map(|(step, _)| step), Some(99), "{}", reported());
         }
     }
     (cuts, kinds)

@@ -72,7 +72,7 @@ pub(super) enum Moment {
     /// It is sealed.
     WhileTheJobRuns,
     /// It is sealed, and whoever watched has ended.
-    WhileNobodyLooks,
+    Unattended,
     /// It is sealed, and neither length nor time say that it was changed: as a disk does it.
     Unseen,
     /// It is sealed, and so it happens to the older one.
@@ -259,7 +259,7 @@ impl<'a> Place<'a> {
         let mut watching = self.watching.lock().unwrap();
         watching.take().into_iter().for_each(Watching::end);
         let settings = Settings::alone(self.root.path().join("store"), "this-host".to_owned());
-        let service = Arc::new(Service::start(settings, Token::of_nobody().unwrap()).unwrap());
+        let service = Arc::new(Service::start(settings, Token::of_no_process().unwrap()).unwrap());
         *watching = Some(self.watch(service));
     }
 
@@ -310,14 +310,18 @@ impl<'a> Place<'a> {
         Ok(said.into_inner().unwrap())
     }
 
-    pub(super) fn go_back_telling(&self, again: bool, tell: &(dyn Fn(String) + Sync)) -> Result<(), String> {
+    pub(super) fn go_back_telling(
+        &self,
+        again: bool,
+        report: &(dyn Fn(String) + Sync),
+    ) -> Result<(), String> {
         let watch = Arc::clone(&self.watching.lock().unwrap().as_ref().unwrap().watch);
-        let tell = |at: Progress| {
-            if !at.told.is_empty() {
-                tell(at.told);
+        let report = |at: Progress| {
+            if !at.reported.is_empty() {
+                report(at.reported);
             }
         };
-        watch.restore(again, &tell).map(drop).map_err(|error| error.to_string())
+        watch.restore(again, &report).map(drop).map_err(|error| error.to_string())
     }
 
     pub(super) fn damage(&self, name: &str, damage: Damage) {
@@ -347,7 +351,7 @@ impl<'a> Place<'a> {
             Moment::Unseen => {
                 OpenOptions::new().write(true).open(&path).unwrap().set_modified(before).unwrap()
             }
-            Moment::WhileNobodyLooks => self.start(),
+            Moment::Unattended => self.start(),
             _ => {}
         }
     }
@@ -434,7 +438,7 @@ impl Case<'_> {
                 }
             }
         }
-        let back = place.go_back(self.moment != Moment::WhileNobodyLooks);
+        let back = place.go_back(self.moment != Moment::Unattended);
         // A file that is gone altogether has no bytes that could be wrong: there is no checkpoint of that name.
         let is_gone = library.of(1).len() == 1 && matches!(self.damage, Damage::Missing | Damage::Renamed);
         if self.moment == Moment::InBoth {

@@ -24,8 +24,7 @@ fn no_damage_at_any_moment_is_ever_resumed_from() {
         for damage in Damage::ALL {
             for file in library.files(library.newer()) {
                 let case = |moment| Case { library, file: file.clone(), damage, moment };
-                let moments =
-                    [Moment::WhileTheJobRuns, Moment::WhileNobodyLooks, Moment::Unseen, Moment::InBoth];
+                let moments = [Moment::WhileTheJobRuns, Moment::Unattended, Moment::Unseen, Moment::InBoth];
                 let mut moments: Vec<Moment> =
                     moments.into_iter().filter(|moment| moment.is_for(damage)).collect();
                 if library.is_told_by_its_format(&file, damage) {
@@ -76,12 +75,15 @@ fn nothing_of_the_users_is_deleted_or_renamed_that_was_not_damaged() {
         fs::write(path, "the user's own").unwrap();
     }
     place.damage("checkpoint-20/model.safetensors", Damage::Bit(0.5));
-    let told = place.go_back(true).unwrap();
+    let reported = place.go_back(true).unwrap();
     assert!(
-        told.iter().any(|line| line.contains("checkpoint-20") && line.contains("model.safetensors")),
-        "{told:?}"
+        reported.iter().any(|line| line.contains("checkpoint-20") && line.contains("model.safetensors")),
+        "{reported:?}"
     );
-    assert!(told.iter().any(|line| line.contains("is now called .checkpoint-20.not-whole-1")), "{told:?}");
+    assert!(
+        reported.iter().any(|line| line.contains("is now called .checkpoint-20.not-whole-1")),
+        "{reported:?}"
+    );
     assert_eq!(place.found(), Found::Older);
     for name in ["runs-2024/log", "resnet50.pt", ".checkpoint-20.not-whole/kept"] {
         assert_eq!(fs::read_to_string(place.directory().join(name)).unwrap(), "the user's own");
@@ -100,10 +102,11 @@ fn a_directory_that_is_away_for_a_moment_makes_no_job_start_from_the_beginning()
         let away = place.directory().with_extension("away");
         fs::rename(place.directory(), &away).unwrap();
         let back = std::thread::scope(|scope| {
-            let (told, tells) = std::sync::mpsc::channel();
-            let going = scope.spawn(|| place.go_back_telling(true, &move |line| told.send(line).unwrap()));
+            let (reported, reports) = std::sync::mpsc::channel();
+            let going =
+                scope.spawn(|| place.go_back_telling(true, &move |line| reported.send(line).unwrap()));
             // It comes back when the wait for it was said.
-            assert!(tells.recv().unwrap().contains("it is waited for"));
+            assert!(reports.recv().unwrap().contains("it is waited for"));
             fs::rename(&away, place.directory()).unwrap();
             going.join().unwrap()
         });
@@ -121,7 +124,7 @@ fn a_file_that_is_written_over_comes_back_as_it_was_sealed() {
     let Some(all) = checkpoints() else { return };
     let library = all.iter().find(|of| of.name == "torch").unwrap().written_over("ckpt.pt");
     for damage in Damage::ALL {
-        for moment in [Moment::WhileTheJobRuns, Moment::WhileNobodyLooks, Moment::Unseen] {
+        for moment in [Moment::WhileTheJobRuns, Moment::Unattended, Moment::Unseen] {
             if moment.is_for(damage) {
                 let place = kit::Place::new(&library);
                 place.save(library.older());

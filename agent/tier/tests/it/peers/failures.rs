@@ -1,11 +1,11 @@
 //! How jobs failed: what a host tells of it comes to its peers, as far as it can be what it says it is.
 
 use mainstay_core::base::time::Wall;
-use mainstay_core::failure::repeats::{Place, RemoteFailure, TOLD};
+use mainstay_core::failure::repeats::{MAX_REPORTED, Place, RemoteFailure};
 
 use super::support::{hosts, until};
 
-fn told(fingerprint: &str, at: i64) -> RemoteFailure {
+fn reported(fingerprint: &str, at: i64) -> RemoteFailure {
     RemoteFailure {
         program: "0123456789abcdef".into(),
         content: None,
@@ -19,16 +19,16 @@ fn told(fingerprint: &str, at: i64) -> RemoteFailure {
 fn peers_hear_of_failures_and_remember_those_of_a_host_that_is_gone() {
     let mut hosts = hosts(2, |_, _| {});
     hosts.iter().for_each(|host| host.wait_for_peers(1));
-    let failures = [told("f", 1), told("g", 2)];
+    let failures = [reported("f", 1), reported("g", 2)];
     hosts[0].service().failed(failures.to_vec());
     let name = hosts[0].name.clone();
     until("the failures", || {
         hosts[1].service().failed_elsewhere().failures.get(&name).is_some_and(|of| of == &failures)
     });
-    assert_eq!(hosts[1].service().failed_elsewhere().heard_by, 1);
+    assert_eq!(hosts[1].service().failed_elsewhere().answered_by, 1);
     assert!(hosts[0].service().failed_elsewhere().failures.is_empty());
     drop(hosts.remove(0));
-    until("the host to be gone", || hosts[0].service().failed_elsewhere().heard_by == 0);
+    until("the host to be gone", || hosts[0].service().failed_elsewhere().answered_by == 0);
     assert_eq!(hosts[0].service().failed_elsewhere().failures[&name], failures);
 }
 
@@ -36,9 +36,9 @@ fn peers_hear_of_failures_and_remember_those_of_a_host_that_is_gone() {
 fn what_cannot_be_a_number_is_passed_over_and_more_than_the_newest_is_not_heard() {
     let hosts = hosts(2, |_, _| {});
     hosts.iter().for_each(|host| host.wait_for_peers(1));
-    let many = (0..1_000).map(|at| told("f", at));
-    hosts[0].service().failed([told(&"f".repeat(1_000), 0)].into_iter().chain(many).collect());
+    let many = (0..1_000).map(|at| reported("f", at));
+    hosts[0].service().failed([reported(&"f".repeat(1_000), 0)].into_iter().chain(many).collect());
     until("the failures", || !hosts[1].service().failed_elsewhere().failures.is_empty());
-    let heard = hosts[1].service().failed_elsewhere().failures.remove(&hosts[0].name).unwrap();
-    assert_eq!((heard.len(), heard.iter().all(|of| of.fingerprint == "f")), (TOLD, true));
+    let received = hosts[1].service().failed_elsewhere().failures.remove(&hosts[0].name).unwrap();
+    assert_eq!((received.len(), received.iter().all(|of| of.fingerprint == "f")), (MAX_REPORTED, true));
 }

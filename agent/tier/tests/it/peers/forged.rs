@@ -22,7 +22,7 @@ fn sent(
 ) -> Result<Vec<u8>, PeerError> {
     let listener = TcpListener::bind(back).unwrap();
     let _proxy = Proxy::start(front, back, spoil);
-    let (tell, told) = mpsc::channel();
+    let (report, reported) = mpsc::channel();
     std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         let mut wire = Wire::accept(stream, &pass(), Patience::default()).unwrap();
@@ -35,7 +35,7 @@ fn sent(
             Ok(_) => panic!("no chunk came"),
             Err(error) => Err(error),
         };
-        tell.send(end.map(|()| taken)).unwrap();
+        report.send(end.map(|()| taken)).unwrap();
     });
     let mut wire = Wire::connect(front, &pass(), Patience::default()).unwrap();
     let mut file = tempfile::tempfile().unwrap();
@@ -43,7 +43,7 @@ fn sent(
     let header = Header { length: BYTES as u32, ..Header::of(Kind::Chunk) };
     // Who finds out closes the connection, perhaps before all was sent.
     let _ = wire.send_chunk(header, &file.into(), |_, left| left);
-    told.recv().unwrap()
+    reported.recv().unwrap()
 }
 
 /// Greeting and proof of the side that connects.

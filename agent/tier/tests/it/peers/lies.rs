@@ -94,7 +94,7 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
                     verified: true,
                     alike: None,
                 };
-                let told = match header.kind {
+                let reported = match header.kind {
                     Kind::List => wire.send_json(
                         Header::of(Kind::Inventory),
                         &Inventory { copies: vec![held], ..Inventory::default() },
@@ -109,10 +109,10 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
                             |_, left| left,
                         )
                     }),
-                    Kind::Tell => wire.send_json(Header::of(Kind::Told), &"accepted"),
+                    Kind::Announce => wire.send_json(Header::of(Kind::Reported), &"accepted"),
                     _ => return,
                 };
-                if told.is_err() {
+                if reported.is_err() {
                     return;
                 }
             }
@@ -132,10 +132,10 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
         // The other host may have given step 3 back already.
         hosts[0].least_copies(99) >= 1 && hosts[0].least_copies(3) >= 1
     });
-    let (step, told) = hosts[0].restore().unwrap();
+    let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(3));
     hosts[0].has(3, &[0]);
-    assert!(told.iter().any(|line| line.contains("step 99 cannot be restored")), "{told:?}");
+    assert!(reported.iter().any(|line| line.contains("step 99 cannot be restored")), "{reported:?}");
 }
 
 #[test]

@@ -260,12 +260,13 @@ fn where_the_only_copy_is_damaged_all_go_back_to_the_next_older_step_and_it_is_s
         hosts[0].service().refresh();
         hosts[0].least_copies(1) == 1
     });
-    let (step, told) = hosts[0].restore().unwrap();
+    let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(1));
     hosts[0].has(1, &[0]);
     // Told by whoever saw it first: the holder, when it was about to copy the step anew, or the one that asked for it.
-    let told = |words: [&str; 2]| told.iter().any(|line| words.iter().all(|word| line.contains(word)));
-    let seen_here = told(["chunk 0", "rank 0"]) && told(["step 2", "cannot be restored"]);
+    let reported =
+        |words: [&str; 2]| reported.iter().any(|line| words.iter().all(|word| line.contains(word)));
+    let seen_here = reported(["chunk 0", "rank 0"]) && reported(["step 2", "cannot be restored"]);
     assert!(seen_here || hosts[1].service().counts().damaged > 0);
     assert!(!shard(hosts[0].directory.path(), 2, 0).exists());
 }

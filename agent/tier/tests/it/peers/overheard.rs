@@ -13,8 +13,8 @@ use super::support::{Proxy, address, hosts, hosts_named, pass};
 #[test]
 fn a_recorded_exchange_played_again_is_refused_and_does_nothing() {
     let (front, back) = (address(), address());
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let record = Arc::clone(&heard);
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&received);
     let proxy = Proxy::start(&front, &back, move |_, piece| {
         record.lock().unwrap().extend_from_slice(piece);
         true
@@ -34,7 +34,7 @@ fn a_recorded_exchange_played_again_is_refused_and_does_nothing() {
     let taken = || (hosts[1].service().counts().bytes_taken, hosts[1].replicas());
     let before = taken();
     // Greeting and proof of the first conversation, as they were taken then.
-    let all = heard.lock().unwrap().clone();
+    let all = received.lock().unwrap().clone();
     let mut stream = TcpStream::connect(hosts[1].settings.listen).unwrap();
     stream.write_all(&all[..72]).unwrap();
     let mut answer = Vec::new();

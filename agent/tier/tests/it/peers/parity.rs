@@ -58,8 +58,8 @@ fn a_step_survives_the_loss_of_its_host_and_of_as_many_others_as_there_is_parity
         hosts[index].lose();
     }
     hosts[0].start();
-    let (step, told) = hosts[0].restore().unwrap();
-    assert_eq!((step, told), (Some(10), vec![]));
+    let (step, reported) = hosts[0].restore().unwrap();
+    assert_eq!((step, reported), (Some(10), vec![]));
     hosts[0].has(10, &[0, 1]);
     // A second time everything is here.
     let again = hosts[0].service().restore(&hosts[0].place(), None, &|_| {}).unwrap();
@@ -75,9 +75,9 @@ fn when_one_more_is_lost_it_is_said_and_nothing_is_restored() {
         hosts[index].lose();
     }
     hosts[0].start();
-    let (step, told) = hosts[0].restore().unwrap();
+    let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, None);
-    assert_eq!(told, ["step 10 is lost: of the shard of rank 0 2 piece(s) are left, and 3 are needed"]);
+    assert_eq!(reported, ["step 10 is lost: of the shard of rank 0 2 piece(s) are left, and 3 are needed"]);
     assert!(fs::read_dir(hosts[0].directory.path()).unwrap().next().is_none());
 }
 
@@ -88,11 +88,11 @@ fn a_piece_that_was_damaged_is_passed_over() {
     flip(&file, 1000);
     hosts[0].lose();
     hosts[0].start();
-    let (step, told) = hosts[0].restore().unwrap();
+    let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(10));
     let name = &hosts[holder].name;
     let said = format!("a piece of the shard of rank 0 at {name} is of no use");
-    assert!(told.iter().any(|told| told.starts_with(&said)), "{told:?}");
+    assert!(reported.iter().any(|reported| reported.starts_with(&said)), "{reported:?}");
     hosts[0].has(10, &[0]);
 }
 
@@ -122,11 +122,11 @@ fn a_piece_that_lies_is_found_out_and_another_takes_its_place() {
     hosts[0].lose();
     let liar = lie_about(&mut hosts, 10, 1);
     hosts[0].start();
-    let (step, told) = hosts[0].restore().unwrap();
+    let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(10));
-    assert!(told.iter().any(|told| told.contains("do not make it")), "{told:?}");
+    assert!(reported.iter().any(|reported| reported.contains("do not make it")), "{reported:?}");
     let without = format!("is made without the piece(s) at {liar}: ");
-    assert!(told.iter().any(|told| told.contains(&without)), "{told:?}");
+    assert!(reported.iter().any(|reported| reported.contains(&without)), "{reported:?}");
     hosts[0].has(10, &[0]);
 }
 
@@ -136,9 +136,10 @@ fn two_pieces_that_lie_are_found_out_where_enough_others_are_left() {
     hosts[0].lose();
     let liars = [0, 2].map(|piece| lie_about(&mut hosts, 10, piece));
     hosts[0].start();
-    let (step, told) = hosts[0].restore().unwrap();
-    assert_eq!(step, Some(10), "{told:?}");
-    let without = told.iter().find(|told| told.contains("is made without the piece(s) at ")).unwrap();
+    let (step, reported) = hosts[0].restore().unwrap();
+    assert_eq!(step, Some(10), "{reported:?}");
+    let without =
+        reported.iter().find(|reported| reported.contains("is made without the piece(s) at ")).unwrap();
     assert!(liars.iter().all(|liar| without.contains(liar.as_str())), "{without}");
     hosts[0].has(10, &[0]);
 }
@@ -153,10 +154,10 @@ fn where_more_pieces_lie_than_there_are_of_parity_the_step_before_is_restored() 
         lie_about(&mut hosts, 20, piece);
     }
     hosts[0].start();
-    let (step, told) = hosts[0].restore().unwrap();
-    assert_eq!(step, Some(10), "{told:?}");
-    let said = |told: &String| told.starts_with("step 20 cannot be restored: ");
-    assert!(told.iter().any(said), "{told:?}");
+    let (step, reported) = hosts[0].restore().unwrap();
+    assert_eq!(step, Some(10), "{reported:?}");
+    let said = |reported: &String| reported.starts_with("step 20 cannot be restored: ");
+    assert!(reported.iter().any(said), "{reported:?}");
     hosts[0].has(10, &[0]);
     let newer = fs::read_dir(hosts[0].directory.path().join("step-000000000020"));
     assert_eq!(newer.map_or(0, Iterator::count), 0, "nothing of the newer step lies there");

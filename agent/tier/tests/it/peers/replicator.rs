@@ -89,8 +89,8 @@ impl Node {
             }
         }
         if let Some(step) = step {
-            let told = fs::read_to_string(self.local("replicator.prerestore")).unwrap();
-            assert_eq!(told, format!("restore-step: {step}\n"));
+            let reported = fs::read_to_string(self.local("replicator.prerestore")).unwrap();
+            assert_eq!(reported, format!("restore-step: {step}\n"));
         }
         assert!(!self.local("replicator.failed").exists() && !self.local("replicator.errors").exists());
         step
@@ -197,7 +197,7 @@ fn what_makes_no_sense_fails_at_once_with_its_reason() {
     fs::write(all[0].local("replicator.yaml.tmp"), "job-name: x\nnode-rank: 2\nnodes: 2\n").unwrap();
     fs::rename(all[0].local("replicator.yaml.tmp"), all[0].local("replicator.yaml")).unwrap();
     until("replicator.failed", || all[0].local("replicator.failed").exists());
-    let told = fs::read_to_string(all[0].local("replicator.failed")).unwrap();
-    assert!(told.contains("node-rank 2 is none of 2 nodes"), "{told}");
+    let reported = fs::read_to_string(all[0].local("replicator.failed")).unwrap();
+    assert!(reported.contains("node-rank 2 is none of 2 nodes"), "{reported}");
     until("what was asked to be taken", || !all[0].local("replicator.yaml").exists());
 }

@@ -164,15 +164,15 @@ impl Host {
     }
 
     pub fn restore(&self) -> Result<(Option<u64>, Vec<String>), String> {
-        let told = std::sync::Mutex::new(Vec::new());
-        let tell = |at: mainstay_tier::peer::Progress| {
-            if !at.told.is_empty() {
-                told.lock().unwrap().push(at.told);
+        let reported = std::sync::Mutex::new(Vec::new());
+        let report = |at: mainstay_tier::peer::Progress| {
+            if !at.reported.is_empty() {
+                reported.lock().unwrap().push(at.reported);
             }
         };
         let restored =
-            self.service().restore(&self.place(), None, &tell).map_err(|error| error.to_string())?;
-        Ok((restored.decision.step.map(|key| key.step), told.into_inner().unwrap()))
+            self.service().restore(&self.place(), None, &report).map_err(|error| error.to_string())?;
+        Ok((restored.decision.step.map(|key| key.step), reported.into_inner().unwrap()))
     }
 
     /// Compares what lies in its directory with what was saved.
@@ -251,9 +251,9 @@ pub fn manifest(identity: &Identity, content: &[u8]) -> Manifest {
 }
 
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < LONGEST, "waited too long for {what}");
+        assert!(started.elapsed() < LONGEST, "waited too long for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -106,8 +106,8 @@ fn with_certificates_a_step_comes_and_goes_as_without() {
 fn by_tls_nothing_that_is_sent_can_be_read_on_the_way() {
     for by_tls in [false, true] {
         let (front, back) = (address(), address());
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let listening = Arc::clone(&heard);
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let listening = Arc::clone(&received);
         let _proxy = Proxy::start(&front, &back, move |_, piece| {
             listening.lock().unwrap().extend_from_slice(piece);
             true
@@ -123,9 +123,9 @@ fn by_tls_nothing_that_is_sent_can_be_read_on_the_way() {
         hosts[0].save(0, 3, &[0], 1);
         hosts[0].wait_for_copies(3, 2);
         let content = bytes(3, 0);
-        let heard = heard.lock().unwrap();
+        let received = received.lock().unwrap();
         let words = [&content[1000..1032], &b"\"state.safetensors\""[..], b"MSTP"];
-        let overheard = words.map(|words| heard.windows(words.len()).any(|window| window == words));
+        let overheard = words.map(|words| received.windows(words.len()).any(|window| window == words));
         assert_eq!(overheard, [!by_tls; 3], "by TLS: {by_tls}");
     }
 }
@@ -198,8 +198,8 @@ fn who_shows_no_certificate_is_told_that_one_is_wanted() {
     let name = ServerName::try_from(at.rsplit_once(':').unwrap().0.to_owned()).unwrap();
     let connection = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
     let mut stream = rustls::StreamOwned::new(connection, TcpStream::connect(&at).unwrap());
-    let told = stream.write_all(&[0; 40]).and_then(|()| stream.read_exact(&mut [0; 40])).unwrap_err();
-    assert!(told.to_string().contains("CertificateRequired"), "{told}");
+    let reported = stream.write_all(&[0; 40]).and_then(|()| stream.read_exact(&mut [0; 40])).unwrap_err();
+    assert!(reported.to_string().contains("CertificateRequired"), "{reported}");
     let refused = accepting.join().unwrap().unwrap_err();
     assert!(matches!(refused, PeerError::BadCertificate { .. }), "{refused}");
 }

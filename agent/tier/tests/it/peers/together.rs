@@ -27,8 +27,8 @@ fn three(secrets: [&str; 3]) -> (Vec<Host>, Vec<String>) {
 const SECRET: &str = "a secret of sixteen or more";
 
 fn bring(host: &Host, key: &StepKey, ranks: &[u32]) -> Result<Brought, String> {
-    let tell = |_: Progress| {};
-    host.service().bring(key, &host.place(), ranks, &tell).map_err(|error| error.to_string())
+    let report = |_: Progress| {};
+    host.service().bring(key, &host.place(), ranks, &report).map_err(|error| error.to_string())
 }
 
 /// The newest step that is whole over what these hosts hold.

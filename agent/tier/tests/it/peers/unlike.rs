@@ -10,11 +10,11 @@ use super::support::{Host, bytes, hosts, identity, manifest, shard, until};
 fn save(host: &Host, (attempt, step, rank): (u64, u64, u32), group: &str, content: &str) {
     let state = bytes(step, rank);
     let alike = Alike { group: group.to_owned(), root: content.repeat(64) };
-    let told = Manifest { alike: Some(alike), ..manifest(&identity(attempt, step, rank, 2), &state) };
+    let reported = Manifest { alike: Some(alike), ..manifest(&identity(attempt, step, rank, 2), &state) };
     let home = shard(host.directory.path(), step, rank);
     fs::create_dir_all(&home).unwrap();
     fs::write(home.join("state.safetensors"), state).unwrap();
-    fs::write(home.join(".manifest.tmp"), told.encode()).unwrap();
+    fs::write(home.join(".manifest.tmp"), reported.encode()).unwrap();
     fs::rename(home.join(".manifest.tmp"), home.join(MANIFEST_NAME)).unwrap();
     host.service().watch(host.place());
 }

@@ -106,12 +106,12 @@ fn name(before: &[u8]) -> &[u8] {
 fn is_named_otherwise(name: &[u8]) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
     let message = name[super::super::lines::prefix(name).len..].trim_start();
-    let begins = |with: &&str| message.get(..with.len()).is_some_and(|head| head.eq_ignore_ascii_case(with));
+    let starts = |with: &&str| message.get(..with.len()).is_some_and(|head| head.eq_ignore_ascii_case(with));
     // `model.safetensors:`, `tokenizer.json:` of downloads.
     let is_file = message.split(':').next().is_some_and(|name| {
         [".json", ".safetensors", ".bin", ".pt", ".txt", ".parquet", ".model"]
             .iter()
             .any(|end| name.ends_with(end))
     });
-    NO_STEPS.iter().any(begins) || is_file
+    NO_STEPS.iter().any(starts) || is_file
 }

@@ -21,7 +21,7 @@ pub(super) struct LastFrame {
 impl Scan<'_> {
     /// Notes that the line is a frame of a traceback.
     pub(super) fn frame_seen(&mut self, rank: Option<u32>, number: u64) {
-        let inside = self.traceback.is_some_and(|begun| number >= begun && number - begun <= LONGEST);
+        let inside = self.traceback.is_some_and(|started| number >= started && number - started <= LONGEST);
         self.last_frame = inside.then_some(LastFrame { rank, looked_at: 0 });
     }
 

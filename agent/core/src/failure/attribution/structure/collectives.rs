@@ -46,15 +46,16 @@ pub(super) fn disagreement(catalog: &Catalog, evidence: &Evidence) -> Option<Vot
         if other.rank == one.rank || !differ || is_point_to_point(one) || is_point_to_point(other) {
             continue;
         }
-        let told = |of: &Waiting| format!("rank {} in {} of {} elements", of.rank, of.operation, of.elements);
+        let reported =
+            |of: &Waiting| format!("rank {} in {} of {} elements", of.rank, of.operation, of.elements);
         let default = matches!(one.group.as_str(), "" | "0");
         return Some(vote(
             "nccl.collectives_differ",
             format!(
                 "at collective {} {}, {}: their programs took different ways",
                 one.sequence,
-                told(other),
-                told(one)
+                reported(other),
+                reported(one)
             ),
             (Class::UserCode, if default { DISAGREE } else { DISAGREE_PERHAPS }),
             vec![(other.place, other.spot.clone()), (one.place, one.spot.clone())],

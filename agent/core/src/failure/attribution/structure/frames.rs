@@ -264,13 +264,13 @@ mod tests {
 
     #[test]
     fn a_gpu_fault_in_an_inference_engine_is_not_the_programs() {
-        let told = |who: &str| {
+        let reported = |who: &str| {
             format!(
                 "{who}ERROR 01-04 [core.py:844] torch.AcceleratorError: CUDA error: device-side assert triggered\n"
             )
         };
-        assert_eq!(judged(&told("(EngineCore_DP0 pid=43065) ")).class, Class::SoftwarePlatform);
-        assert_eq!(judged(&told("")).class, Class::UserCode);
+        assert_eq!(judged(&reported("(EngineCore_DP0 pid=43065) ")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&reported("")).class, Class::UserCode);
     }
 
     #[test]

@@ -112,10 +112,10 @@ impl ClockWatch {
             if jump.unsigned_abs() >= u128::from(limits.jump.0.0) {
                 let booting = Span(at.0) < limits.boot_grace.0;
                 let weight = if booting { Weight::Info } else { Weight::Warning };
-                let mut told =
+                let mut reported =
                     observed("clock_jump", weight, format!("the wall clock jumped by {}", seconds(jump)));
-                told.values.insert("seconds".to_owned(), seconds(jump));
-                facts.push(told);
+                reported.values.insert("seconds".to_owned(), seconds(jump));
+                facts.push(reported);
                 if !booting {
                     self.jumped = Some((at, jump));
                 }

@@ -33,7 +33,7 @@ impl MountWatch {
             let latch = self.latches.entry(mount.point.clone()).or_default();
             let state = latch.step(Level { raw: level, eased: level }, patience);
             let name = format!("{} ({} from {})", mount.point, mount.kind, mount.from);
-            let told = match &mount.state {
+            let reported = match &mount.state {
                 MountState::Asked => {
                     findings.unknown(format!("{name} was asked and has not answered yet"));
                     "asked".to_owned()
@@ -43,9 +43,9 @@ impl MountWatch {
                 MountState::Silent { since } => format!("has not answered for {}", lasting(at.since(*since))),
             };
             let limit = matches!(mount.state, MountState::Silent { .. }).then(|| limits.deadline.to_string());
-            findings.evidence(&mount.point, told.clone(), limit);
+            findings.evidence(&mount.point, reported.clone(), limit);
             let again = if bad { "" } else { " again, but not for long enough" };
-            findings.problem(state, format!("{name} {told}{again}"), RecommendedAction::ContactSupport);
+            findings.problem(state, format!("{name} {reported}{again}"), RecommendedAction::ContactSupport);
         }
         let count = sample.mounts.len();
         findings.summary(match count {

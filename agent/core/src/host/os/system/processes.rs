@@ -104,7 +104,7 @@ impl ProcessWatch {
             long && waiting.last.ran.is_some()
                 && (!waiting.last.kernel_thread || in_gpu_driver(&waiting.last))
         };
-        for (told, waiting) in self.blocked.values().filter(stuck).enumerate() {
+        for (reported, waiting) in self.blocked.values().filter(stuck).enumerate() {
             let process = &waiting.last;
             let lasted = lasting(at.since(waiting.since));
             let place = match process.waits_in.as_slice() {
@@ -113,7 +113,7 @@ impl ProcessWatch {
             };
             let what =
                 format!("{} (process {}) is stuck in the kernel for {lasted}", process.name, process.pid);
-            if told < NAMED {
+            if reported < NAMED {
                 findings.evidence("/proc/PID/wchan", format!("{what}: {place}"), None);
             }
             let (state, action, why) = if in_gpu_driver(process) {
@@ -123,7 +123,7 @@ impl ProcessWatch {
             } else {
                 (HealthState::Degraded, RecommendedAction::None, "")
             };
-            if told < NAMED {
+            if reported < NAMED {
                 findings.problem(state, format!("{what}{why} ({place})"), action);
             } else {
                 findings.problem(state, "and more".to_owned(), action);

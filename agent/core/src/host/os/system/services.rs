@@ -55,13 +55,13 @@ impl ServiceWatch {
         for service in &services.units {
             let Some(unit) = self.units.get_mut(&service.name) else { continue };
             let starts = unit.restarts.within(at, HOUR);
-            let told = format!(
+            let reported = format!(
                 "{} ({}), {}",
                 service.active,
                 service.sub,
                 if service.enabled { "enabled" } else { "not enabled" }
             );
-            findings.evidence(&service.name, told, None);
+            findings.evidence(&service.name, reported, None);
             let Some(what) = trouble(service, services, unit.failed, starts, limits) else { continue };
             // Without its fabric manager, no program can use the GPUs of a host with NVSwitches at all.
             let vital = service.name == FABRIC_MANAGER && services.switches;

@@ -139,7 +139,7 @@ fn the_full_name_of_a_pod_is_in_its_file_of_hosts() {
 fn what_contradicts_or_lacks_something_is_named() {
     let two = exactly(2);
     let none = Given::default();
-    for (text, given, told) in [
+    for (text, given, reported) in [
         (STEP.replace("TASKS=3", "TASKS=24"), &none, "SLURM_STEP_NUM_TASKS=24 on 3 hosts"),
         (
             STEP.replace("login1", "login[1-2]"),
@@ -173,7 +173,7 @@ fn what_contradicts_or_lacks_something_is_named() {
         ),
     ] {
         let error = started(&text, given).expect_err(&text);
-        assert!(error.contains(told), "{text}: {error}");
+        assert!(error.contains(reported), "{text}: {error}");
     }
     let ranks = Given { ranks: Some(8), ..Given::default() };
     let error = started("WORLD_SIZE=16 RANK=1 MASTER_ADDR=a PET_NPROC_PER_NODE=8", &ranks)

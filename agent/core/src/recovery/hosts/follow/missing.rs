@@ -16,7 +16,7 @@ impl Follow {
             _ if !self.open => return,
             Down::Welcome { .. } => self.vital.connects(at),
             Down::Beat { .. } => self.vital.beat(at),
-            _ => self.vital.heard(at),
+            _ => self.vital.received(at),
         }
         self.miss_leader(false);
     }

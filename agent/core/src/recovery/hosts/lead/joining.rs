@@ -23,7 +23,7 @@ impl Lead {
             self.acts.push_back(Act::Send(connection, waits));
             self.spares.push((member, connection));
         }
-        self.tell_who_waits();
+        self.report_who_waits();
     }
 
     pub(super) fn connect(&mut self, at: Mono, seat: usize, connection: Connection) {
@@ -56,7 +56,7 @@ impl Lead {
         self.spares = others;
         before.into_iter().for_each(|(_, connection)| self.close(Some(connection)));
         if member.prepares {
-            self.tell_keepers(connection);
+            self.report_to_keepers(connection);
         }
         self.spares.push((member, connection));
         self.seat_spares(at);
@@ -79,7 +79,7 @@ impl Lead {
         self.connect(at, seat, connection);
         self.welcome(seat);
         if join.prepares {
-            self.tell_keepers(connection);
+            self.report_to_keepers(connection);
         }
     }
 
@@ -118,7 +118,7 @@ impl Lead {
             }
         }
         self.job.on_hosts(self.merge.places());
-        self.tell_who_waits();
+        self.report_who_waits();
     }
 
     /// The host at this seat is lost.
@@ -150,11 +150,11 @@ pub fn refusal(hosts: (u32, u32), join: &Join) -> Option<String> {
             env!("CARGO_PKG_VERSION")
         ));
     }
-    let told = |(least, most): (u32, u32)| match least == most {
+    let reported = |(least, most): (u32, u32)| match least == most {
         true => least.to_string(),
         false => format!("{least}:{most}"),
     };
     (join.hosts != hosts).then(|| {
-        format!("it was started with --nnodes {}, the leader with {}", told(join.hosts), told(hosts))
+        format!("it was started with --nnodes {}, the leader with {}", reported(join.hosts), reported(hosts))
     })
 }

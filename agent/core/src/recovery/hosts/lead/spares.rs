@@ -16,9 +16,9 @@ pub(super) struct Keepers {
 impl Lead {
     /// The message for a launcher that waits.
     pub(super) fn waits_as_spare(&self, member: &Member) -> Down {
-        let told = "all hosts are there; waiting as a spare".to_owned();
+        let reported = "all hosts are there; waiting as a spare".to_owned();
         let spare = member.prepares.then(|| Box::new(self.spare(member)));
-        Down::Waiting { told, spare }
+        Down::Waiting { reported, spare }
     }
 
     fn spare(&self, member: &Member) -> Spare {
@@ -53,11 +53,11 @@ impl Lead {
         let waiting = self.spares.iter().filter(|(member, _)| member.prepares);
         let to = seated.filter_map(|link| link.connection).chain(waiting.map(|(_, connection)| *connection));
         let to: Vec<Connection> = to.collect();
-        to.into_iter().for_each(|connection| self.tell_keepers(connection));
+        to.into_iter().for_each(|connection| self.report_to_keepers(connection));
     }
 
     /// Tells a launcher that has connected where copies are kept.
-    pub(super) fn tell_keepers(&mut self, connection: Connection) {
+    pub(super) fn report_to_keepers(&mut self, connection: Connection) {
         if let Some(Keepers { hosts, spares }) = self.keepers.clone() {
             self.acts.push_back(Act::Send(connection, Down::Meet { hosts, spares }));
         }

@@ -32,12 +32,12 @@ impl Lead {
         self.seats = connected.filter_map(|(seat, link)| Some((link.connection?, seat))).collect();
         for member in benched {
             if let Some(connection) = before.get(&member.launcher).and_then(|link| link.connection) {
-                let told = "the job goes on without this host; waiting for a seat".to_owned();
-                self.acts.push_back(Act::Send(connection, Down::Waiting { told, spare: None }));
+                let reported = "the job goes on without this host; waiting for a seat".to_owned();
+                self.acts.push_back(Act::Send(connection, Down::Waiting { reported, spare: None }));
                 self.spares.push((member, connection));
             }
         }
-        self.tell_who_waits();
+        self.report_who_waits();
         self.job.on_hosts(self.merge.places());
         self.write_record();
         self.seats_due = Some(self.office.newest_record);
@@ -71,7 +71,7 @@ impl Lead {
     }
 
     /// Tells the merge which launchers wait for a seat.
-    pub(super) fn tell_who_waits(&mut self) {
+    pub(super) fn report_who_waits(&mut self) {
         let waiting = self.spares.iter().map(|(member, _)| member.clone());
         let waiting: Vec<Member> = waiting.filter(|member| !self.has_seat(member)).collect();
         self.merge.set_waiting(waiting);

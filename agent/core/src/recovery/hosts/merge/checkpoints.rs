@@ -93,8 +93,8 @@ impl Merge {
         if !std::mem::replace(&mut self.other_world_done, true)
             && let Some(other) = other
         {
-            let told = of_other_ranks(&other, chosen_step, world);
-            next.push_back(Next::Job(at, Input::Fact(told)));
+            let reported = of_other_ranks(&other, chosen_step, world);
+            next.push_back(Next::Job(at, Input::Fact(reported)));
             return self.bring(at, port, &other, next);
         }
         let Some(key) = chosen else {
@@ -135,8 +135,8 @@ impl Merge {
                 host.named(),
                 step.step
             );
-            let told = observed("checkpoint_not_restored", Weight::Warning, detail);
-            next.push_back(Next::Job(at, Input::Fact(told)));
+            let reported = observed("checkpoint_not_restored", Weight::Warning, detail);
+            next.push_back(Next::Job(at, Input::Fact(reported)));
             self.failed_steps.insert(step);
             self.bring_newest(at, port, next);
         } else if !self.awaits(|host| !host.brought) {

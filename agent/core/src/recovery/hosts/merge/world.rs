@@ -125,11 +125,11 @@ impl Merge {
     /// Says once of hosts that could take part why they do not.
     fn say_who_waits(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         let waiting: Vec<&str> = self.waiting.iter().map(|member| member.host.as_str()).collect();
-        if !self.limits.vary() || waiting.is_empty() || self.told_waiting == waiting.len() {
+        if !self.limits.vary() || waiting.is_empty() || self.reported_waiting == waiting.len() {
             return;
         }
         let detail = format!("host {} waits: {}", waiting.join(" and host "), self.why_world_stays());
-        self.told_waiting = waiting.len();
+        self.reported_waiting = waiting.len();
         next.push_back(Next::Job(at, Input::Fact(observed("world_stays", Weight::Warning, detail))));
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 
 use mainstay_core::model::entry::Fact;
-use mainstay_tests::{Stage, has_client, is_root, mainstay, processes, skipped, story};
+use mainstay_tests::{Stage, has_client, is_root, journal, mainstay, processes, skipped};
 
 /// One step; the same in all scenarios here that ask whether training works.
 const TRAINER: &str = "import mainstay\nmainstay.step(1)\nprint('trained')\n";
@@ -11,11 +11,8 @@ const TRAINER: &str = "import mainstay\nmainstay.step(1)\nprint('trained')\n";
 #[test]
 fn without_options_everything_goes_to_the_users_own_places_and_is_found_there() {
     let stage = Stage::new();
-    let job = stage
-        .sh("mark up; wait_for end")
-        .own_places()
-        .variable("MAINSTAY_RUNTIME_DIR", stage.tmpfs())
-        .start();
+    let job =
+        stage.sh("mark up; wait_for end").own_paths().variable("MAINSTAY_RUNTIME_DIR", stage.tmpfs()).start();
     job.mark("up");
     let runs = stage.home().join(".local/state/mainstay/runs");
     let names = fs::read_dir(&runs).expect("runs").flatten().map(|run| run.file_name());
@@ -25,8 +22,8 @@ fn without_options_everything_goes_to_the_users_own_places_and_is_found_there() 
     let name = name.to_string_lossy().into_owned();
     let mut status = std::process::Command::new(mainstay());
     status.args(["status", "--json", "--job", &name]).env("MAINSTAY_RUNTIME_DIR", stage.tmpfs());
-    let told = status.env_remove("MAINSTAY_SOCKET").output().expect("mainstay starts");
-    assert!(String::from_utf8_lossy(&told.stdout).contains(&name), "{told:?}");
+    let reported = status.env_remove("MAINSTAY_SOCKET").output().expect("mainstay starts");
+    assert!(String::from_utf8_lossy(&reported.stdout).contains(&name), "{reported:?}");
     stage.mark("end");
     let end = job.end();
     end.assert_status(0);
@@ -41,28 +38,28 @@ fn an_ordinary_user_needs_no_root_for_a_recovery() {
         [ "$ATTEMPT" = 1 ] && exit 0
         ( trap '' TERM; mark "child.$RANK" "$(exec sh -c 'echo $PPID')"; work ) &
         work"#;
-    let mut plan = stage.sh(script).ranks(2).own_places().options("--fault-timeout 0.3s --rdzv-id ordinary");
+    let mut plan = stage.sh(script).ranks(2).own_paths().options("--fault-timeout 0.3s --rdzv-id ordinary");
     if is_root() {
-        let nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
-        let mut tried = std::process::Command::new(nobody[0]);
+        let no_one = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+        let mut tried = std::process::Command::new(no_one[0]);
         if !tried
-            .args(&nobody[1..])
+            .args(&no_one[1..])
             .arg(mainstay())
             .arg("version")
             .output()
-            .is_ok_and(|told| told.status.success())
+            .is_ok_and(|reported| reported.status.success())
         {
             return skipped("an ordinary user cannot start the program where it lies");
         }
         stage.open_to_all();
-        plan = plan.under(&nobody);
+        plan = plan.under(&no_one);
     }
     let options =
         format!("--log-dir {0}/own --runtime-dir {1}/own", stage.logs().display(), stage.tmpfs().display());
     let job = plan.options(&options).start();
     let children = [job.marked_pid("child.0"), job.marked_pid("child.1")];
     let journal = stage.logs().join("own/ordinary/journal");
-    let of_rank_1 = story::facts(&story::read(&journal)).find_map(|fact| match fact {
+    let of_rank_1 = journal::facts(&journal::read(&journal)).find_map(|fact| match fact {
         Fact::AttemptStarted { ranks, .. } => Some(ranks[1].pid.0),
         _ => None,
     });
@@ -72,11 +69,11 @@ fn an_ordinary_user_needs_no_root_for_a_recovery() {
     end.assert_status(0);
     end.assert_said("rank 1 was ended by SIGKILL");
     for child in children {
-        assert!(!processes::is_alive(child), "left: {}", processes::told(child));
+        assert!(!processes::is_alive(child), "left: {}", processes::reported(child));
     }
-    let story = story::read(&journal);
-    assert_eq!(story::restarts(&story), 1, "{end}");
-    assert!(!story::facts(&story).any(|fact| matches!(fact, Fact::PagesUnavailable { .. })), "{end}");
+    let journal = journal::read(&journal);
+    assert_eq!(journal::restarts(&journal), 1, "{end}");
+    assert!(!journal::facts(&journal).any(|fact| matches!(fact, Fact::PagesUnavailable { .. })), "{end}");
 }
 
 #[test]
@@ -86,7 +83,7 @@ fn a_log_directory_that_cannot_be_made_is_named_with_its_option() {
     fs::write(&file, "").expect("a file");
     let logs = file.join("logs");
     let options = format!("--log-dir {} --runtime-dir {}", logs.display(), stage.tmpfs().display());
-    let end = stage.sh("echo no").own_places().options(&options).start().end();
+    let end = stage.sh("echo no").own_paths().options(&options).start().end();
     end.assert_status(70);
     end.assert_said(&logs.display().to_string());
     end.assert_said("--log-dir");
@@ -100,7 +97,7 @@ fn a_log_directory_without_permission_is_named_with_its_option() {
     fs::set_permissions(&locked, std::os::unix::fs::PermissionsExt::from_mode(0o555))
         .expect("our own directory");
     let options = format!("--log-dir {} --runtime-dir {}", locked.display(), stage.tmpfs().display());
-    let mut plan = stage.sh("echo no").own_places().options(&options);
+    let mut plan = stage.sh("echo no").own_paths().options(&options);
     if is_root() {
         // Root may write anywhere; without its capabilities it is like everybody else.
         plan = plan.under(&["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]);
@@ -117,7 +114,7 @@ fn a_run_id_that_cannot_name_a_directory_is_refused_before_anything_is_started()
     let places = format!("--log-dir {} --runtime-dir {}", stage.logs().display(), stage.tmpfs().display());
     for id in ["../up", "a/b", ".hidden"] {
         let options = format!("{places} --rdzv-id {id}");
-        let end = stage.sh("mark ran").own_places().options(&options).start().end();
+        let end = stage.sh("mark ran").own_paths().options(&options).start().end();
         assert!([64, 70].contains(&end.status), "{end}");
         end.assert_said("--rdzv-id");
     }
@@ -134,7 +131,7 @@ fn without_a_runtime_directory_the_job_runs_without_heartbeats_and_says_so() {
     let file = stage.work().join("file");
     fs::write(&file, "").expect("a file");
     let options = format!("--log-dir {} --runtime-dir {}/run", stage.logs().display(), file.display());
-    let end = stage.python(TRAINER).ranks(2).own_places().options(&options).start().end();
+    let end = stage.python(TRAINER).ranks(2).own_paths().options(&options).start().end();
     end.assert_status(0);
     end.assert_said("training goes on without heartbeats");
     assert_eq!(end.stdout.matches("trained").count(), 2, "{end}");
@@ -151,7 +148,7 @@ fn a_runtime_directory_that_others_may_write_to_is_not_used() {
     fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777))
         .expect("our own directory");
     let options = format!("--log-dir {} --runtime-dir {}", stage.logs().display(), open.display());
-    let end = stage.python(TRAINER).own_places().options(&options).start().end();
+    let end = stage.python(TRAINER).own_paths().options(&options).start().end();
     end.assert_status(0);
     end.assert_said(&open.display().to_string());
     end.assert_said("training goes on without heartbeats");
@@ -171,13 +168,13 @@ fn on_a_full_tmpfs_the_job_runs_without_heartbeats_and_says_so() {
         full = full.display()
     );
     let options = format!("--runtime-dir {}", full.display());
-    let plan = stage.python(TRAINER).ranks(2).own_places().under(&["unshare", "-m", "sh", "-c", &fill]);
+    let plan = stage.python(TRAINER).ranks(2).own_paths().under(&["unshare", "-m", "sh", "-c", &fill]);
     let logs = format!("--log-dir {} --rdzv-id full", stage.logs().display());
     let end = plan.options(&options).options(&logs).start().end();
     end.assert_status(0);
     end.assert_said("without heartbeats");
-    let journal = story::read(&stage.logs().join("full/journal"));
-    assert!(story::facts(&journal).any(|fact| matches!(fact, Fact::PagesUnavailable { .. })), "{end}");
+    let journal = journal::read(&stage.logs().join("full/journal"));
+    assert!(journal::facts(&journal).any(|fact| matches!(fact, Fact::PagesUnavailable { .. })), "{end}");
     assert_eq!(end.stdout.matches("trained").count(), 2, "{end}");
 }
 
@@ -211,7 +208,7 @@ assert len(mainstay.checkpoint.load(1)) == 100_000
         .end();
     end.assert_status(0);
     end.assert_said("No space left on device");
-    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
 }
 
 #[test]
@@ -233,7 +230,7 @@ fn a_full_disk_for_the_logs_ends_no_job() {
         work"#;
     let options =
         format!("--log-dir {} --rdzv-id small --runtime-dir {}", small.display(), stage.tmpfs().display());
-    let plan = stage.sh(script).ranks(2).own_places().options(&options).options("-r 3");
+    let plan = stage.sh(script).ranks(2).own_paths().options(&options).options("-r 3");
     let end = plan.under(&["unshare", "-m", "sh", "-c", &mount]).start().end();
     end.assert_status(0);
     end.assert_said("rank 1 was ended by SIGKILL");

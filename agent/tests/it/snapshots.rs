@@ -20,20 +20,20 @@ fn job(name: &str) -> JobId {
     JobId(name.to_owned())
 }
 
-fn record(board: &mut StateWriter, job: &JobId, fact: Fact) -> Entry {
-    board.record(Stamp::default(), Some(job), None, Body::Fact(fact))
+fn record(snapshots: &mut StateWriter, job: &JobId, fact: Fact) -> Entry {
+    snapshots.record(Stamp::default(), Some(job), None, Body::Fact(fact))
 }
 
-fn start(board: &mut StateWriter, job: &JobId) {
-    record(board, job, Fact::JobStarted(JobSpec { world_size: 2, ..JobSpec::default() }));
+fn start(snapshots: &mut StateWriter, job: &JobId) {
+    record(snapshots, job, Fact::JobStarted(JobSpec { world_size: 2, ..JobSpec::default() }));
     let ranks = (0..2)
         .map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(1), page: None })
         .collect();
-    record(board, job, Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks });
+    record(snapshots, job, Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks });
 }
 
-fn end(board: &mut StateWriter, job: &JobId) {
-    record(board, job, Fact::JobEnded { exit: 0, reason: "done".into() });
+fn end(snapshots: &mut StateWriter, job: &JobId) {
+    record(snapshots, job, Fact::JobEnded { exit: 0, reason: "done".into() });
 }
 
 fn component(state: HealthState, read_at: u64) -> Component {
@@ -52,44 +52,47 @@ fn component(state: HealthState, read_at: u64) -> Component {
 #[test]
 fn jobs_come_back_after_a_restart_and_components_are_unknown_until_read() {
     let dir = tempfile::tempdir().unwrap();
-    let mut board = open(dir.path());
-    start(&mut board, &job("a"));
-    record(&mut board, &job("a"), Fact::RanksStepping { attempt: Attempt(0), step: 7 });
+    let mut snapshots = open(dir.path());
+    start(&mut snapshots, &job("a"));
+    record(&mut snapshots, &job("a"), Fact::RanksStepping { attempt: Attempt(0), step: 7 });
     let change = HealthChange { from: None, component: component(HealthState::Healthy, 1) };
-    board.record(Stamp::default(), None, None, Body::Health(change));
-    assert_eq!(board.view().state(), HealthState::Healthy);
-    let jobs = board.view().jobs.clone();
-    drop(board);
+    snapshots.record(Stamp::default(), None, None, Body::Health(change));
+    assert_eq!(snapshots.view().state(), HealthState::Healthy);
+    let jobs = snapshots.view().jobs.clone();
+    drop(snapshots);
 
-    let board = open(dir.path());
-    assert_eq!(board.view().jobs, jobs);
-    assert_eq!(board.view().state(), HealthState::Unknown);
-    assert_eq!((board.replayed().entries, board.reader().newest(), board.reader().oldest()), (4, 4, 1));
+    let snapshots = open(dir.path());
+    assert_eq!(snapshots.view().jobs, jobs);
+    assert_eq!(snapshots.view().state(), HealthState::Unknown);
+    assert_eq!(
+        (snapshots.replayed().entries, snapshots.reader().newest(), snapshots.reader().oldest()),
+        (4, 4, 1)
+    );
 }
 
 #[test]
 fn what_is_held_is_shown_together_when_it_is_due_and_a_snapshot_does_not_change() {
     let dir = tempfile::tempdir().unwrap();
-    let mut board = open(dir.path());
-    start(&mut board, &job("a"));
-    let reader = board.reader();
+    let mut snapshots = open(dir.path());
+    start(&mut snapshots, &job("a"));
+    let reader = snapshots.reader();
     let before = reader.view();
     let refuses = |rank| Fact::RankRefused { attempt: Attempt(0), rank: Rank(rank), reason: "old".into() };
-    board.hold();
-    record(&mut board, &job("a"), refuses(0));
-    record(&mut board, &job("a"), refuses(1));
-    assert_eq!((reader.newest(), board.newest(), board.is_due()), (2, 4, true));
-    board.show_due();
-    assert_eq!((reader.newest(), board.is_due()), (4, false));
+    snapshots.hold();
+    record(&mut snapshots, &job("a"), refuses(0));
+    record(&mut snapshots, &job("a"), refuses(1));
+    assert_eq!((reader.newest(), snapshots.newest(), snapshots.is_due()), (2, 4, true));
+    snapshots.show_due();
+    assert_eq!((reader.newest(), snapshots.is_due()), (4, false));
     let refused = |view: &NodeView| {
         let ranks = view.jobs[&job("a")].ranks.values();
         ranks.filter(|rank| rank.refusal.is_some()).count()
     };
     assert_eq!((refused(&before), refused(&reader.view())), (0, 2));
 
-    end(&mut board, &job("a"));
+    end(&mut snapshots, &job("a"));
     assert_eq!(reader.newest(), 4, "it is still held");
-    board.release();
+    snapshots.release();
     assert_eq!(reader.newest(), 5);
 }
 
@@ -101,38 +104,38 @@ fn a_component_that_is_found_as_it_was_stands_since_then_in_the_same_boot_alone(
         StateWriter::open(journal).unwrap()
     };
     let found = |since, state| Component { since: Mono(since), ..component(state, since) };
-    let since = |board: &StateWriter| board.view().components["host.cpu"].since;
-    let mut board = in_boot("first");
-    board.show_host(Stamp::default(), vec![found(1, HealthState::Degraded)]);
-    drop(board);
+    let since = |snapshots: &StateWriter| snapshots.view().components["host.cpu"].since;
+    let mut snapshots = in_boot("first");
+    snapshots.show_host(Stamp::default(), vec![found(1, HealthState::Degraded)]);
+    drop(snapshots);
     for restart in 2..4 {
-        let mut board = in_boot("first");
-        board.show_host(Stamp::default(), vec![found(restart, HealthState::Degraded)]);
-        assert_eq!(since(&board), Mono(1), "restart {restart}");
+        let mut snapshots = in_boot("first");
+        snapshots.show_host(Stamp::default(), vec![found(restart, HealthState::Degraded)]);
+        assert_eq!(since(&snapshots), Mono(1), "restart {restart}");
     }
-    let mut board = in_boot("second");
-    board.show_host(Stamp::default(), vec![found(5, HealthState::Degraded)]);
-    assert_eq!(since(&board), Mono(5));
-    board.show_host(Stamp::default(), vec![found(6, HealthState::Healthy)]);
-    drop(board);
-    let mut board = in_boot("second");
-    board.show_host(Stamp::default(), vec![found(7, HealthState::Degraded)]);
-    assert_eq!(since(&board), Mono(7), "another one");
+    let mut snapshots = in_boot("second");
+    snapshots.show_host(Stamp::default(), vec![found(5, HealthState::Degraded)]);
+    assert_eq!(since(&snapshots), Mono(5));
+    snapshots.show_host(Stamp::default(), vec![found(6, HealthState::Healthy)]);
+    drop(snapshots);
+    let mut snapshots = in_boot("second");
+    snapshots.show_host(Stamp::default(), vec![found(7, HealthState::Degraded)]);
+    assert_eq!(since(&snapshots), Mono(7), "another one");
 }
 
 #[test]
 fn samples_and_components_show_when_published() {
     let dir = tempfile::tempdir().unwrap();
-    let mut board = open(dir.path());
-    start(&mut board, &job("a"));
-    let reader = board.reader();
+    let mut snapshots = open(dir.path());
+    start(&mut snapshots, &job("a"));
+    let reader = snapshots.reader();
     for rank in 0..2 {
         let beat = BeatView { step: Some(3 + u64::from(rank)), ..BeatView::default() };
-        board.sample(&job("a"), Attempt(0), Rank(rank), beat);
+        snapshots.sample(&job("a"), Attempt(0), Rank(rank), beat);
     }
-    board.set_component(component(HealthState::Degraded, 5));
+    snapshots.set_component(component(HealthState::Degraded, 5));
     assert_eq!(reader.view().jobs[&job("a")].step, None);
-    board.publish();
+    snapshots.publish();
     assert_eq!(reader.view().jobs[&job("a")].step, Some(3));
     assert_eq!(reader.view().state(), HealthState::Degraded);
     assert_eq!(reader.newest(), 2, "neither is an entry");
@@ -141,46 +144,46 @@ fn samples_and_components_show_when_published() {
 #[test]
 fn jobs_that_are_over_leave_the_view_oldest_first() {
     let dir = tempfile::tempdir().unwrap();
-    let mut board = open(dir.path());
-    start(&mut board, &job("long"));
+    let mut snapshots = open(dir.path());
+    start(&mut snapshots, &job("long"));
     let count = FINISHED_JOBS + 5;
     for number in 0..count {
         let id = job(&format!("{number}"));
-        start(&mut board, &id);
-        end(&mut board, &id);
+        start(&mut snapshots, &id);
+        end(&mut snapshots, &id);
     }
-    let check = |board: &StateWriter| {
-        let view = board.view();
+    let check = |snapshots: &StateWriter| {
+        let view = snapshots.view();
         assert_eq!(view.jobs.len(), FINISHED_JOBS + 1);
         assert_eq!(view.jobs[&job("long")].phase, JobPhase::Starting);
         assert!(!view.jobs.contains_key(&job("4")));
         assert!(view.jobs.contains_key(&job("5")));
     };
-    check(&board);
-    drop(board);
+    check(&snapshots);
+    drop(snapshots);
     check(&open(dir.path()));
 }
 
 #[test]
 fn a_lost_job_that_comes_back_is_not_over() {
     let dir = tempfile::tempdir().unwrap();
-    let mut board = open(dir.path());
-    start(&mut board, &job("a"));
-    record(&mut board, &job("a"), Fact::LauncherLost { pid: Pid(1) });
-    start(&mut board, &job("a"));
+    let mut snapshots = open(dir.path());
+    start(&mut snapshots, &job("a"));
+    record(&mut snapshots, &job("a"), Fact::LauncherLost { pid: Pid(1) });
+    start(&mut snapshots, &job("a"));
     for number in 0..FINISHED_JOBS + 1 {
         let id = job(&format!("{number}"));
-        start(&mut board, &id);
-        end(&mut board, &id);
+        start(&mut snapshots, &id);
+        end(&mut snapshots, &id);
     }
-    assert!(board.view().jobs.contains_key(&job("a")));
+    assert!(snapshots.view().jobs.contains_key(&job("a")));
 }
 
 #[tokio::test]
 async fn readers_wait_for_entries_and_hear_when_the_board_is_gone() {
     let dir = tempfile::tempdir().unwrap();
-    let mut board = open(dir.path());
-    let mut reader = board.reader();
+    let mut snapshots = open(dir.path());
+    let mut reader = snapshots.reader();
     let follower = tokio::spawn(async move {
         let mut seen = Vec::new();
         let mut cursor = 0;
@@ -192,17 +195,17 @@ async fn readers_wait_for_entries_and_hear_when_the_board_is_gone() {
         seen
     });
     for number in 0..20 {
-        end(&mut board, &job(&format!("{number}")));
+        end(&mut snapshots, &job(&format!("{number}")));
         tokio::task::yield_now().await;
     }
-    let mut idle = board.reader();
-    let mut reader = board.reader();
+    let mut idle = snapshots.reader();
+    let mut reader = snapshots.reader();
     while reader.newest() < 20 {
         assert!(reader.changed().await);
     }
     // The follower is at the end before the board goes.
     let last = tokio::spawn(async move { idle.changed().await });
-    drop(board);
+    drop(snapshots);
     assert!(!last.await.unwrap());
     let seen = follower.await.unwrap();
     assert_eq!(seen, (1..=seen.len() as u64).collect::<Vec<_>>());
@@ -226,12 +229,12 @@ impl Away<'_> {
 fn a_journal_that_cannot_be_written_stops_nothing_and_catches_up() {
     let outer = tempfile::tempdir().unwrap();
     let dir = outer.path().join("journal");
-    let mut board = open(&dir);
-    let reader = board.reader();
+    let mut snapshots = open(&dir);
+    let reader = snapshots.reader();
 
     let away = Away::take(&dir);
-    start(&mut board, &job("a"));
-    end(&mut board, &job("a"));
+    start(&mut snapshots, &job("a"));
+    end(&mut snapshots, &job("a"));
     assert_eq!(reader.view().jobs[&job("a")].phase, JobPhase::Ended(0), "the view goes on");
     let error = reader.journal_error().unwrap();
     assert!(error.contains("journal/00000000000000000001.jsonl"), "{error}");
@@ -240,14 +243,14 @@ fn a_journal_that_cannot_be_written_stops_nothing_and_catches_up() {
     assert_eq!(reader.newest(), 3);
 
     away.give_back();
-    board.sync();
-    assert_eq!(board.journal_error(), None);
-    board.publish();
+    snapshots.sync();
+    assert_eq!(snapshots.journal_error(), None);
+    snapshots.publish();
     assert_eq!(reader.journal_error(), None);
-    end(&mut board, &job("a"));
+    end(&mut snapshots, &job("a"));
     let read = reader.entries_after(0, 100).unwrap();
     assert_eq!(read.entries.iter().map(|entry| entry.seq).collect::<Vec<_>>(), [1, 2, 3, 4]);
-    drop(board);
+    drop(snapshots);
     assert_eq!(open(&dir).replayed().entries, 4);
 }
 
@@ -255,16 +258,16 @@ fn a_journal_that_cannot_be_written_stops_nothing_and_catches_up() {
 fn what_waits_for_the_disk_is_bounded() {
     let outer = tempfile::tempdir().unwrap();
     let dir = outer.path().join("journal");
-    let mut board = open(&dir);
+    let mut snapshots = open(&dir);
     let away = Away::take(&dir);
     let count = UNWRITTEN_ENTRIES as u64 + 10;
     for number in 1..=count {
-        assert_eq!(end_quietly(&mut board).seq, number);
+        assert_eq!(end_quietly(&mut snapshots).seq, number);
     }
     away.give_back();
-    board.sync();
-    board.publish();
-    let read = board.reader().entries_after(0, usize::MAX).unwrap();
+    snapshots.sync();
+    snapshots.publish();
+    let read = snapshots.reader().entries_after(0, usize::MAX).unwrap();
     assert_eq!(read.entries.len(), UNWRITTEN_ENTRIES);
     assert_eq!(read.entries.last().map(|entry| entry.seq), Some(count), "the newest are kept");
 }
@@ -272,37 +275,37 @@ fn what_waits_for_the_disk_is_bounded() {
 #[test]
 fn entries_that_are_gathered_are_in_the_journal_when_they_are_shown() {
     let dir = tempfile::tempdir().unwrap();
-    let mut board = open(dir.path());
-    let reader = board.reader();
-    board.hold();
+    let mut snapshots = open(dir.path());
+    let reader = snapshots.reader();
+    snapshots.hold();
     for number in 1..=3 {
-        let gathered = board.gather(Stamp::default(), None, Some(number), Body::Fact(Fact::AgentStopped));
+        let gathered = snapshots.gather(Stamp::default(), None, Some(number), Body::Fact(Fact::AgentStopped));
         assert_eq!(gathered.seq, number);
     }
-    assert_eq!((board.unwritten(), reader.newest()), (3, 0), "neither written nor shown");
-    board.show_due();
-    assert_eq!((board.unwritten(), reader.newest()), (0, 3), "both");
-    board.gather(Stamp::default(), None, Some(4), Body::Fact(Fact::AgentStopped));
-    end_quietly(&mut board);
-    assert_eq!(board.unwritten(), 0, "an entry that is not gathered takes those before it along");
-    drop(board);
+    assert_eq!((snapshots.unwritten(), reader.newest()), (3, 0), "neither written nor shown");
+    snapshots.show_due();
+    assert_eq!((snapshots.unwritten(), reader.newest()), (0, 3), "both");
+    snapshots.gather(Stamp::default(), None, Some(4), Body::Fact(Fact::AgentStopped));
+    end_quietly(&mut snapshots);
+    assert_eq!(snapshots.unwritten(), 0, "an entry that is not gathered takes those before it along");
+    drop(snapshots);
     assert_eq!(open(dir.path()).replayed().entries, 5);
 }
 
 #[test]
 fn a_burst_of_gathered_entries_loses_none() {
     let dir = tempfile::tempdir().unwrap();
-    let mut board = open(dir.path());
-    board.hold();
+    let mut snapshots = open(dir.path());
+    snapshots.hold();
     let count = 3 * UNWRITTEN_ENTRIES as u64;
     for number in 1..=count {
-        board.gather(Stamp::default(), None, Some(number), Body::Fact(Fact::AgentStopped));
+        snapshots.gather(Stamp::default(), None, Some(number), Body::Fact(Fact::AgentStopped));
     }
-    board.release();
-    drop(board);
+    snapshots.release();
+    drop(snapshots);
     assert_eq!(open(dir.path()).replayed().entries, count);
 }
 
-fn end_quietly(board: &mut StateWriter) -> Entry {
-    board.record(Stamp::default(), None, None, Body::Fact(Fact::AgentStopped))
+fn end_quietly(snapshots: &mut StateWriter) -> Entry {
+    snapshots.record(Stamp::default(), None, None, Body::Fact(Fact::AgentStopped))
 }

@@ -108,15 +108,15 @@ pub(super) fn start(
     epoch: Instant,
 ) -> Result<(Handle, JoinHandle<()>), CoordError> {
     let (jobs, received) = sync_channel(QUEUE);
-    let keeper = Keeper { store, log, epoch, watchers: Watchers::default(), unwritten: false };
+    let store_thread = StoreThread { store, log, epoch, watchers: Watchers::default(), unwritten: false };
     let thread = std::thread::Builder::new()
         .name("mainstay-coord".to_owned())
-        .spawn(move || keeper.run(&received))
+        .spawn(move || store_thread.run(&received))
         .map_err(|error| CoordError::io("the thread of the built-in store", error))?;
     Ok((Handle { jobs }, thread))
 }
 
-struct Keeper {
+struct StoreThread {
     store: Store,
     log: Option<Log>,
     /// Milliseconds count from here.
@@ -126,7 +126,7 @@ struct Keeper {
     unwritten: bool,
 }
 
-impl Keeper {
+impl StoreThread {
     fn run(mut self, jobs: &Receiver<Job>) {
         let mut patience = TICK;
         loop {

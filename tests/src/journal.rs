@@ -25,46 +25,46 @@ pub fn read(directory: &Path) -> Vec<Entry> {
 }
 
 /// The facts, in order.
-pub fn facts(story: &[Entry]) -> impl Iterator<Item = &Fact> {
-    story.iter().filter_map(|entry| match &entry.body {
+pub fn facts(journal: &[Entry]) -> impl Iterator<Item = &Fact> {
+    journal.iter().filter_map(|entry| match &entry.body {
         Body::Fact(fact) => Some(fact),
         _ => None,
     })
 }
 
 /// The verdicts, in order.
-pub fn verdicts(story: &[Entry]) -> Vec<&Verdict> {
-    story
+pub fn verdicts(journal: &[Entry]) -> Vec<&Verdict> {
+    journal
         .iter()
         .filter_map(|entry| if let Body::Verdict(verdict) = &entry.body { Some(verdict) } else { None })
         .collect()
 }
 
 /// The decisions, in order.
-pub fn decisions(story: &[Entry]) -> Vec<&Decision> {
-    story
+pub fn decisions(journal: &[Entry]) -> Vec<&Decision> {
+    journal
         .iter()
         .filter_map(|entry| if let Body::Decision(decision) = &entry.body { Some(decision) } else { None })
         .collect()
 }
 
 /// How many restarts were decided.
-pub fn restarts(story: &[Entry]) -> usize {
+pub fn restarts(journal: &[Entry]) -> usize {
     let restart = |decision: &&&Decision| decision.action.attempt().is_some();
-    decisions(story).iter().filter(restart).count()
+    decisions(journal).iter().filter(restart).count()
 }
 
 /// The outcomes, in order.
-pub fn outcomes(story: &[Entry]) -> Vec<&Outcome> {
-    story
+pub fn outcomes(journal: &[Entry]) -> Vec<&Outcome> {
+    journal
         .iter()
         .filter_map(|entry| if let Body::Outcome(outcome) = &entry.body { Some(outcome) } else { None })
         .collect()
 }
 
 /// How a rank's process ended, by attempt.
-pub fn exits(story: &[Entry], of: u32) -> Vec<ExitStatus> {
-    facts(story)
+pub fn exits(journal: &[Entry], of: u32) -> Vec<ExitStatus> {
+    facts(journal)
         .filter_map(|fact| match fact {
             Fact::RankExited { rank, status, .. } if *rank == Rank(of) => Some(*status),
             _ => None,
@@ -73,10 +73,10 @@ pub fn exits(story: &[Entry], of: u32) -> Vec<ExitStatus> {
 }
 
 /// A story for a person to read: one line per entry.
-pub fn told(story: &[Entry]) -> String {
+pub fn reported(journal: &[Entry]) -> String {
     let line = |entry: &Entry| match &entry.body {
         Body::Health(_) => None,
         body => Some(format!("{:>6} {body:?}", entry.seq)),
     };
-    story.iter().filter_map(line).collect::<Vec<String>>().join("\n")
+    journal.iter().filter_map(line).collect::<Vec<String>>().join("\n")
 }
