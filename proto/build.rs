@@ -26,7 +26,7 @@ fn main() {
 
     tonic().compile_fds(descriptors).expect("what protox accepted can be generated");
 
-    // What others serve is no part of our API: neither of its reflection nor of its snapshot.
+    // APIs that other programs serve are not part of ours: they are not in its reflection or its snapshot.
     let foreign = protox::compile(["third_party/libtpu/runtime_metrics.proto"], ["third_party"])
         .unwrap_or_else(|error| {
             eprintln!("{error:?}");

@@ -1,4 +1,4 @@
-/* A training loop that tells Mainstay how it goes.
+/* A training loop that reports its progress to Mainstay.
  *
  *   cargo build -p mainstay-client
  *   cc client/c/example.c -Iclient/c -Ltarget/debug -lmainstay_client -o example
@@ -9,7 +9,7 @@
 
 #include "mainstay.h"
 
-/* Stands for the work of a real step: some arithmetic that the compiler cannot leave out. */
+/* In place of the work of a real step: some arithmetic that the compiler cannot leave out. */
 static double forward_and_backward(uint64_t step) {
     volatile double sum = 0.0;
     for (int i = 1; i < 1000; i++) {
@@ -19,7 +19,7 @@ static double forward_and_backward(uint64_t step) {
 }
 
 int main(void) {
-    /* Training goes on either way; the reason is worth a line in the log. */
+    /* Training continues either way; the reason is worth a line in the log. */
     if (!mainstay_open() && mainstay_refusal() != NULL) {
         fprintf(stderr, "no heartbeats: %s\n", mainstay_refusal());
     }

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         creator_pid: std::process::id(),
         created_mono_ns: 0,
     };
-    // Written aside and renamed, as a launcher does: nobody sees a page that is not whole.
+    // Written aside and renamed, as a launcher does: no process sees a page that is not whole.
     let mut aside = path.clone();
     aside.push(".new");
     std::fs::write(&aside, format(&spec))?;

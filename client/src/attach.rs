@@ -1,7 +1,8 @@
 //! Attaching to a page: checks, claim, and the one attachment that a process keeps per page.
 //!
-//! Who may write is settled by a POSIX record lock on the file: it belongs to the process (so every copy of this
-//! library within it may write), a forked child does not inherit it, and the kernel drops it when the process dies. The claim in the page backs it up.
+//! A POSIX record lock on the file determines who may write: it belongs to the process (so every copy of this
+//! library in it may write), a forked child does not inherit it, and the kernel drops it when the process dies. The
+//! claim in the page backs it up.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -22,7 +23,7 @@ use crate::error::OpenError;
 use crate::token::Token;
 use crate::{clock, lifeline, mapping, process};
 
-/// A page that this process writes. It is never taken down: a handle to it stays good whatever happens.
+/// A page that this process writes. It is never unmapped: a handle to it stays valid.
 pub(crate) struct Attached {
     pub(crate) writer: Writer<'static>,
     pub(crate) key: u64,
@@ -31,7 +32,7 @@ pub(crate) struct Attached {
     device: u64,
     inode: u64,
     next: *const Attached,
-    /// The step, plus one, after which a save was due and that was answered last.
+    /// The step, plus one, of the last due save that was answered.
     pub(crate) due_answered: AtomicU64,
 }
 
@@ -45,7 +46,8 @@ static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
 impl Attached {
     pub(crate) fn open(path: &Path, language: &str) -> Result<&'static Self, OpenError> {
         let failed = |source| OpenError::Io { path: path.to_owned(), source };
-        // Asked before the file is opened: closing any descriptor of a file drops the process's record lock on it.
+        // Checked before the file is opened: closing any descriptor of a file drops the process's record lock on
+        // it.
         let status = std::fs::metadata(path).map_err(failed)?;
         if let Some(present) = present(status.dev(), status.ino()) {
             return Ok(present);
@@ -74,8 +76,8 @@ impl Attached {
             return Err(OpenError::Busy { path: path.to_owned(), pid: Some(who.pid as i32) });
         }
         if writer.wants_lifeline()
-            // SAFETY: mapped whole, for writing and for good by `mapping::writer`; this process has the claim, and whoever
-            // had it before is dead, or wanted none.
+            // SAFETY: mapped whole, for writing and for good by `mapping::writer`; this process has the claim, and
+            // the previous claimant is dead or has no lifeline.
             && let Some(word_at) = unsafe { lifeline::hold(start) }
         {
             writer.lay_lifeline(word_at);
@@ -94,7 +96,7 @@ impl Attached {
         Ok(keep(attached))
     }
 
-    /// Wakes whoever watches the page's directory: stores to a mapping make no inotify event, a write does.
+    /// Wakes the watchers of the page's directory: stores to a mapping cause no inotify event, a write does.
     pub(crate) fn ring(&self) {
         ring(&self.page, self.writer.next_ring());
     }
@@ -125,7 +127,8 @@ fn keep(attached: Attached) -> &'static Attached {
     }
 }
 
-/// Checks all that can make a page unusable before any of it is mapped, and tells the launcher in the page itself.
+/// Checks everything that can make a page unusable before any of it is mapped, and reports a refusal to the
+/// launcher in the page itself.
 fn check_usable(page: &File, path: &Path) -> Result<(), OpenError> {
     let failed = |source| OpenError::Io { path: path.to_owned(), source };
     let wrong = |source| OpenError::Layout { path: path.to_owned(), source };
@@ -162,14 +165,14 @@ fn check_usable(page: &File, path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Says in the identity zone, which is the same in every version, that this client does not use the page.
+/// Records in the identity zone, which is the same in every version, that this client does not use the page.
 fn refuse(page: &File, reason: RefusalReason) {
     let mut version = [0; VERSION_BYTES];
     for (to, from) in version.iter_mut().zip(process::VERSION.bytes()) {
         *to = from;
     }
     let put = |offset: usize, bytes: &[u8]| {
-        // A refusal that cannot be written is not worth a word: training goes on either way.
+        // A failed write of the refusal is ignored: training continues either way.
         let _ = page.write_all_at(bytes, offset as u64);
     };
     put(REFUSAL_PID, &u64::from(std::process::id()).to_le_bytes());
@@ -179,11 +182,11 @@ fn refuse(page: &File, reason: RefusalReason) {
 }
 
 fn ring(page: &File, value: u64) {
-    // Nobody may be listening, and a failed ring only means that the launcher learns the news at its next look.
+    // There may be no watcher, and a failed ring only means that the launcher notices the change at its next poll.
     let _ = page.write_at(&value.to_le_bytes(), DOORBELL as u64);
 }
 
-/// Takes the record lock that says who writes the page.
+/// Takes the record lock that determines who writes the page.
 fn lock(page: &File, path: &Path) -> Result<(), OpenError> {
     // SAFETY: plain data, for which all zeros is a valid value; on some targets it has private padding fields.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
@@ -196,7 +199,7 @@ fn lock(page: &File, path: &Path) -> Result<(), OpenError> {
             let named = asked.is_ok() && range.l_type != libc::F_UNLCK as libc::c_short && range.l_pid > 0;
             Err(OpenError::Busy { path: path.to_owned(), pid: named.then_some(range.l_pid) })
         }
-        // A file system without locks: then nobody is kept out, as it would be without this check.
+        // On a file system without locks no process is kept out, as if there were no check.
         Ok(_) | Err(_) => Ok(()),
     }
 }

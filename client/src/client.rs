@@ -1,4 +1,4 @@
-//! The Rust face of the client.
+//! The Rust API of the client.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::error::OpenError;
 /// The environment variable that holds the path of this rank's page.
 pub const PAGE_VARIABLE: &str = "MAINSTAY_PAGE";
 
-/// How often a rare call (a new section name, the close) makes room for the thread that is writing before it gives up.
+/// How often a rare call (a new section name, the close) yields to the thread that is writing before it is dropped.
 const PATIENCE: usize = 1000;
 
 /// A handle to this rank's heartbeat page, or to nothing; cheap to clone, to be used from any thread.
@@ -26,8 +26,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens the page that the launcher named in the environment. Never fails: without a usable page, the client does
-    /// nothing, and [`refusal`](Self::refusal) tells why if there was one.
+    /// Opens the page that the launcher named in the environment. Never fails: without a usable page, the client
+    /// does nothing, and [`refusal`](Self::refusal) returns the reason if there was a page.
     #[must_use]
     pub fn from_env() -> Self {
         Self::from_env_as("rust")
@@ -85,7 +85,7 @@ impl Client {
         self.step_with(step, Measures::default());
     }
 
-    /// Step `step` is complete, and this is how it went.
+    /// Step `step` is complete, with its measures.
     #[inline]
     pub fn step_with(&self, step: u64, measures: Measures) {
         if let Some(mut page) = self.write() {
@@ -93,8 +93,8 @@ impl Client {
         }
     }
 
-    /// As [`step_with`](Self::step_with), for a step that the training script gives no number: whoever calls this counts
-    /// them, from 0 in each process. So nobody takes the first one after a restart for work that is done again.
+    /// As [`step_with`](Self::step_with), for a step without a number from the training script: the caller counts
+    /// steps, from 0 in each process. So the first step after a restart is not treated as repeated work.
     #[inline]
     pub fn counted_step(&self, step: u64, measures: Measures) {
         if let Some(mut page) = self.write() {
@@ -122,7 +122,7 @@ impl Client {
             .unwrap_or(SectionId::OTHER)
     }
 
-    /// Section `id` begins.
+    /// Section `id` starts.
     #[inline]
     pub fn enter(&self, id: SectionId) {
         if let Some(mut page) = self.write() {
@@ -146,20 +146,20 @@ impl Client {
         SectionGuard { client: self.clone(), id }
     }
 
-    /// Communicator `comm` has entered and completed so many collective operations. The number is the same on all ranks
-    /// of the communicator: by it the launcher tells who waits for whom.
+    /// Communicator `comm` has entered and completed this many collective operations. The number is the same on all
+    /// ranks of the communicator, so that the launcher can see which ranks wait for which.
     pub fn collective(&self, comm: u64, entered: u64, completed: u64) {
         self.collective_with(Collective { comm, entered, completed, signature: 0 });
     }
 
-    /// As [`collective`](Self::collective), with what the operation entered last is.
+    /// As [`collective`](Self::collective), with a description of the operation entered last.
     pub fn collective_with(&self, counts: Collective) {
         if let Some(mut page) = self.write() {
             page.collective_with(counts);
         }
     }
 
-    /// Section `id` took `ns` of the present step where the host's clock does not see it: on a device.
+    /// Section `id` took `ns` of the current step where the host's clock does not see it: on a device.
     #[inline]
     pub fn spend(&self, id: SectionId, ns: u64) {
         if let Some(mut page) = self.write() {
@@ -167,15 +167,15 @@ impl Client {
         }
     }
 
-    /// What comes next takes long, at most `span`: until then, or until [`resume`](Self::resume), no progress is expected
-    /// of the job and nothing is taken for a hang.
+    /// The next phase takes long, at most `span`: until then, or until [`resume`](Self::resume), no progress is
+    /// expected of the job and no hang is reported.
     pub fn expect_long(&self, span: Duration) {
         let now = now_ns();
         let span = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         self.quiet_until(now, now.saturating_add(span));
     }
 
-    /// Nothing is taken for a hang until [`resume`](Self::resume).
+    /// No hang is reported until [`resume`](Self::resume).
     pub fn pause(&self) {
         self.quiet_until(now_ns(), u64::MAX);
     }
@@ -185,17 +185,17 @@ impl Client {
         self.quiet_until(now_ns(), 0);
     }
 
-    /// Its loss would last, so it is tried with patience.
+    /// A lost call would have a lasting effect, so it is retried.
     fn quiet_until(&self, now_ns: u64, until_ns: u64) {
         let Some(attached) = self.ours() else { return };
         if let Some(mut page) = write_patiently(attached) {
-            // A launcher of an older layout does not judge hangs by it either.
+            // A launcher of an older layout does not use it to detect hangs either.
             let _ = page.quiet_until(now_ns, until_ns);
         }
     }
 
-    /// Where in its data this rank reads now: a number that is the same whenever the same batch is read, at whatever step. To be
-    /// told before the batch is used; it is one store.
+    /// The rank's current position in its data: a number that is the same whenever the same batch is read, at any
+    /// step. Call it before the batch is used; it is one store.
     #[inline]
     pub fn data_at(&self, position: u64) {
         if let Some(attached) = self.ours() {
@@ -203,18 +203,18 @@ impl Client {
         }
     }
 
-    /// What this rank is: ranks of one role and pipeline stage do the same work, and are compared with each other. To be
-    /// told once, early.
+    /// The role of this rank: ranks of one role and pipeline stage do the same work, and are compared with each
+    /// other. Call it once, early.
     pub fn role(&self, name: &str, stage: Option<u32>) {
         let Some(attached) = self.ours() else { return };
         if let Some(mut page) = write_patiently(attached) {
-            // A launcher of an older layout learns it from the steps, or not at all.
+            // A launcher of an older layout derives it from the steps, or does not know it.
             let _ = page.role(name, stage);
         }
     }
 
-    /// Whether this rank is to save now and end. It becomes true after the same step on all ranks, so that they save the
-    /// same; whoever asks is waited for when the job is to end.
+    /// Whether this rank must save now and end. It becomes true after the same step on all ranks, so that they save
+    /// the same step; the launcher waits for ranks that call this when the job must end.
     #[must_use]
     pub fn save_requested(&self) -> bool {
         let Some(attached) = self.ours() else { return false };
@@ -223,13 +223,13 @@ impl Client {
         let Some(request) = page.save_request() else { return false };
         match request.at_step {
             None => true,
-            // Whoever completed no step has nothing that others would have to match.
+            // A rank that completed no step has no step that others would have to match.
             Some(step) => page.beat().and_then(|beat| beat.step).is_none_or(|done| done >= step),
         }
     }
 
-    /// Whether a save is due by what the job's saves and failures cost: true once each time, after the same step on all ranks that ask
-    /// after each step.
+    /// Whether a save is due by the costs of the job's saves and failures: true once each time, after the same step
+    /// on all ranks that ask after each step.
     #[must_use]
     pub fn save_due(&self) -> bool {
         let Some(attached) = self.ours() else { return false };
@@ -242,21 +242,21 @@ impl Client {
         attached.due_answered.swap(due, Ordering::Relaxed) != due
     }
 
-    /// How long this rank has until it is made to end; none when nothing is asked.
+    /// How long this rank has until it is forced to end; none if nothing is requested.
     #[must_use]
     pub fn save_within(&self) -> Option<Duration> {
         let request = self.ours()?.writer.page().save_request()?;
         Some(Duration::from_nanos(request.by_ns.saturating_sub(now_ns())))
     }
 
-    /// Says that [`save_requested`](Self::save_requested) will be asked after each step.
+    /// Records that this rank calls [`save_requested`](Self::save_requested) after each step.
     pub fn listen_for_saves(&self) {
         if let Some(attached) = self.ours() {
             attached.writer.listen_for_saves();
         }
     }
 
-    /// Leaves a note on how this process ends, and wakes the launcher. The first note stands.
+    /// Leaves a note on how this process ends, and wakes the launcher. Only the first note is kept.
     pub fn exit_note(&self, note: &Note<'_>) {
         let Some(attached) = self.ours() else { return };
         if attached.writer.exit_note(now_ns(), note) {
@@ -264,7 +264,7 @@ impl Client {
         }
     }
 
-    /// The rank begins again in this process: what was told so far is of a round that is over. Wakes the launcher.
+    /// The rank starts again in this process: earlier reports belong to a round that is over. Wakes the launcher.
     pub fn begin_round(&self) {
         let Some(attached) = self.ours() else { return };
         if let Some(mut page) = write_patiently(attached) {
@@ -273,7 +273,7 @@ impl Client {
         attached.ring();
     }
 
-    /// Says goodbye, and wakes the launcher. From here on every clone of this client does nothing.
+    /// Closes the page, and wakes the launcher. After this every clone of this client does nothing.
     pub fn close(&self) {
         let Some(attached) = self.ours() else { return };
         if let Some(mut page) = write_patiently(attached) {
@@ -283,7 +283,7 @@ impl Client {
         attached.ring();
     }
 
-    /// The page, if it is this process's to write.
+    /// The page, if this process may write it.
     #[inline]
     fn ours(&self) -> Option<&'static Attached> {
         self.attached.filter(|attached| attached.token.is_ours())
@@ -302,7 +302,8 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// For calls whose loss would last: makes room for the thread that is writing, but not without end.
+/// For calls whose loss would have a lasting effect: yields to the thread that is writing, a bounded number of
+/// times.
 fn write_patiently(attached: &'static Attached) -> Option<Writing<'static>> {
     (0..PATIENCE).find_map(|_| {
         let page = attached.writer.try_once(attached.key);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use mainstay_heartbeat::{LayoutError, MAJOR, MINOR, PAGE_BYTES};
 use nix::errno::Errno;
 
-/// Why a page could not be opened. Training goes on without heartbeats.
+/// Why a page could not be opened. Training continues without heartbeats.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -15,10 +15,10 @@ pub enum OpenError {
     Io {
         /// The page's path.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The file is not a page of the layout that this client speaks.
+    /// The file is not a page of this client's layout.
     Layout {
         /// The page's path.
         path: PathBuf,
@@ -43,7 +43,7 @@ pub enum OpenError {
     Map {
         /// The page's path.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: Errno,
     },
 }

@@ -1,4 +1,4 @@
-//! The C face of the client, as `c/mainstay.h` declares it: one page per process, no handle to carry about.
+//! The C API of the client, as declared in `c/mainstay.h`: one page per process, without a handle.
 //!
 //! No panic crosses into C, and NULL is allowed wherever a pointer is taken.
 
@@ -14,9 +14,9 @@ use mainstay_heartbeat::{Collective, ExitKind, Measures, Note, SectionId};
 
 use crate::client::Client;
 
-/// The client that was opened last. Earlier ones are not freed: another thread may be using one in this instant.
+/// The client that was opened last. Earlier ones are not freed: another thread may be using one at this instant.
 static CURRENT: AtomicPtr<Client> = AtomicPtr::new(ptr::null_mut());
-/// The text for [`mainstay_refusal`]; not freed either, for the caller may hold it.
+/// The text for [`mainstay_refusal`]; not freed either, because the caller may hold it.
 static REFUSAL: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
 
 /// Runs `call` on the current client. A panic becomes the type's default.
@@ -70,13 +70,13 @@ pub extern "C" fn mainstay_active() -> c_int {
     with_client(|client| c_int::from(client.is_active()))
 }
 
-/// Why there was a page but it is not used; NULL if there is nothing to tell. Valid for the process's life.
+/// Why there was a page but it is not used; NULL if there is no problem. Valid for the process's life.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_refusal() -> *const c_char {
     REFUSAL.load(Ordering::Acquire)
 }
 
-/// Alive, though no step is complete.
+/// The rank is alive, though no step is complete.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_beat() {
     with_client(Client::beat);
@@ -88,7 +88,7 @@ pub extern "C" fn mainstay_step(step: u64) {
     with_client(|client| client.step(step));
 }
 
-/// Step `step` is complete, and this is how it went. NULL is "not given", so that NaN can be given.
+/// Step `step` is complete, with its measures. NULL is "not given", so that NaN can be given.
 ///
 /// # Safety
 /// Each pointer is NULL or points to a value of its type.
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn mainstay_step_with(
     });
 }
 
-/// The id of a section's name, to be kept and used again; 0 ("other") if there is no page or no room.
+/// The id of a section's name, to store and use again; 0 ("other") if there is no page or no room.
 ///
 /// # Safety
 /// `name` is NULL or points to a string that ends in a zero byte.
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn mainstay_section_intern(name: *const c_char) -> u32 {
     })
 }
 
-/// Section `id` begins.
+/// Section `id` starts.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_section_enter(id: u32) {
     with_client(|client| client.enter(SectionId::new(id.into())));
@@ -140,7 +140,7 @@ pub extern "C" fn mainstay_section_leave(id: u32) {
     with_client(|client| client.leave(SectionId::new(id.into())));
 }
 
-/// Communicator `comm` has entered and completed so many collective operations.
+/// Communicator `comm` has entered and completed this many collective operations.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_collective(comm: u64, entered: u64, completed: u64) {
     with_client(|client| client.collective(comm, entered, completed));
@@ -152,14 +152,14 @@ pub extern "C" fn mainstay_collective_with(comm: u64, entered: u64, completed: u
     with_client(|client| client.collective_with(Collective { comm, entered, completed, signature }));
 }
 
-/// Where in its data this rank reads now: the same number whenever the same batch is read.
+/// The rank's current position in its data: the same number whenever the same batch is read.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_data_at(position: u64) {
     with_client(|client| client.data_at(position));
 }
 
-/// What comes next takes long, at most so many seconds: nothing is taken for a hang meanwhile. NaN, negative and
-/// infinite numbers are a pause.
+/// The next phase takes long, at most this many seconds: no hang is reported meanwhile. NaN, negative and infinite
+/// numbers are a pause.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_expect_long(seconds: f64) {
     with_client(|client| match Duration::try_from_secs_f64(seconds) {
@@ -168,7 +168,7 @@ pub extern "C" fn mainstay_expect_long(seconds: f64) {
     });
 }
 
-/// Nothing is taken for a hang until the next resume.
+/// No hang is reported until the next resume.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_pause() {
     with_client(Client::pause);
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn mainstay_exit_note(
     });
 }
 
-/// Says goodbye. Every later call does nothing until the next open.
+/// Closes the page. Every later call does nothing until the next open.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_close() {
     with_client(Client::close);

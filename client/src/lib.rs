@@ -15,11 +15,11 @@
 //! What training may rely on:
 //!
 //! - Without a page (no `MAINSTAY_PAGE`, or one that cannot be used) every call is a no-op, and nothing is printed.
-//! - No call fails, panics, blocks or waits for anybody: launcher and agent may be stopped or gone.
+//! - No call fails, panics, blocks or waits for another process: launcher and agent may be stopped or gone.
 //! - A beat, a step, a section's start and end make no system call and no allocation.
-//! - A forked child (a data loader's worker) never beats for its parent. Its copy of the client is a no-op; it may open
-//!   a page of its own.
-//! - Any thread may call. Where two call in the same instant, one beat may be dropped and counted.
+//! - A forked child (a data loader's worker) never beats for its parent. Its copy of the client is a no-op; it may
+//!   open another page.
+//! - Any thread may call. If two call at the same instant, one beat may be dropped and counted.
 //!
 //! Sections belong to the process, not to a thread: they are one stack. Leaving a section also ends those entered after
 //! it and not left; leaving one that is not open is ignored and counted.

@@ -1,4 +1,4 @@
-//! Maps the page's file for good.
+//! Maps the page's file permanently.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -9,14 +9,14 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 
 const LENGTH: NonZeroUsize = NonZeroUsize::new(PAGE_BYTES).unwrap();
 
-/// Maps a page to write, and says where. The mapping is never undone, so no handle can ever point to unmapped memory; a process opens
-/// one page, or a few.
+/// Maps a page for writing, and returns its address. The mapping is never undone, so no handle can ever point to
+/// unmapped memory; a process opens one page, or a few.
 ///
 /// The caller has checked that the file is at least a page long, and allocated.
 pub(crate) fn writer(page: &File) -> Result<Result<(Writer<'static>, *mut u8), LayoutError>, Errno> {
-    // Populated at once, so that no beat takes a page fault.
+    // Populated at once, so that no beat causes a page fault.
     let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
-    // SAFETY: a new mapping at an address of the kernel's choosing touches no memory of anybody's.
+    // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory.
     let start = unsafe { mmap(None, LENGTH, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags, page, 0)? };
     // SAFETY: mapped readable and writable just now, LENGTH bytes, never unmapped; this process touches it only
     // through the Writer. Page files are never truncated: that is part of the page's contract.

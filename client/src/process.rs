@@ -1,11 +1,12 @@
-//! Who this process is, in terms that hold after it is gone.
+//! The identity of this process, in terms that remain valid after it is gone.
 
 use std::os::unix::fs::MetadataExt;
 
 use mainstay_heartbeat::{Claimant, Claiming};
 use nix::libc;
 
-/// What the page is claimed with. What cannot be read is 0: it makes the claim less sharp, not wrong.
+/// The values to claim the page with. A value that cannot be read is 0: the claim is then less specific, but not
+/// wrong.
 pub(crate) fn claiming(language: &str) -> Claiming<'_> {
     Claiming {
         pid: std::process::id(),
@@ -20,7 +21,8 @@ pub(crate) fn claiming(language: &str) -> Claiming<'_> {
 /// The version text that pages show.
 pub(crate) const VERSION: &str = concat!("mainstay-client ", env!("CARGO_PKG_VERSION"));
 
-/// Whether a claimant is another process that is certain to live: seen from here, with the start it claimed with.
+/// Whether a claimant is another process that is certainly alive: visible from here, with the start time of its
+/// claim.
 pub(crate) fn lives_elsewhere(claimant: &Claimant, own: &Claiming<'_>) -> bool {
     claimant.pid != own.pid
         && claimant.pid_namespace == own.pid_namespace
@@ -28,7 +30,7 @@ pub(crate) fn lives_elsewhere(claimant: &Claimant, own: &Claiming<'_>) -> bool {
         && start_ticks(&claimant.pid.to_string()) == Some(claimant.start_ticks)
 }
 
-/// Field 22 of `/proc/<pid>/stat`, unless the process is dead and only waits to be reaped.
+/// Field 22 of `/proc/<pid>/stat`, unless the process is dead and waits to be reaped.
 fn start_ticks(pid: &str) -> Option<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     // Field 2, the command's name, may hold anything; the last `)` ends it.
@@ -46,7 +48,7 @@ fn image() -> u64 {
     if random.is_null() {
         return 0;
     }
-    // SAFETY: AT_RANDOM points to 16 bytes above the stack that the kernel wrote before the program began and that
-    // stay mapped for its whole life; they need not be aligned.
+    // SAFETY: AT_RANDOM points to 16 bytes above the stack that the kernel wrote before the program started and
+    // that stay mapped for its whole life; they need not be aligned.
     unsafe { random.read_unaligned() }
 }

@@ -1,4 +1,4 @@
-//! The token that does not survive a fork.
+//! A token that a fork invalidates.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, m
 const TOKEN_BYTES: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 const OURS: u64 = 1;
 
-/// Says whether this process is the one that made the token.
+/// Shows whether this process is the one that made the token.
 ///
-/// The word lies in private memory that the kernel hands to a forked child zeroed (`MADV_WIPEONFORK`, Linux 4.14), so
-/// the question costs one load. Where the kernel declines, the process id is compared instead, which is a system call.
+/// The word is in private memory that the kernel zeroes in a forked child (`MADV_WIPEONFORK`, Linux 4.14), so the
+/// check costs one load. If the kernel refuses, the process id is compared instead, which is a system call.
 pub(crate) struct Token {
     word: &'static AtomicU64,
     made_by: Option<libc::pid_t>,
@@ -34,14 +34,14 @@ impl Token {
             && self.made_by.is_none_or(|pid| pid == nix::unistd::getpid().as_raw())
     }
 
-    /// From here on the token is nobody's.
+    /// Invalidates the token for every process.
     pub(crate) fn give_up(&self) {
         self.word.store(0, Ordering::Relaxed);
     }
 }
 
 fn wiped_on_fork() -> Option<&'static AtomicU64> {
-    // SAFETY: a new mapping at an address of the kernel's choosing touches no memory of anybody's.
+    // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory.
     let start = unsafe {
         mmap_anonymous(None, TOKEN_BYTES, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE)
     }
@@ -49,7 +49,7 @@ fn wiped_on_fork() -> Option<&'static AtomicU64> {
     // SAFETY: the range is the mapping just made, which nothing else refers to.
     let advised = unsafe { madvise(start, TOKEN_BYTES.get(), MmapAdvise::MADV_WIPEONFORK) };
     if advised.is_err() {
-        // SAFETY: as above; no reference to it was made. A failure leaves 4 KiB mapped, which harms nobody.
+        // SAFETY: as above; no reference to it was made. A failure leaves 4 KiB mapped, which is harmless.
         let _ = unsafe { munmap(start, TOKEN_BYTES.get()) };
         return None;
     }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_ours_until_given_up() {
+    fn a_token_is_valid_until_given_up() {
         let token = Token::new();
         assert!(token.is_ours());
         token.give_up();

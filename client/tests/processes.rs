@@ -61,7 +61,7 @@ fn a_forked_child_does_not_beat_for_its_parent() {
         inherited.exit_note(&Note { kind: ExitKind::Other, exception: "", message: "child", traceback: "" });
         inherited.close();
         let inert = !inherited.is_active() && inherited.intern("new").get() == 0;
-        // The parent lives, so its page is not to be had; a page of its own is.
+        // The parent is alive, so its page is not available; another page is.
         let parent = i32::try_from(std::os::unix::process::parent_id()).unwrap_or(0);
         let refused =
             matches!(Client::open(&parents_path), Err(OpenError::Busy { pid, .. }) if pid == Some(parent));
@@ -108,7 +108,7 @@ fn a_dead_writers_page_is_whole_and_can_be_claimed_again() {
                 WaitStatus::StillAlive
             );
         }
-        // While the writer runs, and after it is gone, what is read is of one piece.
+        // While the writer runs, and after it is gone, a read is always consistent.
         for dead in [false, true] {
             if dead {
                 kill(writer, Signal::SIGKILL).unwrap();
@@ -135,7 +135,7 @@ fn a_dead_writers_page_is_whole_and_can_be_claimed_again() {
 }
 
 #[test]
-fn a_stopped_reader_and_a_deleted_page_hold_nobody_up() {
+fn a_stopped_reader_and_a_deleted_page_block_no_writer() {
     let page = TestPage::new();
     let client = Client::open(&page.path).unwrap();
     let path = page.path.clone();
@@ -201,7 +201,7 @@ fn the_kernel_marks_the_lifeline_of_a_writer_that_is_killed_and_of_no_other() {
     let path = page.path.clone();
     let writer = forked(move || {
         let Ok(client) = Client::open(&path) else { return false };
-        // A worker that ends is not the rank that ends, and one that opened the page again has nothing to add.
+        // A worker that ends is not the rank that ends, and a worker that opened the page again changes nothing.
         ends_well(forked(|| true));
         client.close();
         let Ok(client) = Client::open(&path) else { return false };
@@ -216,14 +216,14 @@ fn the_kernel_marks_the_lifeline_of_a_writer_that_is_killed_and_of_no_other() {
     waitpid(writer, None).unwrap();
     assert_eq!(lifeline(&page), WAITERS | OWNER_DIED);
 
-    // The next process to claim it has one of its own.
+    // The next process that claims it has its own lifeline.
     let path = page.path.clone();
     ends_well(forked(move || Client::open(&path).is_ok_and(|client| client.is_active())));
     assert_eq!(lifeline(&page), WAITERS | OWNER_DIED);
 }
 
 #[test]
-fn another_thread_than_the_first_lays_no_lifeline() {
+fn a_thread_other_than_the_first_sets_up_no_lifeline() {
     let page = TestPage::new();
     let path = page.path.clone();
     std::thread::spawn(move || drop(Client::open(&path).unwrap())).join().unwrap();

@@ -3,7 +3,7 @@
 //! Additive only: `tests/it/additive.rs` compares it with `v1.snapshot`.
 #![forbid(unsafe_code)]
 
-/// Package `mainstay.v1`: health, events, and the wire between launcher and agent.
+/// Package `mainstay.v1`: health, events, and the protocol between launcher and agent.
 #[allow(
     missing_docs,
     clippy::all,

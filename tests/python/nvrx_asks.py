@@ -1,6 +1,6 @@
-"""Asks with the client of NVRx itself, as ft_launcher does: `nvrx_asks.py ENDPOINT [SEGMENT_DIRECTORY]`.
+"""Runs the client of NVRx itself, as ft_launcher does: `nvrx_asks.py ENDPOINT [SEGMENT_DIRECTORY]`.
 
-Prints one line of JSON: whether the node may take part, and what the client logged of it.
+Prints one line of JSON: whether the node may take part, and what the client logged about it.
 """
 
 import importlib.util

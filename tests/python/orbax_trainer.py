@@ -30,7 +30,7 @@ initialize = jax.distributed.initialize
 
 @functools.wraps(initialize)
 def initialize_here(coordinator_address, **more):
-    """On TPUs JAX knows by itself how many hosts there are; and here other tests listen on this machine too."""
+    """On TPUs JAX finds the number of hosts by itself; here other tests listen on this machine too."""
     initialize(coordinator_address, HOSTS, coordinator_bind_address=coordinator_address, **more)
 
 

@@ -67,7 +67,7 @@ impl Agent {
         pid_of(&self.process)
     }
 
-    /// What its journal holds by now.
+    /// The current content of its journal.
     pub fn journal(&self) -> Vec<Entry> {
         journal::read(&self.journal)
     }
@@ -91,12 +91,12 @@ impl Agent {
         });
     }
 
-    /// What `mainstay status --json` tells at its socket, with the exit status.
+    /// The output of `mainstay status --json` at its socket, with the exit status.
     pub fn status(&self, stage: &Stage) -> (Option<i32>, Value) {
         plan::status(stage, &self.socket)
     }
 
-    /// What `mainstay events --json` tells of a job.
+    /// The output of `mainstay events --json` for a job.
     pub fn events(&self, stage: &Stage, job: &str) -> Vec<Value> {
         let mut events = Command::new(program::mainstay());
         bare(&mut events, stage).args(["events", "--json", "--job", job, "--socket"]).arg(&self.socket);
@@ -116,7 +116,7 @@ impl Agent {
         self.process.wait().expect("our own child");
     }
 
-    /// Stops it in order; returns its exit status.
+    /// Stops it with SIGTERM; returns its exit status.
     pub fn stop(mut self) -> Option<i32> {
         self.signal(Signal::SIGTERM);
         assert!(waiting::ended(&self.handle), "the agent does not stop: {}", processes::reported(self.pid()));

@@ -34,16 +34,16 @@ impl End {
         self
     }
 
-    /// Fails unless the launcher said this on its standard error.
+    /// Fails unless the launcher wrote this on its standard error.
     #[track_caller]
     pub fn assert_said(&self, what: &str) -> &End {
         assert!(self.stderr.contains(what), "not said: {what:?}\n{self}");
         self
     }
 
-    /// The last verdict on the job's only incident. A finding that comes while the job is stopped (on a busy machine a
-    /// rank is soon the slowest) has the incident judged anew, with one more line of evidence. Each time the culprit is
-    /// the same one.
+    /// The last verdict on the job's only incident. A finding that arrives while the job is stopped (on a busy
+    /// machine a rank is soon the slowest) causes a new verdict on the incident, with one more line of evidence.
+    /// The culprit is the same each time.
     #[track_caller]
     pub fn verdict(&self) -> &Verdict {
         let verdicts = journal::verdicts(&self.journal);
@@ -53,7 +53,7 @@ impl End {
         last
     }
 
-    /// The summary, which each job that began has.
+    /// The summary, which each started job has.
     #[track_caller]
     pub fn summary(&self) -> &Summary {
         self.summary.as_ref().unwrap_or_else(|| panic!("there is no summary\n{self}"))

@@ -73,7 +73,7 @@ impl Job {
         String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
     }
 
-    /// What the journal holds by now.
+    /// The current content of the journal.
     pub fn journal(&self) -> Vec<Entry> {
         journal::read(&self.run_dir().join("journal"))
     }
@@ -113,7 +113,7 @@ impl Job {
         text.trim().parse().unwrap_or_else(|_| panic!("the mark {name} holds no process id: {text:?}"))
     }
 
-    /// Waits until the launcher has said something.
+    /// Waits until the launcher has printed this text.
     pub fn wait_until_said(&self, what: &str) {
         let path = self.said.join(format!("{}.err", self.id));
         let look = || fs::read_to_string(&path).ok().filter(|said| said.contains(what));
@@ -130,17 +130,17 @@ impl Job {
         kill(Pid::from_raw(self.attempt(attempt).pids[&rank]), Signal::SIGKILL).expect("the rank lives");
     }
 
-    /// What `mainstay status --json` tells at the launcher's socket, with the exit status.
+    /// The output of `mainstay status --json` at the launcher's socket, with the exit status.
     pub fn status(&self, stage: &Stage) -> (Option<i32>, Value) {
         plan::status(stage, &self.socket)
     }
 
-    /// What another command of the program prints when it asks the launcher.
+    /// The output of another command that asks the launcher.
     pub fn asked(&self, stage: &Stage, arguments: &[&str]) -> String {
         plan::asked(stage, &self.socket, arguments)
     }
 
-    /// Kills the launcher and waits until nothing of the job is left.
+    /// Kills the launcher and waits until no process of the job is left.
     pub fn kill_launcher(mut self) -> String {
         self.signal(Signal::SIGKILL);
         self.launcher.wait().expect("our own child");
@@ -148,7 +148,8 @@ impl Job {
         self.id.clone()
     }
 
-    /// Kills the launcher of one of several hosts and waits until nothing that it started is left; the job goes on.
+    /// Kills the launcher of one of several hosts and waits until no process that it started is left; the job
+    /// continues.
     pub fn lose_launcher(mut self) {
         let started = processes::descendants(self.launcher());
         self.signal(Signal::SIGKILL);
@@ -190,7 +191,7 @@ impl Job {
             .unwrap_or_else(|failed| panic!("waiting for {what}: {failed:?}\n{}", self.reported()))
     }
 
-    /// What the launcher has printed so far.
+    /// The launcher's output so far.
     pub fn said(&self) -> String {
         fs::read_to_string(self.said.join(format!("{}.err", self.id))).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! A journal as a list of entries, and questions to it.
+//! A journal as a list of entries, and queries on it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact};
 use mainstay_core::model::verdict::{Decision, Outcome, Verdict};
 
-/// All entries of the journal in a directory, in order; a line without its end is not one yet.
+/// All entries of the journal in a directory, in order; an incomplete line is not an entry yet.
 pub fn read(directory: &Path) -> Vec<Entry> {
     let Ok(files) = fs::read_dir(directory) else { return Vec::new() };
     let mut segments: Vec<PathBuf> = files.flatten().map(|file| file.path()).collect();
@@ -72,7 +72,7 @@ pub fn exits(journal: &[Entry], of: u32) -> Vec<ExitStatus> {
         .collect()
 }
 
-/// A story for a person to read: one line per entry.
+/// A story for a person: one line per entry.
 pub fn reported(journal: &[Entry]) -> String {
     let line = |entry: &Entry| match &entry.body {
         Body::Health(_) => None,

@@ -1,8 +1,8 @@
-//! The driver of the end-to-end scenarios: verbs to start real jobs of the built program, to follow their journals,
-//! to hurt them and to see what is left.
+//! The driver of the end-to-end scenarios: functions to start real jobs of the built program, to follow their
+//! journals, to inject faults and to check what is left.
 //!
-//! Nothing here sleeps to let time pass: what is waited for is an event (a journal's or a file's change, the end of a
-//! process), and each wait has a deadline that fails with the story so far.
+//! Nothing here sleeps to let time pass: it waits for events (a change of a journal or file, the end of a process),
+//! and each wait has a deadline that fails with the story so far.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 

@@ -1,4 +1,4 @@
-//! What a job is started with.
+//! The options and environment of a job to start.
 
 use std::fs::File;
 use std::path::Path;
@@ -42,7 +42,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Another id than one of its own: that of a job which other launchers run as well.
+    /// Uses this id instead of a new one: that of a job which other launchers run as well.
     #[must_use]
     pub fn named(mut self, id: &str) -> Self {
         id.clone_into(&mut self.id);
@@ -83,7 +83,7 @@ impl<'a> Plan<'a> {
         self
     }
 
-    /// Lets the launcher look for this agent; without this it looks for none.
+    /// Lets the launcher find this agent; without this it finds none.
     #[must_use]
     pub fn with(mut self, agent: &Agent) -> Self {
         self.socket = Some(agent.socket().display().to_string());
@@ -97,14 +97,14 @@ impl<'a> Plan<'a> {
         self
     }
 
-    /// Another standard output than a file.
+    /// Uses another standard output than a file.
     #[must_use]
     pub fn stdout(mut self, stdout: Stdio) -> Self {
         self.stdout = Some(stdout);
         self
     }
 
-    /// Another standard error than a file.
+    /// Uses another standard error than a file.
     #[must_use]
     pub fn stderr(mut self, stderr: Stdio) -> Self {
         self.stderr = Some(stderr);
@@ -148,7 +148,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Nothing of the tests' own environment reaches the program, save what it takes to run at all.
+/// Nothing of the tests' own environment reaches the program, except what it needs to run at all.
 pub(crate) fn bare<'c>(command: &'c mut Command, stage: &Stage) -> &'c mut Command {
     let kept = ["PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "RUST_BACKTRACE"];
     command.env_clear();
@@ -166,7 +166,7 @@ pub(crate) fn bare<'c>(command: &'c mut Command, stage: &Stage) -> &'c mut Comma
         .current_dir(stage.work())
 }
 
-/// What `mainstay status --json` tells at a socket, with the exit status.
+/// The output of `mainstay status --json` at a socket, with the exit status.
 pub(crate) fn status(stage: &Stage, socket: &Path) -> (Option<i32>, Value) {
     let mut status = Command::new(program::mainstay());
     let reported = bare(&mut status, stage).args(["status", "--json", "--socket"]).arg(socket).output();
@@ -176,7 +176,7 @@ pub(crate) fn status(stage: &Stage, socket: &Path) -> (Option<i32>, Value) {
     (reported.status.code(), value.unwrap_or_else(|error| panic!("{error}: {text}")))
 }
 
-/// What a command prints that asks at a socket.
+/// The output of a command that asks at a socket.
 pub(crate) fn asked(stage: &Stage, socket: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new(program::mainstay());
     let reported = bare(&mut command, stage).args(arguments).arg("--socket").arg(socket).output();

@@ -51,7 +51,7 @@ pub fn wait_until_none_of(job: &str) {
     }
 }
 
-/// Looks until a condition on processes holds for which the kernel has no event, such as a zombie being reaped.
+/// Polls until a condition on processes holds for which the kernel has no event, such as a zombie being reaped.
 pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -99,7 +99,7 @@ pub fn open_files(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
-/// How many sockets a process has open; a port that is only held is one of them, and listed nowhere else.
+/// How many sockets a process has open. A port that is only reserved is one of them, and listed nowhere else.
 pub fn sockets(pid: i32) -> usize {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let targets = links.map(|link| fs::read_link(link.path()).unwrap_or_default());
@@ -116,7 +116,7 @@ pub fn variable(pid: i32, name: &str) -> Option<String> {
     })
 }
 
-/// A process for a person to read.
+/// A description of a process for a person.
 pub fn reported(pid: i32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let state = state(pid).unwrap_or('?');

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The `mainstay` program: `MAINSTAY_BIN`, else the one that cargo built beside this test.
+/// The `mainstay` program: `MAINSTAY_BIN`, else the one that cargo built next to this test.
 pub fn mainstay() -> PathBuf {
     if let Some(given) = std::env::var_os("MAINSTAY_BIN") {
         return given.into();
@@ -46,7 +46,7 @@ pub fn python_with_frameworks() -> Option<PathBuf> {
     python
 }
 
-/// Each test that asks in vain is skipped, not only the first.
+/// Each test that needs a missing module is skipped, not only the first.
 fn reported(found: bool, module: &str) -> bool {
     if !found {
         skipped(&format!("{} has no module {module}; `cargo xtask test` provides it", python().display()));
@@ -55,7 +55,7 @@ fn reported(found: bool, module: &str) -> bool {
 }
 
 fn has(module: &str) -> bool {
-    // Only looked for, not imported: importing torch takes a second.
+    // Only searched for, not imported: importing torch takes a second.
     let look = format!("import importlib.util, sys; sys.exit(not importlib.util.find_spec({module:?}))");
     let found = Command::new(python())
         .args(["-c", &look])
@@ -67,17 +67,17 @@ fn has(module: &str) -> bool {
     found
 }
 
-/// Says that the calling scenario cannot run here, and why: it is counted as skipped.
+/// Reports that the calling scenario cannot run here, and why: it is counted as skipped.
 pub fn skipped(reason: &str) {
     testing::skip(reason);
 }
 
-/// Whether the tests run as root, which some scenarios need to become somebody else or to mount.
+/// Whether the tests run as root, which some scenarios need to become another user or to mount.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// How a command is begun as another user; none, and why, where nobody can become one.
+/// The command prefix to run as another user; the reason if this is not possible.
 pub fn as_unprivileged() -> Result<[&'static str; 6], &'static str> {
     if !is_root() {
         return Err("only root can become another user");

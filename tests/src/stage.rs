@@ -1,4 +1,4 @@
-//! A place of its own for each scenario: home, logs, tmpfs directory, scripts, marks.
+//! The directories of a scenario: home, logs, tmpfs directory, scripts, marks.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,11 +11,11 @@ use crate::agent::Agent;
 use crate::plan::Plan;
 use crate::program;
 
-/// Functions and names that every sh script begins with. A mark is a file that appears whole.
+/// Functions and names at the start of every sh script. A mark is a file that appears whole.
 const SH: &str = r#"#!/bin/sh
 ATTEMPT=$TORCHELASTIC_RESTART_COUNT
 mark() { printf %s "$2" > "$MARKS/.$1.$$" && mv "$MARKS/.$1.$$" "$MARKS/$1"; }
-# Stands for work of any length; ends when the process is told to.
+# In place of work of any length; ends with a signal to the process.
 work() { while :; do sleep 0.02; done; }
 wait_for() { while [ ! -e "$MARKS/$1" ]; do sleep 0.01; done; }
 "#;
@@ -34,7 +34,7 @@ def wait_for(name):
         time.sleep(0.01)
 "#;
 
-/// The place.
+/// The directories.
 #[derive(Debug)]
 pub struct Stage {
     disk: TempDir,
@@ -43,7 +43,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A new one; it goes with its value.
+    /// A new one; it is removed when it is dropped.
     #[expect(clippy::new_without_default, reason = "it makes directories, which no default value should")]
     pub fn new() -> Stage {
         let disk = tempfile::Builder::new().prefix("mst-").tempdir().expect("a temporary directory");
@@ -86,12 +86,12 @@ impl Stage {
         path.display().to_string()
     }
 
-    /// Starts an agent; one that was started on this stage before left it its journal.
+    /// Starts an agent; it continues the journal of an earlier agent on this stage.
     pub fn agent(&self) -> Agent {
         Agent::start(&program::mainstay(), self)
     }
 
-    /// Lets everybody in, for jobs and agents of other users.
+    /// Opens the directories to all users, for jobs and agents of other users.
     pub fn open_to_all(&self) -> &Stage {
         let agent = self.tmpfs().join("agent");
         fs::create_dir_all(&agent).expect("a directory for the agent's socket");
@@ -102,7 +102,7 @@ impl Stage {
         self
     }
 
-    /// Lets the ranks go on that wait for it.
+    /// Leaves a mark that ranks wait for.
     pub fn mark(&self, name: &str) {
         fs::write(self.marks().join(name), "").expect("a mark");
     }
@@ -127,7 +127,7 @@ impl Stage {
         self.disk.path().join("work")
     }
 
-    /// `--runtime-dir`, and whatever else has to be on a tmpfs.
+    /// `--runtime-dir`, and other directories that must be on a tmpfs.
     pub fn tmpfs(&self) -> PathBuf {
         self.tmpfs.path().to_owned()
     }

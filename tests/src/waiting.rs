@@ -1,4 +1,4 @@
-//! Waiting for something to happen, woken by the kernel and not by the clock.
+//! Waits for events, woken by the kernel and not by a timer.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,15 +9,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// No event of a scenario takes as long as this on any machine; whatever does has gone wrong.
+/// No event of a scenario takes as long as this on any machine; a longer wait has failed.
 pub const DEADLINE: Duration = Duration::from_secs(180);
 
 /// A wait for a condition that changes with the content of directories or with the end of a process.
 #[derive(Debug)]
 pub struct Waiting<'a> {
-    /// Directories whose changes are reason to look again; those above a directory that does not exist yet too.
+    /// Directories whose changes cause another check; also those above a directory that does not exist yet.
     pub directories: Vec<PathBuf>,
-    /// A process whose end is reason to look a last time.
+    /// A process whose end causes a last check.
     pub process: Option<BorrowedFd<'a>>,
 }
 
@@ -31,7 +31,7 @@ pub enum Failed {
 }
 
 impl Waiting<'_> {
-    /// Looks until `look` finds something.
+    /// Checks until `look` finds something.
     ///
     /// # Errors
     /// [`Failed`].
@@ -41,7 +41,7 @@ impl Waiting<'_> {
         loop {
             for directory in &self.directories {
                 let kinds = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::MODIFY;
-                // One that is not there yet shows by a change of the one above it.
+                // If a directory does not exist yet, its creation is a change of its parent.
                 let _ = inotify::add_watch(&changes, directory, kinds);
             }
             let over = self.process.is_some_and(has_ended);
@@ -84,6 +84,6 @@ fn has_ended(process: BorrowedFd<'_>) -> bool {
 
 fn wait(fds: &mut [PollFd<'_>], patience: Duration) -> bool {
     let patience = Timespec::try_from(patience).expect("a deadline is no eternity");
-    // Interrupted by a signal is as good as woken: everyone looks again.
+    // An interruption by a signal counts as a wake-up: every caller checks again.
     poll(fds, Some(&patience)).unwrap_or(0) > 0
 }

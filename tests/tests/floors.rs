@@ -1,8 +1,8 @@
-//! The floors hold: a room uses only the floors below it.
+//! A module uses only modules on the floors below its own.
 //!
-//! The agent's crate is a house of modules; the compiler lets any of them use any other. This test reads the
-//! sources, finds each `crate::room` and compares it with the table below. It also checks what the crate
-//! boundaries promise: that the core stays pure, and that nothing heavy is linked into training.
+//! The agent's crate has many modules, and the compiler lets any of them use any other. This test reads the
+//! sources, finds each `crate::room` and compares it with the table below. It also checks the crate boundaries: the
+//! core stays pure, and no heavy dependency is linked into training.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
@@ -15,7 +15,8 @@ mod rooms;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Every top-level module of the agent and its floor. Rooms use lower floors only, except where `SHARED` says so.
+/// Every top-level module of the agent and its floor. Modules use lower floors only, except where `SHARED` allows
+/// it.
 const FLOORS: &[(&str, u8)] = &[
     ("os", 1),
     ("http", 1),
@@ -37,8 +38,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("main", 6),
 ];
 
-/// Floors whose rooms may know each other. Floor 2 is not among them: a source does not know the store, and the
-/// hands do not know the eyes; they meet in the node above.
+/// Floors whose modules may use each other. Floor 2 is not among them: a source does not know the store, and
+/// modules that act do not know those that read; the node above connects them.
 const SHARED: &[u8] = &[3, 5, 6];
 
 /// What the core may depend on; anything else could bring in a clock, a file or a thread.
@@ -96,7 +97,7 @@ const COORD_DEPENDENCIES: &[&str] = &[
     "twox-hash",
 ];
 
-/// What durable storage may depend on: it has a runtime of its own, and none of the agent's rooms.
+/// What durable storage may depend on: it has its own runtime, and none of the agent's modules.
 const DURABLE_DEPENDENCIES: &[&str] = &[
     "mainstay-checkpoint",
     "mainstay-core",
@@ -112,15 +113,15 @@ const DURABLE_DEPENDENCIES: &[&str] = &[
     "tracing",
 ];
 
-/// Test executables beside `tests/it` of each crate, and why each needs a process of its own: every executable is
-/// linked anew after each change.
+/// Test executables next to `tests/it` of each crate, and why each needs a separate process: every executable is
+/// linked again after each change.
 const TEST_EXECUTABLES: &[(&str, &str)] = &[
     ("client/tests/no_allocations.rs", "it has an allocator of its own"),
     ("client/tests/processes.rs", "it forks"),
     ("tests/tests/floors.rs", "it needs nothing but the sources"),
 ];
 
-/// Words that must not appear in the core's code, whatever the linter thinks of them.
+/// Words that must not appear in the core's code, whatever the linter allows.
 const NOT_IN_CORE: &[&str] = &[
     "tokio::",
     "std::fs",
@@ -266,7 +267,7 @@ fn a_clock_in_the_core_is_reported() {
 /// Each use of a room that the user's floor does not allow, as `file:line: user uses used`.
 fn floor_complaints(relative: &Path, text: &str) -> Vec<String> {
     let room = room_of(relative);
-    // The crate's root only lists the rooms; it lives on no floor.
+    // The crate's root only lists the modules; it is on no floor.
     if room == "lib" {
         return Vec::new();
     }
@@ -275,7 +276,7 @@ fn floor_complaints(relative: &Path, text: &str) -> Vec<String> {
     };
     let mut complaints = Vec::new();
     for (line, used) in rooms_used(text) {
-        // A name that is no room is an item of the crate's root; the compiler knows whether it exists.
+        // A name that is no module is an item of the crate's root; the compiler checks that it exists.
         let Some(below) = floor_of(&used) else { continue };
         let allowed = used == room || below < floor || (below == floor && SHARED.contains(&floor));
         if !allowed {
@@ -339,8 +340,8 @@ fn identifier(text: &str) -> String {
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// The text without line comments, and without what follows the first `#[cfg(test)] mod`: a room's own tests may
-/// look wherever they like. Lines keep their numbers.
+/// The text without line comments, and without the code after the first `#[cfg(test)] mod`: a module's own tests
+/// may use any floor. Lines keep their numbers.
 fn code_only(text: &str) -> String {
     let mut code = String::new();
     let mut lines = text.lines().peekable();
@@ -357,7 +358,7 @@ fn code_only(text: &str) -> String {
     code
 }
 
-/// Words in the code of the core that have no place there, as `file:line: word`.
+/// Forbidden words in the code of the core, as `file:line: word`.
 fn impurities(path: &Path, text: &str) -> Vec<String> {
     let code = code_only(text);
     let mut found = Vec::new();
@@ -369,7 +370,7 @@ fn impurities(path: &Path, text: &str) -> Vec<String> {
     found
 }
 
-/// The names under any `[…dependencies]` of a manifest that are not on the list. What only tests need is free.
+/// The names under any `[…dependencies]` of a manifest that are not on the list. Test dependencies are free.
 fn unexpected_dependencies(manifest: &str, allowed: &[&str]) -> Vec<String> {
     let mut unexpected = Vec::new();
     let mut inside = false;
@@ -397,7 +398,7 @@ fn test_folders(root: &Path) -> Vec<PathBuf> {
     packages.map(|package| root.join(package).join("tests")).filter(|folder| folder.is_dir()).collect()
 }
 
-/// Executables that are on no list, and files in `it` that are no module of it: cargo compiles none of these.
+/// Executables that are on no list, and files in `it` that are not among its modules: cargo compiles none of these.
 fn test_complaints(folder: &Path) -> Vec<String> {
     let root = repository();
     let named = |path: &Path| path.strip_prefix(&root).unwrap_or(path).display().to_string();

@@ -1,4 +1,4 @@
-"""A rank that does nothing but beat, 20 times a second, under Mainstay or under NVRx."""
+"""A rank that only sends heartbeats, 20 times a second, under Mainstay or under NVRx."""
 
 import os
 import time

@@ -1,8 +1,10 @@
-"""A rank that saves and loads a state of one size in one way, and writes what each took as a line of JSON.
+"""A rank that saves and loads a state of one size with one tool, and writes the times as a line of JSON.
 
-usage: checkpoint.py TOOL GIB SAMPLES OUT PLACE      TOOL: mainstay, torch_save, dcp_async, nvrx, nvrx_replicated, dlrover
+usage: checkpoint.py TOOL GIB SAMPLES OUT PLACE      TOOL: mainstay, torch_save, dcp_async, nvrx, nvrx_replicated,
+dlrover
 
-Every round begins with one memcpy of the same bytes between two warm buffers, so that a ratio is made of neighbours in time.
+Every round starts with one memcpy of the same bytes between two warm buffers, so that each ratio compares
+measurements close in time.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ TENSORS = max(1, int(GIB * 16))
 WORDS = int(GIB * (1 << 30) / 4 / TENSORS)
 BYTES = TENSORS * WORDS * 4
 now = time.perf_counter
-# A second rank takes part where states go to each other; the first one tells.
+# A second rank takes part if states are sent to each other; the first one reports.
 RANKS = 2 if TOOL == "nvrx_replicated" else 1
 rank = 0
 
@@ -63,7 +65,8 @@ def main():
             assert tensor[0] == number and tensor[-1] == number
 
     def new_memory():
-        """What the kernel alone takes for the pages of as much new memory, in huge pages and by two threads: nothing is copied."""
+        """The time that the kernel alone takes for the pages of this much new memory, in huge pages and with two
+        threads: nothing is copied."""
         fresh = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         fresh.madvise(mmap.MADV_HUGEPAGE)
         pages = np.frombuffer(fresh, np.uint8)[::4096]
@@ -81,14 +84,15 @@ def main():
         save, settled, load, load_into = WAYS[TOOL](state, place)
         for number in range(SAMPLES + 1):
             copy = memcpy()
-            # What changes from step to step must not be found unchanged.
+            # The state changes from step to step, and no tool may find it unchanged.
             state["layer0.weight"][0] = number
             began = now()
             save(number + 1)
             took = now() - began
             settled(number + 1)
             tell(what="first" if number == 0 else "save", copy=copy, took=took, behind=now() - began)
-            # Some peers leave copies of the state in cycles, and more of them than a small host has memory for.
+            # Some peers leave copies of the state in reference cycles, and more of them than a small host has memory
+            # for.
             gc.collect()
         for _ in range(SAMPLES if TOOL == "mainstay" else 0):
             copy = memcpy()
@@ -138,7 +142,7 @@ def mainstay(state, _place):
 
 
 def copied(load):
-    """A loader that gives new tensors, as a loader into those of a model: what every script then does with load_state_dict."""
+    """A loader that returns new tensors, as one that loads into those of a model: scripts then call load_state_dict."""
 
     def load_into(state):
         for name, tensor in load().items():
@@ -186,7 +190,7 @@ def nvrx(state, place, strategy=None):
     from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
 
     process_group()
-    # It takes tensors on CUDA only; here the copy to the host is a copy on the host.
+    # It accepts tensors on CUDA only; here the copy to the host is a copy on the host.
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: "cpu"
 
@@ -225,7 +229,7 @@ def dlrover(state, place):
     from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
 
     os.environ.update(NODE_RANK="0", NODE_NUM="1")
-    # Sockets of a trainer that was killed are taken for those of one that lives.
+    # It mistakes sockets of a killed trainer for those of a living one.
     shutil.rmtree("/tmp/ckpt_sock", ignore_errors=True)
     process_group()
     checkpointer = DdpCheckpointer(place)

@@ -1,4 +1,5 @@
-"""Ranks that step together every 50 ms, by a barrier over a socket; with `nvrx` as argument each tells NVRx's monitor."""
+"""Ranks that step together every 50 ms, by a barrier over a socket; with `nvrx` as argument each reports to NVRx's
+monitor."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What Mainstay's calls cost a Python rank; prints one JSON object. Wants a fresh page in MAINSTAY_PAGE."""
+"""The cost of Mainstay's calls in a Python rank; prints one JSON object. Needs a fresh page in MAINSTAY_PAGE."""
 
 import json
 import time
@@ -27,7 +27,7 @@ def section(_):
 
 
 def in_a_training_loop():
-    """Percent of a 50 ms step that goes into the calls of a step, after work that has emptied the caches."""
+    """The share of a 50 ms step that the calls of a step take, in percent, after work that has emptied the caches."""
     waste = bytearray(64 << 20)
     costs, clock = [], []
     for n in range(STEPS):

@@ -1,4 +1,4 @@
-"""What NVRx's calls cost a Python rank, back to back as ours are measured; run by ft_launcher, which must know the
+"""The cost of NVRx's calls in a Python rank, measured back to back as ours are; run by ft_launcher, which must know the
 section. Writes one JSON object to the file in BENCH_RESULT."""
 
 import json

@@ -1,8 +1,8 @@
-"""What watching a PyTorch job costs a step; prints one JSON object. Wants a fresh page in MAINSTAY_PAGE.
+"""The cost of watching a PyTorch job per step; prints one JSON object. Needs a fresh page in MAINSTAY_PAGE.
 
-A step of 50 ms enters and leaves data, forward, backward and optimizer and is counted. Each hook is timed by itself,
-after work that has emptied the caches, as a model's own work does; the thread that reads the collectives' counters is
-timed too, and charged with its share of a step.
+A step of 50 ms enters and leaves data, forward, backward and optimizer and is counted. Each hook is timed
+separately, after work that has emptied the caches, as a model's own work does; the thread that reads the
+collectives' counters is timed too, and charged with its share of a step.
 """
 
 import json
@@ -38,7 +38,7 @@ def cold(call, *arguments):
 
 
 def added(name, before, after):
-    """What the hooks add to a call."""
+    """The time that the hooks add to a call."""
     return {name: max(0.0, after - before)}
 
 
@@ -47,7 +47,7 @@ def nothing():
 
 
 def around(name):
-    """Nothing, within a section as the hooks put one around a function."""
+    """An empty function, within a section as the hooks put one around a function."""
     return _torch_sections._around(lambda: None, *_native.gate(mainstay.section(name)))
 
 
@@ -60,7 +60,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 assert mainstay.active(), mainstay.status()
-# What gloo prints is not ours.
+# gloo prints to standard output; keep its output out of the result.
 result = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 store = dist.HashStore()

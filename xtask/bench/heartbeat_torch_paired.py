@@ -1,11 +1,13 @@
-"""What watching adds to a real training step of PyTorch; prints one JSON object. Wants a fresh page in MAINSTAY_PAGE.
+"""The time that watching adds to a real training step of PyTorch; prints one JSON object. Needs a fresh page in
+MAINSTAY_PAGE.
 
-A step reads a batch from a DataLoader, runs a model under DistributedDataParallel (gloo) forward and backward, reduces
-a value, and steps the optimizer. Steps with something and without it take turns, in the order A B B A, so that what the
-machine does meanwhile meets both; after each change a step is made that does not count, for the interpreter has to find
-its way anew. Half the difference of such a four is one sample, and their median counts. The three things are: the hooks
-of the sections; a look at the collectives' counters by a thread of its own, somewhere in each step; and nothing, which
-must come to nothing. Looks come twice a second, and so each step of 50 ms is charged with a tenth of one.
+A step reads a batch from a DataLoader, runs a model under DistributedDataParallel (gloo) forward and backward,
+reduces a value, and steps the optimizer. Steps with and without the measured part take turns, in the order A B B A,
+so that noise of the machine affects both; after each change one step does not count, because the interpreter has to
+warm up again. Half the difference of such a group of four is one sample, and the median of the samples counts. The
+three measured parts are: the hooks of the sections; a poll of the collectives' counters by a separate thread,
+somewhere in each step; and nothing, whose cost must be 0. Polls happen twice a second, so each step of 50 ms is
+charged with a tenth of one.
 """
 
 import json
@@ -31,7 +33,7 @@ Parallel = torch.nn.parallel.DistributedDataParallel
 
 
 class Hooks:
-    """The hooks that `watch` has put in place, to be taken away and put back."""
+    """The hooks that `watch` has installed, to remove and restore."""
 
     def __init__(self):
         self._lists = [of_torch._global_optimizer_pre_hooks, of_torch._global_optimizer_post_hooks]
@@ -72,7 +74,7 @@ class Looks:
         self._on = on
 
     def step(self, took_s):
-        """A step begins, and the one before took so long."""
+        """A step starts, and the previous one took this long."""
         self._step_s = took_s
         if self._on:
             self._due.set()
@@ -84,7 +86,7 @@ class Nothing:
 
 
 assert mainstay.active(), mainstay.status()
-# What gloo prints is not ours.
+# gloo prints to standard output; keep its output out of the result.
 result = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 torch.set_num_threads(1)
@@ -92,7 +94,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 for _ in range(GROUPS - 1):
     dist.new_group([0])
 
-# Looks come when they are called for.
+# The polls are called explicitly here.
 _torch_collectives.start = lambda: None
 mainstay.torch.watch()
 layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""A rank that holds BENCH_GIB of memory in small pages and tells its process in BENCH_READY when it does."""
+"""A rank that holds BENCH_GIB of memory in small pages and writes its process id to BENCH_READY when it does."""
 
 import mmap
 import os

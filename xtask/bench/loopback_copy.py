@@ -1,9 +1,9 @@
-"""Copies from memory to memory through a TCP connection of this machine, whenever a byte comes by standard input.
+"""Copies from memory to memory through a TCP connection of this machine, once for each byte on standard input.
 
 arguments: MIB  how much
 
-Two processes of low priority, the one with sendfile and the other with recv into pages that are there already: nothing is
-checked, hashed or stored, so a replica costs at least that. Writes a line when it is ready; ends with its input.
+Two processes of low priority, one with sendfile and the other with recv into existing pages: nothing is checked,
+hashed or stored, so a replica costs at least that. Writes a line when it is ready; ends with its input.
 """
 
 import mmap

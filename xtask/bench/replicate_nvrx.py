@@ -23,12 +23,12 @@ def rank(number: int, port: int, mib: int, rounds: int, told) -> None:
     from nvidia_resiliency_ext.checkpointing.local.replication.strategies import CliqueReplicationStrategy
 
     class OnHost(BasicTensorAwareStateDict):
-        """It takes tensors on CUDA only; here they are on the host, where they go through to be sent."""
+        """It accepts tensors on CUDA only; here they are on the host, which they pass through anyway to be sent."""
 
         def __init__(self, held):
             self.state_dict, self._is_hollow = held, False
 
-    # Both ranks must find the class under its name.
+    # Both ranks must find the class by its name.
     OnHost.__qualname__ = "OnHost"
     globals()["OnHost"] = OnHost
     torch.set_num_threads(1)

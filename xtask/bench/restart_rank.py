@@ -1,8 +1,8 @@
-"""A rank of the restart benchmark: DDP over gloo, 50 ms steps, resumes from a checkpoint, and notes when it was where.
+"""A rank of the restart benchmark: DDP over gloo, 50 ms steps, resumes from a checkpoint, and records its progress.
 
 Each event is one line in the file BENCH_EVENTS, with CLOCK_MONOTONIC, which all processes of a host share. A rank
-raises when the file BENCH_EVENTS.raise.RANK exists. With BENCH_REPLICATED all ranks save into memory, which has copies on
-other hosts; else the first one saves into a file that all share.
+raises when the file BENCH_EVENTS.raise.RANK exists. With BENCH_REPLICATED all ranks save into memory, which has
+copies on other hosts; otherwise the first rank saves into a file that all share.
 """
 
 import time
@@ -68,7 +68,7 @@ while True:
     if mainstay:
         mainstay.step(step)
     if REPLICATED and step % 100 == 0:
-        # Copies may cost training 1 %: more of them would not keep up.
+        # Copies may cost training 1 %: more frequent saves would not keep up.
         mainstay.checkpoint.save(step, {"model": model.state_dict(), "step": step})
     elif not REPLICATED and RANK == 0 and step % 10 == 0:
         torch.save({"model": model.state_dict(), "step": step}, CHECKPOINT + ".new")

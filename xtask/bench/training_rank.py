@@ -59,7 +59,7 @@ for save in range(SAVES):
     while save % TURN == 0 and not os.path.exists(f"{OUT}.turn-{save // TURN}"):
         time.sleep(0.01)
     for tensor in state.values():
-        # What did not change would not be sent.
+        # An unchanged state would not be sent.
         tensor.add_(1.0)
     assert mainstay.checkpoint.save((save + 1) * STEPS, state)
     if copier:

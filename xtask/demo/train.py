@@ -1,9 +1,9 @@
 """A small character-level language model, trained data-parallel on the sources of Python's standard library.
 
 An ordinary PyTorch program: it runs by itself, under torchrun, and under Mainstay. What it does for Mainstay is
-marked with (1) to (4), and costs nothing when nobody listens.
+marked with (1) to (4), and costs nothing without a launcher.
 
-    python train.py                                            # one process, nobody listens
+    python train.py                                            # one process, no launcher
     mainstay run --nproc-per-node 2 --max-restarts 3 train.py  # two ranks; survives the death of either
 
 Everything that the result depends on is either fixed by a seed, a function of the step and the rank, or part of the

@@ -8,7 +8,7 @@ use crate::command;
 use crate::paths;
 use crate::progress::Progress;
 
-/// Builds `mainstay` with all optimisations, unless a finished one was named by `MAINSTAY_BIN`.
+/// Builds `mainstay` with all optimisations, unless `MAINSTAY_BIN` names a finished one.
 pub fn release(progress: &Progress) -> Result<()> {
     if let Some(program) = paths::given_mainstay() {
         progress.note(&format!("Using {} (MAINSTAY_BIN)", program.display()));
@@ -16,7 +16,7 @@ pub fn release(progress: &Progress) -> Result<()> {
     }
     let first = if paths::mainstay("release").exists() { "" } else { "; the first build takes some minutes" };
     progress.step(&format!("Building mainstay (cargo build --release{first})"), || {
-        // As the README has it: a part of the workspace would have other features, and be another build.
+        // As in the README: building a part of the workspace would select other features, and be another build.
         let mut cargo = Command::new("cargo");
         cargo.args(["build", "--release"]).current_dir(paths::root());
         command::run(&mut cargo)

@@ -1,8 +1,8 @@
 //! cargo-deny and cargo-audit: found on the path or in the user's cache, else compiled into the cache once.
 //!
-//! cargo-deny takes 160 s of CPU time to compile, cargo-audit 380 s more: more than four minutes on two cores for the same
-//! database of advisories. So cargo-audit is compiled only with `MAINSTAY_CARGO_TOOLS=all`, and neither with `off`.
-//! Continuous integration keeps the cache between runs.
+//! cargo-deny takes 160 s of CPU time to compile, cargo-audit 380 s more: more than four minutes on two cores for
+//! the same database of advisories. So cargo-audit is compiled only with `MAINSTAY_CARGO_TOOLS=all`, and neither
+//! with `off`. Continuous integration keeps the cache between runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use anyhow::{Context, Result};
 use crate::command;
 use crate::paths;
 
-/// Which tools are compiled where they are missing: `all`, `off`, else cargo-deny.
+/// Which missing tools to compile: `all`, `off`, else cargo-deny.
 const VARIABLE: &str = "MAINSTAY_CARGO_TOOLS";
 
-/// Where a tool is; the reason where it is missing, which is no fault of this repository.
+/// The path of a tool; the reason if it is missing, which is no fault of this repository.
 ///
 /// # Errors
 /// There is no folder for the cache.
@@ -43,7 +43,7 @@ pub fn find(tool: &str) -> Result<std::result::Result<PathBuf, String>> {
 fn install(tool: &str, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     let mut cargo = Command::new("cargo");
-    // Not in this checkout's target folder, which its own settings shape; both tools share what they have in common.
+    // Not in this checkout's target folder, which has its own settings; both tools share their common dependencies.
     let build = folder.join("target");
     cargo.args(["install", "--locked", "--root"]).arg(folder).arg("--target-dir").arg(&build).arg(tool);
     command::run(cargo.current_dir(folder))

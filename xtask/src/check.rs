@@ -1,4 +1,5 @@
-//! Checks, one after the other or two rows of them at once: each is named and timed, none ends the others, and the sum stands at the end.
+//! Checks, in sequence or in two parallel rows: each is named and timed, none ends the others, and a summary comes
+//! last.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::skips::Skips;
 /// How a check ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// So many tests passed and so many failed; a check that counts nothing is one test.
+    /// The numbers of passed and failed tests; a check without a count is one test.
     Counted {
         /// Tests that passed.
         passed: usize,
@@ -22,9 +23,9 @@ pub enum Verdict {
         /// Tests that cannot run here; they did not pass.
         skips: Skips,
     },
-    /// It cannot be made here.
+    /// It cannot run here.
     Skipped {
-        /// Why, and what would make it possible.
+        /// The reason, and what would make it possible.
         why: String,
     },
 }
@@ -35,7 +36,7 @@ impl Verdict {
         Self::Counted { passed: usize::from(holds), failed: usize::from(!holds), skips: Skips::default() }
     }
 
-    /// A check that cannot be made here.
+    /// A check that cannot run here.
     pub fn skipped(why: &str) -> Self {
         Self::Skipped { why: why.into() }
     }
@@ -47,7 +48,7 @@ impl Verdict {
         Self::Counted { passed, failed, skips: Skips::default() }
     }
 
-    /// What `cargo test` said: tests that were skipped ended well for it.
+    /// The result of `cargo test`, which reports skipped tests as passed.
     pub fn cargo(success: bool, said: &str) -> Self {
         let (passed, failed) = cargo_counts(said);
         let skips = Skips::of(said);
@@ -62,18 +63,18 @@ struct Done {
     name: String,
     verdict: Verdict,
     took: Duration,
-    /// None where another check ran at the same time.
+    /// None if another check ran at the same time.
     processor: Option<Duration>,
 }
 
-/// Processor time of the programs that were run and have ended. What a test leaves to init is not in it.
+/// Processor time of the programs that have run and ended. Processes that a test leaves to init are not included.
 fn processor_time() -> Duration {
     let Ok(used) = getrusage(UsageWho::RUSAGE_CHILDREN) else { return Duration::ZERO };
     let microseconds = used.user_time().num_microseconds() + used.system_time().num_microseconds();
     Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
 }
 
-/// The checks that were made.
+/// The checks that have run.
 #[derive(Default)]
 pub struct Checks {
     done: Vec<Done>,
@@ -84,7 +85,7 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Makes a check. An error is a failure like any other, told at once.
+    /// Runs a check. An error is a failure like any other, reported at once.
     pub fn run(&mut self, name: &str, check: impl FnOnce() -> Result<Verdict>) {
         output::line(&format!("\n=== {name}"));
         let (began, spent) = (Instant::now(), processor_time());
@@ -99,7 +100,7 @@ impl Checks {
         self.done.push(Done { name: name.into(), verdict, took: began.elapsed(), processor });
     }
 
-    /// Makes two rows of checks at the same time. Each line of theirs begins with the name of the row.
+    /// Runs two rows of checks at the same time. Each line of their output starts with the name of the row.
     pub fn beside(
         &mut self,
         (one, make_one): (&'static str, impl FnOnce(&mut Checks) + Send),

@@ -18,7 +18,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs to the end with everything it says in a log file; on failure the end of the log is in the error.
+/// Runs to the end with all output in a log file; on failure the error contains the end of the log.
 pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
@@ -43,8 +43,8 @@ pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs to the end, shows what it says as it says it, and returns that too: standard output and error in the order
-/// they came.
+/// Runs to the end, shows the output as it arrives, and returns it too: standard output and error in the order of
+/// arrival.
 pub fn run_watched(command: &mut Command) -> Result<(ExitStatus, String)> {
     let (reader, writer) = io::pipe().context("making a pipe")?;
     let second = writer.try_clone().context("opening a pipe twice")?;
@@ -54,7 +54,7 @@ pub fn run_watched(command: &mut Command) -> Result<(ExitStatus, String)> {
         .stderr(second)
         .spawn()
         .with_context(|| format!("starting {}", words(command)))?;
-    // The command holds our ends of the pipe until it is told otherwise, and the pipe would never end.
+    // The command holds our ends of the pipe until they are replaced, and the pipe would never end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
 
     let mut said = String::new();

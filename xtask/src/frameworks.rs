@@ -18,7 +18,7 @@ const FRAMEWORKS: &[&str] = &[
     "accelerate==1.15.0",
     "jax[cpu]==0.10.2",
     "orbax-checkpoint==0.12.8",
-    // What the NVRx client of 0.4.1 imports; the package's own list would bring a hundred more.
+    // Imports of the NVRx 0.4.1 client; the package's own list would install a hundred more.
     "defusedxml",
     "nvidia-ml-py",
 ];
@@ -26,7 +26,7 @@ const FRAMEWORKS: &[&str] = &[
 /// The newest that installs where glibc is older than 2.39.
 const NVRX: &str = "nvidia-resiliency-ext==0.4.1";
 
-/// Where Megatron-LM keeps a rank's place in its pipeline; of what it needs, torch is there.
+/// Where Megatron-LM keeps a rank's position in its pipeline; of its dependencies, torch is installed.
 const MEGATRON: &str = "megatron-core==0.16.1";
 
 const WORKS: &str = "import lightning.pytorch, transformers, accelerate, jax, orbax.checkpoint, nvidia_resiliency_ext.fault_tolerance, megatron.core.parallel_state";

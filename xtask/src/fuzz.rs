@@ -1,7 +1,7 @@
 //! The fuzz targets as plain tests: all are built, and each runs once over the seeds from the catalogues and test data.
 //!
-//! They are a workspace of their own; here it is built without what makes them find new inputs, into the folder of the other
-//! builds. Fuzzing itself: docs/internals/fuzzing.md.
+//! They are a separate workspace; here it is built without the instrumentation that finds new inputs, into the
+//! folder of the other builds. Fuzzing itself: docs/internals/fuzzing.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,8 @@ use crate::lint::cargo;
 use crate::output;
 use crate::paths;
 
-/// No input, and no single allocation for one, may take more memory than this (MiB): what others send must not make the agent grow.
+/// No input, and no single allocation for one, may take more memory than this (MiB): input from others must not
+/// make the agent grow.
 const MEMORY_BOUND: [&str; 2] = ["-rss_limit_mb=512", "-malloc_limit_mb=64"];
 
 /// Builds all targets and runs each over its seeds. Each seed is a test.
@@ -28,7 +29,7 @@ pub fn seeds() -> Result<Verdict> {
     }
     let folder = paths::root().join("fuzz");
     let mut build = cargo(&["build", "--quiet", "--bins", "--examples"]);
-    // Built as the rest is, dependencies are shared with it; a seed is read once, however slowly.
+    // Built like the rest, so that it shares its dependencies; a seed is read once, however slowly.
     build.args(["--config", "profile.dev.opt-level=0", "--config", "profile.dev.package.\"*\".debug=false"]);
     build.arg("--manifest-path");
     // From the root, so that the flags for coverage in fuzz/.cargo are not read.

@@ -1,4 +1,5 @@
-//! `cargo xtask gpu --pack`: the folder `target/gpu`, which proves on a GPU machine without a network what works there.
+//! `cargo xtask gpu --pack`: the folder `target/gpu`, which checks on a GPU machine without a network what works
+//! there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::progress::Progress;
 use crate::{build, command, paths, venv, wheel};
 
-/// The most that the folder may have, in bytes: it must fit where 64 MiB are the limit.
+/// The maximum size of the folder, in bytes: it must fit where 64 MiB are the limit.
 const MOST: u64 = 60 << 20;
 
 /// What is done for GPUs.

@@ -65,7 +65,7 @@ pub fn python(progress: &Progress) -> Result<PathBuf> {
     }
 }
 
-/// What `cargo xtask healthy` can be told.
+/// The options of `cargo xtask healthy`.
 #[derive(clap::Args)]
 pub struct Args {
     /// Only runs whose name contains this.

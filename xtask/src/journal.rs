@@ -1,7 +1,7 @@
-//! Reading what `mainstay run` leaves behind: the journal while it grows, and the summary at the end.
+//! Reads the files that `mainstay run` writes: the journal while it grows, and the summary at the end.
 //!
-//! The one place of these tools that knows the names in the journal's lines (`docs/reference/journal.md`). Lines
-//! that it does not know are passed over: the journal's format grows.
+//! The only code of these tools that knows the names in the journal's lines (`docs/reference/journal.md`). Unknown
+//! lines are skipped, because the journal's format grows.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use serde_json::Value;
 /// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the journal's stamps.
 pub fn now() -> u64 {
     let clock = nix::time::ClockId::CLOCK_MONOTONIC;
-    // Linux has this clock on every machine; zero would show as an absurd time rather than end a run.
+    // Linux has this clock on every machine; zero would be visible as an absurd time and does not end a run.
     let Ok(time) = nix::time::clock_gettime(clock) else { return 0 };
     u64::try_from(time.tv_sec()).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec()).unwrap_or(0)
 }
@@ -47,7 +47,7 @@ impl Entry {
         self.body["kind"] == "fact" && self.body["what"] == what
     }
 
-    /// Whether it is a fact of this name, or one that was observed as this.
+    /// Whether it is a fact of this name, or an observation of this event.
     pub fn is_event(&self, what: &str) -> bool {
         self.is_fact(what) || (self.is_fact("observed") && self.body["event"] == what)
     }
@@ -76,7 +76,7 @@ impl Entry {
         Some(Attempt { number: self.number("attempt")?, pids })
     }
 
-    /// How far the job is: the newest step that all ranks completed, and its loss.
+    /// The progress of the job: the newest step that all ranks completed, and its loss.
     pub fn progress(&self) -> Option<(u64, Option<f64>)> {
         if self.is_fact("progress") || self.is_fact("ranks_stepping") {
             return Some((self.number("step")?, self.body["loss"].as_f64()));
@@ -84,7 +84,7 @@ impl Entry {
         None
     }
 
-    /// The process of a rank that failed and is ending, or has ended before anyone had told it to.
+    /// The process id of a rank that failed and is ending, or has ended without being asked to.
     pub fn rank_died(&self) -> Option<i32> {
         if self.is_fact("rank_ending") || self.rank_gone() {
             i32::try_from(self.body["pid"].as_i64()?).ok()
@@ -93,7 +93,7 @@ impl Entry {
         }
     }
 
-    /// Whether a rank told of an exception.
+    /// Whether a rank reported an exception.
     pub fn rank_raised(&self) -> bool {
         self.is_fact("rank_raised")
     }
@@ -103,7 +103,7 @@ impl Entry {
         self.is_fact("attempt_ended")
     }
 
-    /// Whether a rank's process is gone that nobody had told to end.
+    /// Whether the process of a rank is gone that was not asked to end.
     fn rank_gone(&self) -> bool {
         self.is_fact("rank_exited") && self.body["after_stop"] != true
     }
@@ -113,7 +113,7 @@ impl Entry {
         self.is_fact("ranks_hung")
     }
 
-    /// What a verdict says, or none.
+    /// The content of a verdict, or none.
     pub fn verdict(&self) -> Option<Verdict> {
         self.is("verdict").then(|| Verdict {
             headline: self.text("headline"),
@@ -125,7 +125,7 @@ impl Entry {
         })
     }
 
-    /// What was decided: the action's name and the reason. Waiting is no decision yet.
+    /// The decision: the action's name and the reason. Waiting is no decision yet.
     pub fn decision(&self) -> Option<(String, String)> {
         let action = self.body["action"]["type"].as_str().filter(|action| *action != "wait")?;
         self.is("decision").then(|| (action.to_owned(), self.text("why")))
@@ -137,20 +137,20 @@ impl Entry {
     }
 }
 
-/// A verdict as the journal has it.
+/// A verdict in the journal's form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
     /// One line.
     pub headline: String,
-    /// Whose fault; `unknown` is an abstention.
+    /// The fault domain; `unknown` is an abstention.
     pub domain: String,
-    /// What went wrong; empty where that is not known.
+    /// The failure class; empty if it is unknown.
     pub class: String,
-    /// How sure, from 0 to 1.
+    /// The confidence, from 0 to 1.
     pub confidence: f64,
     /// The rank that it names.
     pub culprit: Option<u64>,
-    /// What it rests on.
+    /// Its evidence.
     pub evidence: Vec<String>,
 }
 
@@ -158,30 +158,30 @@ fn plain(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// What one failure left in the journal, each with its time where it happened.
+/// The journal entries of one failure, each with the time of its event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Incident {
     /// The rank that the verdict names.
     pub culprit: Option<u64>,
     /// When the launcher knew.
     pub detected: Option<u64>,
-    /// The verdict in one line, and when it was passed.
+    /// The verdict in one line, and its time.
     pub verdict: Option<(u64, String)>,
-    /// What was decided and why.
+    /// The decision and its reason.
     pub decision: Option<(u64, String)>,
     /// When the new ranks had been started.
     pub ranks_started: Option<u64>,
-    /// When the new ranks' clients were there.
+    /// When the new ranks' clients had connected.
     pub ranks_connected: Option<u64>,
     /// The first step that all ranks completed again.
     pub first_step: Option<(u64, u64)>,
-    /// Steps that were done twice.
+    /// Repeated steps.
     pub steps_lost: Option<u64>,
     /// The newest step that had been reached before the failure.
     pub reached_before: Option<u64>,
 }
 
-/// All failures in a journal after which the job went on, in order.
+/// All failures in a journal after which the job continued, in order.
 pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
     let outcomes = entries.split_inclusive(|entry| entry.is("outcome"));
     outcomes
@@ -221,8 +221,8 @@ pub fn first_incident(entries: &[Entry]) -> Option<Incident> {
     Some(incident)
 }
 
-/// The outcome's spans count from the fault and are taken from the heartbeat pages: finer than the moment at which
-/// the launcher noticed.
+/// The outcome's durations count from the fault and are taken from the heartbeat pages: they are more precise than
+/// the moment at which the launcher noticed.
 fn refine_by_outcome(incident: &mut Incident, outcome: &Entry, entries: &[Entry]) {
     let Some(fault) = entries.iter().find(|e| e.is("verdict")).and_then(|e| e.number("fault_at")) else {
         return;
@@ -235,7 +235,7 @@ fn refine_by_outcome(incident: &mut Incident, outcome: &Entry, entries: &[Entry]
     }
 }
 
-/// What the launcher writes when a job is over.
+/// The launcher's summary of an ended job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Seconds by state, the largest first.
@@ -260,7 +260,7 @@ impl Summary {
     }
 }
 
-/// The books: nanoseconds by state, the largest first.
+/// The time accounting: nanoseconds by state, the largest first.
 fn ledger(summary: &Value) -> Vec<(String, f64)> {
     let parts = summary["books"]["parts"].as_object();
     let seconds = |ns: &Value| ns.as_f64().map(|ns| ns / 1e9);
@@ -297,8 +297,8 @@ impl Follower {
         Self { log_dir: log_dir.to_path_buf(), read_to: BTreeMap::new(), entries: Vec::new() }
     }
 
-    /// Takes in what was written since the last time; the new entries are the last of [`Self::entries`], from the
-    /// returned place on. A run that is not there yet has written nothing.
+    /// Reads new entries; they are the last of [`Self::entries`], from the returned position on. A run that does
+    /// not exist yet has no entries.
     pub fn poll(&mut self) -> Result<usize> {
         let known = self.entries.len();
         let Ok(run) = run_dir(&self.log_dir) else { return Ok(known) };
@@ -339,7 +339,7 @@ mod tests {
     ];
 
     #[test]
-    fn an_incident_is_told_from_its_entries() {
+    fn an_incident_is_read_from_its_entries() {
         let incident = first_incident(&entries(LINES)).expect("there is one");
         assert_eq!(incident.culprit, Some(1));
         assert_eq!(incident.detected, Some(305));

@@ -1,5 +1,5 @@
-//! The suite leaves nothing behind. What belongs to a run is known by two folders of its own, which its tests use in
-//! place of `/tmp` and `/dev/shm`: other runs may be on the machine.
+//! Checks that the suite leaves nothing behind. Each run has two separate folders that its tests use in place of
+//! `/tmp` and `/dev/shm`, because other runs may be on the machine.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 
 use crate::check::Verdict;
 
-/// Names the folder on a tmpfs to the tests.
+/// Passes the folder on a tmpfs to the tests.
 const MEMORY: &str = "MAINSTAY_TEST_SHM";
 
-/// What ends by itself gets so long: a process that was killed, a group whose last process is being reaped.
+/// The time for things that end by themselves: a killed process, a group whose last process is being reaped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The places of one run.
@@ -42,14 +42,14 @@ impl Snapshot {
         };
         for folder in [&places.disk, &places.memory] {
             fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
-            // As the folders they stand for: some tests are run as other users.
+            // As the folders that they replace: some tests run as other users.
             let for_all = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
             fs::set_permissions(folder, for_all).with_context(|| format!("opening {}", folder.display()))?;
         }
         Ok(places)
     }
 
-    /// Has a command and all that it starts use them.
+    /// Makes a command and all its children use them.
     pub fn give(&self, command: &mut Command) {
         command.env("TMPDIR", &self.disk).env(MEMORY, &self.memory);
     }
@@ -57,7 +57,7 @@ impl Snapshot {
     /// Fails if anything of the run is left; deletes its folders.
     ///
     /// # Errors
-    /// None: what cannot be looked at is told as left.
+    /// None: places that cannot be read are reported as left over.
     pub fn check(self) -> Result<Verdict> {
         let end = Instant::now() + PATIENCE;
         let mut left = self.left();
@@ -69,7 +69,7 @@ impl Snapshot {
             println!("{line}");
         }
         for folder in [&self.disk, &self.memory] {
-            // A mount point in it stays, and was told.
+            // A mount point in it stays, and has been reported.
             let _ = fs::remove_dir_all(folder);
         }
         Ok(Verdict::of(left.is_empty()))
@@ -92,7 +92,7 @@ impl Snapshot {
         left
     }
 
-    /// Processes with the folders in their environment, but for those that give them to the tests.
+    /// Processes with the folders in their environment, except those that pass them to the tests.
     fn processes(&self) -> Vec<String> {
         let mine = std::process::id().to_string();
         let marks = [&self.disk, &self.memory].map(|folder| folder.display().to_string());
@@ -102,7 +102,7 @@ impl Snapshot {
             if pid == mine || pid.parse::<u32>().is_err() {
                 continue;
             }
-            // Another user's, or one that has just ended.
+            // It is another user's, or has just ended.
             let Ok(environment) = fs::read(process.join("environ")) else { continue };
             let environment = String::from_utf8_lossy(&environment);
             if environment.split('\0').any(|of| marks.iter().any(|mark| of.ends_with(mark.as_str()))) {
@@ -127,14 +127,14 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// What Python, pytest and PyTorch make for themselves (`tempfile`, `multiprocessing`, the folders of tests, the compiler's
-/// cache): a rank that is killed cannot delete it, and the others keep theirs.
+/// Files that Python, pytest and PyTorch make for themselves (`tempfile`, `multiprocessing`, the folders of tests,
+/// the compiler's cache): a killed rank cannot delete them, and the others keep theirs.
 fn is_of_python(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     ["tmp", "pymp-", "pytest-of-", "torchinductor_"].iter().any(|of| name.starts_with(of))
 }
 
-/// The groups of all hierarchies that can be seen, two levels deep: deeper ones go with those above them.
+/// The visible groups of all hierarchies, two levels deep: deeper ones go with those above them.
 fn control_groups() -> BTreeSet<PathBuf> {
     let mut groups = BTreeSet::new();
     let mut folders = vec![(PathBuf::from("/sys/fs/cgroup"), 0)];
@@ -149,7 +149,7 @@ fn control_groups() -> BTreeSet<PathBuf> {
     groups
 }
 
-/// A group that holds nothing: one with processes is in use, by whoever started these.
+/// Whether a group is empty: one with processes is in use, by any owner.
 fn is_empty(group: &Path) -> bool {
     fs::read_to_string(group.join("cgroup.procs")).is_ok_and(|processes| processes.is_empty())
 }
@@ -158,13 +158,13 @@ fn network_spaces() -> BTreeSet<PathBuf> {
     entries(Path::new("/run/netns")).into_iter().collect()
 }
 
-/// What tests and jobs of tests name: jobs are called after the folders of their scenarios.
+/// Names that tests and their jobs use: jobs are named after the folders of their scenarios.
 fn is_of_tests(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     name.contains("mst-") || name.starts_with("mainstay-test")
 }
 
-/// A path with some of what is in it, and what was written there last: the names tell which test left it.
+/// A path with some of its content and the file written last: the names show which test left it.
 fn with_some_of_it(path: &Path) -> String {
     let names = entries(path).into_iter().take(5);
     let names = names.filter_map(|of| Some(of.file_name()?.to_string_lossy().into_owned()));
@@ -176,7 +176,7 @@ fn with_some_of_it(path: &Path) -> String {
     format!("{} ({}{newest})", path.display(), names.join(", "))
 }
 
-/// What was written last below a folder.
+/// The file that was written last below a folder.
 fn newest(path: &Path) -> Option<PathBuf> {
     let mut folders = vec![path.to_owned()];
     let mut all = Vec::new();
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_run_leaves_is_found_and_told() {
+    fn remains_of_a_run_are_found_and_reported() {
         let places = Snapshot::new().expect("folders");
         assert_eq!(places.left(), Vec::<String>::new());
         fs::write(places.disk.join("a"), "").expect("a file");
@@ -205,7 +205,7 @@ mod tests {
         places.give(&mut sleeper);
         let mut sleeper = sleeper.arg("1000").spawn().expect("sleep can be started");
         let left = || places.left();
-        // Between fork and exec it has our environment still.
+        // Between fork and exec it still has our environment.
         while left().len() < 2 {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! What must hold of the repository itself: formatting, lints, licences, the systemd files.
+//! Checks of the repository itself: formatting, lints, licences, the systemd files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use crate::check::{Checks, Verdict};
 use crate::command;
 use crate::paths;
 
-/// `systemd-analyze security` rates the exposure of a service from 0 to 100. What is left open is explained, line by
-/// line, in the unit.
+/// `systemd-analyze security` rates the exposure of a service from 0 to 100. The unit explains each remaining
+/// exposure.
 const EXPOSURE_AT_MOST: &str = "35";
 
 /// Formatting, clippy and licences.
@@ -56,7 +56,7 @@ fn deny(what: &[&str]) -> Result<Verdict> {
     advisories(deny.current_dir(paths::root()))
 }
 
-/// The fuzz targets have a lock file of their own, which cargo-deny does not read.
+/// The fuzz targets have a separate lock file, which cargo-deny does not read.
 fn audit() -> Result<Verdict> {
     let program = match cargo_tools::find("cargo-audit")? {
         Ok(program) => program,
@@ -67,7 +67,7 @@ fn audit() -> Result<Verdict> {
     advisories(audit.current_dir(paths::root()))
 }
 
-/// The exit status is the verdict, unless the database of advisories could not be had.
+/// The exit status is the verdict, unless the database of advisories is not available.
 fn advisories(command: &mut Command) -> Result<Verdict> {
     let (status, said) = command::run_watched(command)?;
     let unreachable = ["failed to fetch advisory database", "couldn't fetch advisory database"];
@@ -77,7 +77,7 @@ fn advisories(command: &mut Command) -> Result<Verdict> {
     Ok(Verdict::of(status.success()))
 }
 
-/// The unit as it is, but with a program that this machine has: verify asks whether it can be executed.
+/// The unit with a program that exists on this machine: verify checks whether it can be executed.
 fn unit_with_program() -> Result<PathBuf> {
     let text = read(&file("mainstay.service"))?;
     let Some(installed) = text.lines().find_map(|line| line.strip_prefix("ExecStart=")) else {
@@ -99,7 +99,7 @@ fn verify_unit() -> Result<Verdict> {
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no"]).arg(unit_with_program()?);
     let (status, said) = command::run_watched(&mut verify)?;
-    // It only warns of keys that it does not know; to us they are mistakes.
+    // It only warns about unknown keys; here they are errors.
     Ok(Verdict::of(status.success() && !said.contains("mainstay.service:")))
 }
 
@@ -120,7 +120,7 @@ fn rate_sandbox() -> Result<Verdict> {
     Ok(Verdict::of(output.status.success()))
 }
 
-/// Carries both files out below an empty root and looks at what they made.
+/// Applies both files below an empty root and checks what they made.
 fn make_user_and_folders() -> Result<Verdict> {
     if !command::exists("systemd-sysusers", "--version") || !command::exists("systemd-tmpfiles", "--version")
     {

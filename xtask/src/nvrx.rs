@@ -14,8 +14,8 @@ use crate::venv::Venv;
 /// The newest release with the client. Its wheel is for Python 3.12, but the parts that are used are plain Python.
 const NVRX: &str = "nvidia-resiliency-ext==0.7.0";
 
-/// The last one that takes a node for unhealthy when it does not understand the answer (NVRx#420). It is in a folder of its own,
-/// `older` beside `bin`, for PYTHONPATH.
+/// The last release that treats a node as unhealthy when it does not understand the answer (NVRx#420). It is in a
+/// separate folder, `older` next to `bin`, for PYTHONPATH.
 const OLDER: &str = "nvidia-resiliency-ext==0.6.0";
 
 /// What the client imports.

@@ -1,4 +1,4 @@
-//! Standard output of checks. Where two rows of them run at once, each line begins with the name of its row.
+//! Standard output of checks. If two rows of them run at once, each line starts with the name of its row.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -7,17 +7,17 @@ thread_local! {
     static NAME: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// What this thread writes from now on begins with this.
+/// Starts each line that this thread writes from now on with this name.
 pub fn named(name: &'static str) {
     NAME.set(Some(name));
 }
 
-/// What this thread writes from now on is written as it is.
+/// Writes this thread's output unchanged from now on.
 pub fn unnamed() {
     NAME.set(None);
 }
 
-/// Writes lines, the last of which may have no end.
+/// Writes lines, the last of which may be incomplete.
 pub fn write(text: &str) {
     let mut out = io::stdout().lock();
     let written = match NAME.get() {

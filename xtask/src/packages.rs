@@ -12,7 +12,7 @@ use crate::command;
 const JOURNAL_REMOTE: [&str; 2] =
     ["/lib/systemd/systemd-journal-remote", "/usr/lib/systemd/systemd-journal-remote"];
 
-/// Installs systemd-journal-remote, which the tests of systemd's own journal stand on. Without it they are skipped.
+/// Installs systemd-journal-remote, which the tests of systemd's own journal need. Without it they are skipped.
 ///
 /// # Errors
 /// apt-get cannot be run.
@@ -51,7 +51,7 @@ pub fn schedulers() -> Result<Verdict> {
     install(&packages, is_there, "the tests of srun and mpirun")
 }
 
-/// Installs packages for some tests, or says why these are skipped.
+/// Installs packages for some tests, or reports why these are skipped.
 fn install(packages: &[&str], is_there: impl Fn() -> bool, tests: &str) -> Result<Verdict> {
     if is_there() {
         return Ok(Verdict::of(true));

@@ -1,4 +1,4 @@
-//! Where things are: the repository, what cargo builds, and what is kept between checkouts.
+//! Paths of the repository, of cargo's output, and of files that are kept between checkouts.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ pub fn release_mainstay() -> PathBuf {
     given_mainstay().unwrap_or_else(|| mainstay("release"))
 }
 
-/// What is heavy and the same for every checkout, such as PyTorch: `MAINSTAY_CACHE`, or `mainstay` in the user's
-/// cache folder.
+/// The folder for large files that all checkouts share, such as PyTorch: `MAINSTAY_CACHE`, or `mainstay` in the
+/// user's cache folder.
 pub fn cache() -> Result<PathBuf> {
     if let Some(dir) = non_empty("MAINSTAY_CACHE") {
         return Ok(dir);

@@ -1,4 +1,4 @@
-//! What the person at the terminal sees while the long steps run.
+//! Output for the person at the terminal while the long steps run.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins to count the time.
+    /// Starts to count the time.
     pub fn begin() -> Self {
         Self { began: Instant::now() }
     }
 
-    /// Since the beginning.
+    /// The time since the start.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Says what is done and why, does it, and says how long it took.
+    /// Prints a step and the reason, runs it, and prints how long it took.
     pub fn step<T>(&self, what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         println!("[{:6.1} s] {what}", self.began.elapsed().as_secs_f64());
         let started = Instant::now();
@@ -47,7 +47,7 @@ pub struct LiveLine {
 }
 
 impl LiveLine {
-    /// Prints at most once per `every` where the line cannot be overwritten.
+    /// Prints at most once per `every` if the line cannot be overwritten.
     pub fn new(every: Duration) -> Self {
         Self { terminal: io::stdout().is_terminal(), every, last: None, open: false }
     }
@@ -56,7 +56,7 @@ impl LiveLine {
     pub fn show(&mut self, text: &str) {
         if self.terminal {
             print!("\r\x1b[2K{text}");
-            // Nobody is hurt if a terminal misses a frame.
+            // A missing frame on a terminal does no harm.
             let _ = io::stdout().flush();
             self.open = true;
         } else if self.last.is_none_or(|last| last.elapsed() >= self.every) {
@@ -71,7 +71,7 @@ impl LiveLine {
         println!("{text}");
     }
 
-    /// Leaves the last state standing.
+    /// Leaves the last state on the terminal.
     pub fn close(&mut self) {
         if self.open {
             println!();

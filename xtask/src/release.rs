@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use crate::command;
 use crate::paths;
 
-/// The most lines that the changelog's section of a release may have.
+/// The maximum length of a release's section in the changelog, in lines.
 const MOST_LINES: usize = 60;
 
 /// What can be chosen.
@@ -94,7 +94,7 @@ fn close(changelog: &str, version: &Version, date: &str) -> Result<String> {
     Ok(format!("{before}{OPEN}\n\n{name} - {date}{after}"))
 }
 
-/// Whether people will read it to its end.
+/// Whether it is short enough to be read to its end.
 fn is_short(changelog: &str) -> Result<()> {
     let section = changelog.split("## [").nth(1).unwrap_or_default();
     let lines = section.trim().lines().count();
@@ -159,7 +159,8 @@ mod tests {
 
     #[test]
     fn this_repositorys_changelog_can_be_released() {
-        // Just after a release the open section is empty, which is refused; its first entry makes the next one possible.
+        // Just after a release the open section is empty, which is refused; its first entry makes the next one
+        // possible.
         let changelog = read("CHANGELOG.md").expect("it is there");
         let changelog = changelog.replacen("## [Unreleased]", "## [Unreleased]\n\n- a thing", 1);
         close(&changelog, &version("99.0.0"), "2026-02-03").expect("closed");

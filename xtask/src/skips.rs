@@ -1,8 +1,8 @@
-//! Tests that said that they cannot run here: found in what the test programs print, and listed by reason.
+//! Tests that reported that they cannot run here: found in the output of the test programs, and listed by reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What begins their lines; `tests/testing` writes them.
+/// The start of their lines; `tests/testing` writes them.
 const SKIPPED: &str = "test skipped: ";
 const SKIPPED_IN_PART: &str = "test skipped in part: ";
 
@@ -14,11 +14,11 @@ pub struct Skips {
 }
 
 impl Skips {
-    /// Those of which a text tells.
+    /// The skips that a text reports.
     pub fn of(said: &str) -> Skips {
         let mut skips = Skips::default();
         for line in said.lines() {
-            // The harness may have written the beginning of a line of its own before.
+            // The harness may have written the start of a line before.
             if let Some((test, reason)) = reported(line, SKIPPED) {
                 skips.whole.entry(reason).or_default().insert(test);
             } else if let Some((test, reason)) = reported(line, SKIPPED_IN_PART) {
@@ -33,7 +33,7 @@ impl Skips {
         self.whole.values().flatten().collect::<BTreeSet<_>>().len()
     }
 
-    /// Takes in those of another check.
+    /// Adds those of another check.
     pub fn add(&mut self, other: &Skips) {
         for (into, from) in [(&mut self.whole, &other.whole), (&mut self.part, &other.part)] {
             for (reason, tests) in from {

@@ -1,5 +1,5 @@
-//! What `mainstay status --json` says of the ranks. Looks for the names it needs wherever they stand, because more
-//! will stand around them with time.
+//! The ranks in the output of `mainstay status --json`. Searches for the names at any depth, because the
+//! surrounding document will grow.
 
 use std::path::Path;
 
@@ -12,16 +12,16 @@ pub struct Rank {
     pub rank: u64,
     /// The last step that it completed; none before its first.
     pub step: Option<u64>,
-    /// The loss of it.
+    /// The loss of that step.
     pub loss: Option<f64>,
     /// Its innermost open section.
     pub section: Option<String>,
-    /// Where it stands, in a word.
+    /// Its phase.
     pub phase: String,
 }
 
-/// The ranks of the jobs that run below a folder, by their number; none if the answer is not understood. Others may
-/// be training on this host too.
+/// The ranks of the jobs that run below a folder, by their number; none if the answer is not understood. Other jobs
+/// may run on this host too.
 pub fn ranks(answer: &str, below: &Path) -> Vec<Rank> {
     let mut found = Vec::new();
     if let Ok(answer) = serde_json::from_str::<Value>(answer) {
@@ -39,7 +39,7 @@ fn collect(value: &Value, below: &Path, found: &mut Vec<Rank>) {
             if elsewhere {
                 return;
             }
-            // A rank has a number and a place on its host; a verdict that names a rank has only the number.
+            // A rank has a number and a local rank; a verdict that names a rank has only the number.
             let is_rank = fields.contains_key("local_rank") || fields.contains_key("localRank");
             match number(value, "rank").filter(|_| is_rank) {
                 Some(rank) => found.push(read(rank, value)),
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_found_wherever_they_stand() {
+    fn ranks_are_found_at_any_depth() {
         let answer = r#"{"node":{"jobs":[{"run_dir":"/runs/a","last_verdict":{"rank":9},"ranks":[
             {"rank":1,"local_rank":1,"phase":"STEPPING","step":"41","loss":2.5,"sections":["checkpoint"]},
             {"rank":0,"local_rank":0,"phase":"started"}]}]}}"#;
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_others_are_passed_over() {
+    fn jobs_of_others_are_skipped() {
         let answer = r#"{"jobs":[{"run_dir":"/elsewhere/b","ranks":[{"rank":0,"local_rank":0}]}]}"#;
         assert!(ranks(answer, Path::new("/runs")).is_empty());
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that is checked before a change goes in, here and in continuous integration.
+//! `cargo xtask test`: all checks of a change, here and in continuous integration.
 
 mod environments;
 mod steps;
@@ -48,7 +48,7 @@ impl Args {
     }
 }
 
-/// Makes all the checks and sums up.
+/// Runs all the checks and prints a summary.
 pub fn run(args: &Args) -> ExitCode {
     let mut checks = Checks::default();
     let own = match Snapshot::new() {
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> ExitCode {
     if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The program and all tests; none, and a failure in the books, if something does not compile.
+/// The program and all tests; none, with a recorded failure, if something does not compile.
 fn build(checks: &mut Checks) -> Option<TestPrograms> {
     let mut made = None;
     checks.run("program and test programs (cargo test --no-run)", || {
@@ -91,7 +91,7 @@ fn build(checks: &mut Checks) -> Option<TestPrograms> {
     made
 }
 
-/// The scenarios, which wait for clocks and processes half of their time, beside all other tests.
+/// The scenarios, which wait for timers and processes half of their time, in parallel with all other tests.
 fn tests(args: &Args, checks: &mut Checks, suite: &Suite) {
     let others = |checks: &mut Checks| {
         if args.wants(Part::Unit) {

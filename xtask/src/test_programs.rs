@@ -1,5 +1,5 @@
-//! The test programs of all packages. They are built together, for one set of features: where packages are selected one by one, each
-//! selection has features of its own, and most of the tree is compiled anew for each.
+//! The test programs of all packages. They are built together, for one set of features: if packages are selected
+//! one by one, each selection has different features, and most of the tree is compiled again for each.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use crate::lint::cargo;
 use crate::output;
 use crate::paths;
 
-/// How many tests a test program runs at once.
+/// The number of tests that a test program runs at once.
 const THREADS: &str = "RUST_TEST_THREADS";
 
-/// A line of what cargo tells.
+/// A line of cargo's output.
 #[derive(Deserialize)]
 struct Artifact {
     #[serde(default)]
@@ -54,7 +54,7 @@ impl TestProgram {
         Some(TestProgram { folder: manifest_path.parent()?.to_owned(), target: target?.name, file })
     }
 
-    /// Whether it is of the package in this folder of the project.
+    /// Whether it belongs to the package in this folder of the project.
     pub fn is_of(&self, folder: &str) -> bool {
         self.folder == paths::root().join(folder)
     }
@@ -84,10 +84,10 @@ impl TestPrograms {
         Ok(TestPrograms(programs))
     }
 
-    /// Runs those that are wanted, one after the other. `filter`: only tests whose names have it. `prepare` sets variables.
+    /// Runs the selected ones in sequence. `filter`: only tests whose names contain it. `prepare` sets variables.
     ///
     /// # Errors
-    /// None is wanted, or one cannot be started.
+    /// None is selected, or one cannot be started.
     pub fn run(
         &self,
         own: &Snapshot,
@@ -113,7 +113,8 @@ impl TestPrograms {
     }
 }
 
-/// Has a test program run more tests at once than there are processors: for those that mostly wait for processes, disks and clocks.
+/// Makes a test program run more tests at once than there are processors: for those that mostly wait for processes,
+/// disks and timers.
 pub fn mostly_waits(test: &mut Command) {
     if std::env::var_os(THREADS).is_none() {
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_programs_with_tests_are_taken_from_what_cargo_tells() {
+    fn only_programs_with_tests_are_taken_from_cargos_output() {
         let line = |test: bool, executable: &str| {
             format!(
                 r#"{{"reason":"compiler-artifact","package_id":"path+file:///p/agent/core#mainstay-core@0.1.0","manifest_path":"/p/agent/core/Cargo.toml","target":{{"kind":["test"],"name":"it","edition":"2024"}},"profile":{{"opt_level":"0","test":{test}}},"executable":{executable},"fresh":true}}"#

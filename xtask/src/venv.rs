@@ -1,9 +1,9 @@
 //! The Python environments: a heavy one with PyTorch, made once and kept in the user's cache, and a thin one for
 //! this checkout laid over it, so that two checkouts never install their wheels over each other.
 //!
-//! Each is made beside a stamp that is written last. No stamp, or another one than wanted, means an interrupted or
-//! outdated install: what is there is examined, and made again if it does not work. A lock file keeps two runs from
-//! making the same environment at the same time.
+//! Each has a stamp that is written last. A missing or different stamp means an interrupted or outdated install:
+//! the environment is examined, and made again if it does not work. A lock file keeps two runs from making the same
+//! environment at the same time.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use crate::command;
 use crate::paths;
 use crate::progress::Progress;
 
-/// Python packages that the builds and the tests need beside PyTorch; small.
+/// Python packages that the builds and the tests need in addition to PyTorch; small.
 const TOOLS: &[&str] = &["numpy", "pytest", "maturin>=1.9,<2"];
 
 /// Written into an environment as the last thing.
 const STAMP: &str = "mainstay-stamp";
 
-/// Asks an interpreter who it is and what it has, without importing anything large.
+/// Prints an interpreter's version and packages, without importing anything large.
 const WHO: &str = r#"
 import importlib.util, json, sys
 has = lambda name: importlib.util.find_spec(name) is not None
@@ -46,7 +46,7 @@ impl Venv {
         Ok(Venv { dir, base })
     }
 
-    /// What it lies over.
+    /// The environment below it.
     pub fn base(&self) -> &Path {
         &self.base
     }
@@ -67,7 +67,7 @@ impl Venv {
     }
 }
 
-/// What an interpreter says of itself.
+/// An interpreter's report about itself.
 #[derive(Deserialize)]
 struct Interpreter {
     version: (u32, u32, u32),
@@ -76,7 +76,7 @@ struct Interpreter {
     venv: bool,
 }
 
-/// Makes both environments, or finds them made.
+/// Makes both environments, or finds existing ones.
 pub fn ensure(progress: &Progress) -> Result<Venv> {
     let base = ensure_base(progress)?;
     let dir = paths::target().join("venv");
@@ -84,8 +84,8 @@ pub fn ensure(progress: &Progress) -> Result<Venv> {
     Ok(Venv { dir, base })
 }
 
-/// An environment of its own folder that sees everything of the heavy one and installs nothing into it. The peers
-/// of the benchmarks live in such a one too.
+/// A separate environment that sees everything of the heavy one and installs nothing into it. The peers of the
+/// benchmarks have such an environment too.
 pub fn overlay(base: &Path, dir: &Path) -> Result<()> {
     let wanted = format!("over {}\n{}", base.display(), read(&base.join(STAMP)));
     if read(&dir.join(STAMP)) == wanted {
@@ -191,7 +191,7 @@ fn install(progress: &Progress, dir: &Path, what: &str, packages: &[&str]) -> Re
     })
 }
 
-/// The lock is held until the file is dropped, and by the kernel's doing also when the process dies.
+/// The lock is held until the file is dropped; the kernel also releases it when the process dies.
 fn lock(path: &Path, progress: &Progress) -> Result<File> {
     let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
     if file.try_lock().is_err() {
@@ -204,7 +204,7 @@ fn lock(path: &Path, progress: &Progress) -> Result<File> {
     Ok(file)
 }
 
-/// The interpreter that everything is built on.
+/// The interpreter for all builds.
 fn base_python() -> String {
     std::env::var("MAINSTAY_PYTHON").unwrap_or_else(|_| "python3".into())
 }
@@ -215,7 +215,7 @@ fn who(python: &str) -> Result<Interpreter> {
     serde_json::from_str(&said).with_context(|| format!("asking {python} for its version: {said:?}"))
 }
 
-/// What the stamp must say for the environment to be used as it is.
+/// The stamp with which the environment can be used unchanged.
 fn recipe(host: &Interpreter) -> Result<String> {
     let (major, minor, patch) = host.version;
     let torch = if host.torch { "the system's torch".to_string() } else { torch_for(host.version)? };
@@ -239,7 +239,7 @@ fn works(dir: &Path, host: &Interpreter) -> bool {
     same && command::output(Command::new(python).args(["-c", WORKS])).is_ok()
 }
 
-/// Debian and Ubuntu ship `venv` apart from Python.
+/// Debian and Ubuntu package `venv` separately from Python.
 fn provide_venv_module(progress: &Progress, python: &str, host: &Interpreter) -> Result<()> {
     let (major, minor, _) = host.version;
     let package = format!("python{major}.{minor}-venv");

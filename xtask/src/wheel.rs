@@ -13,7 +13,7 @@ use crate::paths;
 use crate::progress::Progress;
 use crate::venv::Venv;
 
-/// Builds the wheel if its sources changed, and returns where it lies.
+/// Builds the wheel if its sources changed, and returns its path.
 pub fn build(progress: &Progress, venv: &Venv) -> Result<PathBuf> {
     let wheels = paths::target().join("wheels");
     let stamp = wheels.join("sources");
@@ -33,8 +33,8 @@ pub fn build(progress: &Progress, venv: &Venv) -> Result<PathBuf> {
             .arg(paths::root().join("client/python/Cargo.toml"))
             .arg("--interpreter")
             .arg(venv.python())
-            // A folder of its own: with the interpreter in the environment, PyO3 would be built anew each time
-            // cargo and maturin take turns.
+            // A separate folder: with the interpreter in the environment, PyO3 would be built again each time cargo
+            // and maturin take turns.
             .arg("--target-dir")
             .arg(paths::target().join("python"))
             .arg("--out")
@@ -46,7 +46,7 @@ pub fn build(progress: &Progress, venv: &Venv) -> Result<PathBuf> {
     })
 }
 
-/// Builds if need be and installs if need be.
+/// Builds and installs it if necessary.
 pub fn install(progress: &Progress, venv: &Venv) -> Result<()> {
     let wheel = build(progress, venv)?;
     let stamp = venv.file("mainstay-wheel");

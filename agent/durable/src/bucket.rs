@@ -1,4 +1,4 @@
-//! A bucket: where it is, and the few things that are done with it.
+//! A bucket: its location and the basic operations.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,63 +11,63 @@ use object_store::{Error, ObjectStore, ObjectStoreExt, PutPayload};
 
 use crate::parts::Parts;
 
-/// How often a request is tried before the shard is left for later. The stores of clouds try again by themselves as well.
+/// Number of tries of a request before the shard is left for later. The clients of cloud stores also retry by themselves.
 const TRIES: u32 = 5;
 
-/// What can go wrong.
+/// Errors of durable storage.
 #[derive(Debug, thiserror::Error)]
 pub enum DurableError {
-    /// The URL is of no use.
+    /// The URL is not valid.
     #[error("{url}: {problem}")]
     Url {
-        /// What was given.
+        /// The given URL.
         url: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// The store refused or did not answer.
+    /// The store refuses or does not answer.
     #[error("{what} {path}: {source}")]
     Store {
-        /// What was done.
+        /// The operation.
         what: &'static str,
-        /// To which object.
+        /// The object.
         path: String,
-        /// What the store says.
+        /// The store's error.
         source: Error,
     },
-    /// Bytes are not what they must be.
+    /// Bytes differ from what was sealed.
     #[error("{path} is not what was sealed: {problem}")]
     Changed {
-        /// Which object.
+        /// The object.
         path: String,
-        /// In which way.
+        /// The problem.
         problem: String,
-        /// The first chunk that is another, where that is known.
+        /// The first chunk that differs, if known.
         chunk: Option<u32>,
     },
-    /// Something on this host.
+    /// An error on this host.
     #[error("{0}")]
     Local(String),
-    /// There is something newer to do, or the agent ends.
+    /// There is newer work, or the agent stops.
     #[error("it was abandoned")]
     GivenUp,
 }
 
 impl DurableError {
-    /// Whether the upload that was begun is not known any more: it is begun anew then.
+    /// Whether the store no longer knows the upload, so that it must start again.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(self, DurableError::Store { source: Error::NotFound { .. }, .. })
     }
 }
 
-/// Where steps are kept.
+/// A bucket that stores steps.
 #[derive(Clone)]
 pub struct Bucket {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) parts: Parts,
     prefix: Path,
     url: String,
-    /// The wait before a request is tried a second time; then twice as long each time.
+    /// The wait before the second try of a request, doubled each time.
     pub(crate) patience: Duration,
 }
 
@@ -78,11 +78,11 @@ impl fmt::Debug for Bucket {
 }
 
 impl Bucket {
-    /// Opens what a URL names: `file:///directory`, and with the feature `cloud` `s3://bucket/prefix`, `gs://…` and `az://…`.
+    /// Opens the bucket of a URL: `file:///directory`, and with the feature `cloud` `s3://bucket/prefix`, `gs://…` and `az://…`.
     /// Credentials and endpoints come from the environment, in each cloud's own variables.
     ///
     /// # Errors
-    /// The URL cannot be read, or names what this program cannot reach.
+    /// The URL cannot be parsed, or names a store that this program cannot reach.
     pub fn open(url: &str) -> Result<Bucket, DurableError> {
         let refused = |problem: String| DurableError::Url { url: url.to_owned(), problem };
         let Some((scheme, rest)) = url.split_once("://") else {
@@ -104,32 +104,32 @@ impl Bucket {
         cloud::open(scheme, rest, url)
     }
 
-    /// A bucket in a store that is open already. `url` is what it is called.
+    /// A bucket in an open store. `url` is its name.
     #[must_use]
     pub fn of(store: Arc<dyn ObjectStore>, parts: Parts, prefix: &str, url: &str) -> Bucket {
         let patience = Duration::from_millis(250);
         Bucket { store, parts, prefix: Path::from(prefix), url: url.to_owned(), patience }
     }
 
-    /// A bucket in any store that knows uploads in parts.
+    /// A bucket in any store that supports multipart uploads.
     #[must_use]
     pub fn over<S: ObjectStore + MultipartStore>(store: Arc<S>, url: &str) -> Bucket {
         Bucket::of(Arc::clone(&store) as _, Parts::Store(store), "", url)
     }
 
-    /// As this one, with another wait between tries.
+    /// Changes the wait between tries.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Bucket {
         Bucket { patience, ..self }
     }
 
-    /// What it is called.
+    /// The URL.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The place of an object; `name` is made of plain parts and slashes.
+    /// The path of an object; `name` consists of plain parts and slashes.
     pub(crate) fn path(&self, name: &str) -> Path {
         name.split('/')
             .filter(|part| !part.is_empty())
@@ -142,7 +142,7 @@ impl Bucket {
         self.again("writing", &path, || self.store.put(&path, payload.clone())).await.map(drop)
     }
 
-    /// An object's bytes; none if it is not there.
+    /// The bytes of an object; none if it does not exist.
     pub(crate) async fn get(&self, name: &str, limit: usize) -> Result<Option<Vec<u8>>, DurableError> {
         let path = self.path(name);
         let got = self.again("reading", &path, || async {
@@ -163,7 +163,7 @@ impl Bucket {
         }
     }
 
-    /// How long an object is; none if it is not there.
+    /// The length of an object; none if it does not exist.
     pub(crate) async fn length(&self, name: &str) -> Result<Option<u64>, DurableError> {
         let path = self.path(name);
         match self.again("looking at", &path, || self.store.head(&path)).await {
@@ -173,7 +173,7 @@ impl Bucket {
         }
     }
 
-    /// Deletes an object; one that is not there counts as deleted.
+    /// Deletes an object; a missing one counts as deleted.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), DurableError> {
         let path = self.path(name);
         match self.again("deleting", &path, || self.store.delete(&path)).await {
@@ -182,7 +182,7 @@ impl Bucket {
         }
     }
 
-    /// Tries a request again where that may help.
+    /// Repeats a request if that may help.
     pub(crate) async fn again<T, F>(
         &self,
         what: &'static str,
@@ -208,7 +208,7 @@ impl Bucket {
     }
 }
 
-/// Whether the same request will get the same answer.
+/// Whether a repeated request would get the same answer.
 fn is_final(error: &Error) -> bool {
     matches!(
         error,
@@ -255,7 +255,7 @@ mod cloud {
         if bucket.is_empty() {
             return Err(refused("it names no bucket".to_owned()));
         }
-        // The first to choose it wins, and it is this one everywhere.
+        // The first choice is final, and it is the same everywhere.
         let _ = rustls::crypto::ring::default_provider().install_default();
         macro_rules! built {
             ($builder:expr) => {{

@@ -1,5 +1,5 @@
-//! A bucket without an agent, for somebody who waits: what lies there, whether it is as it was sealed, and getting it back. All
-//! that a host needs which never had an agent.
+//! Blocking access to a bucket without an agent: list, verify and restore steps. This is all that a host needs that never
+//! had an agent.
 
 use std::fs::File;
 use std::io::Write;
@@ -21,19 +21,19 @@ use crate::fetch::Failed;
 use crate::listing::{self, Steps};
 use crate::upload::{self, How, Sent};
 
-/// A bucket and what is needed to wait for it.
+/// A bucket with a runtime for blocking calls.
 #[derive(Debug)]
 pub struct Direct {
     bucket: Bucket,
     runtime: Runtime,
 }
 
-/// What became of a step.
+/// The result of pulling a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
     /// The step.
     pub step: u64,
-    /// Shards that were fetched.
+    /// Fetched shards.
     pub shards: usize,
     /// Their bytes.
     pub bytes: u64,
@@ -43,20 +43,20 @@ impl Direct {
     /// Opens a bucket.
     ///
     /// # Errors
-    /// The URL is of no use, or there are no threads.
+    /// The URL is not valid, or threads cannot be started.
     pub fn open(url: &str) -> Result<Direct, DurableError> {
         Direct::over(Bucket::open(url)?)
     }
 
-    /// Waits for a bucket that is open.
+    /// Wraps an open bucket.
     ///
     /// # Errors
-    /// There are no threads.
+    /// Threads cannot be started.
     pub fn over(bucket: Bucket) -> Result<Direct, DurableError> {
         Ok(Direct { bucket, runtime: crate::tier::runtime()? })
     }
 
-    /// All steps of a run, or of all runs, newest first; and what is damaged, a line each.
+    /// All steps of a run, or of all runs, newest first; and a line for each damaged or incomplete one.
     ///
     /// # Errors
     /// The store does not answer.
@@ -79,7 +79,7 @@ impl Direct {
         })
     }
 
-    /// The runs that have whole steps, with their owners.
+    /// The runs with whole steps, including their owners.
     ///
     /// # Errors
     /// The store does not answer.
@@ -93,7 +93,7 @@ impl Direct {
         Ok(runs.into_iter().collect())
     }
 
-    /// Reads every byte of the steps of a run (of all runs without it) and compares it. Tells of each shard; good shards and bytes.
+    /// Reads and verifies every byte of the steps of a run (none: of all runs). Calls `reported` for each shard with its bytes or its problem.
     ///
     /// # Errors
     /// The store does not answer.
@@ -114,11 +114,11 @@ impl Direct {
         Ok(())
     }
 
-    /// Gets the newest whole step of a run into a directory of the disk's layout; one whose bytes are damaged is passed over for
-    /// the next older one, which `say` is told. None if there is none.
+    /// Fetches the newest whole step of a run into a directory with the disk's layout. A step with damaged bytes is skipped for
+    /// the next older one, which is reported to `say`. None if there is no step.
     ///
     /// # Errors
-    /// The store does not answer, no step is good, or the directory cannot be written.
+    /// The store does not answer, no step is intact, or the directory cannot be written.
     pub fn pull(
         &self,
         run_id: &str,
@@ -156,10 +156,10 @@ impl Direct {
         Ok(pulled)
     }
 
-    /// Brings the newest whole step of a directory into the bucket; none if no step of the run is whole there.
+    /// Uploads the newest whole step of a directory to the bucket; none if no step of the run is whole there.
     ///
     /// # Errors
-    /// The store does not take it, or the bytes are not those that were sealed.
+    /// The store refuses, or the bytes differ from their seal.
     pub fn push(&self, run_id: &str, directory: &Path) -> Result<Option<(u64, Sent)>, DurableError> {
         let mut found: Vec<(Sealed, PathBuf)> = Vec::new();
         look_directory(directory, |path, sealed| {
@@ -204,7 +204,7 @@ fn is_in(record: &StepRecord, sealed: &Sealed) -> bool {
     shard.is_some_and(|shard| shard.root == sealed.shard.root)
 }
 
-/// For bytes that are only to be compared.
+/// Target for bytes that are only verified.
 struct Nowhere;
 
 impl Target for Nowhere {
@@ -217,7 +217,7 @@ impl Target for Nowhere {
     }
 }
 
-/// A shard on its way into a directory: beside its place, and in it when all of it is there.
+/// A shard that is being written into a directory: next to its place first, and moved into it when complete.
 struct Landing<'a> {
     directory: &'a Path,
     taken: Option<(File, PathBuf, Sealed)>,
@@ -253,7 +253,7 @@ impl<'a> Landing<'a> {
 
 impl Target for Landing<'_> {
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
-        // The name is from a manifest that was read as one: a name and no path.
+        // The name is from a valid manifest, so it is a plain name, not a path.
         let is_one = Manifest::decode(&sealed.manifest).is_ok_and(|of| of.file.name == sealed.file);
         if !is_one {
             return Err(PeerError::Local("the manifest is none".to_owned()));

@@ -1,4 +1,4 @@
-//! Gets one shard back, each byte compared with its manifest before it counts.
+//! Fetches one shard and verifies each byte with its manifest.
 
 use std::ops::Range;
 
@@ -14,14 +14,14 @@ use tokio::task::JoinSet;
 use crate::bucket::{Bucket, DurableError};
 use crate::upload::{first_bad, in_step, step_name};
 
-/// Ranges on their way at once, and bytes of each.
+/// Number of ranges that are fetched in parallel, and bytes of each.
 const AT_ONCE: usize = 4;
 const RANGE: u64 = 16 << 20;
 
-/// The manifest of a shard as it lies in a bucket.
+/// The manifest of a shard in a bucket.
 ///
 /// # Errors
-/// It is not there, or not that of this shard.
+/// It does not exist, or is not of this shard.
 pub async fn manifest(bucket: &Bucket, shard: &Shard) -> Result<Sealed, DurableError> {
     let name = in_step(&step_name(&shard.of), &shard_names(shard.rank, &shard.root).1);
     let changed = |problem: String| DurableError::Changed { path: name.clone(), problem, chunk: None };
@@ -37,10 +37,10 @@ pub async fn manifest(bucket: &Bucket, shard: &Shard) -> Result<Sealed, DurableE
     Ok(sealed)
 }
 
-/// Brings a shard to `target`; its bytes. All of them were compared when this returns.
+/// Fetches a shard into `target`. Returns the number of bytes, all of which are verified.
 ///
 /// # Errors
-/// The store does not give it, it is not what was sealed, or `target` refuses it.
+/// The store does not return it, it differs from its seal, or `target` refuses it.
 pub async fn shard(bucket: &Bucket, shard: &Shard, target: &mut dyn Target) -> Result<u64, Failed> {
     let sealed = manifest(bucket, shard).await?;
     target.begin(&sealed).map_err(Failed::Target)?;
@@ -62,7 +62,7 @@ pub async fn shard(bucket: &Bucket, shard: &Shard, target: &mut dyn Target) -> R
         let is_short = bytes.len() as u64 != range.end - range.start;
         match first_bad(&sealed, range.start, &bytes) {
             None if !is_short => target.write(range.start, &bytes).map_err(Failed::Target)?,
-            // Once more: what was spoilt on the way may come right.
+            // Try again: the bytes may have been damaged in transit.
             _ if tried_again < AT_ONCE => {
                 tried_again += 1;
                 ask(&mut coming, bucket, &name, range);
@@ -88,12 +88,12 @@ fn ask(coming: &mut JoinSet<Came>, bucket: &Bucket, name: &str, range: Range<u64
     });
 }
 
-/// Why a shard did not come.
+/// Why a shard was not fetched.
 #[derive(Debug)]
 pub enum Failed {
-    /// Of the storage.
+    /// Error of the storage.
     Durable(DurableError),
-    /// Of where it was to go.
+    /// Error of the target.
     Target(PeerError),
 }
 
@@ -104,7 +104,7 @@ impl From<DurableError> for Failed {
 }
 
 impl Failed {
-    /// In the words of the tier; `name` is the storage's.
+    /// Converts it to an error of the tier; `name` is the name of the storage.
     #[must_use]
     pub fn reported(self, name: &str) -> PeerError {
         match self {

@@ -1,13 +1,13 @@
 //! Checkpoints in storage that outlives the hosts: object stores and directories, by one URL.
 //!
-//! [`bucket`] opens it and says what may go wrong; [`parts`] is an upload in parts that is gone on with after a kill; [`upload`]
-//! brings one shard there and makes a step of shards, [`listing`] tells what lies there, [`fetch`] gets a shard back;
-//! [`tier`] does all that behind an agent's back, [`direct`] for somebody who waits.
+//! [`bucket`] opens it and defines the errors; [`parts`] is an upload in parts that can resume after a kill; [`upload`]
+//! uploads one shard and completes a step of shards, [`listing`] lists runs and steps, [`fetch`] fetches a shard;
+//! [`tier`] does all that in the background of an agent, [`direct`] with blocking calls.
 //!
-//! Three rules, as everywhere in the tier: a step is there when its record is, which is written last; nothing is believed that
-//! is not what its manifest says; the newest whole step is deleted by no rule.
+//! Three rules, as everywhere in the tier: a step exists when its record does, which is written last; bytes that do not match
+//! their manifest are never used; no rule deletes the newest whole step.
 //!
-//! It is a crate of its own because an object store needs a runtime, and the tier has none. Nothing here is `async` to others.
+//! It is a separate crate because an object store needs a runtime, and the tier has none. Its interface to the tier is not `async`.
 
 pub mod bucket;
 pub mod direct;

@@ -1,4 +1,4 @@
-//! What lies in a bucket: runs, steps, and which of them are whole.
+//! Lists a bucket: runs, steps, and which of them are whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +11,18 @@ use tokio_stream::StreamExt;
 use crate::bucket::{Bucket, DurableError};
 use crate::upload::in_step;
 
-/// The steps of a run, by the names of their directories.
+/// The steps of a run, by directory name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// Those that are whole.
+    /// Whole steps.
     pub whole: BTreeMap<String, StepRecord>,
-    /// Those that somebody has begun.
+    /// Steps that a host has started to upload.
     pub started: BTreeSet<String>,
-    /// Those whose record is damaged, with what is wrong with it. They count as neither.
+    /// Steps with a damaged record, with the problem. They count as neither whole nor started.
     pub damaged: BTreeMap<String, String>,
 }
 
-/// A record in the words of the core.
+/// A record as a type of the core.
 #[must_use]
 pub fn key(record: &StepRecord) -> StepKey {
     let of = record.of.clone();
@@ -35,7 +35,7 @@ pub fn key(record: &StepRecord) -> StepKey {
     }
 }
 
-/// The shards of a record, in the words of the core.
+/// The shards of a record, as a type of the core.
 #[must_use]
 pub fn shards(record: &StepRecord) -> Vec<Shard> {
     let of = key(record);
@@ -50,21 +50,21 @@ pub fn shards(record: &StepRecord) -> Vec<Shard> {
     (0..).zip(&record.shards).map(shard).collect()
 }
 
-/// As copies that everyone may take. `holder`: what the storage is called.
+/// The shards of a record as copies that any host may fetch. `holder`: the name of the storage.
 #[must_use]
 pub fn copies(record: &StepRecord, holder: &str) -> Vec<Copy> {
     let copy = |shard| Copy {
         holder: holder.into(),
         medium: Medium::Durable,
         own: false,
-        // Of the record; each byte is compared when it is fetched.
+        // According to the record; each byte is verified when it is fetched.
         verified: true,
         shard,
     };
     shards(record).into_iter().map(copy).collect()
 }
 
-/// The record of a step that lies on hosts, for when all its shards lie in the bucket too; none while a rank is missing.
+/// The record of a step on hosts, to write when all its shards are in the bucket too; none while a rank is missing.
 #[must_use]
 pub fn record(state: &StepState) -> Option<StepRecord> {
     let shard = |rank| {
@@ -88,7 +88,7 @@ pub async fn runs(bucket: &Bucket) -> Result<Vec<String>, DurableError> {
     Ok(names.into_iter().filter(|name| !name.starts_with('.')).collect())
 }
 
-/// The steps in a run's directory. Of those that `known` has, nothing is read again: a record never changes.
+/// The steps in a run's directory. Steps in `known` are not read again: a record never changes.
 ///
 /// # Errors
 /// The store does not answer.
@@ -105,7 +105,7 @@ pub async fn steps(bucket: &Bucket, run: &str, known: &Steps) -> Result<Steps, D
         let content = bucket.get(&format!("{run}/{name}/{STEP_NAME}"), RECORD_LIMIT).await;
         match content.map(|content| content.map(|content| StepRecord::decode(&content))) {
             Ok(None) => drop(found.started.insert(name)),
-            // Under another step's name it is worth nothing: a copied object would offer old bytes as new.
+            // A record under another step's name is invalid: a copied object would offer old bytes as new.
             Ok(Some(Ok(record))) if record.of.directory() == name => drop(found.whole.insert(name, record)),
             Ok(Some(Ok(_))) => drop(found.damaged.insert(name, "its record is another step's".to_owned())),
             Ok(Some(Err(error))) => drop(found.damaged.insert(name, error.to_string())),
@@ -124,7 +124,7 @@ pub async fn of_run(bucket: &Bucket, run_id: &str, known: &Steps) -> Result<Step
     steps(bucket, &run_directory(run_id), known).await
 }
 
-/// The ranks whose shards do not lie there yet, bytes and manifest, at most 64 of them.
+/// The ranks whose bytes and manifest are not in the bucket yet, at most 64 of them.
 ///
 /// # Errors
 /// The store does not answer.
@@ -138,10 +138,10 @@ pub async fn missing(bucket: &Bucket, record: &StepRecord) -> Result<Vec<u32>, D
     Ok(ranks.take(64).collect())
 }
 
-/// Deletes a step: its record first, so that it is either there or not.
+/// Deletes a step, its record first, so that the step exists completely or not at all.
 ///
 /// # Errors
-/// The store does not do it. What is left is no step, and the next look deletes it.
+/// The store refuses. The remaining objects are not a step, and the next call deletes them.
 pub async fn delete(bucket: &Bucket, run: &str, step: &str) -> Result<(), DurableError> {
     let home = format!("{run}/{step}");
     bucket.delete(&format!("{home}/{STEP_NAME}")).await?;
@@ -159,7 +159,7 @@ async fn directories(bucket: &Bucket, name: &str) -> Result<Vec<String>, Durable
     Ok(listed.common_prefixes.iter().filter_map(last).collect())
 }
 
-/// The objects in a directory with their sizes.
+/// The objects in a directory, with their sizes.
 async fn objects(bucket: &Bucket, name: &str) -> Result<BTreeMap<String, u64>, DurableError> {
     let path = bucket.path(name);
     let all = || async {

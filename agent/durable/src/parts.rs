@@ -1,5 +1,5 @@
-//! Uploads in parts. A part that has come is kept by the store until the upload is completed, so that an agent that was killed
-//! goes on where it was: what it must know for that lies in a small file of its own.
+//! Uploads in parts. The store keeps each received part until the upload is completed, so that a killed agent can
+//! resume: the state for that is in a small local file.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -14,28 +14,28 @@ use object_store::path::Path;
 use object_store::{Error, PutPayload};
 use serde::{Deserialize, Serialize};
 
-/// The directory in a bucket of files where uploads lie that are not complete.
+/// Directory of incomplete uploads in a bucket of files.
 const UPLOADS: &str = ".uploads";
 
-/// Who takes parts.
+/// What receives parts.
 #[derive(Clone)]
 pub enum Parts {
-    /// A store that knows uploads in parts.
+    /// A store that supports multipart uploads.
     Store(Arc<dyn MultipartStore>),
-    /// A directory: parts are written to their place in a file, which takes its name when all are there.
+    /// A directory: parts are written to their offsets in a file, which is renamed when all are there.
     Files(PathBuf),
 }
 
-/// What is known of an upload under way.
+/// State of a running upload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Under {
     /// The object.
     pub(crate) name: String,
-    /// Its name at the store.
+    /// Its upload id in the store.
     pub(crate) id: String,
-    /// Bytes of each part but the last.
+    /// Bytes of each part except the last.
     pub(crate) part_bytes: u64,
-    /// What the store said to each part that it has.
+    /// The store's answer for each part that it has.
     pub(crate) done: BTreeMap<usize, String>,
 }
 
@@ -44,7 +44,7 @@ impl Under {
         serde_json::from_slice(&fs::read(file).ok()?).ok()
     }
 
-    /// Written beside and moved: a file that is half written would lose the parts that are there.
+    /// Writes a temporary file and renames it: a half-written file would lose the uploaded parts.
     pub(crate) fn write(&self, file: &FilePath) -> io::Result<()> {
         let aside = file.with_extension("tmp");
         fs::write(&aside, serde_json::to_vec(self).map_err(io::Error::other)?)?;
@@ -72,7 +72,7 @@ impl Parts {
         }
     }
 
-    /// Brings part `index`, which begins at `offset`.
+    /// Uploads part `index`, which starts at `offset`.
     pub(crate) async fn put(
         &self,
         path: &Path,
@@ -89,7 +89,7 @@ impl Parts {
             Parts::Files(root) => {
                 let file = upload(root, id);
                 aside(path.as_ref(), move || {
-                    // Never made anew here: an upload that is gone is gone with all its parts.
+                    // The file is never created here: if it is missing, the upload and all its parts are lost.
                     let file = OpenOptions::new().write(true).open(file)?;
                     let mut at = offset;
                     for piece in &bytes {
@@ -117,7 +117,7 @@ impl Parts {
                     let home = to.parent().unwrap_or(&root);
                     fs::create_dir_all(home)?;
                     fs::rename(&file, &to)?;
-                    // Each name on the way, for a directory that was made now is not yet on the disk.
+                    // Sync each directory on the path, because a new directory is not on disk yet.
                     home.ancestors()
                         .take_while(|above| above.starts_with(&root))
                         .try_for_each(|above| File::open(above)?.sync_all())
@@ -138,7 +138,7 @@ impl Parts {
     }
 }
 
-/// An id is a name and no path, whatever lies in the file that it was read from.
+/// The path of an upload. The id is reduced to a plain name, regardless of the file that it was read from.
 fn upload(root: &FilePath, id: &str) -> PathBuf {
     let plain: String = id.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').collect();
     root.join(UPLOADS).join(plain)

@@ -1,5 +1,5 @@
-//! Behind an agent's back: steps that are due are brought into the bucket, old ones go, and the service among peers is told what
-//! lies there, so that a host without any history finds it.
+//! The durable tier in the background of an agent: uploads steps that are due, deletes old ones, and reports the content of the bucket
+//! to the service among peers, so that a host without any history finds it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,46 +23,46 @@ use crate::fetch::Failed;
 use crate::listing::{self, Steps};
 use crate::upload::{self, How, step_name};
 
-/// How long the bucket may not answer before a decision is made without it.
+/// Time limit for an answer of the bucket before a decision is made without it.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// How long what was listed counts as new, while something is under way and else.
+/// Time for which a listing counts as current: while an upload runs, and otherwise.
 const LISTED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
-/// The wait after a failure, twice as long each time.
+/// Wait after a failure, doubled each time: first and longest.
 const BACK_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
 
-/// What is to be done.
+/// Settings of the durable tier.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The first step in so many training steps goes there.
+    /// The first step in each interval of this many training steps is uploaded.
     pub every: u64,
-    /// Whole steps of a run that are kept there.
+    /// Whole steps of a run that are kept in the bucket.
     pub keep: usize,
-    /// Bytes a second; none for no limit.
+    /// Bytes per second; none: no limit.
     pub bandwidth: Option<u64>,
-    /// Bytes of a part at least; none for what suits object stores.
+    /// Minimum number of bytes of a part; none: a size that suits object stores.
     pub part_bytes: Option<u64>,
-    /// Where it is written down how far uploads are.
+    /// Directory of the state of uploads.
     pub notes: PathBuf,
-    /// Time from one look to the next.
+    /// Time between two checks.
     pub interval: Duration,
 }
 
-/// How it stands.
+/// State of the durable tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// What is being brought there.
+    /// The step that is being uploaded.
     pub uploading: Option<u64>,
-    /// What went wrong last, until something goes right.
+    /// The last error, until the next success.
     pub error: Option<String>,
-    /// Bytes that went there since the start.
+    /// Bytes uploaded since the start.
     pub bytes_sent: u64,
-    /// Steps that this agent made whole there since the start.
+    /// Steps that this agent completed there since the start.
     pub steps: u64,
-    /// Tries that failed since the start.
+    /// Failed tries since the start.
     pub failures: u64,
-    /// How long this host's shards of the last step took to come there.
+    /// Time that the upload of this host's shards of the last step took.
     pub last_step_took: Option<Duration>,
 }
 
@@ -73,7 +73,7 @@ struct State {
     status: Status,
 }
 
-/// The durable tier of an agent. It ends when it is dropped.
+/// The durable tier of an agent. It stops when it is dropped.
 #[derive(Debug)]
 pub struct Tier {
     inner: Arc<Inner>,
@@ -96,10 +96,10 @@ pub(crate) fn runtime() -> Result<Runtime, DurableError> {
 }
 
 impl Tier {
-    /// Begins to watch `service`, and tells it what lies in the bucket.
+    /// Starts to watch `service` and reports the content of the bucket to it.
     ///
     /// # Errors
-    /// There are no threads, or the directory for notes cannot be made.
+    /// Threads cannot be started, or the directory for notes cannot be created.
     pub fn start(bucket: Bucket, settings: Settings, service: &Arc<Service>) -> Result<Tier, DurableError> {
         let made = fs::create_dir_all(&settings.notes);
         made.map_err(|error| DurableError::Local(format!("{}: {error}", settings.notes.display())))?;
@@ -119,13 +119,13 @@ impl Tier {
         Ok(Tier { inner })
     }
 
-    /// How it stands.
+    /// The current state.
     #[must_use]
     pub fn status(&self) -> Status {
         self.inner.state().status.clone()
     }
 
-    /// What the bucket is called.
+    /// The URL of the bucket.
     #[must_use]
     pub fn url(&self) -> &str {
         self.inner.bucket.url()
@@ -181,7 +181,7 @@ impl Inner {
         }
     }
 
-    /// One look: what is due is brought there.
+    /// One check: uploads steps that are due.
     fn look(&self, service: &Service, pace: &Pace) -> Result<(), DurableError> {
         let copies: Vec<Copy> =
             service.copies().into_iter().filter(|copy| copy.medium != Medium::Durable).collect();
@@ -192,7 +192,7 @@ impl Inner {
             if next(&self.candidates(run, &states), self.settings.every).is_none() {
                 continue;
             }
-            // Somebody else may have begun with another step.
+            // Another host may have started with another step.
             self.list(run, LISTED.0)?;
             let candidates = self.candidates(run, &states);
             let Some(due) = next(&candidates, self.settings.every) else { continue };
@@ -203,7 +203,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Brings this agent's shards of a step, and makes it one if all others are there.
+    /// Uploads this agent's shards of a step, and completes the step if all others are there.
     fn bring(
         &self,
         service: &Service,
@@ -229,7 +229,7 @@ impl Inner {
                 notes.insert(format!("{}.json", shard.root));
                 opened.pin();
                 let sent = upload::shard(&self.bucket, &opened.sealed, &opened.bytes, &how).await;
-                // In memory it may have had to make room for another step: that is no damage.
+                // A shard in memory may have been overwritten by another step: that is no damage.
                 if let (Err(DurableError::Changed { chunk: Some(_), .. }), true) = (&sent, opened.is_still())
                 {
                     service.doubt(&shard.root);
@@ -254,7 +254,7 @@ impl Inner {
         self.tidy(run)
     }
 
-    /// Uploads that were begun for steps that are over: the store need not keep their parts.
+    /// Aborts uploads of other steps, so that the store need not keep their parts.
     fn forget_notes(&self, of_now: &BTreeSet<String>) {
         for entry in fs::read_dir(&self.settings.notes).into_iter().flatten().flatten() {
             if entry.file_name().to_str().is_some_and(|name| of_now.contains(name)) {
@@ -268,7 +268,7 @@ impl Inner {
         }
     }
 
-    /// Deletes what is beyond `keep`.
+    /// Deletes steps beyond `keep`.
     fn tidy(&self, run: &str) -> Result<(), DurableError> {
         let candidates = self.candidates(run, &[]);
         for gone in expired(&candidates, self.settings.keep) {
@@ -282,7 +282,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Asks what lies there of a run, unless that was asked within `within`.
+    /// Lists a run, unless it was listed within `within`.
     fn list(&self, run: &str, within: Duration) -> Result<(), DurableError> {
         let known = self.state().runs.get(run).cloned();
         if known.as_ref().is_some_and(|(at, _)| at.elapsed() < within) {
@@ -300,7 +300,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The steps of a run: those on hosts and those in the bucket. What nobody here knows more of than its directory has that name
+    /// The steps of a run: those on hosts and those in the bucket. A step of which only its directory is known has the directory's name
     /// in place of its job.
     fn candidates(&self, run: &str, states: &[StepState]) -> Vec<Candidate> {
         let state = self.state();
@@ -338,7 +338,7 @@ impl Inner {
     }
 }
 
-/// The shards that this agent is to bring: its own, and of those whose owner is gone the ones that are its by rendezvous.
+/// The shards that this agent must upload: its own, and those of lost owners that rendezvous hashing assigns to it.
 fn ours(me: &str, state: &StepState, copies: &[Copy]) -> Vec<Shard> {
     let mut ours = Vec::new();
     for shards in state.ranks.values() {

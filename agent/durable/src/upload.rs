@@ -1,4 +1,4 @@
-//! Brings one shard into a bucket, and makes a step of shards that are all there.
+//! Uploads one shard to a bucket, and completes a step whose shards are all there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,33 +16,33 @@ use tokio::task::JoinSet;
 use crate::bucket::{Bucket, DurableError};
 use crate::parts::Under;
 
-/// Parts on their way at once.
+/// Number of parts that are uploaded in parallel.
 const AT_ONCE: usize = 4;
 
-/// Bytes of a part, as long as there are not too many: S3 takes 5 MiB at least, and 10,000 parts at most.
+/// Bytes of a part, if there are not too many parts: S3 requires at least 5 MiB and allows at most 10,000 parts.
 const PART: u64 = 16 << 20;
 
-/// Parts of one upload at most.
+/// Maximum number of parts of one upload.
 const MOST_PARTS: u64 = 9000;
 
-/// How an upload is done.
+/// Options of an upload.
 pub struct How<'a> {
-    /// Where it is written down how far an upload is; none for uploads that are begun anew.
+    /// Directory of the state of uploads; none: an interrupted upload starts again.
     pub notes: Option<&'a Path>,
-    /// How fast.
+    /// Rate limit.
     pub pace: &'a Pace,
-    /// Bytes of a part at least; none for what suits object stores.
+    /// Minimum number of bytes of a part; none: a size that suits object stores.
     pub part_bytes: Option<u64>,
-    /// Whether to stop here: parts that have come stay.
+    /// Whether to stop; uploaded parts stay.
     pub given_up: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// What was done.
+/// The result of an upload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Bytes that went to the store.
+    /// Bytes sent to the store.
     pub bytes: u64,
-    /// Bytes that lay there already.
+    /// Bytes that the store already had.
     pub there: u64,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn in_step(of: &StepName, name: &str) -> String {
     format!("{}/{}/{name}", run_directory(of.run_id()), of.directory())
 }
 
-/// Which step a shard is of, in the words of a bucket.
+/// The name of a shard's step in a bucket.
 pub(crate) fn step_name(of: &mainstay_core::checkpoint::inventory::StepKey) -> StepName {
     StepName {
         job: of.job.to_string(),
@@ -62,26 +62,26 @@ pub(crate) fn step_name(of: &mainstay_core::checkpoint::inventory::StepKey) -> S
     }
 }
 
-/// Says that somebody has begun with a step.
+/// Records that a host has started to upload a step.
 ///
 /// # Errors
-/// The store does not take it.
+/// The store refuses.
 pub async fn begin(bucket: &Bucket, of: &StepName) -> Result<(), DurableError> {
     bucket.put(&in_step(of, BEGUN_NAME), Vec::new()).await
 }
 
-/// Makes a step of shards that are all there: its record is written, last of all.
+/// Completes a step whose shards are all there: writes its record, last of all.
 ///
 /// # Errors
-/// The store does not take it.
+/// The store refuses.
 pub async fn commit(bucket: &Bucket, record: &StepRecord) -> Result<(), DurableError> {
     bucket.put(&in_step(&record.of, STEP_NAME), record.encode()).await
 }
 
-/// Brings a shard: its bytes, each compared with its manifest on the way, then its manifest. What lies there is not sent again.
+/// Uploads a shard: its bytes, each verified with its manifest on the way, then its manifest. Uploaded parts are not sent again.
 ///
 /// # Errors
-/// The store does not take it, or the bytes are not those that were sealed.
+/// The store refuses, or the bytes differ from their seal.
 pub async fn shard(
     bucket: &Bucket,
     sealed: &Sealed,
@@ -129,7 +129,7 @@ async fn bytes(
     if let Some(before) = before.filter(|before| before.name == name && before.part_bytes == part_bytes) {
         let job = Job { bucket, sealed, from, how, notes: notes.as_deref() };
         match job.run(before).await {
-            // The store has thrown the upload away; a lifecycle rule may.
+            // The store has discarded the upload, for example by a lifecycle rule.
             Err(error) if error.is_gone() => {
                 tracing::info!(name, %error, "an upload cannot continue and starts from the beginning");
             }
@@ -142,7 +142,7 @@ async fn bytes(
     Job { bucket, sealed, from, how, notes: notes.as_deref() }.run(under).await
 }
 
-/// Whole chunks, and few enough parts.
+/// The size of a part: whole chunks, and few enough parts.
 fn part_bytes(size: u64, chunk: u64, wanted: Option<u64>) -> u64 {
     let least = wanted.unwrap_or(PART).max(size.div_ceil(MOST_PARTS)).max(1);
     least.div_ceil(chunk.max(1)).saturating_mul(chunk.max(1))
@@ -181,14 +181,14 @@ impl Job<'_> {
                 take(&mut coming).await?;
             }
             self.how.pace.wait(length);
-            // Read and compared here, on this thread: the runtime's own bring what was read before.
+            // Read and verify on this thread; the runtime's threads send what was read before.
             let payload = PutPayload::from(read(self.sealed, self.from, offset, length)?);
             let (bucket, path, noting) = (self.bucket.clone(), path.clone(), Arc::clone(&noting));
             coming.spawn(async move {
                 let id = noting.under().id.clone();
                 let put = || bucket.parts.put(&path, &id, index, offset, payload.clone());
                 let part = bucket.again("sending a part of", &path, put).await?;
-                // At once: who is killed now need not send it again.
+                // Record it immediately, so that after a kill it need not be sent again.
                 noting.done(index, part)
             });
             sent.bytes += length;
@@ -202,7 +202,7 @@ impl Job<'_> {
         };
         let complete = || self.bucket.parts.complete(&path, &id, all.clone());
         let completed = self.bucket.again("completing", &path, complete).await;
-        // Also where it was refused: parts that the store has lost would make it fail for ever.
+        // Also on refusal: parts that the store has lost would make it fail forever.
         if let Some(notes) = self.notes {
             let _ = fs::remove_file(notes);
         }
@@ -219,7 +219,7 @@ async fn take(coming: &mut JoinSet<Result<(), DurableError>>) -> Result<(), Dura
     }
 }
 
-/// What has come of an upload, and where that is written down.
+/// Progress of an upload, and its file.
 struct Noting {
     under: Mutex<Under>,
     notes: Option<PathBuf>,
@@ -248,7 +248,7 @@ impl Noting {
     }
 }
 
-/// Bytes of a shard, whole chunks of it, as they were sealed.
+/// Reads whole chunks of a shard and verifies them.
 fn read(sealed: &Sealed, from: &Bytes, offset: u64, length: u64) -> Result<Vec<u8>, DurableError> {
     let reported = |problem: String, chunk| DurableError::Changed {
         path: format!("the shard of rank {} of step {}", sealed.shard.rank, sealed.shard.of.step),
@@ -262,7 +262,7 @@ fn read(sealed: &Sealed, from: &Bytes, offset: u64, length: u64) -> Result<Vec<u
     })
 }
 
-/// The first of the chunks from `offset` on that is not what the manifest says.
+/// The first chunk from `offset` on that does not match the manifest.
 pub(crate) fn first_bad(sealed: &Sealed, offset: u64, bytes: &[u8]) -> Option<u32> {
     let chunk = u64::from(sealed.chunk_bytes).max(1);
     let first = offset / chunk;

@@ -1,4 +1,4 @@
-//! Programs that are run to do one thing, and may never end.
+//! Short-lived child programs that may hang.
 
 use std::io;
 use std::process::{Child, ExitStatus};
@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
-/// How a child ended, if it did in time.
+/// The exit status of a child, if it ended in time.
 pub(super) fn ended(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
     let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
     let handle = pidfd_open(pid.ok_or(io::ErrorKind::NotFound)?, PidfdFlags::empty())?;
@@ -26,12 +26,12 @@ pub(super) fn ended(child: &mut Child, within: Duration) -> io::Result<Option<Ex
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         };
-        // Interrupted or not: the child is looked at again.
+        // Check the child again, also after an interrupt.
         let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&left));
     }
 }
 
-/// Kills a child that leads its own process group, with all of it.
+/// Kills the whole process group of a child that leads one.
 pub(super) fn kill_group(child: &Child) {
     let group = i32::try_from(child.id()).unwrap_or(0);
     if group > 0 {

@@ -1,12 +1,12 @@
-//! Which GPUs the ranks see. A rank uses the one at its own place among those, by convention: it is what `torchrun`'s users
-//! write, and nothing else tells a launcher before a rank runs.
+//! Which GPUs the ranks see. By convention a rank uses the GPU at its own index among the visible ones: programs for
+//! `torchrun` do so, and before a rank runs there is no other source.
 
 use std::path::Path;
 
-/// The variable by which CUDA is told.
+/// The variable that lists CUDA's visible devices.
 pub const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// What is visible: what the variable says, else all there are, by their numbers.
+/// The visible GPUs: those in the variable, else all of the host, by number.
 pub fn visible(variable: Option<&str>, dev: &Path) -> Vec<String> {
     match variable {
         Some(list) => {
@@ -23,10 +23,10 @@ pub fn visible(variable: Option<&str>, dev: &Path) -> Vec<String> {
     }
 }
 
-/// What is left without the one of a rank, if so many ranks can still have one each.
+/// The GPUs that remain without that of one rank, if `ranks` ranks can still have one each.
 ///
 /// # Errors
-/// There would be too few; in words for a person.
+/// There would be too few; as a message.
 pub fn without(visible: &[String], local_rank: u32, ranks: u32) -> Result<Vec<String>, String> {
     let (place, ranks) = (local_rank as usize, ranks as usize);
     if visible.is_empty() {
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_visible_is_what_the_user_said_or_all_there_is() {
+    fn the_visible_devices_are_those_of_the_user_or_all() {
         let dev = tempfile::tempdir().expect("a directory");
         for name in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"] {
             std::fs::write(dev.path().join(name), "").expect("a file");

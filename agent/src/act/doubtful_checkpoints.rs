@@ -1,5 +1,5 @@
-//! Says beside checkpoints which of them are doubtful: those after the last step at which replicas agreed. What is made of that is
-//! for the side that loads them (`mainstay.checkpoint`); nothing is removed.
+//! Marks doubtful checkpoints in their directory: those after the last step at which replicas agreed. The side that loads
+//! them (`mainstay.checkpoint`) decides what to do; nothing is removed.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 /// The file's name in the directory of checkpoints.
 pub const FILE: &str = "doubtful.json";
 
-/// Findings that are remembered; the newest count.
+/// At most this many findings are kept: the newest.
 const KEPT: usize = 64;
 
-/// Marks what this launch of the job saved after the finding's last agreed step, if it is one that makes checkpoints doubtful.
+/// Marks what this launch of the job saved after the finding's last agreed step, if the finding makes checkpoints doubtful.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -26,7 +26,7 @@ pub fn mark(directory: &Path, job: &JobId, launch: &str, finding: &Finding) -> i
     fs::create_dir_all(directory)?;
     let path = directory.join(FILE);
     let mut reported: Vec<Value> = match fs::read(&path) {
-        // One that somebody has spoilt is begun anew.
+        // A file that cannot be parsed is replaced.
         Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(error),
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn corruption_is_marked_beside_the_checkpoints_and_slowness_is_not() {
+    fn corruption_is_marked_next_to_the_checkpoints_and_slowness_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let (home, job) = (dir.path().join("steps"), JobId("demo".into()));
         mark(&home, &job, "demo@7", &finding(FindingKind::SlowRank, false)).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::act::devices;
 
-/// All that the environment of one rank is made of.
+/// The values for the environment of one rank.
 #[derive(Clone, Debug)]
 pub struct RankEnvironment<'a> {
     /// The job's name.
@@ -14,7 +14,7 @@ pub struct RankEnvironment<'a> {
     pub run_id: &'a str,
     /// This launch of the run.
     pub launch: &'a str,
-    /// The launcher on this host, where the job has several.
+    /// The launcher on this host, if the job has several.
     pub launcher: Option<&'a str>,
     /// `RANK`.
     pub rank: u32,
@@ -28,7 +28,7 @@ pub struct RankEnvironment<'a> {
     pub group_rank: u32,
     /// `GROUP_WORLD_SIZE`.
     pub group_world_size: u32,
-    /// How many ranks the attempt before had, where that is known.
+    /// How many ranks the previous attempt had, if known.
     pub previous_size: Option<u32>,
     /// `ROLE_NAME`.
     pub role: &'a str,
@@ -36,13 +36,13 @@ pub struct RankEnvironment<'a> {
     pub master_addr: &'a str,
     /// `MASTER_PORT`.
     pub master_port: u16,
-    /// How often the ranks were started before.
+    /// How often the ranks were restarted.
     pub attempt: u32,
     /// Restarts allowed.
     pub max_restarts: u32,
-    /// Where an uncaught exception is written to.
+    /// The file for an uncaught exception.
     pub error_file: &'a Path,
-    /// Where its stacks are written to when that is asked for.
+    /// The file for the rank's stacks when they are requested.
     pub stacks_file: &'a Path,
     /// The rank's heartbeat page.
     pub page: Option<&'a Path>,
@@ -52,24 +52,24 @@ pub struct RankEnvironment<'a> {
     pub checkpoint_dir: &'a Path,
     /// The memory that the launcher keeps for checkpoints.
     pub checkpoint_pool: Option<&'a Path>,
-    /// The step from which all hosts of the job go on, and the root of the rank's shard of it.
+    /// The step from which all hosts of the job resume, and the root of the rank's shard of it.
     pub resume: Option<&'a str>,
-    /// Where the client writes which modules the rank holds, if that is wanted.
+    /// Where the client writes which modules the rank holds, if that is needed.
     pub modules_file: Option<&'a Path>,
-    /// The socket by which a rank agrees on rounds with the launcher.
+    /// The socket on which a rank agrees on rounds with the launcher.
     pub rounds: Option<&'a Path>,
-    /// The socket by which a rank hears of faults that it is to bring about.
+    /// The socket on which a rank receives faults to inject.
     pub drill: Option<&'a Path>,
-    /// The GPUs that the rank is to see (`CUDA_VISIBLE_DEVICES`), if not all that the user lets it.
+    /// The GPUs that the rank sees (`CUDA_VISIBLE_DEVICES`), if not all that the user allows.
     pub devices: Option<String>,
-    /// Whether the rank is told that its local rank is 0: it sees its own GPU only.
+    /// Whether the rank's local rank is 0 because it sees only its own GPU.
     pub virtual_local_rank: bool,
 }
 
-/// What a rank of several hosts loads.
+/// The step that a rank of a job on several hosts loads.
 const RESUME: &str = "MAINSTAY_CHECKPOINT_RESUME";
 
-/// What tells a rank who it is in a round: all that changes for one that goes on in its process.
+/// The variables of a round: all that change for a rank that continues in its process.
 const OF_A_ROUND: [&str; 13] = [
     "RANK",
     "LOCAL_RANK",
@@ -87,8 +87,8 @@ const OF_A_ROUND: [&str; 13] = [
 ];
 
 impl RankEnvironment<'_> {
-    /// The variables to set. `inherited` tells what the launcher's own environment holds: what a user has set of
-    /// the tunables stays.
+    /// The variables to set. `inherited` returns whether the launcher's own environment has a variable: tunables that the
+    /// user has set are kept.
     pub fn variables(&self, inherited: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
         let mut variables = vec![
             ("RANK", self.rank.to_string()),
@@ -105,7 +105,7 @@ impl RankEnvironment<'_> {
             ("TORCHELASTIC_RESTART_COUNT", self.attempt.to_string()),
             ("TORCHELASTIC_MAX_RESTARTS", self.max_restarts.to_string()),
             ("TORCHELASTIC_RUN_ID", self.run_id.to_owned()),
-            // Rank 0 makes the store, anew for each attempt: nobody ever reads what a dead generation wrote.
+            // Rank 0 creates a new store for each attempt, so no rank reads what an earlier generation wrote.
             ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
             ("TORCHELASTIC_ERROR_FILE", self.error_file.display().to_string()),
             ("MAINSTAY_STACKS", self.stacks_file.display().to_string()),
@@ -149,17 +149,17 @@ impl RankEnvironment<'_> {
         variables
     }
 
-    /// The variables of a round, for a rank that goes on in its process.
+    /// The variables of a round, for a rank that continues in its process.
     pub fn of_the_round(&self) -> BTreeMap<String, String> {
         let variables = self.variables(|_| true).into_iter();
         let of_the_round = variables.filter(|(name, _)| OF_A_ROUND.contains(name));
-        // Of several hosts. Empty where ranks find out themselves: the round before may have had a step.
+        // With several hosts. Empty if ranks find the step themselves: the previous round may have had one.
         let resume = self.launcher.map(|_| (RESUME, self.resume.unwrap_or_default().to_owned()));
         of_the_round.chain(resume).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// With these, ranks that use NCCL write their flight record when somebody writes into their pipe, and go on. The pipe
-    /// lies beside the page, where nobody copies or reads whole directories.
+    /// With these, ranks that use NCCL write their flight record when a process writes into their pipe, and go on. The pipe
+    /// is next to the page, where no program copies or reads whole directories.
     fn flight_recorder(&self, inherited: impl Fn(&str) -> bool, variables: &mut Vec<(&'static str, String)>) {
         let Some(page) = self.page else { return };
         if !inherited("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") {
@@ -173,7 +173,7 @@ impl RankEnvironment<'_> {
     }
 }
 
-/// What a user may set otherwise: the same for all ranks of a job.
+/// Variables that a user may override; the same for all ranks of a job.
 pub fn tunables(local_world_size: u32, inherited: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
     let mut variables = Vec::new();
     let mut unless_set = |name, value: &str| {
@@ -182,9 +182,9 @@ pub fn tunables(local_world_size: u32, inherited: impl Fn(&str) -> bool) -> Vec<
         }
     };
     unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
-    // What each collective is and whether it is complete; torch keeps it by default for NCCL only.
+    // Records what each collective is and whether it is complete. By default torch does so for NCCL only.
     unless_set("TORCH_FR_BUFFER_SIZE", "2000");
-    // Output goes to files, which Python would buffer by blocks: a killed rank's last words would be lost.
+    // Output goes to files, for which Python buffers blocks: a killed rank's last lines would be lost.
     unless_set("PYTHONUNBUFFERED", "1");
     if local_world_size > 1 {
         unless_set("OMP_NUM_THREADS", "1");
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_a_round_changes_is_told_to_a_rank_that_goes_on() {
+    fn a_rank_that_goes_on_gets_all_variables_that_a_round_changes() {
         let reported = RankEnvironment { previous_size: Some(4), ..environment(2) }.of_the_round();
         assert_eq!(reported.len(), OF_A_ROUND.len(), "{reported:?}");
         assert_eq!(reported["TORCHELASTIC_RESTART_COUNT"], "2");
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_with_one_gpu_of_its_own_is_told_local_rank_0() {
+    fn a_rank_that_sees_only_its_own_gpu_has_local_rank_0() {
         let own = || RankEnvironment {
             virtual_local_rank: true,
             devices: Some("GPU-7".to_owned()),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_page_the_client_is_told_of_none() {
+    fn without_a_page_there_is_no_variable_for_one() {
         assert_eq!(value(environment(2), &[], "MAINSTAY_PAGE"), None);
     }
 }

@@ -1,5 +1,5 @@
-//! How long the ranks' output files were, and when: the times of their lines. A thread looks at their lengths, so that no file
-//! system holds up the launcher, and a terminal that nobody reads holds up no look.
+//! How long the ranks' output files were, and when: the times of their lines. A separate thread reads the lengths, so that
+//! no file system blocks the launcher and no unread terminal delays a reading.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,30 +12,30 @@ use mainstay_core::base::timeline::{Moment, Timeline};
 
 use crate::os::clock;
 
-/// How often lengths are looked at. A line's time is known to this.
+/// How often lengths are read: the resolution of a line's time.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The files under watch, shared with the thread that looks.
 #[derive(Debug)]
 pub struct Growths {
     files: Files,
-    /// The thread ends when this goes.
+    /// The thread ends when this is dropped.
     _ends: Sender<()>,
 }
 
 type Files = Arc<Mutex<BTreeMap<PathBuf, Growth>>>;
 
-/// What is known of one file.
+/// The growth of one file.
 #[derive(Clone, Debug, Default)]
 pub struct Growth {
-    /// When it was how long.
+    /// The file's lengths with their times.
     pub timeline: Timeline,
-    /// The last look, whether it found more or not.
+    /// The last look, whether or not it found more.
     looked: Mono,
 }
 
 impl Growth {
-    /// A look that took from `before` to `after` found the file to be so long.
+    /// Records the length that a look between `before` and `after` found.
     pub fn found(&mut self, before: Mono, after: Mono, length: u64) {
         self.timeline.push(Moment { not_before: self.looked, at: after, value: length });
         self.looked = self.looked.max(before);
@@ -43,7 +43,7 @@ impl Growth {
 }
 
 impl Growths {
-    /// Starts the thread. Where the kernel gives none, the lines of a rank have the time of its end.
+    /// Starts the thread. Without a thread, the lines of a rank get the time of its end.
     pub fn start() -> Growths {
         let (ends, ended) = channel();
         let files = Files::default();
@@ -56,7 +56,7 @@ impl Growths {
         Growths { files, _ends: ends }
     }
 
-    /// Watches a file that a rank will write from now on.
+    /// Watches a file that a rank is about to write.
     pub fn watch(&self, path: &Path) {
         let new = Growth { looked: clock::mono(), ..Growth::default() };
         lock(&self.files).insert(path.to_owned(), new);
@@ -67,7 +67,7 @@ impl Growths {
         lock(&self.files).clear();
     }
 
-    /// What is known of a file.
+    /// The growth of a file.
     pub fn of(&self, path: &Path) -> Growth {
         lock(&self.files).get(path).cloned().unwrap_or_default()
     }
@@ -77,9 +77,9 @@ fn look(files: &Files, ended: &Receiver<()>) {
     while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         let paths: Vec<PathBuf> = lock(files).keys().cloned().collect();
         for path in paths {
-            // What a look finds was there when it ended; what it does not find was written after it began.
+            // What a look finds was there when it ended. What it does not find was written after it started.
             let before = clock::mono();
-            // Without the lock: a file system may take its time.
+            // Without the lock: a file system may be slow.
             let Ok(length) = std::fs::metadata(&path).map(|of| of.len()) else { continue };
             if let Some(growth) = lock(files).get_mut(&path) {
                 growth.found(before, clock::mono(), length);
@@ -88,7 +88,7 @@ fn look(files: &Files, ended: &Receiver<()>) {
     }
 }
 
-/// A panic of another holder leaves nothing half done here.
+/// A holder that panics leaves no inconsistent state here.
 fn lock(files: &Files) -> MutexGuard<'_, BTreeMap<PathBuf, Growth>> {
     files.lock().unwrap_or_else(PoisonError::into_inner)
 }

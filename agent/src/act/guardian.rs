@@ -1,8 +1,9 @@
-//! The guardian: a small process that outlives its launcher and then takes along what the launcher left.
+//! The guardian: a small process that outlives its launcher and then ends what the launcher left.
 //!
-//! The ranks themselves die with the launcher by `PR_SET_PDEATHSIG`. What they started (DataLoader workers, helper
-//! processes) does not; the guardian finds it by cgroup, by process group, and by the launch's mark in the
-//! environment (`MAINSTAY_LAUNCH`): a job id is no mark, for two launchers may use the same. It waits on a pipe that the kernel closes when the launcher ends, however it ends.
+//! The ranks themselves die with the launcher by `PR_SET_PDEATHSIG`. The processes that they started (DataLoader workers,
+//! helper processes) do not. The guardian finds these by cgroup, by process group, and by the launch's mark in the
+//! environment (`MAINSTAY_LAUNCH`). A job id is no mark, because two launchers may use the same. The guardian waits on a
+//! pipe that the kernel closes when the launcher ends for any reason.
 
 use std::fs;
 use std::io::{self, BufRead, Write};
@@ -16,14 +17,14 @@ use nix::sys::signal::Signal;
 
 use crate::os::processes;
 
-/// The hidden subcommand that is the guardian.
+/// The hidden subcommand that runs the guardian.
 pub const SUBCOMMAND: &str = "guardian";
 
-/// How often the removal of a control group is tried, and what lies between: five seconds in all.
+/// How often the removal of a control group is tried, and the pause between two tries: five seconds in all.
 const REMOVALS: u32 = 250;
 const BETWEEN_REMOVALS: Duration = Duration::from_millis(20);
 
-/// The launcher's end.
+/// The launcher's handle of its guardian.
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
@@ -55,27 +56,27 @@ impl Guardian {
         Ok(Guardian { child, orders })
     }
 
-    /// Its process.
+    /// The guardian's process.
     pub fn pid(&self) -> Pid {
         Pid(i32::try_from(self.child.id()).unwrap_or(0))
     }
 
-    /// Puts a rank's process group into its care.
+    /// Adds a rank's process group.
     pub fn guard(&mut self, group: Pid) {
         self.report(&format!("+{}\n", group.0));
     }
 
-    /// Takes it out again, before its number can be given to another process.
+    /// Removes a process group, before its number can be given to another process.
     pub fn release(&mut self, group: Pid) {
         self.report(&format!("-{}\n", group.0));
     }
 
-    /// A guardian that is gone leaves the launcher's own care, which is all that can be done.
+    /// If the guardian is gone, the launcher's own cleanup is all that can be done.
     fn report(&mut self, order: &str) {
         let _ = self.orders.write_all(order.as_bytes());
     }
 
-    /// Ends the guardian in order: there is nothing left to guard.
+    /// Ends the guardian in order: nothing is left to guard.
     pub fn dismiss(mut self) {
         self.report("done\n");
         drop(self.orders);
@@ -83,7 +84,7 @@ impl Guardian {
     }
 }
 
-/// The guardian's own life, until its launcher is gone. Whether it went without a word, and left the guardian to tidy up.
+/// Runs the guardian until its launcher is gone. Returns whether the launcher ended without dismissing it, so that it had to clean up.
 pub fn stand_guard(orders: impl BufRead, mark: &str, cgroup: Option<&Path>) -> bool {
     let mut groups: Vec<Pid> = Vec::new();
     for order in orders.lines().map_while(Result::ok) {
@@ -105,7 +106,7 @@ fn take_along(groups: &[Pid], mark: &str, cgroup: Option<&Path>) {
     for group in groups {
         processes::signal_group(*group, Signal::SIGKILL);
     }
-    // A process may start another one while we look: until a look finds none.
+    // A process may start another one during a look: repeat until a look finds none.
     for _ in 0..100 {
         let left = processes::marked(mark);
         if left.is_empty() {
@@ -118,8 +119,8 @@ fn take_along(groups: &[Pid], mark: &str, cgroup: Option<&Path>) {
     }
 }
 
-/// Removes the control group. The kernel refuses while a process in it is still being taken apart, which is after its
-/// environment is gone: so it is tried again for a while.
+/// Removes the control group. The kernel refuses while a process in it is still exiting, which ends after its environment
+/// is gone, so the removal is retried for a while.
 fn remove(cgroup: &Path) {
     for _ in 0..REMOVALS {
         match fs::remove_dir(cgroup) {

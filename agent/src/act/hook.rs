@@ -1,5 +1,5 @@
-//! Hooks: commands and webhooks that are told of verdicts, decisions and ends of jobs. Each has a thread and a queue of its
-//! own, so that one that hangs holds up nobody; what could not be told after all tries is kept as a dead letter.
+//! Hooks: commands and webhooks that receive verdicts, decisions and ends of jobs. Each has a separate thread and queue, so
+//! that a hook that hangs blocks no other. An entry that could not be delivered after all tries is kept as a dead letter.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ use tokio::runtime::Builder;
 use super::child::{ended, kill_group};
 use crate::http::{self, Question, Secure};
 
-/// How the address of a webhook by TLS begins.
+/// Prefix of the address of a webhook with TLS.
 const BY_TLS: &str = "https://";
 
 /// Entries that may wait for a hook.
@@ -26,17 +26,17 @@ const QUEUE: usize = 256;
 /// The time before the second try; doubled before each further one.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// No more dead letters are kept than this many bytes of them.
+/// The dead letters of a hook have at most this many bytes.
 const MOST_DEAD_LETTERS: u64 = 16 << 20;
 
-/// What is told to whom.
+/// Which hooks there are and what they receive.
 #[derive(Clone, Debug)]
 pub struct HookPlan {
-    /// Shell commands; the entry comes on standard input.
+    /// Shell commands; they receive the entry on standard input.
     pub commands: Vec<String>,
     /// `http://host:port/path` or `https://…`; the entry is posted.
     pub webhooks: Vec<String>,
-    /// Authorities that webhooks by TLS may rest on beside those of the host; none for the host's alone.
+    /// Certificate authorities for webhooks with TLS, in addition to those of the host; none for the host's alone.
     pub authorities: Option<PathBuf>,
     /// The kinds of entries: `verdict`, `decision`, `job_ended`.
     pub on: Vec<String>,
@@ -57,10 +57,10 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    /// Starts a thread for each hook; none where there is none.
+    /// Starts a thread for each hook; none if there are no hooks.
     ///
     /// # Errors
-    /// The kernel gives no more threads; a webhook is by TLS and nobody is trusted.
+    /// The kernel gives no more threads, or a webhook has TLS and no authority is trusted.
     pub fn start(plan: &HookPlan) -> io::Result<Hooks> {
         let by_tls = plan.webhooks.iter().any(|address| address.starts_with(BY_TLS));
         let secure = by_tls.then(|| Secure::new(plan.authorities.as_deref())).transpose();
@@ -81,7 +81,7 @@ impl Hooks {
         Ok(Hooks { on: plan.on.clone(), dead, queues })
     }
 
-    /// Tells the hooks of an entry, if it is one of those that they want to know of. Never waits.
+    /// Sends an entry to the hooks that are configured for its kind. Never waits.
     pub fn report(&self, entry: &Entry) {
         if self.queues.is_empty()
             || !kind(&entry.body).is_some_and(|kind| self.on.iter().any(|on| on == kind))
@@ -100,7 +100,7 @@ impl Hooks {
     }
 }
 
-/// The word by which a configuration names the entry.
+/// The name of the entry's kind in the configuration.
 fn kind(body: &Body) -> Option<&'static str> {
     match body {
         Body::Verdict(_) => Some("verdict"),
@@ -160,7 +160,7 @@ impl Teller {
     }
 
     fn command(&self, command: &str, text: &[u8], entry: &Entry) -> Result<(), String> {
-        // A file, not a pipe: a command that does not read must not hold us up.
+        // A file, not a pipe: a command that does not read must not block this thread.
         std::fs::write(&self.reported, text)
             .map_err(|error| format!("writing {}: {error}", self.reported.display()))?;
         let input = File::open(&self.reported).map_err(|error| error.to_string())?;
@@ -186,16 +186,16 @@ impl Teller {
     }
 }
 
-/// Runs this on the hook's own thread: what is told is seldom, and needs nothing in between.
+/// Runs this on the hook's own thread: deliveries are rare and need no concurrency.
 fn on_this_thread(telling: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
     let reported = runtime.block_on(telling);
-    // A look-up of a name that hangs is left to itself.
+    // A name look-up that hangs is left running.
     runtime.shutdown_background();
     reported
 }
 
-/// Posts the text to `http://host:port/path` or `https://host:port/path`. Whatever the server says with a status of 2xx is taken for heard.
+/// Posts the text to `http://host:port/path` or `https://host:port/path`. Any status of 2xx counts as delivered.
 async fn post(address: &str, text: &[u8], deadline: Duration, secure: Option<&Secure>) -> Result<(), String> {
     let plain = address.strip_prefix("http://").map(|rest| (rest, 80, None));
     let by_tls = address.strip_prefix(BY_TLS).map(|rest| (rest, 443, secure));
@@ -212,7 +212,7 @@ async fn post(address: &str, text: &[u8], deadline: Duration, secure: Option<&Se
     }
 }
 
-/// Keeps what could not be told.
+/// Keeps an entry that could not be delivered.
 fn bury(dead: &Path, hook: &str, why: &str, entry: &Entry) {
     tracing::warn!(hook, why, "a hook could not be told");
     let letter = serde_json::json!({ "hook": hook, "why": why, "entry": entry });

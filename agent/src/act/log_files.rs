@@ -1,5 +1,5 @@
-//! Files in the job's log directory, which may be on a network file system that does not answer: the launcher's loop waits for them
-//! only so long, and not at all while an earlier request hangs.
+//! Files in the job's log directory, which may be on a network file system that does not answer. The launcher's loop waits
+//! for them only for a limited time, and not at all while an earlier request hangs.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use crate::os::patient::Patient;
 
-/// How long a request may take: a busy file server needs seconds now and then.
+/// How long a request may take: a busy file server sometimes needs seconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// One launcher has one log directory.
 static DISK: Patient = Patient::new("log-files");
 
-/// What comes of work on files of the log directory; none where that does not answer in time.
+/// The result of work on files of the log directory; none if it does not answer in time.
 pub fn ask<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     DISK.ask(PATIENCE, work)
 }
@@ -24,12 +24,12 @@ pub fn ask<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Opti
 static ASIDE: Patient = Patient::new("logs-aside");
 static ASIDE_DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
 
-/// Files in here are none of the log directory's from now on. One launcher has one such directory.
+/// From now on, files in here do not count as files of the log directory. One launcher has one such directory.
 pub fn write_aside(directory: &Path) {
     ASIDE_DIRECTORY.get_or_init(|| directory.to_owned());
 }
 
-/// What comes of work on this file of a rank's; none where it does not answer in time.
+/// The result of work on a rank's file; none if it does not answer in time.
 pub fn ask_at<T: Send + 'static>(path: &Path, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     if is_aside(path) { ASIDE.ask(PATIENCE, work) } else { ask(work) }
 }
@@ -39,35 +39,35 @@ pub fn is_aside(path: &Path) -> bool {
     ASIDE_DIRECTORY.get().is_some_and(|directory| path.starts_with(directory))
 }
 
-/// The working directory and the program may be elsewhere than the logs.
+/// The working directory and the program may be on another file system than the logs.
 static PROGRAM: Patient = Patient::new("program-files");
 
-/// What comes of work on the program's files and in the working directory; none where they do not answer in time.
+/// The result of work on the program's files and in the working directory; none if they do not answer in time.
 pub fn ask_of_program<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     PROGRAM.ask(PATIENCE, work)
 }
 
-/// Whether the log directory does not answer, as far as is known.
+/// Whether the log directory does not answer at present, as far as known.
 pub fn are_stuck() -> bool {
     DISK.is_stuck()
 }
 
-/// How long a file is; none where that is not known.
+/// The length of a file; none if unknown.
 pub fn length(path: &Path) -> Option<u64> {
     let file = path.to_owned();
     ask_at(path, move || fs::metadata(file).ok().map(|of| of.len())).flatten()
 }
 
-/// Makes a directory with those above it.
+/// Creates a directory and its parents.
 ///
 /// # Errors
-/// It cannot be made, or not in time.
+/// It cannot be created, or not in time.
 pub fn make_directory(path: &Path) -> io::Result<()> {
     let path = path.to_owned();
     ask(move || fs::create_dir_all(path)).unwrap_or_else(|| Err(silent()))
 }
 
-/// Opens a file to append to, with its directory.
+/// Opens a file to append to, and creates its directory.
 ///
 /// # Errors
 /// It cannot be opened, or not in time.

@@ -1,7 +1,7 @@
-//! The ranks' output: each rank writes to files of its own, so that nothing of ours can ever hold it up, and a
-//! thread shows what the files grow by on the terminal, line by line, with the rank before it. What the launcher
-//! has to say itself goes the same way: a terminal that nobody reads must not stop it either. Lines wait in the files until
-//! somebody reads again, so a pause of the reader loses none.
+//! The ranks' output. Each rank writes to separate files, so that the launcher can never block it, and a thread prints what
+//! the files grow by on the terminal, line by line, with the rank before each line. The launcher's own lines take the same
+//! way: an unread terminal must not stop it either. Lines wait in the files until the terminal is read again, so a pause of
+//! the reader loses none.
 
 mod screen;
 mod sink;
@@ -20,7 +20,7 @@ use crate::os::clock;
 
 use screen::{Order, Screen};
 
-/// Which stream of the launcher a file is shown on.
+/// The stream of the launcher on which a file is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -34,35 +34,35 @@ pub enum Stream {
 pub struct FollowedFile {
     /// The file.
     pub path: PathBuf,
-    /// What stands before each line: `[rank 1] `.
+    /// The text before each line: `[rank 1] `.
     pub prefix: String,
-    /// Where it is shown.
+    /// The stream on which it is shown.
     pub stream: Stream,
     /// Whether it is shown at all; a file may be followed for its duplicates alone.
     pub on_terminal: bool,
-    /// Which of its lines are also written into another file.
+    /// Which of its lines are also written to another file.
     pub duplicate: Option<Duplicate>,
 }
 
-/// Lines that are also written into a file.
+/// Lines that are also written to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Duplicate {
-    /// That file.
+    /// The file.
     pub path: PathBuf,
-    /// A line with one of these texts.
+    /// Only lines that contain one of these texts.
     pub filters: Vec<String>,
 }
 
-/// How the launcher's own lines look.
+/// The format of the launcher's own lines.
 #[derive(Clone, Debug, Default)]
 pub struct LineStyle {
-    /// Whether each begins with its time (UTC).
+    /// Whether each line starts with its time (UTC).
     pub timestamps: bool,
-    /// Where they are kept, each with its time, whether or not anybody reads the terminal.
+    /// Where they are kept, each with its time, whether or not the terminal is read.
     pub log: Option<PathBuf>,
 }
 
-/// What of the ranks' output could not be shown, in bytes; all of it is in the files.
+/// The ranks' output that could not be shown, in bytes; all of it is in the files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UndisplayedOutput {
     /// On standard output.
@@ -72,7 +72,7 @@ pub struct UndisplayedOutput {
 }
 
 impl UndisplayedOutput {
-    /// The notice for the terminal; none where all was shown.
+    /// The notice for the terminal; none if all was shown.
     pub fn notice(self, run_dir: &Path) -> Option<String> {
         let of = |bytes: u64, stream| (bytes > 0).then(|| format!("{bytes} bytes on {stream}"));
         let parts: Vec<String> = [of(self.stdout, "standard output"), of(self.stderr, "standard error")]
@@ -95,7 +95,7 @@ pub struct Terminal {
     orders: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
     timestamps: bool,
-    /// Bytes that somebody has taken, of both streams.
+    /// Bytes of both streams that the reader has taken.
     taken: Arc<AtomicU64>,
 }
 
@@ -113,12 +113,12 @@ impl Terminal {
         Ok(Terminal { orders: Some(orders), thread: Some(thread), timestamps: voice.timestamps, taken })
     }
 
-    /// Shows a file from its beginning as it grows.
+    /// Shows a file from its start, as it grows.
     pub fn follow(&self, shown: FollowedFile) {
         self.order(Order::Follow(shown));
     }
 
-    /// Says a line of the launcher's own. The terminal may be stuck; only the thread waits for it.
+    /// Prints a line of the launcher. Only the thread waits if the terminal is stuck.
     pub fn say(&self, line: String) {
         let at = time();
         let shown =
@@ -131,15 +131,15 @@ impl Terminal {
         self.order(Order::Print(line));
     }
 
-    /// Shows what all files hold by now and stops following them. Waits at most `patience` for the terminal; what is not shown by
-    /// then is shown later.
+    /// Shows what all files contain by now and stops following them. Waits at most `patience` for the terminal; the rest is
+    /// shown later.
     pub fn flush(&self, patience: Duration) {
         let (done, wait) = channel();
         self.order(Order::Flush(done));
         let _ = wait.recv_timeout(patience);
     }
 
-    /// Shows all that is left, for as long as somebody reads it: until nothing was taken for `patience`, or `enough` is set.
+    /// Shows all that is left while the terminal is read: until no byte was read for `patience`, or `enough` is set.
     /// Returns what was not shown.
     pub fn finish(&self, patience: Duration, enough: &AtomicBool) -> UndisplayedOutput {
         let (done, wait) = channel();
@@ -162,7 +162,7 @@ impl Terminal {
 
     fn order(&self, order: Order) {
         if let Some(orders) = &self.orders {
-            // The thread ends only with us.
+            // The thread lives as long as this value.
             let _ = orders.send(order);
         }
     }
@@ -176,8 +176,8 @@ fn time() -> String {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // The thread ends when its orders end. It is not waited for: it may be stuck on a terminal that nobody
-        // reads, and the files hold all there is.
+        // The thread ends when its orders end. Do not wait for it: it may be stuck on an unread terminal, and the files
+        // contain everything.
         self.orders.take();
         self.thread.take();
     }
@@ -186,20 +186,20 @@ impl Drop for Terminal {
 /// The end of a file.
 #[derive(Debug, Default)]
 pub struct Tail {
-    /// What it holds from `start` on.
+    /// The content from `start` on.
     pub bytes: Vec<u8>,
-    /// Where in the file that begins.
+    /// The offset of the first byte in the file.
     pub start: u64,
 }
 
 impl Tail {
-    /// How long the file was when it was read.
+    /// The length of the file when it was read.
     pub fn length(&self) -> u64 {
         self.start + self.bytes.len() as u64
     }
 }
 
-/// The last bytes of a file in the log directory, at most so many; nothing if it cannot be read.
+/// The last bytes of a file in the log directory, at most `most`; empty if it cannot be read.
 pub fn tail(path: &Path, most: u64) -> Tail {
     let file = path.to_owned();
     let read = move || -> io::Result<Tail> {

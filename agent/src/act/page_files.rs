@@ -1,4 +1,4 @@
-//! Heartbeat page files: one per rank and attempt, on tmpfs, whole before anyone can see them.
+//! Heartbeat page files: one per rank and attempt, on tmpfs, complete before any other process can see them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use mainstay_heartbeat::{PAGE_BYTES, PageSpec, format};
 use nix::fcntl::{FallocateFlags, fallocate};
 
-/// Makes the page described by `spec` in `directory`. The file is allocated in full, so that a full tmpfs is an
-/// error here and never a SIGBUS in training.
+/// Creates the page described by `spec` in `directory`. The file is allocated in full, so that a full tmpfs causes an error
+/// here and never a SIGBUS in training.
 ///
 /// # Errors
 /// The directory cannot be written, or the tmpfs is full.
@@ -31,7 +31,7 @@ pub fn make(directory: &Path, spec: &PageSpec<'_>) -> io::Result<(PathBuf, File)
     made.map(|file| (path, file))
 }
 
-/// Removes the pages of an attempt and of those before it; the newest two attempts are kept, for the black box.
+/// Removes the pages of an attempt and of earlier ones; the newest two attempts are kept, for the black box.
 pub fn remove(directory: &Path, attempt: u32) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
@@ -41,17 +41,17 @@ pub fn remove(directory: &Path, attempt: u32) {
     }
 }
 
-/// The attempt of a page, by its name.
+/// The attempt of a page, from its name.
 fn of_attempt(name: &str) -> Option<u32> {
     let (_, attempt) = name.strip_suffix(".page")?.rsplit_once(".attempt-")?;
     attempt.parse().ok()
 }
 
-/// Makes a directory, and those above it, that only we can enter. In `/dev/shm` and `/tmp` somebody else may have
-/// made it before us, and could then read and change what we put into it.
+/// Creates a directory and its parents that only this user can enter. In `/dev/shm` and `/tmp` another user may have
+/// created it before us, and could then read and change its files.
 ///
 /// # Errors
-/// It cannot be made, or what is there is not a directory of ours that only we can write to.
+/// It cannot be created, or what exists is not a directory of ours that only we can write to.
 pub fn private_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     let found = fs::symlink_metadata(path)?;
@@ -63,7 +63,7 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
     let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else { return Ok(()) };
     let above = fs::metadata(parent)?;
     let is_trusted = above.uid() == 0 || above.uid() == found.uid();
-    // Whoever may rename in the parent may put another directory in this one's place; where it is sticky, only its owner may.
+    // A user who may rename in the parent can replace this directory; in a sticky one only its owner can.
     let is_open = above.mode() & 0o002 != 0 && above.mode() & 0o1000 == 0;
     if !is_trusted || is_open {
         let message = format!(
@@ -82,7 +82,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
-    fn a_directory_below_one_that_another_user_made_is_not_taken() {
+    fn a_directory_below_one_of_another_user_is_refused() {
         if !nix::unistd::geteuid().is_root() {
             return eprintln!("skipped: only root can make directories of another user");
         }
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_write_to_or_that_lies_elsewhere_is_not_taken() {
+    fn a_directory_that_others_may_write_to_and_a_link_are_refused() {
         let root = tempfile::tempdir().expect("a directory");
         let path = root.path().join("a/b");
         private_directory(&path).expect("made");

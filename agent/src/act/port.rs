@@ -1,4 +1,4 @@
-//! A port for the store of one attempt, kept from others until rank 0 listens on it.
+//! A port for the store of one attempt, reserved until rank 0 listens on it.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -10,8 +10,8 @@ use nix::sys::socket::{
     setsockopt, socket,
 };
 
-/// A bound port on which nobody listens. With `SO_REUSEADDR` on both sides rank 0 may bind and listen while we
-/// hold it, and the kernel gives it to no one else who asks for any free port.
+/// A bound port that does not listen. With `SO_REUSEADDR` on both sides rank 0 may bind and listen while we hold it, and
+/// the kernel gives it to no other process that asks for any free port.
 #[derive(Debug)]
 pub struct HeldPort {
     port: u16,
@@ -22,9 +22,9 @@ impl HeldPort {
     /// Takes `port`, or any free one for 0.
     ///
     /// # Errors
-    /// Somebody listens on it (`EADDRINUSE`), or it is reserved for root.
+    /// Another process listens on it (`EADDRINUSE`), or it is reserved for root.
     pub fn take(port: u16) -> io::Result<HeldPort> {
-        // Both families where there is IPv6, since rank 0's store binds the wildcard of both.
+        // Both families if there is IPv6, since rank 0's store binds the wildcard of both.
         HeldPort::take_v6(port).or_else(|error| match error.raw_os_error() {
             Some(nix::libc::EAFNOSUPPORT | nix::libc::EADDRNOTAVAIL) => HeldPort::take_v4(port),
             _ => Err(error),
@@ -74,7 +74,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn rank_0_may_listen_on_a_held_port_and_nobody_may_hold_one_that_is_listened_on() {
+    fn rank_0_may_listen_on_a_held_port_and_a_listening_port_cannot_be_held() {
         let held = HeldPort::take(0).expect("a free port");
         // The standard library sets SO_REUSEADDR, as torch's store does.
         let listener = TcpListener::bind(("0.0.0.0", held.number())).expect("rank 0 listens");

@@ -1,4 +1,4 @@
-//! The processes of one attempt: started together, each with its own files, page and process group.
+//! The processes of one attempt: started together, each with separate files, page and process group.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -24,21 +24,21 @@ use crate::os::spawn;
 pub struct RankProcess {
     /// Which rank.
     pub rank: Rank,
-    /// Its place on the host.
+    /// Its index on the host.
     pub local_rank: u32,
     /// Its process, which leads its own process group.
     pub pid: Pid,
-    /// The handle that tells of its end.
+    /// The handle that reports its end.
     pub pidfd: Rc<PidFd>,
     /// Its files.
     pub files: RankFiles,
-    /// Its heartbeat page, with the file for whoever reads it.
+    /// Its heartbeat page, and the file for its reader.
     pub page: Option<(PathBuf, File)>,
-    /// Whether it said that it raised.
+    /// Whether it reported an exception.
     pub raised: bool,
-    /// Whether its page's lifeline is watched: once per process, however often it connects anew.
+    /// Whether its page's lifeline is watched: once per process, however often it reconnects.
     pub watched: bool,
-    /// How it failed, if the kernel is taking it apart: from here on nothing that is sent to it is what ends it.
+    /// How it failed, if the kernel is tearing it down: signals sent from now on are not the cause of its end.
     pub ending: Option<ExitStatus>,
     /// How it ended, once it has.
     pub exit: Option<ExitStatus>,
@@ -47,12 +47,12 @@ pub struct RankProcess {
 /// Why an attempt could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A file or directory for a rank's output could not be made.
+    /// A file or directory for a rank's output could not be created.
     #[error("making {path} for the output of a rank: {source}; give a writable --log-dir")]
     Output {
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The program could not be executed.
@@ -60,7 +60,7 @@ pub enum StartError {
     Program {
         /// The program as given.
         program: String,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The command is empty.
@@ -71,19 +71,19 @@ pub enum StartError {
     Watch {
         /// The process.
         pid: i32,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
-/// Pages that could not be made are told, not fatal.
+/// Why pages could not be created; reported, not fatal.
 pub type PageTrouble = Option<String>;
 
 impl RankSpec {
-    /// Starts these ranks of an attempt, by their places on the host. If one cannot be started, those before it are killed again.
+    /// Starts these ranks of an attempt, by their indexes on the host. If one cannot be started, the previous ones are killed.
     ///
     /// # Errors
-    /// [`StartError`]; nothing of the attempt runs then.
+    /// [`StartError`]; then nothing of the attempt runs.
     pub fn start(
         &self,
         attempt: Attempt,
@@ -105,10 +105,10 @@ impl RankSpec {
         Ok((started, trouble))
     }
 
-    /// Makes these ranks of an attempt out of a template's standbys.
+    /// Turns a template's standbys into these ranks of an attempt.
     ///
     /// # Errors
-    /// Why they could not be started so. What then runs of them has to be killed: it is ours, beside the guardian.
+    /// Why they could not be started so. The caller must kill what runs of them then: all our descendants except the guardian.
     pub fn start_warm(
         &self,
         template: &mut Template,
@@ -121,7 +121,7 @@ impl RankSpec {
         let mut places = Vec::new();
         for &local_rank in which {
             let files = self.files(attempt, local_rank);
-            // A directory that cannot be made is for a plain start to tell.
+            // If a directory cannot be created, the plain start reports it.
             let made = [&files.stdout, &files.stderr].map(|path| output_file(path));
             made.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
             let page = self.make_page(attempt, local_rank, &mut trouble);
@@ -149,7 +149,7 @@ impl RankSpec {
         Ok((ranks.collect::<Result<Vec<_>, String>>()?, trouble))
     }
 
-    /// A new process that cannot read its program or its directory would hold up whoever starts it.
+    /// A new process that cannot read its program or its directory would block its parent.
     fn check_that_the_program_answers(&self) -> Result<(), StartError> {
         let program = self.command.first().ok_or(StartError::NoCommand)?.clone();
         let path = PathBuf::from(&program);
@@ -252,7 +252,7 @@ fn output_file(path: &Path) -> Result<File, StartError> {
     log_files::append_to(path).map_err(|source| StartError::Output { path: path.to_owned(), source })
 }
 
-/// Ends a rank of an attempt that does not come about.
+/// Ends a rank of an attempt whose start failed.
 fn abandon(rank: &RankProcess) {
     let _ = rank.pidfd.signal(nix::libc::SIGKILL);
     let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(rank.pid.0), None);

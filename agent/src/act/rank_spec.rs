@@ -1,4 +1,4 @@
-//! What the ranks of a job on this host have in common, and what each is given by it: its number, files, devices and environment.
+//! What the ranks of a job on this host have in common, and what each of them gets: its number, files, devices and environment.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,26 +16,27 @@ use crate::act::log_files;
 use crate::act::round_server;
 use crate::os::{clock, numa};
 
-/// What every attempt of a job starts from.
+/// The specification of the ranks, for all attempts of a job.
 #[derive(Clone, Debug)]
 pub struct RankSpec {
     /// The job's name.
     pub job: String,
     /// The run id as the user gave it.
     pub run_id: String,
-    /// This launch of it: the run that its checkpoints belong to, and behind an `@` what no other launch has. The same on all hosts of a job.
+    /// This launch: the run that its checkpoints belong to, then an `@` and a part that is unique to the launch. The same
+    /// on all hosts of a job.
     pub launch: String,
-    /// This launcher and no other, where a job has several: its processes are found by it.
+    /// The id of this launcher alone, if a job has several: its processes are found by it.
     pub launcher: Option<String>,
-    /// Where this host is in the job.
+    /// This host's place in the job.
     pub seat: Seat,
     /// Program and arguments; `${local_rank}` in them is replaced.
     pub command: Vec<String>,
     /// Ranks on this host.
     pub local_world_size: u32,
-    /// How many ranks the job's last run had, where that is known.
+    /// How many ranks the job's last run had, if known.
     pub previous_size: Option<u32>,
-    /// How many ranks this run had before, if it was another number.
+    /// How many ranks this run had before, if the number changed.
     pub ran_before: Option<u32>,
     /// `ROLE_NAME`.
     pub role: String,
@@ -45,15 +46,15 @@ pub struct RankSpec {
     pub max_restarts: u32,
     /// Logs go to `attempt_N/<local rank>/` in here.
     pub run_dir: PathBuf,
-    /// Where logs go in place of `run_dir` while that does not answer.
+    /// Where logs go instead of `run_dir` while that does not answer.
     pub logs_aside: Option<PathBuf>,
     /// `MAINSTAY_CHECKPOINT_DIR`.
     pub checkpoint_dir: PathBuf,
-    /// `MAINSTAY_CHECKPOINT_POOL`: the memory that the launcher keeps for checkpoints; none where ranks write to the disk.
+    /// `MAINSTAY_CHECKPOINT_POOL`: the memory that the launcher keeps for checkpoints; none if ranks write to the disk.
     pub checkpoint_pool: Option<PathBuf>,
-    /// `MAINSTAY_CHECKPOINT_RESUME` by rank: the step from which all hosts go on, and the root of the rank's shard.
+    /// `MAINSTAY_CHECKPOINT_RESUME` by rank: the step from which all hosts resume, and the root of the rank's shard.
     pub resume: BTreeMap<u32, String>,
-    /// Where heartbeat pages are made; none to run without.
+    /// Where heartbeat pages are created; none to run without.
     pub page_dir: Option<PathBuf>,
     /// The boot id as sixteen bytes, for the pages.
     pub boot_id: [u8; 16],
@@ -61,15 +62,15 @@ pub struct RankSpec {
     pub cgroup_procs: Option<PathBuf>,
     /// `MAINSTAY_MODULES` of the first rank: where its client writes which modules it holds; none to not ask.
     pub modules_file: Option<PathBuf>,
-    /// The GPUs that ranks are to see, if not all that the launcher's own environment names.
+    /// The GPUs that ranks see, if not all that the launcher's own environment names.
     pub devices: Option<Vec<String>>,
-    /// Whether each rank sees its own GPU only, as the first one, and is told that its local rank is 0.
+    /// Whether each rank sees only its own GPU, as the first one, and has local rank 0.
     pub virtual_local_rank: bool,
     /// Which CPUs ranks are bound to; none for all that the launcher may use.
     pub numa: Option<numa::Binding>,
 }
 
-/// Where a rank writes to.
+/// The output files of a rank.
 #[derive(Clone, Debug)]
 pub struct RankFiles {
     /// Standard output.
@@ -83,15 +84,15 @@ pub struct RankFiles {
 }
 
 impl RankSpec {
-    /// The GPUs that are left to the ranks without that of one of them.
+    /// The GPUs that remain for the ranks without that of one of them.
     ///
     /// # Errors
-    /// There would be too few of them; in words for a person.
+    /// There would be too few of them; as a message.
     pub fn devices_without(&self, local_rank: u32) -> Result<Vec<String>, String> {
         devices::without(&self.visible_devices(), local_rank, self.local_world_size)
     }
 
-    /// The GPUs that the ranks see, by the names that they have in `CUDA_VISIBLE_DEVICES`.
+    /// The GPUs that the ranks see, by their names in `CUDA_VISIBLE_DEVICES`.
     pub fn visible_devices(&self) -> Vec<String> {
         let given = std::env::var(devices::VARIABLE).ok();
         match &self.devices {
@@ -100,20 +101,20 @@ impl RankSpec {
         }
     }
 
-    /// The CPUs that a rank is bound to; none where it is bound to none, or where its place is not known any more.
+    /// The CPUs that a rank is bound to; none if it is not bound, or if its CPUs are unknown.
     pub(super) fn cpus(&self, local_rank: u32) -> Option<Vec<usize>> {
         let gpus = self.visible_devices();
         let cpus = numa::Topology::of_this_host().cpus(self.numa?, local_rank, self.local_world_size, &gpus);
         cpus.inspect_err(|error| tracing::warn!(local_rank, "the rank is bound to no CPUs: {error}")).ok()
     }
 
-    /// The GPU that a rank alone sees, where each sees its own only.
+    /// The GPU that a rank sees, if each rank sees only its own.
     fn own_device(&self, local_rank: u32) -> String {
         let visible = self.visible_devices();
         visible.get(local_rank as usize).cloned().unwrap_or_else(|| local_rank.to_string())
     }
 
-    /// What all processes that this launcher started have in their environment, and those of no other launcher.
+    /// The variable that all processes of this launcher have in their environment, and those of no other launcher.
     pub fn mark(&self) -> String {
         match &self.launcher {
             Some(launcher) => format!("MAINSTAY_LAUNCHER={launcher}"),
@@ -131,12 +132,12 @@ impl RankSpec {
         Rank(self.seat.first_rank + local_rank)
     }
 
-    /// All ranks of the host, by their places.
+    /// All ranks of the host, by index.
     pub fn all_ranks(&self) -> Vec<u32> {
         (0..self.local_world_size).collect()
     }
 
-    /// What a rank that goes on in its process is told of the attempt that begins.
+    /// The environment of the next attempt for a rank that continues in its process.
     pub fn round_environment(
         &self,
         attempt: Attempt,
@@ -147,8 +148,8 @@ impl RankSpec {
         self.rank_environment(attempt, local_rank, port, files, None, None).of_the_round()
     }
 
-    /// Chooses where the ranks of an attempt write: beside their pages where the log directory does not answer, which is then
-    /// returned, for ranks that are not started do no work at all.
+    /// Chooses where the ranks of an attempt write. If the log directory does not answer, they write next to their pages;
+    /// ranks that are not started do no work at all. Returns that place.
     pub fn choose_logs(&mut self, attempt: Attempt) -> Option<PathBuf> {
         let directory = self.run_dir.join(format!("attempt_{}", attempt.0));
         let made = log_files::make_directory(&directory);
@@ -171,7 +172,7 @@ impl RankSpec {
         }
     }
 
-    /// The variables of a rank, beside the launcher's own.
+    /// The variables of a rank, in addition to the launcher's own.
     pub(super) fn environment(
         &self,
         attempt: Attempt,
@@ -180,7 +181,7 @@ impl RankSpec {
         files: &RankFiles,
         page: Option<&(PathBuf, File)>,
     ) -> Vec<(&'static str, String)> {
-        // Made before the ranks, if it could be.
+        // Created before the ranks, if possible.
         let socket = |name: &str| {
             let path = self.page_dir.as_ref().map(|directory| directory.join(name));
             path.filter(|socket| socket.exists())
@@ -249,14 +250,14 @@ impl RankSpec {
     /// The variables that all ranks have in common and that imports look at, for a template.
     pub fn common_environment(&self) -> Vec<(&'static str, String)> {
         let mut variables = environment::tunables(self.local_world_size, is_set);
-        // By these it is found what is left of a job and of a launch, whoever started it.
+        // These identify the remaining processes of a job and of a launch, also if another process started them.
         variables.push(("MAINSTAY_JOB_ID", self.job.clone()));
         variables.push(("MAINSTAY_LAUNCH", self.launch.clone()));
         variables.extend(self.launcher.clone().map(|launcher| ("MAINSTAY_LAUNCHER", launcher)));
         variables
     }
 
-    /// What a page of a rank says of it.
+    /// The identity of a rank for its page.
     pub fn page_spec(&self, attempt: Attempt, local_rank: u32) -> PageSpec<'_> {
         PageSpec {
             job: &self.job,

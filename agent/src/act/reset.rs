@@ -1,7 +1,7 @@
-//! Resets a GPU by NVIDIA's own program: NVML has no call for it.
+//! Resets a GPU with NVIDIA's own program: NVML has no call for it.
 //!
-//! The program is asked once, as a child with a time limit that is killed with all it started. One that hangs in the driver
-//! may survive that; it is left to itself then, and nobody waits for it.
+//! The program runs once, as a child with a time limit, and is killed with all that it started. One that hangs in the
+//! driver may survive that. It is then left alone, and nothing waits for it.
 
 use std::collections::BTreeSet;
 use std::io::{self, PipeReader, Read};
@@ -17,33 +17,33 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::child::{ended, kill_group};
 
-/// How long a program that was killed may take to be gone.
+/// How long a killed program may take to exit.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 
-/// No more of what the program says is kept.
+/// At most this many bytes of the program's output are kept.
 const LONGEST_WORDS: usize = 512;
 
-/// The kernel keeps so many letters of a process's name.
+/// The kernel keeps this many bytes of a process's name.
 const NAME: usize = 15;
 
 /// How GPUs are reset.
 #[derive(Clone, Debug)]
 pub struct ResetPlan {
-    /// `nvidia-smi`, or what is called in its place.
+    /// `nvidia-smi`, or a replacement.
     pub program: PathBuf,
     /// How long it may take.
     pub deadline: Duration,
     /// Where procfs is.
     pub proc: PathBuf,
-    /// Programs, by the names of their processes, that may have the GPU open.
+    /// Programs that may have the GPU open, by the names of their processes.
     pub may_stay: Vec<String>,
 }
 
-/// Who has the GPU's device file open. The GPU's number among the files is the driver's to tell
-/// (`/proc/driver/nvidia/gpus`); where it does not, whoever has any GPU open counts.
+/// The processes that have the GPU's device file open. The driver reports the number of the file
+/// (`/proc/driver/nvidia/gpus`). If it does not, all processes that have any GPU open count.
 ///
 /// # Errors
-/// Not all processes can be looked at; in words.
+/// Not all processes can be read; as a message.
 pub fn holders(plan: &ResetPlan, address: PciAddress) -> Result<Vec<Holder>, String> {
     let file = device_file(&plan.proc, address);
     let is_it = |path: &str| match &file {
@@ -73,7 +73,7 @@ pub fn holders(plan: &ResetPlan, address: PciAddress) -> Result<Vec<Holder>, Str
     Ok(holders)
 }
 
-/// `/dev/nvidia3`, by what the kernel's part of the driver tells of the GPU.
+/// `/dev/nvidia3`, from what the kernel driver reports about the GPU.
 fn device_file(proc: &Path, address: PciAddress) -> Option<String> {
     let gpus = std::fs::read_dir(proc.join("driver/nvidia/gpus")).ok()?;
     let mut of_address =
@@ -83,12 +83,12 @@ fn device_file(proc: &Path, address: PciAddress) -> Option<String> {
     Some(format!("/dev/nvidia{}", minor.trim().parse::<u32>().ok()?))
 }
 
-/// The files that a process has open; none for one that is gone meanwhile.
+/// The files that a process has open; empty for one that has ended meanwhile.
 fn open_files(process: &Path) -> io::Result<BTreeSet<String>> {
     let entries = match std::fs::read_dir(process.join("fd")) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        // It ended between the two looks.
+        // It ended between the two reads.
         Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => return Ok(BTreeSet::new()),
         Err(error) => return Err(error),
     };
@@ -99,7 +99,7 @@ fn open_files(process: &Path) -> io::Result<BTreeSet<String>> {
 /// Resets the GPU, and returns when that is done.
 ///
 /// # Errors
-/// The program cannot be started, does not end in time, or says that it failed.
+/// The program cannot be started, does not end in time, or reports a failure.
 pub fn reset(plan: &ResetPlan, uuid: &str) -> Result<(), ResetError> {
     let name = plan.program.display();
     let failed = |why: String| ResetError::Program(why);
@@ -109,7 +109,7 @@ pub fn reset(plan: &ResetPlan, uuid: &str) -> Result<(), ResetError> {
     command.args(["--gpu-reset", "-i", uuid]).env("LC_ALL", "C").process_group(0);
     command.stdin(Stdio::null()).stdout(saying).stderr(also);
     let started = command.spawn();
-    // Our ends of the pipe for writing are in it.
+    // It has our write ends of the pipe.
     drop(command);
     let mut child = started.map_err(|error| failed(format!("{name} cannot be started: {error}")))?;
     match ended(&mut child, plan.deadline) {
@@ -126,7 +126,7 @@ pub fn reset(plan: &ResetPlan, uuid: &str) -> Result<(), ResetError> {
     }
 }
 
-/// What the program wrote until now; what it started may still hold the other end.
+/// What the program has written so far; its descendants may still hold the other end.
 fn read_what_is_there(said: &mut PipeReader) -> String {
     let mut buffer = [0; 4096];
     let at_once = fcntl(&*said, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
@@ -139,7 +139,7 @@ fn in_a_line(words: &str) -> String {
     if line.is_empty() { "it said nothing".to_owned() } else { cut(&line, LONGEST_WORDS).to_owned() }
 }
 
-/// At most so many bytes of a text, whole letters.
+/// At most `most` bytes of a text, without a partial character.
 fn cut(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {
@@ -182,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn who_has_this_very_gpu_open_holds_it_and_who_may_stay_does_not() {
+    fn processes_with_this_gpu_open_hold_it_unless_they_may_stay() {
         let proc = tempfile::tempdir().expect("a directory");
         let address = PciAddress::parse("0000:01:00").expect("an address");
         process(proc.path(), 7, "python", &["/dev/null", "/dev/nvidia1", "/dev/nvidiactl"]);
         process(proc.path(), 8, "nvidia-persiste", &["/dev/nvidia3"]);
         process(proc.path(), 9, "dcgm", &["/dev/nvidia10"]);
-        // Which is which is not told: any may be it.
+        // The driver does not report the numbers: each file counts.
         let pids = |plan: &ResetPlan| -> Vec<i32> {
             let mut pids: Vec<i32> =
                 holders(plan, address).expect("readable").iter().map(|of| of.pid.0).collect();
@@ -205,15 +205,15 @@ mod tests {
     }
 
     #[test]
-    fn a_procfs_that_cannot_be_read_tells_of_nobody_and_so_of_nothing() {
+    fn a_procfs_that_cannot_be_read_is_an_error() {
         let address = PciAddress::parse("0000:01:00").expect("an address");
         assert!(holders(&plan(Path::new("/nonexistent")), address).is_err());
     }
 
     #[test]
-    fn what_the_program_said_is_told() {
+    fn the_error_has_the_output_of_the_program() {
         let directory = tempfile::tempdir().expect("a directory");
-        // Written by a child: a program that any of our own processes has open for writing cannot be executed.
+        // Written by a child: a program that one of our own processes has open for writing cannot be executed.
         let script = |name: &str, text: &str| {
             let path = directory.path().join(name);
             let write = "printf '%s' \"$1\" > \"$2\" && chmod +x \"$2\"";
@@ -232,7 +232,7 @@ mod tests {
         assert!(reported.contains("--gpu-reset -i GPU-1: in use by another client"), "{reported}");
         let reported = with("/nonexistent/nvidia-smi".into(), long).expect_err("there is none").to_string();
         assert!(reported.contains("/nonexistent/nvidia-smi cannot be started"), "{reported}");
-        // It never ends by itself, and what it starts is taken along.
+        // It never ends by itself; what it starts is killed too.
         let reported =
             with(script("hangs", "#!/bin/sh\nsleep 1000 &\nsleep 1000\n"), Duration::from_millis(100));
         let reported = reported.expect_err("it hangs").to_string();

@@ -1,7 +1,7 @@
-//! The socket by which ranks that can stay in their processes and the launcher agree on rounds: one for the job, beside
-//! the heartbeat pages. Who speaks is told by the kernel (`SO_PEERCRED`), what is said is for `core::rounds`.
+//! The socket on which the launcher agrees on rounds with ranks that can stay in their processes: one for the job, next to
+//! the heartbeat pages. The kernel identifies the sender (`SO_PEERCRED`); `core::rounds` defines the messages.
 //!
-//! Nothing that a rank sends can do more than end its own connection, and one that reads nothing holds nobody up.
+//! A rank's message can at most end its own connection, and a rank that does not read blocks no other.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use tokio::task::{JoinHandle, JoinSet, spawn_local};
 /// The socket's name in the directory of the pages.
 pub const SOCKET: &str = "rounds.sock";
 
-/// The name of the one for drills, at which ranks are only told and never heard.
+/// The name of the socket for drills, on which messages go only to the ranks.
 pub const DRILL_SOCKET: &str = "drill.sock";
 
 /// Connections at a time: far more than a host has ranks.
@@ -28,29 +28,29 @@ const CONNECTIONS: usize = 1024;
 
 type Mouths = Rc<RefCell<BTreeMap<Pid, mpsc::UnboundedSender<String>>>>;
 
-/// The socket with its connections; all of it goes when this is dropped.
+/// The socket with its connections; dropping it closes all of them.
 #[derive(Debug)]
 pub struct RoundServer {
     path: PathBuf,
     words: mpsc::UnboundedReceiver<(Pid, Word)>,
-    /// By process: the newest connection's way out.
+    /// By process: the sender of its newest connection.
     mouths: Mouths,
     task: JoinHandle<()>,
 }
 
 impl RoundServer {
-    /// Makes the socket in `directory`.
+    /// Creates the socket in `directory`.
     ///
     /// # Errors
-    /// It cannot be made: its path has more than 107 bytes, or the directory cannot be written.
+    /// It cannot be created: its path has more than 107 bytes, or the directory cannot be written.
     pub fn open(directory: &Path) -> io::Result<RoundServer> {
         RoundServer::open_at(directory.join(SOCKET))
     }
 
-    /// Makes the socket for drills in `directory`. Nothing is ever heard from it.
+    /// Creates the socket for drills in `directory`. Nothing is ever received from it.
     ///
     /// # Errors
-    /// As of [`RoundServer::open`].
+    /// The same as for [`RoundServer::open`].
     pub fn open_for_drills(directory: &Path) -> io::Result<RoundServer> {
         let mut round_server = RoundServer::open_at(directory.join(DRILL_SOCKET))?;
         round_server.words.close();
@@ -67,7 +67,7 @@ impl RoundServer {
         Ok(RoundServer { path, words, mouths, task })
     }
 
-    /// The next word, and the process that said it.
+    /// The next message, and the process that sent it.
     pub async fn next(&mut self) -> (Pid, Word) {
         match self.words.recv().await {
             Some(said) => said,
@@ -80,15 +80,15 @@ impl RoundServer {
         self.mouths.borrow().get(&pid).is_some_and(|mouth| !mouth.is_closed())
     }
 
-    /// Says something to a process, if it is connected.
+    /// Sends a call to a process, if it is connected.
     pub fn say(&self, pid: Pid, call: &Call) {
         if let Some(mouth) = self.mouths.borrow().get(&pid) {
-            // A connection that has ended is seen by its process.
+            // The process sees that a connection has ended.
             let _ = mouth.send(call.line());
         }
     }
 
-    /// A process is gone: another one may come to have its number.
+    /// Forgets a process that is gone: another one may get its number.
     pub fn forget(&self, pid: Pid) {
         self.mouths.borrow_mut().remove(&pid);
     }
@@ -146,7 +146,7 @@ async fn serve(stream: UnixStream, words: mpsc::UnboundedSender<(Pid, Word)>, mo
     }
 }
 
-/// Passes on all whole lines; whether the connection is worth keeping.
+/// Passes on all complete lines. Returns whether to keep the connection.
 fn pass_on(pid: Pid, received: &mut Vec<u8>, words: &mpsc::UnboundedSender<(Pid, Word)>) -> bool {
     while let Some(end) = received.iter().position(|byte| *byte == b'\n') {
         let line: Vec<u8> = received.drain(..=end).collect();
@@ -167,14 +167,14 @@ fn pass_on(pid: Pid, received: &mut Vec<u8>, words: &mpsc::UnboundedSender<(Pid,
 mod tests {
     use super::*;
 
-    /// Runs on a thread of its own, as the launcher does.
+    /// Runs on a single thread, as the launcher does.
     fn local<F: Future<Output = ()>>(test: F) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         tokio::task::LocalSet::new().block_on(&runtime, test);
     }
 
     #[test]
-    fn words_come_with_the_process_that_said_them_and_calls_reach_it() {
+    fn words_come_with_the_process_that_sent_them_and_calls_reach_it() {
         local(async {
             let root = tempfile::tempdir().expect("a directory");
             let mut round_server = RoundServer::open(root.path()).expect("a socket");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_ends_its_connection_and_the_process_may_come_again() {
+    fn nonsense_ends_its_connection_and_the_process_may_reconnect() {
         local(async {
             let root = tempfile::tempdir().expect("a directory");
             let mut round_server = RoundServer::open(root.path()).expect("a socket");

@@ -1,5 +1,5 @@
-//! NVRx's segment health files: a file that is not empty keeps a part of a Slurm job out of the next rendezvous. The
-//! directory is shared by all hosts of the job; a file that another host wrote is left alone.
+//! NVRx's segment health files: a file that is not empty keeps a part of a Slurm job out of the next rendezvous. All hosts
+//! of the job share the directory; files of another host are left alone.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 #[derive(Clone, Debug)]
 pub struct SegmentFiles {
     directory: PathBuf,
-    /// How every file of ours begins.
+    /// Prefix of the content of each of our files.
     mark: String,
 }
 
@@ -22,12 +22,12 @@ impl SegmentFiles {
         SegmentFiles { directory: directory.to_owned(), mark: format!("mainstay on {host}: ") }
     }
 
-    /// Where the launcher of this part of a job looks.
+    /// The path that the launcher of this part of a job reads.
     pub fn path(&self, job: &str, task: &str) -> PathBuf {
         self.directory.join(format!("segment_health_check.{job}.{task}"))
     }
 
-    /// Keeps a part of a job out, with the reason for people who look into the file. It appears whole.
+    /// Keeps a part of a job out, with the reason for people who read the file. The file appears atomically.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -38,7 +38,7 @@ impl SegmentFiles {
         }
         let host = self.mark.trim_start_matches("mainstay on ").trim_end_matches(": ");
         let beside = self.directory.join(format!(".segment_health_check.{job}.{task}.{host}"));
-        // Users may write here too: what lies under that name is removed and never written through.
+        // Users may write here too: remove an existing file of that name, and never write through it.
         match fs::remove_file(&beside) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -48,7 +48,7 @@ impl SegmentFiles {
         fs::rename(&beside, &path).inspect_err(|_| drop(fs::remove_file(&beside)))
     }
 
-    /// Takes back what this host wrote, also before its agent's last start.
+    /// Removes the files that this host wrote, also those from before its agent's last start.
     ///
     /// # Errors
     /// The directory cannot be read, or a file of ours cannot be removed.
@@ -65,12 +65,12 @@ impl SegmentFiles {
     }
 }
 
-/// Whether a plain file begins so. No link is followed, no pipe or device is opened, and no more is read than that.
+/// Whether a plain file starts with `mark`. Follows no link, opens no pipe or device, and reads only that many bytes.
 fn begins_with(path: &Path, mark: &[u8]) -> bool {
     if !fs::symlink_metadata(path).is_ok_and(|file| file.is_file()) {
         return false;
     }
-    // What was exchanged since the look is not waited for either.
+    // Do not wait either for a file that was exchanged since the look.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
     let Ok(mut file) = opened else { return false };

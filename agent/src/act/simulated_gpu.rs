@@ -1,4 +1,4 @@
-//! Errors of GPUs that are played, for drills: a library with NVML's functions says what a script beside it tells it to
+//! Errors of simulated GPUs, for drills. A library with NVML's functions answers as a script next to it defines
 //! (`tests/devices`), and a drill changes the script. NVIDIA's own library has no script, so real GPUs are left alone.
 
 use std::fs;
@@ -6,23 +6,23 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// The script's name, beside the library.
+/// The script's name, next to the library.
 pub const SCRIPT: &str = "devices.json";
 
 /// Kind of event of NVML: an XID.
 const XID: u64 = 8;
-/// XID of a memory error that could not be corrected.
+/// XID of an uncorrectable memory error.
 const DOUBLE_BIT: u64 = 48;
 
-/// Whether the GPUs of a library are played.
+/// Whether a library simulates its GPUs.
 pub fn is_played(library: &Path) -> bool {
     !library.as_os_str().is_empty() && script(library).is_file()
 }
 
-/// Has a GPU, by its number or UUID, count one more memory error that could not be corrected, and tell XID 48.
+/// Makes a GPU, given by number or UUID, count one more uncorrectable memory error and report XID 48.
 ///
 /// # Errors
-/// There is no such GPU, or the script cannot be read or written; in words.
+/// There is no such GPU, or the script cannot be read or written; as a message.
 pub fn memory_error(library: &Path, gpu: &str) -> Result<(), String> {
     let path = script(library);
     let reported = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
@@ -45,7 +45,7 @@ pub fn memory_error(library: &Path, gpu: &str) -> Result<(), String> {
     let events = root.entry("events").or_insert_with(|| json!([]));
     let event = json!({"gpu": place, "kind": XID, "data": DOUBLE_BIT});
     events.as_array_mut().ok_or_else(|| reported(&"its events are of another form"))?.push(event);
-    // Whoever reads it sees the old one or the new one.
+    // A reader sees either the old or the new script.
     let beside = path.with_extension(format!("{}.new", std::process::id()));
     fs::write(&beside, script.to_string())
         .and_then(|()| fs::rename(&beside, &path))

@@ -1,4 +1,4 @@
-//! Stopping an attempt: the ranks first, in order, then all that they left behind.
+//! Stopping an attempt: first the ranks, in order, then all processes that they left behind.
 
 use std::time::{Duration, Instant};
 
@@ -12,21 +12,21 @@ use crate::act::rank_processes::RankProcess;
 use crate::os::cgroup::Cgroup;
 use crate::os::processes;
 
-/// How long a stop may take before force is used.
+/// How long a stop may take before SIGKILL is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Grace {
     /// When the launcher was asked to stop: ranks may want to save.
     pub requested: Span,
     /// After a fault: the ranks can only wait for one that is gone.
     pub fault: Span,
-    /// For what ranks leave behind when all are done.
+    /// For processes that ranks leave behind when all are done.
     pub done: Span,
 }
 
-/// Of the time that ranks have, so much is kept for those that did not save in time to end by a signal.
+/// The part of the ranks' time that is reserved to end those that did not save in time by a signal.
 const TO_END: Span = Span::seconds(5);
 
-/// A rank that does not end holds up its job's next start: no longer than this, however late the machine goes.
+/// A rank that does not end delays its job's next start: at most this long, even if the machine goes later.
 const MOST_TO_LEAVE: Span = Span::seconds(600);
 
 impl Grace {
@@ -39,59 +39,59 @@ impl Grace {
     }
 
     /// How long a stop may take on a machine that goes when `left` is over: until shortly before that, which may be more or
-    /// less than what is usual. Where nobody told when it goes, what is usual.
+    /// less than usual. If it is unknown when the machine goes, the usual time.
     pub fn before_the_machine_goes(usual: Span, left: Option<Span>) -> Span {
         left.map_or(usual, |left| Grace::to_save(left).min(MOST_TO_LEAVE))
     }
 
-    /// How long ranks may take to save and end by themselves, of the time that they have in all.
+    /// How long ranks may take to save and end by themselves, out of their total time.
     pub fn to_save(in_all: Span) -> Span {
         in_all.minus(Span(in_all.0 / 5).min(TO_END))
     }
 }
 
-/// A process that SIGKILL has not ended by then is inside a driver or a file system that hangs.
+/// A process that survives SIGKILL for this time is inside a driver or a file system that hangs.
 const DEATH_WITHIN: Span = Span::seconds(10);
 
-/// What ranks left has to die of SIGKILL within this; what does not counts as undying.
+/// Processes that ranks left must die of SIGKILL within this time. Otherwise they count as undying.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Between two looks at what does not die.
+/// The longest pause between two looks at processes that do not die.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A stop under way.
+/// A stop in progress.
 #[derive(Debug)]
 pub struct Stop {
-    /// Why.
+    /// The reason.
     pub why: StopWhy,
-    /// When force is used.
+    /// When SIGKILL is sent.
     pub force_at: Mono,
-    /// When ranks that were asked to save are told to end; none once they were.
+    /// When ranks that were asked to save are asked to end; none after that.
     pub report_at: Option<Mono>,
-    /// When SIGKILL was first sent to all that still lived.
+    /// When SIGKILL was first sent to all that were still alive.
     forced_at: Option<Mono>,
-    /// What they are told to end with.
+    /// The signal that asks them to end.
     signal: i32,
-    /// Signals sent so far, to tell our own doing from others'.
+    /// Signals sent so far, to distinguish our signals from others'.
     sent: Vec<i32>,
-    /// Ranks that are to end by themselves.
+    /// Ranks that may end by themselves.
     spared: Spared,
 }
 
-/// Ranks that are told to end later than the others: they are about to end by themselves, and what they still write is wanted.
+/// Ranks that are asked to end later than the others: they are about to end by themselves, and their last output is needed.
 #[derive(Clone, Debug, Default)]
 pub struct Spared {
-    /// Which.
+    /// The ranks.
     pub ranks: Vec<Pid>,
-    /// Until when.
+    /// The deadline.
     pub until: Mono,
-    /// When is looked next whether they still have something to write.
+    /// When to check next whether they still have something to write.
     pub look_at: Mono,
 }
 
 impl Stop {
-    /// Asks all living ranks to end: `signal` if the launcher was told to stop by one, else SIGTERM. Ranks that are
-    /// `saving` are told later, and have ended by themselves until then if all goes well.
+    /// Asks all living ranks to end: with `signal` if the launcher was stopped by one, else with SIGTERM. Ranks that are
+    /// `saving` are asked later; usually they have ended by themselves until then.
     pub fn begin(
         now: Mono,
         why: StopWhy,
@@ -112,13 +112,13 @@ impl Stop {
         stop
     }
 
-    /// Leaves no more time than this from now on; less, if it was less.
+    /// Leaves at most this much time from now on.
     pub fn within(&mut self, now: Mono, span: Span) {
         self.force_at = self.force_at.min(now.after(span));
         self.report_at = self.report_at.map(|at| at.min(now.after(Grace::to_save(span))));
     }
 
-    /// Tells the ranks to end.
+    /// Asks the ranks to end.
     pub fn report(&mut self, ranks: &[RankProcess]) {
         self.report_at = None;
         let spared = self.spared.ranks.clone();
@@ -127,21 +127,21 @@ impl Stop {
 
     fn tell_those<'a>(&mut self, ranks: impl Iterator<Item = &'a RankProcess> + Clone) {
         self.send(self.signal, ranks.clone());
-        // A rank that was stopped would only take the signal when it goes on.
+        // A stopped rank would handle the signal only when it continues.
         self.send(SIGCONT, ranks);
     }
 
-    /// When is looked next at ranks that are spared; none if there are none.
+    /// When to look next at spared ranks; none if there are none.
     pub fn look_at(&self) -> Option<Mono> {
         (!self.spared.ranks.is_empty()).then_some(self.spared.look_at)
     }
 
-    /// Whether a rank was not told to end so far.
+    /// Whether a rank was not asked to end so far.
     pub fn spares(&self, pid: Pid) -> bool {
         self.spared.ranks.contains(&pid)
     }
 
-    /// Spares only these of the spared ranks until `look_at`, and tells the others to end. All are told once their time is over.
+    /// Spares only these of the spared ranks until `look_at`, and asks the others to end. After the deadline it asks all of them.
     pub fn spare_only(&mut self, still: &[Pid], look_at: Mono, now: Mono, ranks: &[RankProcess]) {
         let over = now >= self.spared.until;
         let before = self.spared.ranks.clone();
@@ -152,7 +152,7 @@ impl Stop {
         self.tell_those(ranks.iter().filter(reported));
     }
 
-    /// Gives ranks that can leave the attempt in their processes the time to do so; nothing is sent.
+    /// Gives ranks that can leave the attempt in their processes the time to do so; sends nothing.
     pub fn gather(now: Mono, grace: Grace) -> Stop {
         let (why, force_at) = (StopWhy::Fault, now.after(grace.of(StopWhy::Fault)));
         Stop {
@@ -166,12 +166,12 @@ impl Stop {
         }
     }
 
-    /// Uses force on one rank.
+    /// Sends SIGKILL to one rank.
     pub fn kill(&mut self, rank: &RankProcess) {
         self.send(SIGKILL, std::slice::from_ref(rank));
     }
 
-    /// Uses force on these ranks. Whether that was done long ago already, and to no avail: then nothing more can be done to them.
+    /// Sends SIGKILL to these ranks. Returns whether that was done long ago without effect: then nothing more can be done.
     pub fn force<'a>(&mut self, now: Mono, ranks: impl IntoIterator<Item = &'a RankProcess>) -> bool {
         let hopeless = self.forced_at.is_some_and(|forced| now >= forced.after(DEATH_WITHIN));
         self.spared.ranks.clear();
@@ -196,17 +196,17 @@ impl Stop {
     }
 }
 
-/// What came of ending what ranks have left.
+/// The result of ending the processes that ranks have left.
 #[derive(Clone, Debug, Default)]
 pub struct Swept {
     /// How many had to be killed.
     pub killed: u32,
-    /// Those that are still there: inside a driver or a file system that hangs.
+    /// Those that still exist: inside a driver or a file system that hangs.
     pub undying: Vec<Pid>,
 }
 
-/// Ends what ranks that are gone have left: members of their process groups and cgroup, and orphans that came to
-/// us as subreaper. `spared` names what is not of it: guardian and template, and ranks that stay in their processes.
+/// Ends the processes that ranks have left: members of their process groups and cgroup, and orphans that became our
+/// children as subreaper. `spared` returns the exceptions: guardian and template, and ranks that stay in their processes.
 pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patience: Span) -> Swept {
     let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
     let left = || -> Vec<Pid> {
@@ -222,7 +222,7 @@ pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patie
     for pid in &remaining {
         processes::signal(*pid, Signal::SIGTERM);
     }
-    // Orphans have no pidfd of ours; what is left is looked for a few times, and only while there is something.
+    // We have no pidfd of orphans: poll a few times, and only while there are any.
     let mut waited = Span::default();
     while !remaining.is_empty() && waited < patience {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -231,7 +231,7 @@ pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patie
         remaining = left();
     }
     let killed = u32::try_from(remaining.len()).unwrap_or(u32::MAX);
-    // Most die at once. What does not is looked for less and less often: each look goes through all descendants.
+    // Most die at once. Poll the rest less and less often: each look goes through all descendants.
     let (killing, mut pause) = (Instant::now(), Duration::from_millis(2));
     while !remaining.is_empty() && killing.elapsed() < KILLED_WITHIN {
         if let Some(cgroup) = cgroup {
@@ -255,14 +255,14 @@ pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patie
     Swept { killed, undying: remaining }
 }
 
-/// Takes ended orphans off the process table. `may_reap` spares children whose end somebody else will ask for.
+/// Reaps ended orphans. `may_reap` excludes children whose exit status another part of the launcher reads.
 pub fn reap_orphans(may_reap: impl Fn(Pid) -> bool) {
     use nix::sys::wait::{Id, WaitPidFlag, waitid};
     let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
     while let Ok(status) = waitid(Id::All, peek) {
         match status.pid().map(|pid| Pid(pid.as_raw())) {
             Some(pid) if may_reap(pid) => crate::os::pidfd::reap(pid),
-            // The first in line is a rank: its own watcher comes for it, and for those behind it the next call.
+            // The first in the queue is a rank: its own watcher reaps it, and the next call those behind it.
             Some(_) | None => return,
         }
     }

@@ -1,5 +1,5 @@
-//! The user's own policy, as the launcher has it: read ahead, so that a restart only pays for the decision, and within a
-//! time that no host is too slow for.
+//! The user's own policy in the launcher. It is read in advance, so that a restart only pays for the decision, and has a
+//! time limit that the slowest host meets.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mainstay_core::recovery::policy::{Advice, Advisor, Case, Settings, Trouble};
 use mainstay_policy::Policy;
 
-/// What one decision may take. Its steps and its memory are counted too, and come to the same on every host.
+/// The time limit for one decision. Its steps and memory are limited too, with the same result on every host.
 const WITHIN: Duration = Duration::from_millis(50);
 
 /// A longer file is not read.
@@ -29,7 +29,7 @@ impl Advisor for Timed {
     }
 }
 
-/// A file that is no policy: what is wrong with it is told anew with each failure.
+/// A file that is not a valid policy. Each failure reports the error again.
 #[derive(Debug)]
 struct Broken {
     name: String,
@@ -46,7 +46,7 @@ impl Advisor for Broken {
     }
 }
 
-/// Reads a policy, and says what is wrong with it. A job is begun all the same: the built-in policy decides.
+/// Reads a policy and returns its error, if any. The job starts all the same: the built-in policy decides.
 pub fn read(file: &Path) -> (Arc<dyn Advisor>, Option<Trouble>) {
     match parse(file) {
         Ok(policy) => (Arc::new(Timed(policy)), None),
@@ -61,7 +61,7 @@ pub fn read(file: &Path) -> (Arc<dyn Advisor>, Option<Trouble>) {
 /// Reads a policy.
 ///
 /// # Errors
-/// It cannot be read, or is none; in words, with file, line and column.
+/// It cannot be read or is not a policy. The error names file, line and column.
 pub fn parse(file: &Path) -> Result<Policy, String> {
     let unread = |error: std::io::Error| format!("{}: it cannot be read: {error}", file.display());
     let size = std::fs::metadata(file).map_err(unread)?.len();

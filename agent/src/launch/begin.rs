@@ -1,4 +1,4 @@
-//! A launcher before its first turn: what it has and knows when its job begins.
+//! A launcher before its first turn: its resources and state when its job starts.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,10 +34,10 @@ use crate::source::oom::OomKills;
 use crate::state::StateWriter;
 use crate::store::learned::Memory;
 
-/// What stands beside the ranks for as long as the job runs.
+/// What exists in addition to the ranks for as long as the job runs.
 #[derive(Default)]
 pub struct JobResources {
-    /// Sees to it that nothing outlives the launcher.
+    /// Ends the ranks if the launcher is killed.
     pub guardian: Option<Guardian>,
     /// Keeps the ranks' checkpoints in memory.
     pub pool_owner: Option<PoolOwner>,
@@ -52,7 +52,7 @@ pub struct JobResources {
 }
 
 impl Launcher {
-    /// Begins the job: records it and takes the order for the first start.
+    /// Starts the job: records it and takes the order for the first start.
     pub fn begin(
         settings: Settings,
         mut rank_spec: RankSpec,

@@ -1,7 +1,7 @@
-//! Who decides for the job: this launcher alone, this one for several hosts, or the leader on another host.
+//! The decider of the job: this launcher alone, this launcher for several hosts, or the leader on another host.
 //!
-//! All that happens on this host goes through `step`, and all that is to be done here comes out as a [`Task`]. With one host
-//! the job is driven directly.
+//! Every event on this host goes through `step`, and every action for this host comes out as a [`Task`]. With one host the
+//! job is driven directly.
 
 mod launcher;
 
@@ -22,11 +22,11 @@ pub(super) enum Brain {
     Alone(Box<Job>),
     Leading(Box<Leading>),
     Following(Box<Following>),
-    /// For the moment in which a follower becomes the leader, and after the end.
+    /// While a follower becomes the leader, and after the end.
     Gone,
 }
 
-/// What the hands of this launcher are to do.
+/// A task for this launcher.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
     /// An order of the job on this host alone, or one that means the same on each host.
@@ -36,7 +36,7 @@ pub(super) enum Task {
 }
 
 impl Brain {
-    /// The job, where it is decided here.
+    /// The job, if it is decided here.
     pub(super) fn job(&self) -> Option<&Job> {
         match self {
             Brain::Alone(job) => Some(job),
@@ -66,7 +66,7 @@ impl Brain {
         self.job().map(|job| job.pace(rank)).unwrap_or_default()
     }
 
-    /// What this launcher and the others of the job show each other.
+    /// The proof that this launcher and the others of the job show each other.
     pub(super) fn token(&self) -> Option<Token> {
         match self {
             Brain::Leading(leading) => Some(leading.meeting.token.clone()),

@@ -1,5 +1,5 @@
-//! Before ranks of several hosts start: the leader learns what lies on each host, decides on one step, and has each host bring
-//! the shards of its ranks. The loop goes on meanwhile.
+//! Before the ranks of several hosts start, the leader collects which checkpoints each host has, decides on one step, and
+//! has each host fetch the shards of its ranks. The loop goes on meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,9 @@ use super::shell::Launcher;
 use crate::os::clock;
 
 impl Launcher {
-    /// The leader asks what lies here, and says who the others are.
+    /// The leader asks which checkpoints are here, and names the other hosts.
     pub(super) fn gather_checkpoints(&mut self, attempt: Attempt, peers: Vec<String>) {
-        // What ranks have filled counts; they are gone by now, or wait.
+        // What ranks have written completely counts. They are gone by now, or wait.
         if let Some(pool_owner) = &self.pool_owner {
             pool_owner.begin_attempt(attempt.0.into());
         }
@@ -31,7 +31,7 @@ impl Launcher {
         }
     }
 
-    /// The leader wants the shards of a step to be where the ranks of this host look for them.
+    /// The leader wants the shards of a step where the ranks of this host look for them.
     pub(super) fn bring_checkpoint(&mut self, attempt: Attempt, step: StepKey) {
         match &self.replicas {
             Some(replicas) => replicas.bring(attempt, step, self.rank_spec.seat.world_size),
@@ -46,7 +46,7 @@ impl Launcher {
         let now = clock::mono();
         match news {
             FromReplicas::Said(line) => self.terminal.say(line),
-            // A spare says itself what it has.
+            // A spare reports itself what it has.
             FromReplicas::Copies(_) if self.waiting().is_some() => {}
             FromReplicas::Copies(CopyNews::First(step)) => {
                 let reported = format!("checkpoint: each shard of step {step} has a copy on another host");
@@ -86,14 +86,14 @@ impl Launcher {
         }
     }
 
-    /// All launchers see the same copies; the leader writes them down for all.
+    /// All launchers see the same copies; the leader records them for all.
     fn record_copies(&mut self, now: Mono, fact: Fact) {
         if matches!(&self.brain, Brain::Leading(_)) {
             self.step(now, Input::Fact(fact));
         }
     }
 
-    /// What ranks are told to load, as the leader has it.
+    /// Sets which step the ranks load, as the leader orders.
     pub(super) fn resume_from(&mut self, step: Option<&StepKey>) -> Result<(), String> {
         self.rank_spec.resume = match step {
             None => BTreeMap::new(),

@@ -1,4 +1,4 @@
-//! Which step has its copies on other hosts: the pool keeps it until a newer one has them, and people see it.
+//! Tracks which step has its copies on other hosts. The pool keeps that step until a newer one has them, and people see it.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,16 +9,16 @@ use mainstay_core::checkpoint::inventory::{Copy, StepKey};
 use mainstay_tier::peer::Service;
 use mainstay_tier::pool::View;
 
-/// After so long without a newer step that has its copies it is said.
+/// How long a newer step may lack its copies before that is reported.
 const COPIED_WITHIN: Duration = Duration::from_secs(60);
 
-/// Whether a newer step waits for its copies is looked at this often.
+/// How often to check whether a newer step waits for its copies.
 const CHECKED_EVERY: Duration = Duration::from_secs(1);
 
-/// The newest step with its copies is written into the journal this often.
+/// How often the newest step with its copies is written to the journal.
 const RECORDED_EVERY: Duration = Duration::from_secs(10);
 
-/// What people are to know of copies.
+/// News of copies for people.
 #[derive(Debug)]
 pub(super) enum CopyNews {
     /// The first step of which each shard has its copy.
@@ -29,7 +29,7 @@ pub(super) enum CopyNews {
     Behind(String),
 }
 
-/// Tells the pool which step has its copies, for as long as there is a service; without one, only what is kept for others follows.
+/// Reports to the pool which step has its copies, while the service exists. Without a view, only what is kept for others follows.
 pub(super) fn keep_what_is_copied(
     service: &Weak<Service>,
     view: Option<&View>,
@@ -59,12 +59,12 @@ pub(super) fn keep_what_is_copied(
     }
 }
 
-/// What was reported of the newest step with its copies, so that each thing is reported once.
+/// What was reported of the newest step with its copies. Each change is reported once.
 struct Copies {
     /// Attempt and step.
     newest: Option<(u64, u64)>,
     checked: Instant,
-    /// Since when a newer step without its copies has been saved here.
+    /// Since when a newer step without copies has been saved here.
     awaited_since: Option<Instant>,
     recorded: Option<((u64, u64), Instant)>,
     is_behind: bool,
@@ -121,7 +121,7 @@ fn saved_after(service: &Service, launch: &str, newest: Option<(u64, u64)>) -> b
     })
 }
 
-/// What is known of the reason.
+/// Why the copies are missing, as far as known.
 fn why_not_copied(service: &Service, newest: Option<(u64, u64)>) -> String {
     let why = service.peers().into_iter().find_map(|(name, peer)| Some(format!("{name}: {}", peer.error?)));
     let why = why.unwrap_or_else(|| "saves come faster than copies".to_owned());

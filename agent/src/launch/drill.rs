@@ -1,5 +1,5 @@
-//! Drills: faults that a person brings about in a job that opted in. Signals and limits are the kernel's to set; what has to
-//! happen inside a rank's program is done there by its client, which listens on a socket of its own in such jobs only.
+//! Drills: faults that a person injects into a job that opted in. The launcher sets signals and limits through the kernel.
+//! A fault inside a rank's program is injected by its client, which listens on a separate socket in such jobs only.
 
 mod launcher;
 
@@ -7,39 +7,39 @@ use std::fmt;
 
 use mainstay_core::recovery::in_process::Call;
 
-/// What is done to a rank, and when.
+/// A fault for a rank, and when to inject it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Injected {
-    /// What.
+    /// The fault.
     pub fault: Fault,
-    /// Once the rank has completed this step; none for at once.
+    /// Inject after the rank has completed this step; none for at once.
     pub at_step: Option<u64>,
 }
 
-/// What is done to a rank.
+/// A fault for a rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     /// A signal is sent to its process.
     Signal {
-        /// Which.
+        /// The signal number.
         signal: i32,
         /// Its word in the journal.
         word: &'static str,
     },
-    /// None of its files can grow any more.
+    /// None of its files can grow.
     DiskFull,
-    /// Its main thread raises.
+    /// Its main thread raises an exception.
     Exception,
-    /// Its main thread stands still for good: the others wait for it in their next collective.
+    /// Its main thread stops for good: the others wait for it in their next collective.
     Hang,
-    /// Its program gets only the rest of each moment.
+    /// Its program runs only for the rest of each interval.
     Slow {
         /// The share that it loses, in percent.
         percent: u32,
     },
     /// Its connections to other ranks break.
     Network,
-    /// Its GPU has a memory error that could not be corrected, where GPUs are played.
+    /// Its GPU has an uncorrectable memory error, if GPUs are simulated.
     Ecc,
 }
 
@@ -57,7 +57,7 @@ impl Injected {
         }
     }
 
-    /// What the rank's client is told; none for what is done from outside.
+    /// The call to the rank's client; none for a fault that is injected from outside.
     fn call(self) -> Option<Call> {
         let percent = match self.fault {
             Fault::Signal { .. } | Fault::DiskFull | Fault::Ecc => return None,

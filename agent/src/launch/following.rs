@@ -1,5 +1,5 @@
-//! Another launcher leads: what is seen here goes to it, and what it orders is done here. Its journal is written here as
-//! well, so that each host shows the whole job. What is sent when is in `core::recovery::hosts::follow`.
+//! Another launcher leads: this one reports to it what it sees, and carries out its orders. The leader's journal is written
+//! here too, so that each host shows the whole job. `core::recovery::hosts::follow` decides what is sent when.
 
 mod launcher;
 
@@ -23,7 +23,7 @@ use crate::launch::meeting::{FromStore, Meeting};
 use crate::launch::ready::Ready;
 use crate::os::clock;
 
-/// How long is waited at the end for the leader.
+/// How long to wait at the end for the leader.
 const HEARD_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a follower starts with.
@@ -31,7 +31,7 @@ const HEARD_WITHIN: Duration = Duration::from_secs(1);
 pub struct Followed {
     /// Whether it waits as a spare.
     pub waits: bool,
-    /// Its seat; of one that waits, one like that which it may get.
+    /// Its seat; for a spare, one like the seat that it may get.
     pub seat: Seat,
     /// The job's name for ranks of all hosts.
     pub job: String,
@@ -41,21 +41,21 @@ pub struct Followed {
     pub epoch: u64,
     /// Who leads.
     pub leader: Leader,
-    /// What arrives from the leader.
+    /// Messages from the leader.
     pub events: mpsc::Receiver<FromLeader>,
-    /// The way to it, while there is one.
+    /// The channel to it, while there is one.
     pub to: Option<mpsc::Sender<Up>>,
     /// Its clock.
     pub clock: Mapping,
-    /// What is sent first on a new connection.
+    /// The first message on a new connection.
     pub join: watch::Sender<Join>,
-    /// What was asked for.
+    /// What was asked for on the command line.
     pub plan: HostsPlan,
     /// The task that keeps the connection.
     pub task: Aborting,
     /// The group of the job.
     pub meeting: Meeting,
-    /// Where followers would come, should this launcher lead.
+    /// Where followers connect if this launcher leads.
     pub listener: Listener,
 }
 
@@ -70,16 +70,16 @@ pub(super) struct Following {
     task: Aborting,
     pub(super) meeting: Meeting,
     pub(super) listener: Listener,
-    /// What this host's journal says of the job.
+    /// The job as this host's journal records it.
     pub(super) spec: JobSpec,
     pub(super) summary: Option<Summary>,
-    /// Why this host takes no part any more.
+    /// Why this host no longer takes part.
     pub(super) cut_off: Option<String>,
-    /// What it has ready, of one that began as a spare.
+    /// What a launcher that started as a spare has ready.
     pub(super) ready: Option<Ready>,
 }
 
-/// What comes from outside to a follower.
+/// Events from outside for a follower.
 #[derive(Debug)]
 pub(super) enum ToFollower {
     Leader(Box<FromLeader>),
@@ -142,13 +142,13 @@ impl Following {
             tokio::select! {
                 Some(event) = self.events.recv() => return ToFollower::Leader(Box::new(event)),
                 news = self.meeting.next() => return ToFollower::Store(news),
-                // Whoever takes this launcher for the leader is not answered.
+                // A launcher that takes this one for the leader gets no answer.
                 Some(_) = self.listener.events.recv() => {}
             }
         }
     }
 
-    /// Until the leader, which ordered the end, has ended the connection: until then it may not have heard that it is known.
+    /// Waits until the leader, which ordered the end, closes the connection. Before that it may not have received the confirmation.
     pub(super) async fn wait_for_the_end(&mut self) {
         if self.summary.is_none() {
             return;
@@ -172,7 +172,7 @@ impl Following {
             Aborting(streams().spawn(connect::keep(leader.addresses, token, self.join.subscribe(), sender)));
     }
 
-    /// A way that takes no more is given up; another connection is made.
+    /// A full channel is dropped; another connection is made.
     fn send(&mut self, up: Up) {
         if self.to.as_ref().is_some_and(|to| to.try_send(up).is_err()) {
             self.to = None;
@@ -180,7 +180,7 @@ impl Following {
         }
     }
 
-    /// What a new connection begins with.
+    /// The first messages on a new connection.
     fn remember(&self) {
         let (have, of) = self.follow.have();
         self.join.send_if_modified(|join| {

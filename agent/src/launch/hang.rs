@@ -1,4 +1,4 @@
-//! Hangs of the job's ranks: what pages, processes and devices show goes to the judge in the core (`core::hang`).
+//! Hangs of the job's ranks: pages, processes and devices are read here and judged in the core (`core::hang`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,35 +22,35 @@ use crate::source::evidence::{self, Frames, Subject, Taken};
 use crate::source::pages::PageReader;
 use crate::source::tpu;
 
-/// What is done about hangs.
+/// What to do about hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Ranks that hang are stopped and started again.
     Auto,
-    /// They are only told of.
+    /// They are only reported.
     Report,
-    /// Nobody looks.
+    /// Hangs are not detected.
     Off,
 }
 
-/// What is asked for about hangs.
+/// The user's settings for hangs.
 #[derive(Clone, Debug)]
 pub struct HangSettings {
-    /// What is done.
+    /// What to do about hangs.
     pub mode: Mode,
     /// How long things may take.
     pub limits: Limits,
 }
 
-/// The judge of hangs of one job, with what it asks outside of the core.
+/// The judge of hangs of one job, with its sources outside the core.
 #[derive(Debug)]
 pub(super) struct Judge {
     mode: Mode,
     job: HangJudge,
-    /// Whether there may be TPUs here, once that was looked for; and a question to libtpu that is under way.
+    /// Whether this host may have TPUs, once checked; and a query to libtpu that is in progress.
     tpus: Option<bool>,
     asked_tpus: Option<mpsc::Receiver<Option<Span>>>,
-    /// A question to NCCL's RAS service that is under way.
+    /// A query to NCCL's RAS service that is in progress.
     asked: Option<mpsc::Receiver<Option<(String, Waits)>>>,
 }
 
@@ -75,17 +75,17 @@ impl Judge {
         self.job.judge_all(seats.flat_map(of_each).collect(), now);
     }
 
-    /// Leaves that to the leader of the job.
+    /// Leaves the judgement to the leader of the job.
     pub(super) fn judged_elsewhere(&mut self, hosts: u32) {
         self.job.judged_elsewhere(hosts);
     }
 
-    /// What the leader is to be told of the ranks here.
+    /// What to report to the leader about the ranks here.
     pub(super) fn due_to_report(&mut self, now: Mono) -> Vec<RankSeen> {
         if self.mode == Mode::Off { Vec::new() } else { self.job.to_report(now) }
     }
 
-    /// Takes in what another host reports.
+    /// Takes in a report of another host.
     pub(super) fn seen_elsewhere(&mut self, ranks: &[RankSeen], now: Mono) {
         ranks.iter().for_each(|seen| self.job.seen_elsewhere(now, seen));
     }
@@ -95,7 +95,7 @@ impl Judge {
         self.job.finished_elsewhere(rank, now);
     }
 
-    /// Whether ranks that hang are stopped, and not only reported.
+    /// Whether ranks that hang are stopped, not only reported.
     pub(super) fn acts(&self) -> bool {
         self.job.acts()
     }
@@ -117,7 +117,7 @@ impl Judge {
         self.asked = None;
     }
 
-    /// Takes in whether ranks' GPUs have work, as the agent reports it; empty when there is no agent.
+    /// Takes in whether ranks' GPUs are busy, as the agent reports it; empty without an agent.
     pub(super) fn gpus_at_work(&mut self, at_work: &BTreeMap<Rank, bool>, now: Mono) {
         self.job.gpus_at_work(at_work, now);
     }
@@ -127,7 +127,7 @@ impl Judge {
         self.job.finished(rank.local_rank as usize, now);
     }
 
-    /// Learns from what a look at a rank's page has just brought, and takes in what it shows.
+    /// Takes in the latest look at a rank's page.
     pub(super) fn see(&mut self, local_rank: u32, page: &mut PageReader, now: Mono) {
         if self.mode == Mode::Off {
             return;
@@ -137,7 +137,7 @@ impl Judge {
         self.job.sight(local_rank as usize, now, &sight, counts);
     }
 
-    /// Judges after a look at all pages; returns what is to be recorded.
+    /// Judges after a look at all pages; returns the fact to record.
     pub(super) fn judge(&mut self, ranks: &[RankProcess], now: Mono) -> Option<Fact> {
         if self.mode == Mode::Off || ranks.is_empty() {
             return None;
@@ -155,13 +155,13 @@ impl Judge {
         self.job.judge(now, pulses.as_deref(), &living)
     }
 
-    /// Whether what was taken for a hang has moved again.
+    /// Whether ranks that were judged to hang have made progress again.
     pub(super) fn passed(&mut self, now: Mono) -> Option<Fact> {
         self.job.passed(now)
     }
 
-    /// What the processes of the living ranks do, with what devices and NCCL say meanwhile. Of a rank that cannot be read
-    /// nothing is known, and then nothing is judged.
+    /// What the processes of the living ranks do, with what devices and NCCL report meanwhile. None if a rank cannot be
+    /// read: then nothing is judged.
     fn pulses(&mut self, living: &[&RankProcess], now: Mono) -> Option<Vec<Option<ActivitySample>>> {
         let mut pulses = vec![None; self.job.ranks()];
         for rank in living {
@@ -190,7 +190,7 @@ impl Judge {
         Some(pulses)
     }
 
-    /// For how long none of the ranks' devices has had work, where that is known of all of them.
+    /// How long all of the ranks' devices have been idle; none unless known for each device.
     fn devices_idle(&mut self, living: &[&RankProcess], now: Mono) -> Option<Span> {
         let ranks: Vec<Rank> = living.iter().map(|rank| rank.rank).collect();
         if let Some(idle) = self.job.gpus_idle(&ranks, now) {
@@ -211,7 +211,7 @@ impl Judge {
     }
 }
 
-/// Evidence that is being taken.
+/// Evidence that is being collected.
 #[derive(Debug)]
 pub(super) struct Evidence {
     attempt: Attempt,
@@ -222,14 +222,14 @@ pub(super) struct Evidence {
 }
 
 impl Evidence {
-    /// Begins in a thread of its own.
+    /// Starts collecting in a separate thread.
     pub(super) fn begin(attempt: Attempt, file: PathBuf, subjects: Vec<Subject>, frames: Frames) -> Evidence {
         let (sender, taken) = oneshot::channel();
         let path = file.clone();
         let take = move || {
             let taken = evidence::take(&subjects, frames, Instant::now() + EVIDENCE_WITHIN);
             let written = evidence::write(&taken, &path);
-            // Nobody waits any more if it took too long.
+            // The receiver is gone if it took too long.
             let _ = sender.send((taken, written));
         };
         if let Err(error) = std::thread::Builder::new().name("evidence".to_owned()).spawn(take) {
@@ -239,7 +239,7 @@ impl Evidence {
         Evidence { attempt, file, began: clock::mono(), until, taken }
     }
 
-    /// What was taken, or after the deadline that nothing was.
+    /// The collected evidence; after the deadline, a fact that there is none.
     pub(super) async fn taken(&mut self) -> Fact {
         let taken = tokio::time::timeout_at(self.until, &mut self.taken).await;
         let took = clock::mono().since(self.began);
@@ -260,13 +260,13 @@ impl Evidence {
     }
 }
 
-/// How long evidence may take.
+/// How long collecting evidence may take.
 const EVIDENCE_WITHIN: Duration = Duration::from_secs(3);
-/// How long NCCL's RAS service may take, where there are no heartbeats to judge by.
+/// How long NCCL's RAS service may take if there are no heartbeats to judge by.
 const NCCL_WITHIN: Duration = Duration::from_secs(10);
-/// How long libtpu may take to say what its TPUs do.
+/// How long libtpu may take to report what its TPUs do.
 const TPU_WITHIN: Duration = Duration::from_secs(5);
-/// For what is under way at that time.
+/// Extra time for what is in progress at that time.
 const EVIDENCE_GRACE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
@@ -275,7 +275,7 @@ mod tests {
 
     /// As when `/proc` holds up its reader: the decision does not wait any longer.
     #[tokio::test]
-    async fn evidence_that_does_not_come_is_told_as_missing() {
+    async fn evidence_that_takes_too_long_is_reported_as_missing() {
         let (_nobody_answers, taken) = oneshot::channel();
         let until = tokio::time::Instant::now();
         let file = PathBuf::from("hang.json");

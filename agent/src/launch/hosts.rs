@@ -1,4 +1,4 @@
-//! What the command line asks for when a job has several hosts.
+//! The command line's settings for a job on several hosts.
 
 use std::time::Duration;
 
@@ -21,23 +21,24 @@ pub struct HostsPlan {
     pub local_addr: Option<String>,
     /// The secret of the job, if the user gave one.
     pub token: Option<String>,
-    /// Whether what goes between the hosts is encrypted.
+    /// Whether traffic between the hosts is encrypted.
     pub encrypt: bool,
-    /// What fails together with this host, if the user said so.
+    /// The failure domain of this host, if the user gave one.
     pub domain: Option<String>,
-    /// Whether the endpoint is this host, if the user said so.
+    /// Whether the endpoint is this host, if the user set it.
     pub is_host: Option<bool>,
     /// How long hosts wait for each other.
     pub join_timeout: Span,
-    /// How long is waited for more hosts once there are enough.
+    /// How long to wait for more hosts once there are enough.
     pub last_call: Span,
-    /// How long a lost host is waited for before the job goes on with fewer.
+    /// How long to wait for a lost host before the job goes on with fewer.
     pub shrink_after: Span,
-    /// How long ranks run at least before they are stopped for hosts that joined.
+    /// Minimum time that ranks run before they are stopped for hosts that joined.
     pub grow_after: Span,
     /// The number of ranks is a multiple of this.
     pub world_multiple: u32,
-    /// A launcher that the store has not heard of for so long is lost, and one that has no leader for so long is cut off.
+    /// A launcher that has not renewed its entry in the store for this time is lost. One that has had no leader for this
+    /// time is cut off.
     pub lease: Duration,
 }
 
@@ -48,9 +49,9 @@ pub enum StoreKind {
     Builtin,
     /// The launchers on the three or five hosts with the endpoints: etcd between them.
     Managed,
-    /// Somebody else: a cluster of etcd that is there.
+    /// Someone else: an existing etcd cluster.
     Etcd {
-        /// Who asks it.
+        /// The credentials of this client.
         user: Option<Credentials>,
         /// Certificates for `https` endpoints.
         tls: Option<TlsFiles>,
@@ -58,13 +59,13 @@ pub enum StoreKind {
 }
 
 impl HostsPlan {
-    /// Port that torchrun takes when none is given.
+    /// Port that torchrun uses by default.
     pub const PORT: u16 = 29_400;
 
     /// Port of etcd for clients.
     pub const ETCD_PORT: u16 = 2379;
 
-    /// The lease that is taken when none is given.
+    /// The default lease.
     pub const LEASE: Duration = Duration::from_secs(10);
 
     /// The endpoints, for people.
@@ -73,12 +74,12 @@ impl HostsPlan {
         all.join(", ")
     }
 
-    /// What fails together with this host; empty where that is not known.
+    /// The failure domain of this host; empty if unknown.
     pub fn fails_together(&self) -> String {
         self.domain.clone().or_else(switch).unwrap_or_default()
     }
 
-    /// Within which limits the number of hosts may change.
+    /// The limits for the number of hosts.
     pub fn limits(&self) -> Limits {
         Limits {
             hosts: self.hosts,
@@ -88,7 +89,7 @@ impl HostsPlan {
         }
     }
 
-    /// Copies of each shard on other hosts: as many hosts as the store between them may lose at once, the job may.
+    /// Copies of each shard on other hosts: the job may lose as many hosts at once as the store that runs on them.
     pub fn copies(&self) -> usize {
         let others = self.hosts.0.saturating_sub(1);
         match self.store {
@@ -103,12 +104,12 @@ impl HostsPlan {
     }
 }
 
-/// A duration of the standard library as the core has it.
+/// Converts a duration of the standard library to the core's type.
 pub(super) fn span(duration: Duration) -> Span {
     Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// The switch of this host, as Slurm's topology has it.
+/// The switch of this host, from Slurm's topology.
 fn switch() -> Option<String> {
     let (address, pattern) =
         (std::env::var("SLURM_TOPOLOGY_ADDR").ok()?, std::env::var("SLURM_TOPOLOGY_ADDR_PATTERN").ok()?);

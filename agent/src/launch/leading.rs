@@ -1,5 +1,6 @@
-//! This launcher leads: it decides for the ranks of all hosts and has a stream to the launcher of each. What it decides is in
-//! `core::recovery::hosts::lead`; here that meets connections, the store, the journal and the ranks of this host.
+//! This launcher leads: it decides for the ranks of all hosts and has a stream to each other launcher.
+//! `core::recovery::hosts::lead` decides; this module connects it with connections, the store, the journal and the ranks of
+//! this host.
 
 mod launcher;
 
@@ -31,28 +32,28 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 pub(super) struct Leading {
     pub(super) lead: Lead,
     listener: Listener,
-    /// The ways to followers and spares.
+    /// The channels to followers and spares.
     ways: BTreeMap<Connection, mpsc::Sender<Down>>,
     pub(super) plan: HostsPlan,
     pub(super) meeting: Meeting,
-    /// Where it writes; none while the store does not know that this launcher leads.
+    /// Where it writes; none until the store records that this launcher leads.
     pub(super) office: Option<Office>,
 }
 
-/// What comes from outside to a leader.
+/// Events from outside for a leader.
 #[derive(Debug)]
 pub(super) enum ToLeader {
     Host(Box<FromHost>),
     Store(FromStore),
 }
 
-/// So many entries of what is older than what the leader keeps in memory; none if the journal cannot be read now.
+/// At most `most` entries that are older than what the leader keeps in memory; none if the journal cannot be read now.
 fn entries_after(reader: &StateReader, have: u64, most: usize) -> Option<Vec<Entry>> {
     reader.entries_after(have, most).ok().map(|read| read.entries)
 }
 
 impl Leading {
-    /// The leader of a round that has come together.
+    /// The leader of a complete round.
     pub(super) fn new(job: Job, gathered: Gathered, names: (String, String)) -> Leading {
         let Gathered { round, me, listener, connections, plan, spares, meeting, office } = gathered;
         let merge = Merge::new(round, plan.join_timeout);
@@ -71,7 +72,7 @@ impl Leading {
         leading
     }
 
-    /// A leader that no follower is connected to yet.
+    /// A leader without connected followers.
     #[expect(clippy::too_many_arguments, reason = "all of it is what a leader has")]
     pub(super) fn of(
         job: Job,
@@ -111,7 +112,7 @@ impl Leading {
         }
     }
 
-    /// A connection that takes no more is given up; the follower makes another.
+    /// A full channel is dropped; the follower connects again.
     fn send(&mut self, now: Mono, connection: Connection, down: Down) {
         if self.ways.get(&connection).is_some_and(|to| to.try_send(down).is_err()) {
             self.ways.remove(&connection);

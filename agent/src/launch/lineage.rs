@@ -1,5 +1,5 @@
-//! Which run the checkpoints of a job belong to. It is decided before anything of the job is started, for each directory into which the
-//! job writes: the directory says it, known by device and inode, and not its name; or the user, by `--resume-from`.
+//! Which run the checkpoints of a job belong to. It is decided before the job starts, for each directory into which the job
+//! writes: by the directory, identified by device and inode and not by name, or by the user with `--resume-from`.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,10 +16,10 @@ use super::Settings;
 use crate::launcher_link::checkpoint::Place;
 use crate::os::clock;
 
-/// In the parent of the run directories: what run each directory belongs to.
+/// In the parent of the run directories: the run that each directory belongs to.
 const NOTES: &str = ".directories";
 
-/// In a run directory: its checkpoints' runs.
+/// In a run directory: the runs of its checkpoints.
 const OF_RUN: &str = "checkpoint-runs.json";
 
 /// Bytes of a note at most.
@@ -33,11 +33,11 @@ const ID: usize = 12;
 pub struct Output {
     /// Where.
     pub directory: PathBuf,
-    /// Whose way trainers write there; empty for `mainstay.checkpoint`.
+    /// The trainer's format; empty for `mainstay.checkpoint`.
     pub kind: String,
     /// The run that its steps belong to, `NAME~ID`.
     pub run: String,
-    /// Which directory it is; none if it cannot be read.
+    /// The directory's identity; none if it cannot be read.
     pub id: Option<DirectoryId>,
     /// Whether the user named the run by `--resume-from`.
     pub on_purpose: bool,
@@ -53,12 +53,12 @@ impl Output {
         &self.name
     }
 
-    /// Which directory it is, as the agent is told; empty if it cannot be read.
+    /// The directory's identity as it is sent to the agent; empty if it cannot be read.
     pub fn id_text(&self) -> String {
         self.id.as_ref().map(DirectoryId::to_string).unwrap_or_default()
     }
 
-    /// The same as the agent is asked for it; `id` is its [`Output::id_text`].
+    /// The output as a place for requests to the agent; `id` is its [`Output::id_text`].
     pub fn place<'a>(&'a self, id: &'a str) -> Place<'a> {
         Place {
             run: &self.run,
@@ -87,10 +87,10 @@ struct Note {
     path: PathBuf,
 }
 
-/// The outputs of a job: that of `mainstay.checkpoint` first, then those of its trainer. They are created if they are missing.
+/// The outputs of a job: that of `mainstay.checkpoint` first, then those of its trainer. Missing ones are created.
 pub fn outputs(settings: &Settings, log_dir: &Path, checkpoint_dir: &Path) -> Vec<Output> {
     let named = settings.checkpoint_dir.is_some();
-    // A directory in the run directory is another one in each launch. Such jobs are the same where they are started in the same place.
+    // A directory in the run directory differs in each launch. Such jobs are the same if they are started in the same place.
     let place = match named {
         true => of_path(checkpoint_dir),
         false => {
@@ -107,7 +107,7 @@ pub fn outputs(settings: &Settings, log_dir: &Path, checkpoint_dir: &Path) -> Ve
 }
 
 fn output(log_dir: &Path, directory: &Path, kind: &str, name: String, place: &str) -> Output {
-    // Whoever cannot create it here cannot save there either, and says so then.
+    // A user who cannot create it here cannot save there either; saving reports that.
     let _ = std::fs::create_dir_all(directory);
     let id = directory_id(directory);
     let run = id.as_ref().and_then(|id| noted(log_dir, id)).filter(|run| is_kind(run, kind));
@@ -117,7 +117,7 @@ fn output(log_dir: &Path, directory: &Path, kind: &str, name: String, place: &st
     Output { directory, kind, run, id, on_purpose: false, name, is_noted }
 }
 
-/// Names of runs of trainers' files have their folder's name behind a colon.
+/// Names of runs of trainers' files end with a colon and the folder's name.
 fn is_kind(run: &str, kind: &str) -> bool {
     plain(run).contains(':') != kind.is_empty()
 }
@@ -130,7 +130,7 @@ fn of_path(directory: &Path) -> String {
     id_of(&[b"directory", bytes(&std::path::absolute(directory).unwrap_or_default())])
 }
 
-/// The same on all hosts that have the same path, so that hosts without a common launcher come to one run.
+/// The same on all hosts that have the same path, so that hosts without a common launcher choose the same run.
 fn id_of(parts: &[&[u8]]) -> String {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -139,7 +139,7 @@ fn id_of(parts: &[&[u8]]) -> String {
     hasher.finalize().to_hex()[..ID].to_owned()
 }
 
-/// Which directory this is.
+/// The identity of the directory.
 fn directory_id(directory: &Path) -> Option<DirectoryId> {
     let found = std::fs::metadata(directory).ok().filter(std::fs::Metadata::is_dir)?;
     let born = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
@@ -155,7 +155,7 @@ fn note_name(id: &DirectoryId) -> PathBuf {
     PathBuf::from(format!("{:x}-{:x}.json", id.inode, id.born))
 }
 
-/// The run that was noted for a directory, by this user.
+/// The run that this user noted for a directory.
 fn noted(log_dir: &Path, id: &DirectoryId) -> Option<String> {
     let file = Beneath::open(&log_dir.join(NOTES)).ok()?.read(&note_name(id)).ok()?;
     let is_own = file.metadata().ok()?.uid() == nix::unistd::geteuid().as_raw();
@@ -166,7 +166,7 @@ fn noted(log_dir: &Path, id: &DirectoryId) -> Option<String> {
     (is_own && is_same).then_some(note.run)
 }
 
-/// Notes for later launches, and in the run directory, which run each output belongs to.
+/// Notes which run each output belongs to, for later launches and in the run directory.
 pub fn note(log_dir: &Path, run_dir: &Path, outputs: &[Output]) {
     let notes: Vec<Note> = outputs
         .iter()
@@ -205,7 +205,7 @@ enum Named {
     ByName(String),
 }
 
-/// What `--resume-from` says of an output; none if it is about another one.
+/// The part of `--resume-from` for an output; none if it is for another one.
 fn named(value: &str, output: &Output, log_dir: &Path) -> anyhow::Result<Option<Named>> {
     let folder = output.name.split_once(':').map(|(_, folder)| folder);
     if value.contains('/') {
@@ -239,7 +239,7 @@ fn named(value: &str, output: &Output, log_dir: &Path) -> anyhow::Result<Option<
 /// Gives an output the run that the user asks for. `known`: the whole steps that the agent knows, or why it knows none.
 ///
 /// # Errors
-/// The run cannot be resumed here; what to do is in the words.
+/// The run cannot be resumed here. The error names the remedy.
 pub fn choose(
     output: &mut Output,
     asked: &[String],
@@ -278,7 +278,7 @@ pub fn choose(
             }
         }
     };
-    // What lies in a directory of which nothing is known is the user's to know.
+    // Only the user can know what is in a directory without a note.
     if run != output.run && output.is_noted && !is_empty(output) {
         bail!(
             "--resume-from {value}: {place} has checkpoints of run {} already; name an empty directory for run {run}",
@@ -290,7 +290,7 @@ pub fn choose(
     Ok(None)
 }
 
-/// Whether nothing lies in an output that a job could resume from.
+/// Whether an output has nothing that a job could resume from.
 fn is_empty(output: &Output) -> bool {
     let Ok(entries) = std::fs::read_dir(&output.directory) else { return true };
     let mut names = entries.flatten().map(|entry| entry.file_name());
@@ -300,7 +300,7 @@ fn is_empty(output: &Output) -> bool {
     }
 }
 
-/// What is said of runs that have an output's name and another id: they are not resumed from.
+/// The message about runs that have an output's name and another id: they are not resumed from.
 #[must_use]
 pub fn others(output: &Output, known: &[Known]) -> Option<String> {
     let newest = known.iter().filter(|of| of.run != output.run && plain(&of.run) == output.name);
@@ -315,7 +315,7 @@ pub fn others(output: &Output, known: &[Known]) -> Option<String> {
     ))
 }
 
-/// A run id for those who give none, which no other launch has: the time, for people, and random digits.
+/// A unique run id for users who give none: the time, for people, and random digits.
 ///
 /// # Errors
 /// The kernel gives no random bytes.
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(at(&logs, &moved, "", "another").run, first.run);
         let new = at(&logs, &out, "", "train");
         assert!(!new.id.as_ref().expect("an id").is_same(first.id.as_ref().expect("an id")));
-        // What a copy of the note claims of another directory is not believed.
+        // A copied note that claims another directory is rejected.
         let name = note_name(new.id.as_ref().expect("an id"));
         let old = note_name(first.id.as_ref().expect("an id"));
         std::fs::copy(logs.join(NOTES).join(old), logs.join(NOTES).join(name)).expect("a copy");
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(chosen("train~2", Ok(&two)).expect("a run"), resumed("train:out~2"));
         assert_eq!(chosen("train:out~2", Ok(&two)).expect("a run"), resumed("train:out~2"));
         assert_eq!(chosen("train", Ok(&with_own)).expect("a run"), resumed(&own));
-        // Named on purpose before there is anything: a new run, or the one that all hosts name.
+        // Named on purpose while there is nothing yet: a new run, or the one that all hosts name.
         assert_eq!(chosen("train", Ok(&[])).expect("a run"), (own.clone(), false, true));
         assert_eq!(chosen("train~9", Ok(&[])).expect("a run"), resumed("train:out~9"));
         assert_eq!(chosen("train:else", Ok(&one)).expect("another's"), (own, false, false));

@@ -1,4 +1,4 @@
-//! Looking at the ranks' pages: steps, hangs, and what the ranks are at when they hang.
+//! Reads the ranks' pages: steps, hangs, and what the ranks do when they hang.
 
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Span;
@@ -22,13 +22,13 @@ use crate::os::{clock, lifeline};
 use crate::source::evidence::{Frames, Subject};
 use crate::source::pages::PageReader;
 
-/// Readers get a new sample of the pages every so many looks.
+/// Readers get a new sample of the pages after this many looks.
 const LOOKS_PER_SAMPLE: u32 = 5;
 
-/// So many of a rank's last steps go into the evidence.
+/// How many of a rank's last steps go into the evidence.
 const LAST_STEPS: usize = 16;
 
-/// So many steps between two samples are told to the agent: the newest.
+/// At most this many steps between two samples are reported to the agent: the newest.
 const MOST_STEP_TIMES: usize = 128;
 
 impl Launcher {
@@ -50,7 +50,7 @@ impl Launcher {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
-            // At the latest: events may come without end.
+            // At the latest here: events may arrive without a pause.
             self.snapshots.show_due();
             let said = self.pool_owner.as_ref().map(PoolOwner::said).unwrap_or_default();
             said.into_iter().for_each(|line| self.terminal.say(line));
@@ -59,7 +59,7 @@ impl Launcher {
             let ranks = self.ranks.iter().map(|rank| rank.pid);
             let store = self.brain.store_process();
             let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).chain(store).collect();
-            // The guardian too, should somebody have killed it: it would stand before all the others in line.
+            // Includes the guardian if another process killed it: it would be ahead of all others in the queue.
             reap_orphans(|pid| !ranks.contains(&pid));
             if self.stop.is_none() && self.ranks.iter().any(|rank| rank.exit.is_none()) {
                 signatures::let_go();
@@ -73,7 +73,7 @@ impl Launcher {
         }
     }
 
-    /// Looks at all pages and tells the job what is new.
+    /// Reads all pages and reports what is new to the job.
     pub(super) fn look(&mut self) {
         let attempt = self.attempt;
         let mut stepped = Vec::new();
@@ -117,7 +117,7 @@ impl Launcher {
         }
     }
 
-    /// Tells the job which steps ranks completed: the leader on another host in one message.
+    /// Reports to the job which steps ranks completed; to a leader on another host in one message.
     fn report_steps(&mut self, ranks: Vec<(Rank, Vec<StepDone>)>) {
         if ranks.is_empty() {
             return;
@@ -133,7 +133,7 @@ impl Launcher {
         self.vouch();
     }
 
-    /// Remembers what steps took for the agent, which holds them against what it does meanwhile.
+    /// Remembers how long steps took for the agent, which compares them with its own activity.
     fn time_steps(&mut self, done: &[StepDone]) {
         let whole = done.iter().filter(|step| !step.first);
         let times =
@@ -147,7 +147,7 @@ impl Launcher {
         self.step_times.drain(..surplus);
     }
 
-    /// Compares what ranks saved of a step, once all have.
+    /// Compares what ranks saved of a step, once all have saved.
     pub(super) fn compare_what_was_saved(&mut self) {
         let whole = self.pool_owner.as_ref().map(PoolOwner::whole_steps).unwrap_or_default();
         for Whole { attempt, step, chunks } in whole {
@@ -158,7 +158,7 @@ impl Launcher {
         }
     }
 
-    /// Has the keeper leave alone what can be gone back to.
+    /// Has the keeper preserve the step that can be resumed from.
     fn vouch(&self) {
         let vouched = self.brain.job().and_then(Job::vouched);
         if let (Some(pool_owner), Some(step)) = (&self.pool_owner, vouched) {
@@ -166,7 +166,7 @@ impl Launcher {
         }
     }
 
-    /// Has the rank's lifeline tell when its process begins to end. Without one its pidfd tells, later.
+    /// Has the rank's lifeline report when its process starts to end. Without one its pidfd reports the end, later.
     fn watch_lifeline(&mut self, index: usize) {
         let rank = &mut self.ranks[index];
         let word_at = self.pages.get(&rank.rank).and_then(PageReader::lifeline);
@@ -182,7 +182,7 @@ impl Launcher {
         }
     }
 
-    /// Whether ranks hang: only where none is being stopped or missing.
+    /// Judges whether ranks hang, unless one is being stopped or missing.
     fn judge_hangs(&mut self) {
         let failed = |rank: &RankProcess| {
             rank.raised || rank.ending.is_some() || rank.exit.is_some_and(|exit| !exit.is_success())
@@ -195,10 +195,10 @@ impl Launcher {
         }
     }
 
-    /// Begins to write down what the ranks are at, in a thread: `/proc` may hold up a reader.
+    /// Starts to record what the ranks do, in a thread: `/proc` may block a reader.
     pub(super) fn take_evidence(&mut self, attempt: Attempt) {
         let file = self.rank_spec.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
-        // Native frames hold a rank for a moment: that is for ranks that are to be stopped.
+        // Native frames pause a rank for a moment, so they are only for ranks that will be stopped.
         let frames = if self.hangs.acts() { Frames::Native } else { Frames::Python };
         self.evidence = Some(Evidence::begin(attempt, file, self.subjects(), frames));
     }
@@ -225,7 +225,7 @@ impl Launcher {
 
     pub(super) fn evidence_taken(&mut self, taken: Fact) {
         self.evidence = None;
-        // A last look: what moved meanwhile did not hang.
+        // Look once more: a rank that made progress meanwhile did not hang.
         self.look();
         if let Some(passed) = self.hangs.passed(clock::mono()) {
             return self.fact(passed);

@@ -1,5 +1,5 @@
-//! Where the launchers of a job meet: the coordination store, with this launcher as a member. Here it learns who leads, and
-//! is elected; what a leader writes for its successor goes through its [`Office`].
+//! Where the launchers of a job meet: the coordination store, with this launcher as a member. It learns here who leads, and
+//! is elected here. What a leader writes for its successor goes through its [`Office`].
 
 mod news;
 
@@ -31,20 +31,20 @@ use news::{Says, StoreListener, missed, report, watch_group};
 /// The pause before the store is asked again.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// The same trouble is not told more often.
+/// The same trouble is reported at most this often.
 const REPORT_EVERY: Duration = Duration::from_secs(30);
 
 /// How long the end of the job waits for the store.
 const END_WITHIN: Duration = Duration::from_secs(3);
 
-/// What the store tells.
+/// News from the store.
 #[derive(Debug)]
 pub enum FromStore {
     /// Who leads now, if any launcher does.
     Leader(Option<Leader>),
     /// This launcher has been elected.
     Elected(Box<Elected>),
-    /// Most followers that have a say miss the launcher that leads.
+    /// Most followers that have a say miss the current leader.
     LeaderMissed,
     /// The leadership of this epoch is over, or the store lost it.
     Deposed(u64),
@@ -59,15 +59,15 @@ pub enum FromStore {
 /// This launcher leads from now on.
 #[derive(Debug)]
 pub struct Elected {
-    /// Where it writes.
+    /// The office in which it writes.
     pub office: Office,
-    /// What the leader before it left.
+    /// The record of the previous leader.
     pub record: Option<Record>,
-    /// The epoch of the leader before it, if the store has it.
+    /// The epoch of the previous leader, if the store has it.
     pub last: Option<u64>,
 }
 
-/// The leader's pen.
+/// The leader's write access to the store.
 #[derive(Debug)]
 pub struct Office {
     /// The epoch of this leadership.
@@ -77,9 +77,9 @@ pub struct Office {
 
 #[derive(Debug)]
 enum Wanted {
-    /// Its number, and the protocol that is needed to read it.
+    /// Its number, the protocol version needed to read it, and its content.
     Record(u64, u32, Value),
-    /// What could not be written before.
+    /// A record that could not be written before.
     Again,
     End {
         why: String,
@@ -89,9 +89,9 @@ enum Wanted {
 }
 
 impl Office {
-    /// Has the record stored; [`FromStore::Written`] says when it is. A newer one replaces one that is not stored yet.
+    /// Has the record stored; [`FromStore::Written`] reports when it is. A newer record replaces one that is not stored yet.
     pub fn write(&self, number: u64, record: &Record) {
-        // The receiver goes with the leadership, which is told by itself.
+        // The receiver ends with the leadership, which is reported separately.
         let _ = self.wanted.send(Wanted::Record(number, record.needs(), json!(record)));
     }
 }
@@ -109,7 +109,7 @@ pub struct Meeting {
     removal: Option<Aborting>,
     _watch: Aborting,
     leader: Option<Leader>,
-    /// What this launcher says of itself.
+    /// What this launcher publishes about itself.
     says: Says,
     reported: watch::Sender<Says>,
     _teller: Aborting,
@@ -121,18 +121,18 @@ pub struct Meeting {
     pub may_begin: bool,
     /// The proof between launchers.
     pub token: Token,
-    /// The same where launchers keep copies of each other's checkpoints.
+    /// The same proof, for launchers that keep copies of each other's checkpoints.
     pub pass: Pass,
-    /// Runs for as long as this is kept.
+    /// Runs for as long as this field is kept.
     server: Option<Server>,
     managed: Option<Managed>,
 }
 
 impl Meeting {
-    /// Opens the store, and joins the group. A store that does not answer is waited for.
+    /// Opens the store and joins the group. Waits for a store that does not answer.
     ///
     /// # Errors
-    /// The store does not answer in time or refuses this launcher, in words that say what to check.
+    /// The store does not answer in time or refuses this launcher. The error names what to check.
     pub async fn open(
         plan: &HostsPlan,
         join: &Join,
@@ -222,7 +222,7 @@ impl Meeting {
         &self.launcher
     }
 
-    /// Who leads, as far as is known.
+    /// The leader, as far as known.
     pub fn leader(&self) -> Option<&Leader> {
         self.leader.as_ref()
     }
@@ -232,7 +232,7 @@ impl Meeting {
         leader.launch == self.launcher
     }
 
-    /// Stands for election, until it is elected or stands down.
+    /// Stands for election, until it is elected or withdraws.
     pub fn campaign(&mut self) {
         if self.campaign.is_some() {
             return;
@@ -242,7 +242,7 @@ impl Meeting {
         self.campaign = Some(Aborting(tokio::spawn(async move {
             match membership.campaign().await {
                 Ok(leadership) => {
-                    // A store that was wiped has none; what was last read of it counts.
+                    // A wiped store has no record; then the last one that was read counts.
                     let last = leadership.record().map(|record| record.epoch);
                     let kept = leadership.record().and_then(read);
                     let record = kept.or_else(|| record.borrow().as_ref().and_then(read));
@@ -258,12 +258,12 @@ impl Meeting {
         })));
     }
 
-    /// Does not stand for election any more.
+    /// Withdraws from the election.
     pub fn stand_down(&mut self) {
         (self.campaign, self.removal) = (None, None);
     }
 
-    /// The launcher that leads is dead: the store forgets it, so that no one waits for the end of its lease.
+    /// Removes a dead leader from the store, so that no one waits for the end of its lease.
     pub fn remove_leader(&mut self, launcher: &str) {
         let Some(leader) = self.leader.clone().filter(|leader| leader.launch == launcher) else { return };
         let group = self.group.clone();
@@ -278,13 +278,13 @@ impl Meeting {
         })));
     }
 
-    /// Lets the others know that this launcher has a seat: it goes on with the job if the leader is lost.
+    /// Publishes that this launcher has a seat: it goes on with the job if the leader is lost.
     pub fn take_seat(&mut self) {
         self.says.seated = true;
         self.reported.send_replace(self.says.clone());
     }
 
-    /// Lets the others know that it has none any more.
+    /// Publishes that this launcher no longer has a seat.
     pub fn leave_seat(&mut self) {
         self.says.seated = false;
         self.reported.send_replace(self.says.clone());
@@ -295,13 +295,13 @@ impl Meeting {
         *self.has_say.borrow()
     }
 
-    /// Lets the others know whether this launcher misses the leader.
+    /// Publishes whether this launcher misses the leader.
     pub fn miss_leader(&mut self, misses: bool) {
         self.says.misses = self.leader.as_ref().filter(|_| misses).map(missed);
         self.reported.send_replace(self.says.clone());
     }
 
-    /// Whether there is a launcher that can go on with the job. This one, which has no seat, must not begin it anew then.
+    /// Whether another launcher can go on with the job. If so, this one, which has no seat, must not start it again.
     pub async fn goes_on_elsewhere(&self) -> bool {
         match self.group.state().await {
             Ok(state) => state.members.values().any(|member| Says::of(member).seated),
@@ -309,7 +309,7 @@ impl Meeting {
         }
     }
 
-    /// How long the store has not answered; none while it does.
+    /// How long the store has not answered; none while it answers.
     pub fn silent_for(&mut self) -> Option<Duration> {
         self.silent_since = match *self.membership.state().borrow() {
             MemberState::Kept | MemberState::Ended => None,
@@ -327,7 +327,7 @@ impl Meeting {
         }
     }
 
-    /// The job is over: its leader removes what it has in the store.
+    /// Ends the job in the store: its leader removes the job's keys.
     pub async fn end(self, office: Office, exit: i32, why: &str) {
         let (done, is_done) = oneshot::channel();
         let _ = office.wanted.send(Wanted::End { why: why.to_owned(), exit, done });
@@ -335,7 +335,7 @@ impl Meeting {
         self.stop_store().await;
     }
 
-    /// Takes part no more, while the job goes on.
+    /// Leaves the group while the job goes on.
     pub async fn leave_early(mut self, why: &str) {
         self.campaign = None;
         let Meeting { membership, server, managed, .. } = self;
@@ -348,16 +348,16 @@ impl Meeting {
         }
     }
 
-    /// Stops what of the store runs on this host.
+    /// Stops the part of the store that runs on this host.
     pub async fn stop_store(self) {
-        // The built-in store ends with this.
+        // The built-in store ends when this is dropped.
         if let Some(managed) = self.managed {
             managed.stop().await;
         }
     }
 }
 
-/// What launchers of the job show each other where they keep copies of checkpoints.
+/// The proof that launchers of the job show each other to keep copies of checkpoints.
 fn pass(run_id: &str, secret: &str, encryption: Option<Tls>) -> Result<Pass, TokenError> {
     let token = PeerToken::new(format!("{secret}\0{run_id}").as_bytes())?;
     Ok(match encryption {
@@ -366,7 +366,7 @@ fn pass(run_id: &str, secret: &str, encryption: Option<Tls>) -> Result<Pass, Tok
     })
 }
 
-/// Joins; the note of an earlier job of the same name is removed.
+/// Joins the group; removes the note of an earlier job of the same name.
 async fn join_group(group: &Group, me: &Member) -> Result<Membership, CoordError> {
     match group.join(me.clone()).await {
         Err(CoordError::Ended { .. }) => {
@@ -377,7 +377,7 @@ async fn join_group(group: &Group, me: &Member) -> Result<Membership, CoordError
     }
 }
 
-/// Asks again for as long as the store does not answer.
+/// Retries for as long as the store does not answer.
 async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
     plan: &HostsPlan,
     until: Instant,
@@ -412,7 +412,7 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
     }
 }
 
-/// Holds the office: writes what the leader wants to be stored, and says when it is over.
+/// Holds the office: writes the leader's records and reports when the office is over.
 async fn hold(
     leadership: Leadership,
     mut wanted: mpsc::UnboundedReceiver<Wanted>,
@@ -469,7 +469,7 @@ async fn hold(
     }
 }
 
-/// The status of a job that has ended.
+/// The exit status of a job that has ended.
 pub fn exit_of(ended: &Ended) -> i32 {
     let exit = ended.body.get("exit").and_then(serde_json::Value::as_i64);
     exit.and_then(|exit| i32::try_from(exit).ok()).unwrap_or(1)

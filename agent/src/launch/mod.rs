@@ -1,5 +1,5 @@
-//! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::recovery::job::Job), tells it what happens and
-//! carries out its orders. One task; everything that can happen arrives in one `select!`.
+//! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::recovery::job::Job), passes events to it and
+//! carries out its orders. One task; all events arrive in one `select!`.
 
 pub mod advised;
 mod begin;
@@ -53,10 +53,10 @@ use crate::act::stop::Grace;
 use crate::launch::hang::HangSettings;
 use crate::os::numa::Binding;
 
-/// Pages are looked at this often even if nothing rings.
+/// Pages are read this often even if nothing rings.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a job is made of, as asked for on the command line.
+/// The job as requested on the command line.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The run id as the user gave it, or made up.
@@ -71,40 +71,40 @@ pub struct Settings {
     pub master_addr: String,
     /// `MASTER_PORT`; none for a free one for each attempt.
     pub master_port: Option<u16>,
-    /// What may be done about failures.
+    /// Settings for the recovery from failures.
     pub policy: policy::Settings,
     /// The user's own policy; none for the built-in one alone.
     pub policy_file: Option<PathBuf>,
     /// How long stops may take.
     pub grace: Grace,
-    /// Where checkpoints go; none for a directory of the run's own.
+    /// Where checkpoints go; none for a directory in the run directory.
     pub checkpoint_dir: Option<PathBuf>,
     /// The memory for checkpoints.
     pub checkpoints: CheckpointSettings,
-    /// What is done about hangs.
+    /// What to do about hangs.
     pub hang: HangSettings,
     /// Whose output is shown on the terminal.
     pub shown: Shown,
-    /// Whether each rank sees its own GPU only and is told that its local rank is 0.
+    /// Whether each rank sees only its own GPU and has local rank 0.
     pub virtual_local_rank: bool,
     /// Which CPUs ranks are bound to; none for all that the launcher may use.
     pub numa: Option<Binding>,
-    /// The signal that tells ranks to save, beside their page; none to send none.
+    /// The signal that asks ranks to save, in addition to their page; none to send none.
     pub save_signal: Option<i32>,
     /// Whether faults may be injected into the ranks.
     pub allow_inject: bool,
-    /// The library by which the host's agent asks for GPUs, if it is not the usual one; known to jobs that take faults.
+    /// The library by which the host's agent accesses GPUs, if it is not the usual one; set for jobs that allow injected faults.
     pub gpu_library: Option<PathBuf>,
-    /// Whether the job ends when the machine is to be taken away.
+    /// Whether the job ends when the machine is about to be taken away.
     pub leave_on_notice: bool,
     /// Whether what earlier runs of the job learned is used, and kept for the next one.
     pub remember: bool,
-    /// How ranks are started again.
+    /// How ranks are restarted.
     pub warm: WarmSettings,
 }
 
 impl Settings {
-    /// The policy of a job: what it draws is drawn alike for every launcher of the job.
+    /// The policy of a job. Its random draws are the same for every launcher of the job.
     fn policy_of_job(&self, job: &str) -> policy::Settings {
         policy::Settings { seed: policy::seed([job].into_iter()), ..self.policy.clone() }
     }
@@ -117,11 +117,11 @@ pub struct CheckpointSettings {
     pub is_named: bool,
     /// The runs to resume from, as the user names them.
     pub resume_from: Vec<String>,
-    /// Directories into which the trainer writes in its own way, each with whose way that is.
+    /// Directories into which the trainer writes in its own format, each with the format's name.
     pub watch: Vec<(String, PathBuf)>,
     /// Bytes for all ranks; none for half of what is free.
     pub memory: Option<u64>,
-    /// Whether there is any: else ranks write to the disk themselves.
+    /// Whether there is any; without it ranks write to the disk themselves.
     pub in_memory: bool,
     /// Slots for each rank, if there is room.
     pub slots: usize,
@@ -129,7 +129,7 @@ pub struct CheckpointSettings {
     pub bandwidth: Option<u64>,
     /// Whole steps kept on the disk.
     pub keep: usize,
-    /// Bytes of steps on the disk, beyond the newest whole one; none for as many as the steps need.
+    /// Bytes of steps on the disk beyond the newest whole one; none for as many as the steps need.
     pub quota: Option<u64>,
 }
 
@@ -140,9 +140,9 @@ pub struct Shown {
     pub ranks: Option<Vec<u32>>,
     /// By local rank: whether standard output and standard error are shown.
     pub streams: Vec<(bool, bool)>,
-    /// What stands before each line, with macros as torchrun has them; none for `[rank N] `.
+    /// The text before each line, with the macros of torchrun; none for `[rank N] `.
     pub prefix: Option<String>,
-    /// Lines of standard output with one of these texts are also written into `filtered_stdout.log` of the attempt.
+    /// Lines of standard output that contain one of these texts are also written to `filtered_stdout.log` of the attempt.
     pub duplicate_stdout: Vec<String>,
     /// The same for standard error and `filtered_stderr.log`.
     pub duplicate_stderr: Vec<String>,
@@ -156,7 +156,7 @@ impl Shown {
         (listed && stdout, listed && stderr)
     }
 
-    /// What stands before each line of a rank.
+    /// The text before each line of a rank.
     pub fn prefix_of(&self, role: &str, rank: u32, local_rank: u32) -> String {
         let Some(template) = &self.prefix else { return format!("[rank {rank}] ") };
         prefix::expand(template, |name| match name {

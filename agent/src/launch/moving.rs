@@ -1,4 +1,4 @@
-//! The memory for checkpoints of this host while it gets other ranks.
+//! The memory for checkpoints while this host gets other ranks.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ use tokio::task::JoinHandle;
 pub(super) struct Moving {
     attempt: Attempt,
     seat: Seat,
-    /// The new keeper, and what a person should hear of the old one.
+    /// The new keeper, and messages for people about the old one.
     task: JoinHandle<(Result<PoolOwner, PoolError>, Vec<String>)>,
 }
 
-/// What has come of it.
+/// The result of a move.
 #[derive(Debug)]
 pub(super) struct Moved {
     pub(super) attempt: Attempt,
@@ -26,7 +26,7 @@ pub(super) struct Moved {
 }
 
 impl Moving {
-    /// Begins: what is there of the ranks that were goes to the disk.
+    /// Starts the move: what the former ranks have in memory goes to the disk.
     pub(super) fn begin(attempt: Attempt, seat: Seat, pool_owner: PoolOwner, ranks: Range<u32>) -> Moving {
         let world = seat.world_size;
         Moving { attempt, seat, task: tokio::task::spawn_blocking(move || pool_owner.move_to(world, ranks)) }
@@ -42,7 +42,7 @@ impl Moving {
     }
 }
 
-/// The end of a move; waits for ever where nothing moves.
+/// Waits for the end of a move; waits forever if nothing moves.
 pub(super) async fn next_moved(moving: Option<&mut Moving>) -> Moved {
     match moving {
         Some(moving) => moving.done().await,

@@ -1,4 +1,4 @@
-//! What the launcher says on the terminal: few lines, each with what happened and what is done about it.
+//! What the launcher prints on the terminal: few lines, each with what happened and what is done about it.
 
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::recovery::hosts::merge::HOSTS;
@@ -6,7 +6,7 @@ use mainstay_core::recovery::job::{POLICY, RESTART_WAITS};
 use mainstay_core::recovery::policy::Rung;
 use mainstay_core::view::incident_report;
 
-/// The line for an entry, for those that a person wants to see.
+/// The line for an entry; none for entries that people need not see.
 pub fn line(body: &Body) -> Option<String> {
     match body {
         Body::Verdict(verdict) => Some(incident_report::brief(verdict)),

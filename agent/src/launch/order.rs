@@ -1,4 +1,4 @@
-//! What people order for the job, and how it goes into the journal: who, what and why, before anything is done.
+//! Orders of people for the job. An order goes into the journal with who, what and why, before it is carried out.
 
 mod launcher;
 
@@ -13,33 +13,33 @@ use crate::launch::drill::Injected;
 /// An order with who gave it.
 #[derive(Debug)]
 pub struct Ordered {
-    /// The user, on the kernel's word.
+    /// The user, as reported by the kernel.
     pub uid: u32,
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// What.
+    /// The order.
     pub order: JobOrder,
     /// Done, or refused.
     pub answer: oneshot::Sender<Result<(), Refused>>,
 }
 
-/// What is to be done.
+/// What to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum JobOrder {
-    /// All ranks are stopped and started anew.
+    /// All ranks are stopped and started again.
     Restart,
     /// The job ends.
     Stop,
-    /// The GPU of a rank is not used by the job any more.
+    /// The job no longer uses the GPU of a rank.
     Exclude(Rank),
-    /// Something is done to a rank, for a drill.
+    /// A fault is injected into a rank, for a drill.
     Inject(Injected, Rank),
 }
 
 /// Why an order is not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// There is nothing to do it to.
+    /// There is nothing to apply it to.
     #[error("not now: {0}")]
     NotNow(&'static str),
     /// The job takes no injected faults.
@@ -53,7 +53,7 @@ pub enum Refused {
     NotHere(String),
 }
 
-/// The order as it stands in the journal.
+/// The order as the journal records it.
 fn observed(uid: u32, reason: &str, order: JobOrder) -> Fact {
     let (event, what) = match order {
         JobOrder::Restart => (RESTART_ORDERED, "to restart all ranks".to_owned()),

@@ -1,4 +1,4 @@
-//! Where a run keeps its things: logs and journal on disk, pages and socket on tmpfs.
+//! Where a run keeps its files: logs and journal on disk, pages and socket on tmpfs.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,16 +13,16 @@ use crate::source::program;
 /// The directories of one run.
 #[derive(Debug)]
 pub struct LaunchPaths {
-    /// The job's name on this host: the run id, with a number behind it when it was used before.
+    /// The job's name on this host: the run id, followed by a number if it was used before.
     pub job: String,
     /// Logs, journal, summary.
     pub run_dir: PathBuf,
-    /// Heartbeat pages and the launcher's socket; none if it cannot be made.
+    /// Heartbeat pages and the launcher's socket, or why it cannot be created.
     pub runtime_dir: Result<RuntimeDir, String>,
 }
 
-/// The run's directory on tmpfs. It stays after the run, for the black box, until another launcher of the same
-/// user finds its lock free.
+/// The run's directory on tmpfs. It stays after the run, for the black box, until another launcher of the same user finds
+/// its lock free.
 #[derive(Debug)]
 pub struct RuntimeDir {
     /// Where it is.
@@ -30,10 +30,10 @@ pub struct RuntimeDir {
     _lock: Flock<File>,
 }
 
-/// So many launchers of one job of the same user have heartbeats on one machine.
+/// At most this many launchers of one job of the same user have heartbeats on one machine.
 const LAUNCHERS_OF_A_JOB: u32 = 64;
 
-/// Why a run has no place.
+/// Why a run's directories cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
     /// The run id cannot be a file name.
@@ -47,12 +47,12 @@ pub enum PlaceError {
     RunDir {
         /// The directory.
         path: PathBuf,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
-/// The files of the program as one number. Of a program whose directory does not answer nothing is known.
+/// A hash over the files of the program. None if its directory does not answer.
 pub fn hash_of_program(command: &[String]) -> Option<String> {
     let command = command.to_vec();
     log_files::ask_of_program(move || program::hash(&command)).flatten()
@@ -61,7 +61,7 @@ pub fn hash_of_program(command: &[String]) -> Option<String> {
 /// Makes the directories of a run.
 ///
 /// # Errors
-/// [`PlaceError`]; a missing runtime directory is no error, the job then runs without heartbeats.
+/// [`PlaceError`]. A missing runtime directory is no error: the job then runs without heartbeats.
 pub fn make(log_dir: &Path, runtime_root: &Path, run_id: &str) -> Result<LaunchPaths, PlaceError> {
     if !is_file_name(run_id) {
         return Err(PlaceError::RunId(run_id.to_owned()));
@@ -96,12 +96,12 @@ fn is_file_name(run_id: &str) -> bool {
 fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
     let reported = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
     private_directory(root).map_err(|error| reported(root, error))?;
-    // Between its making and its locking a directory looks like one that is left over: one launcher at a time.
+    // Between its creation and its lock a directory looks like a stale one, so only one launcher acts at a time.
     let turn = turn(root);
     if turn.is_some() {
         remove_stale(root);
     }
-    // Two launchers of one job on one machine, as when several hosts are tried on one, have a directory each.
+    // Two launchers of one job on one machine, as in tests of several hosts, have a directory each.
     let names = (1..=LAUNCHERS_OF_A_JOB).map(|number| match number {
         1 => job.to_owned(),
         _ => format!("{job}.{number}"),
@@ -123,8 +123,8 @@ fn lock(directory: &Path) -> io::Result<Flock<File>> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error.into())
 }
 
-/// Waits for this launcher's turn to make and remove directories in `root`. None if another one, stopped in the
-/// midst of it perhaps, does not end its turn: then nothing is removed, and the job goes on.
+/// Waits for this launcher's turn to create and remove directories in `root`. None if another launcher, perhaps a stopped
+/// one, does not end its turn: then nothing is removed, and the job goes on.
 fn turn(root: &Path) -> Option<Flock<File>> {
     const TRIES: u32 = 200;
     let mut file = File::options().create(true).append(true).open(root.join("lock")).ok()?;
@@ -138,12 +138,12 @@ fn turn(root: &Path) -> Option<Flock<File>> {
     None
 }
 
-/// Removes what launchers that are gone have left; tmpfs is memory.
+/// Removes the files of launchers that are gone; tmpfs is memory.
 fn remove_stale(root: &Path) {
     let Ok(entries) = fs::read_dir(root) else { return };
     for directory in entries.flatten().map(|entry| entry.path()).filter(|path| path.join("lock").exists()) {
         if lock(&directory).is_ok() {
-            // Somebody else may be removing it too; either way it goes.
+            // Another process may be removing it too; the result is the same.
             let _ = fs::remove_dir_all(&directory);
         }
     }

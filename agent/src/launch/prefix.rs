@@ -1,7 +1,7 @@
-//! Macros in the prefix of the ranks' lines, as torchrun's `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` has them: `${rank}` or
-//! `$rank`, and `$$` for a dollar sign. Unknown macros stay as they are.
+//! Macros in the prefix of the ranks' lines, as in torchrun's `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`: `${rank}` or
+//! `$rank`, and `$$` for a dollar sign. Unknown macros are kept unchanged.
 
-/// Replaces the macros of `template` by what `value` returns for their names.
+/// Replaces each macro of `template` by what `value` returns for its name.
 pub(super) fn expand(template: &str, value: impl Fn(&str) -> Option<String>) -> String {
     let mut text = String::new();
     let mut rest = template;
@@ -28,7 +28,7 @@ pub(super) fn expand(template: &str, value: impl Fn(&str) -> Option<String>) -> 
     text
 }
 
-/// The name at the beginning of what follows a dollar sign, and how many bytes the macro has.
+/// The name at the start of the text after a dollar sign, and the number of bytes of the macro.
 fn name_of(after: &str) -> Option<(&str, usize)> {
     let braced = after.strip_prefix('{');
     let text = braced.unwrap_or(after);

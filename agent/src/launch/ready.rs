@@ -1,13 +1,13 @@
-//! What was reported of what a spare has ready.
+//! What was reported about what a spare has ready.
 
 use std::time::{Duration, Instant};
 
 use mainstay_core::recovery::hosts::ready::SpareReady;
 
-/// That there is a copy of a newer step is written into the journal this often.
+/// How often a copy of a newer step is written to the journal.
 const RECORDED_EVERY: Duration = Duration::from_secs(10);
 
-/// What was reported of a spare.
+/// What was reported about a spare.
 #[derive(Debug, Default)]
 pub(super) struct Ready {
     /// What the journal has, and since when.
@@ -15,7 +15,7 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// Whether this is to be written down now, and whether people see it: not each newer step.
+    /// Whether to write this down now, and whether to show it to people: not each newer step is shown.
     fn is_due(&self, now: &SpareReady) -> (bool, bool) {
         let Some((before, at)) = &self.recorded else { return (true, now.has_something()) };
         let whole = |of: &SpareReady| of.copy.is_some_and(|copy| copy.shards == copy.ranks as usize);
@@ -25,7 +25,7 @@ impl Ready {
         (is_news || is_newer, is_news)
     }
 
-    /// Takes in what a spare has now, where it is to be written down; whether people see it.
+    /// Takes in what a spare has now. Returns whether to show it to people; none if it is not to be written down.
     pub(super) fn take(&mut self, now: &SpareReady) -> Option<bool> {
         let (is_due, is_news) = self.is_due(now);
         is_due.then(|| {
@@ -34,7 +34,7 @@ impl Ready {
         })
     }
 
-    /// It is no spare any more.
+    /// The launcher is no longer a spare.
     pub(super) fn forget(&mut self) {
         self.recorded = None;
     }

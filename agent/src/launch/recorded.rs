@@ -1,5 +1,5 @@
-//! What is written down of the job: its journal, with the lines of it that people see, marks beside checkpoints, and what is learned for
-//! its next run.
+//! What is recorded of the job: its journal, with the lines of it that people see, marks in checkpoint directories, and
+//! what is learned for its next run.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::act::doubtful_checkpoints;
 use crate::act::log_files;
 use crate::os::patient::Patient;
 
-/// Writes beside the checkpoints.
+/// Writes in checkpoint directories.
 static CHECKPOINTS: Patient = Patient::new("checkpoint-marks");
 
-/// How long marking doubtful checkpoints may take; it goes on beside the loop.
+/// How long marking doubtful checkpoints may take; after that it continues in the background.
 const MARK_WITHIN: Duration = Duration::from_millis(200);
 
 impl Launcher {
-    /// Writes down an entry, and shows it to people who want to see it.
+    /// Writes an entry to the journal, and prints it if people should see it.
     pub(super) fn record(&mut self, stamp: Stamp, origin: Option<u64>, body: Body) -> Entry {
         if let Some(line) = notice::line(&body)
             && !self.was_shown(&body)
@@ -32,7 +32,7 @@ impl Launcher {
         if let Body::Finding(finding) = &body {
             self.mark_checkpoints(finding);
         }
-        // What the leader orders is in its journal too, and comes in bursts.
+        // The leader's orders are in its journal too, and come in bursts.
         let entry = match origin {
             Some(_) => self.snapshots.gather(stamp, Some(&self.id), origin, body),
             None => self.snapshots.record(stamp, Some(&self.id), None, body),
@@ -43,15 +43,15 @@ impl Launcher {
         entry
     }
 
-    /// Whether the terminal has this of the incident already: a verdict that is made again with more evidence often says the same,
-    /// and is only surer.
+    /// Whether the terminal has already shown this for the incident: a verdict that is renewed with more evidence is often
+    /// the same, with a higher confidence.
     fn was_shown(&mut self, body: &Body) -> bool {
         let Body::Verdict(verdict) = body else { return false };
         let shown = (verdict.incident, verdict.headline.clone(), verdict.domain);
         self.shown.replace(shown.clone()) == Some(shown)
     }
 
-    /// Says beside the checkpoints which of them are doubtful.
+    /// Marks doubtful checkpoints in their directory.
     fn mark_checkpoints(&self, finding: &Finding) {
         let directory = self.rank_spec.checkpoint_dir.clone();
         let (job, launch, finding) = (self.id.clone(), self.rank_spec.launch.clone(), finding.clone());

@@ -1,5 +1,5 @@
-//! Before the first round: the hosts of the job come together. They meet in the coordination store; one of them is elected
-//! and waits for the others, which connect to it. The terminal of each shows who is missing.
+//! The rendezvous of a job's hosts before the first round. They meet in the coordination store; one of them is elected and
+//! waits for the others, which connect to it. The terminal of each shows which hosts are missing.
 
 mod arrivals;
 
@@ -28,13 +28,13 @@ use crate::launch::replicas::Known;
 use crate::launch::store_access;
 use crate::os::clock;
 
-/// The same line is not printed more often.
+/// The same line is printed at most this often.
 const REPORT_EVERY: Duration = Duration::from_secs(30);
 
-/// A launcher without a seat looks this often whether it may stand for election.
+/// How often a launcher without a seat checks whether it may stand for election.
 const MAY_LEAD_EVERY: Duration = Duration::from_secs(1);
 
-/// The number of the record that has the first round.
+/// The number of the record of the first round.
 pub(super) const FIRST_RECORD: u64 = 1;
 
 /// What a leader starts with.
@@ -44,17 +44,17 @@ pub struct Gathered {
     pub round: Vec<Seated>,
     /// The leader's own seat.
     pub me: u32,
-    /// Where followers come back to.
+    /// Where followers reconnect.
     pub listener: Listener,
     /// Followers by launcher, with their connections.
     pub connections: Vec<(String, u64, mpsc::Sender<Down>)>,
     /// Launchers beyond the round.
     pub spares: Vec<(Member, u64, mpsc::Sender<Down>)>,
-    /// What was asked for.
+    /// What was asked for on the command line.
     pub plan: HostsPlan,
     /// The group of the job.
     pub meeting: Meeting,
-    /// Where this leader writes.
+    /// The office in which this leader writes.
     pub office: Office,
 }
 
@@ -95,7 +95,7 @@ impl JoinOutcome {
         matches!(self, JoinOutcome::Following(followed) if followed.waits)
     }
 
-    /// How this launcher is known to others that keep copies of checkpoints for it; none where it keeps none itself.
+    /// How this launcher is known to others that keep copies of checkpoints for it; none if it keeps none itself.
     pub fn known(&self) -> Option<Known> {
         match self {
             JoinOutcome::Leading(gathered) => {
@@ -110,7 +110,7 @@ impl JoinOutcome {
     }
 }
 
-/// What one try to come together came to.
+/// The result of one attempt to meet.
 enum Outcome {
     /// This launcher leads; the round is stored.
     Round(Vec<Seated>, Vec<Waiting>, Office),
@@ -123,7 +123,7 @@ enum Outcome {
 }
 
 struct Welcomed {
-    /// Whether it waits, and the seat is only like the one that it may get.
+    /// Whether it waits as a spare; then the seat is only like the one that it may get.
     waits: bool,
     seat: Seat,
     job: String,
@@ -137,11 +137,11 @@ struct Welcomed {
     task: Aborting,
 }
 
-/// Waits until all hosts are there. `names` are the job and its launch, should this launcher lead; `directory` is for the
-/// data of a store that runs here.
+/// Waits until all hosts are there. `names` are the job and its launch, for the case that this launcher leads; `directory`
+/// is for the data of a store that runs here.
 ///
 /// # Errors
-/// They did not come in time, or this one cannot take part; in words that say what to check.
+/// They did not come in time, or this one cannot take part. The error names what to check.
 pub async fn gather(
     plan: HostsPlan,
     mut join: Join,
@@ -222,7 +222,7 @@ struct Gathering<'a> {
 }
 
 impl Gathering<'_> {
-    /// No launcher leads: this one stands for election, where it may.
+    /// No launcher leads: this one stands for election if it may.
     async fn stand(
         &self,
         meeting: &mut Meeting,
@@ -248,7 +248,7 @@ impl Gathering<'_> {
                     | FromStore::Deposed(_)
                     | FromStore::Written(_) => {}
                 },
-                // A job that others can go on with is not begun again.
+                // A job that others can go on with is not started again.
                 _ = looks.tick() => {
                     if meeting.may_begin && !meeting.goes_on_elsewhere().await {
                         meeting.campaign();
@@ -276,7 +276,7 @@ impl Gathering<'_> {
         let mut waiting: Vec<Waiting> = Vec::new();
         let mut enough_since: Option<Instant> = None;
         let mut reported = String::new();
-        // Once it is being written it is the round: hosts that come later are spares.
+        // The round is final once it is being written: hosts that come later are spares.
         let mut round: Option<Vec<Seated>> = None;
         loop {
             let members: Vec<Member> =
@@ -411,7 +411,7 @@ impl Gathering<'_> {
                 },
                 news = meeting.next() => match news {
                     FromStore::Leader(Some(now)) if now.launch != leader.launch => return Ok(Outcome::Again),
-                    // One that has a connection is there, whatever the store has lost.
+                    // One that has a connection is there, even if the store has lost it.
                     FromStore::Leader(None) if to.is_none() => return Ok(Outcome::Again),
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
                     FromStore::Trouble(why) => say(why),
@@ -421,7 +421,7 @@ impl Gathering<'_> {
                     | FromStore::Deposed(_)
                     | FromStore::Written(_) => {}
                 },
-                // Whoever takes this launcher for the leader is not answered.
+                // A launcher that takes this one for the leader gets no answer.
                 Some(_) = listener.events.recv() => {}
                 Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
                 () = tokio::time::sleep_until(self.timeout) => bail!("{}", self.not_in(&trouble)),

@@ -21,27 +21,27 @@ use crate::act::rank_spec::RankSpec;
 use crate::launch::copied::{self, CopyNews};
 use crate::launch::hosts::HostsPlan;
 
-/// The share of training's time that copying may cost, as for agents.
+/// The share of training time that copying may cost, as for agents.
 const SLOWDOWN: f64 = 0.01;
 
 /// Connections for one shard, as for agents.
 const STREAMS: usize = 2;
 
-/// Each other host is asked this often what it has; in a job of many hosts less often, by so much for each.
+/// How often each other host is asked what it has. In a job of many hosts it is asked less often, by this much for each host.
 const ASK_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(50));
 
-/// How often it is looked which step has its copies, for each host of the job: a look goes over all that is known of all.
+/// How often to look which step has its copies, multiplied by the number of hosts: a look covers the copies of all hosts.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Checksums of what ranks have saved are waited for so long; the leader waits for longer.
+/// How long to wait for checksums of what ranks have saved; the leader waits longer.
 const SEALED_WITHIN: Duration = Duration::from_nanos(SUMMED_WITHIN.0);
 
-/// A port that is taken for other launchers, before it is known who they are.
+/// A port reserved for other launchers, before it is known who they are.
 #[derive(Debug)]
 pub struct Listening(TcpListener);
 
 impl Listening {
-    /// Takes a free port of all addresses; none if there is none.
+    /// Binds a free port on all addresses; none if there is none.
     pub fn new() -> Option<Listening> {
         // Both families where there is IPv6.
         let any = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0));
@@ -54,14 +54,14 @@ impl Listening {
     }
 }
 
-/// Who a launcher is among those that keep copies for each other.
+/// The identity of a launcher among those that keep copies for each other.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// `HOST:PORT`, by which the others reach it.
+    /// `HOST:PORT` at which the others reach it.
     pub name: String,
-    /// What they show each other.
+    /// The proof that they show each other.
     pub pass: Pass,
-    /// What fails together with this host.
+    /// The failure domain of this host.
     pub domain: String,
     /// Hosts of the job.
     pub hosts: u32,
@@ -70,7 +70,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Of a launcher that takes part.
+    /// The identity of a launcher that takes part.
     pub fn of(plan: &HostsPlan, name: &str, pass: &Pass) -> Option<Known> {
         let known = Known {
             name: name.to_owned(),
@@ -82,7 +82,7 @@ impl Known {
         (!name.is_empty()).then_some(known)
     }
 
-    /// Hosts with which it keeps copies at most.
+    /// The largest number of hosts with which it keeps copies.
     fn others(&self) -> u32 {
         self.hosts.min(u32::try_from(COPIES_AMONG).unwrap_or(u32::MAX))
     }
@@ -100,7 +100,7 @@ impl Known {
     }
 }
 
-/// The copies.
+/// The copies of checkpoints.
 #[derive(Debug)]
 pub struct Replicas {
     service: Arc<Service>,
@@ -111,13 +111,13 @@ pub struct Replicas {
     news: mpsc::UnboundedReceiver<FromReplicas>,
     launch: String,
     every: Duration,
-    /// Ends the thread that tells the pool what is copied.
+    /// Ends the thread that reports copied steps to the pool.
     stop: Arc<AtomicBool>,
-    /// What was brought last.
+    /// The shards that were fetched last.
     pub(super) brought: Option<(StepKey, BTreeMap<u32, String>)>,
 }
 
-/// What comes of work beside the loop.
+/// The results of work outside the loop.
 #[derive(Debug)]
 pub(super) enum FromReplicas {
     Said(String),
@@ -127,11 +127,11 @@ pub(super) enum FromReplicas {
 }
 
 impl Replicas {
-    /// Starts to keep copies for others and to have them keep some. The others are named later, before ranks start. `waits`: this
-    /// host has no ranks yet.
+    /// Starts to keep copies for others and to have others keep copies. The others are named later, before ranks start.
+    /// `waits`: this host has no ranks yet.
     ///
     /// # Errors
-    /// There is no memory or no thread for it, in words.
+    /// There is no memory or no thread for it; as a message.
     pub fn start(
         at: Listening,
         known: Known,
@@ -181,7 +181,7 @@ impl Replicas {
         Ok(replicas)
     }
 
-    /// The memory of this host's ranks goes; what is kept for others stays.
+    /// Drops the memory of this host's ranks. What is kept for others stays.
     pub(super) fn leave(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         (self.view, self.brought) = (None, None);
@@ -192,12 +192,13 @@ impl Replicas {
         self.view.is_none()
     }
 
-    /// Where launchers of the job keep copies from now on.
+    /// Sets where launchers of the job keep copies from now on.
     pub(super) fn meet(&self, hosts: &[String], spares: Vec<String>) {
         self.service.meet_with_spares(hosts, spares);
     }
 
-    /// The newest step of which a copy is kept here for other hosts, and of how many of its ranks: all, where there is such a step.
+    /// The newest step of which a copy is kept here for other hosts, and of how many of its ranks. A step with copies of
+    /// all ranks comes first.
     pub(super) fn kept(&self) -> Option<(StepKey, usize)> {
         let held = self.service.holding(&self.place.run);
         let steps = steps(&held, None).into_iter().filter(|step| step.key.run == self.launch);
@@ -206,7 +207,7 @@ impl Replicas {
         all.or(counted.first()).cloned()
     }
 
-    /// This host has other ranks, whose memory is that of `pool_owner`.
+    /// Takes other ranks for this host, whose memory is that of `pool_owner`.
     pub(super) fn take_over(&mut self, pool_owner: &PoolOwner, rank_spec: &RankSpec) {
         self.ranks = ranks_of(rank_spec);
         self.place.pool = Some(pool_owner.directory().to_owned());
@@ -218,7 +219,7 @@ impl Replicas {
         }
     }
 
-    /// Begins to tell the pool which steps have their copies.
+    /// Starts to report to the pool which steps have their copies.
     fn keep_what_is_copied(&mut self) -> std::io::Result<()> {
         let view = self.view.clone();
         self.stop.store(true, Ordering::SeqCst);
@@ -234,7 +235,7 @@ impl Replicas {
         std::thread::Builder::new().name("ckpt-copied".to_owned()).spawn(keep).map(drop)
     }
 
-    /// A rank of this host completed steps: what copying costs training is known by them.
+    /// A rank of this host completed steps. Their times show what copying costs training.
     pub(super) fn stepped(&self, steps: &[StepTime]) {
         self.service.stepped(&self.place.run, steps);
     }
@@ -252,8 +253,8 @@ impl Replicas {
         });
     }
 
-    /// Brings the shards of this host's ranks; of a step of another number of ranks the first one, which is all of it where ranks
-    /// have the same state.
+    /// Fetches the shards of this host's ranks. Of a step with another number of ranks it fetches the first shard, which is
+    /// complete if all ranks have the same state.
     pub(super) fn bring(&self, attempt: Attempt, step: StepKey, world: u32) {
         let ranks = if step.world == world { self.ranks.clone() } else { vec![0] };
         let (service, place) = (Arc::clone(&self.service), self.place.clone());
@@ -278,12 +279,12 @@ fn ranks_of(rank_spec: &RankSpec) -> Vec<u32> {
     (first..first + rank_spec.local_world_size).collect()
 }
 
-/// Where copies for others lie: in the same memory as the pool, and removed with it.
+/// Where copies for others are stored: in the same memory as the pool, and removed with it.
 fn store(pool: &Path) -> std::path::PathBuf {
     pool.join("replicas")
 }
 
-/// The next that work beside the loop tells.
+/// The next result of work outside the loop.
 pub(super) async fn next_news(replicas: Option<&mut Replicas>) -> FromReplicas {
     match replicas {
         Some(replicas) => match replicas.news.recv().await {

@@ -1,8 +1,8 @@
-//! Another seat for this host while the job runs: its ranks get other numbers, or there is another number of ranks in all. No
+//! Another seat for this host while the job runs: its ranks get other numbers, or the total number of ranks changes. No
 //! rank runs meanwhile.
 //!
-//! What lies in memory of the ranks that were goes to the disk, which may take a while: beside the loop, and the leader waits for
-//! it. Copies that are kept for other hosts stay.
+//! What the former ranks have in memory goes to the disk, which may take a while. It happens outside the loop, and the
+//! leader waits for it. Copies that are kept for other hosts stay.
 
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::progress::memory::Learned;
@@ -47,7 +47,7 @@ impl Launcher {
         }
     }
 
-    /// The memory for checkpoints is that of the new ranks.
+    /// The memory for checkpoints belongs to the new ranks.
     pub(super) fn moved(&mut self, moved: Moved) {
         self.moving = None;
         let Moved { attempt, seat, pool_owner, said } = moved;
@@ -77,7 +77,7 @@ impl Launcher {
         }
     }
 
-    /// Ranks that wait in their processes have numbers and memory of the world that was: they get new processes.
+    /// Ends ranks that wait in their processes: they have the numbers and memory of the former world, and get new processes.
     async fn end_those_that_wait(&mut self) {
         let living = |rank: &&RankProcess| rank.exit.is_none();
         let waiting: Vec<Rank> = self.ranks.iter().filter(living).map(|rank| rank.rank).collect();
@@ -91,7 +91,7 @@ impl Launcher {
         }
     }
 
-    /// Who is judged, and where, follows from the seats.
+    /// Updates which ranks are judged here, which depends on the seats.
     fn judge_other_ranks(&mut self) {
         let now = clock::mono();
         let mut learned = Learned::default();

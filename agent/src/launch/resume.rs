@@ -1,4 +1,4 @@
-//! Starts that wait until it is decided to which checkpoint of the trainer's own the job goes back. The loop goes on meanwhile.
+//! Starts that wait until it is decided which of the trainer's own checkpoints the job resumes from. The loop goes on meanwhile.
 
 use mainstay_core::base::id::Attempt;
 use tokio::sync::mpsc;
@@ -7,7 +7,7 @@ use super::sealing::{NotToStart, Stage, Starting};
 use super::shell::{Ended, Launcher};
 
 impl Launcher {
-    /// Starts the ranks of an attempt, at once or when it is known from where they go on.
+    /// Starts the ranks of an attempt, at once or when the checkpoint to resume from is known.
     pub(super) async fn start(
         &mut self,
         attempt: Attempt,
@@ -15,7 +15,7 @@ impl Launcher {
         in_process: bool,
         ended: &mpsc::UnboundedSender<Ended>,
     ) {
-        // A spare has not looked yet to what it goes back.
+        // A spare has not checked yet what it resumes from.
         let again = attempt.0 > 0 || self.was_spare();
         let Some(sealing) = self.sealing.clone().filter(|_| again && port.is_ok()) else {
             return self.start_at_once(attempt, port, in_process, ended).await;
@@ -57,7 +57,7 @@ impl Launcher {
         }
     }
 
-    /// A start that has not come about yet does not, because the job is to end.
+    /// Cancels a start that still waits, because the job is about to end.
     pub(super) fn give_up_start(&mut self) -> Option<Attempt> {
         self.starting.take().map(|starting| starting.attempt)
     }

@@ -1,4 +1,4 @@
-//! Ranks that stay in their processes over a restart: gathered after a fault, counted, and sent into the next round.
+//! Ranks that stay in their processes during a restart: they are gathered after a fault, counted, and sent into the next round.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ use crate::source::pages::PageReader;
 const DEATH_WITHIN: Duration = Duration::from_secs(5);
 
 impl Launcher {
-    /// A process said something of its round. Only ranks of the current attempt are heard, and only they.
+    /// A process sent a message about its round. Only messages from ranks of the current attempt count.
     pub(super) async fn received(&mut self, pid: Pid, word: Word) {
         let known = self.ranks.iter().find(|rank| rank.pid == pid && rank.exit.is_none());
         let Some(rank) = known.map(|rank| rank.rank) else {
             tracing::debug!(pid = pid.0, "a process that is no rank of this attempt spoke of a round");
-            // It sees its connection end, and does what it would do without a launcher.
+            // It sees its connection end, and acts as it would without a launcher.
             if let Some(round_server) = &self.round_server {
                 round_server.forget(pid);
             }
@@ -41,7 +41,7 @@ impl Launcher {
     }
 
     fn raised_in_process(&mut self, rank: Rank, pid: Pid, note: Note) {
-        // What the page tells of its steps comes before what ended them.
+        // The steps in its page come before what ended them.
         self.look();
         let fit = is_fit(&note);
         for process in self.ranks.iter_mut().filter(|process| process.rank == rank) {
@@ -58,7 +58,7 @@ impl Launcher {
         }
     }
 
-    /// Has the ranks leave the attempt in their processes, if any of them can; whether that is so.
+    /// Has the ranks leave the attempt in their processes, if any of them can. Returns whether any can.
     pub(super) async fn gather(&mut self) -> bool {
         let can = self.round.can_gather() || self.ranks.iter().any(|rank| self.has_left(rank.rank));
         if self.round_server.is_none() || !can {
@@ -76,10 +76,10 @@ impl Launcher {
         matches!(self.round.standing(rank), Some(RoundState::Leaving | RoundState::Ready))
     }
 
-    /// All ranks wait in their processes or are gone: what the lost ones left goes too.
+    /// Ends a round when all ranks wait in their processes or are gone: what the lost ranks left is removed too.
     pub(super) async fn end_round(&mut self) {
         self.stop = None;
-        // The pages go on to be used: what they tell of this round is read before the next.
+        // The pages stay in use: read what they report of this round before the next one.
         self.look();
         let waiting = self.round.waiting();
         let lost = waiting.len() < self.ranks.len();
@@ -87,19 +87,19 @@ impl Launcher {
             let warm = &self.warm;
             let spared =
                 || with_descendants(&self.not_of_a_lost_rank()).into_iter().chain(warm.processes()).collect();
-            // Not by the cgroup: it holds the ranks that wait as well.
+            // Not by the cgroup: it also contains the ranks that wait.
             let swept = sweep(None, spared, Span::default()).await;
             self.undying = swept.undying;
             swept.killed
         } else {
             0
         };
-        // What is sealed by now is what the next round begins with.
+        // The next round starts with what is sealed by now.
         self.compare_what_was_saved();
         self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed, waiting });
     }
 
-    /// Begins the next attempt with the ranks that wait, and new processes for those that are lost.
+    /// Starts the next attempt with the ranks that wait, and new processes for those that are lost.
     pub(super) async fn start_round(
         &mut self,
         attempt: Attempt,
@@ -107,7 +107,7 @@ impl Launcher {
         ended: &mpsc::UnboundedSender<Ended>,
     ) {
         if self.ranks.iter().all(|rank| rank.exit.is_some()) {
-            // On this host nothing goes on in its process.
+            // On this host no rank continues in its process.
             return self.start_ranks(attempt, port, ended);
         }
         self.attempt = attempt;
@@ -155,7 +155,7 @@ impl Launcher {
         }
     }
 
-    /// Ends a rank that waits in its process, which is not to go on in it.
+    /// Ends a rank that waits in its process and must not continue in it.
     pub(super) async fn end_rank(&mut self, rank: Rank) {
         let waits = |process: &&RankProcess| process.rank == rank && process.exit.is_none();
         let Some(process) = self.ranks.iter().find(waits) else { return self.end_round().await };
@@ -163,7 +163,7 @@ impl Launcher {
         stop.kill(process);
         self.stop = Some(stop);
         let pidfd = process.pidfd.clone();
-        // Its end is the last that the round waited for.
+        // Its end is the last event that the round waited for.
         if tokio::time::timeout(DEATH_WITHIN, pidfd.ended()).await.is_ok() {
             self.rank_ended(&Ended { pid: pidfd.pid(), at: clock::mono() }).await;
         } else {
@@ -172,7 +172,7 @@ impl Launcher {
         }
     }
 
-    /// A rank's process is gone: nothing more is said to it, and nobody waits for it to be done.
+    /// A rank's process is gone: send nothing more to it, and wait for nothing from it.
     pub(super) fn rank_gone(&mut self, rank: Rank, pid: Pid) {
         for round_server in self.round_server.iter().chain(&self.drill) {
             round_server.forget(pid);
@@ -181,7 +181,7 @@ impl Launcher {
         self.finished(&done);
     }
 
-    /// All functions have returned.
+    /// Reports to the ranks that all functions have returned.
     fn finished(&self, ranks: &[Rank]) {
         self.call(ranks, &Call::Finished { epoch: self.attempt.0 });
     }

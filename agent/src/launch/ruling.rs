@@ -1,4 +1,4 @@
-//! What the launcher and the agent send each other: entries and verdicts one way, the host's evidence the other.
+//! What the launcher and the agent send each other: entries and verdicts to the agent, the host's evidence to the launcher.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::launch::shell::{Launcher, RULING_WITHIN};
 use crate::launcher_link::agent::{LinkEvent, LinkOrder};
 use crate::os::{clock, processes};
 
-/// Entries that are read for the agent and sent at once.
+/// At most this many entries are read for the agent and sent at once.
 const SENT_AT_ONCE: usize = 500;
 
 impl Launcher {
@@ -31,12 +31,12 @@ impl Launcher {
         }
     }
 
-    /// What the next ranks need and somebody else holds, as far as it can be seen without an agent.
+    /// Resources that the next ranks need and other processes hold, as far as visible without an agent.
     fn held(&mut self) -> Vec<String> {
         self.undying.retain(|pid| processes::is_alive(*pid));
         let mut held: Vec<String> = self.undying.iter().map(|pid| undying(*pid)).collect();
         if let Some(port) = self.settings.master_port {
-            // Ours of the attempt before goes first; the next attempt takes it again.
+            // Release our port of the previous attempt first; the next attempt takes it again.
             self.port = None;
             if let Err(error) = HeldPort::take(port) {
                 held.push(format!("port {port} for the ranks' store (MASTER_PORT) cannot be taken: {error}"));
@@ -84,14 +84,14 @@ impl Launcher {
     pub(super) fn host(&mut self, judged: SensorReport) {
         for fact in judged.facts {
             match fact {
-                // Those that a rank's end brought up are told already.
+                // Kills that were counted when a rank ended are already reported.
                 Fact::OutOfMemoryKills { .. } => self.count_oom_kills(),
                 fact => self.fact(fact),
             }
         }
         self.snapshots.show_host(clock::now(), judged.components);
         if self.agent.is_none() {
-            // The agent knows more than this: what it tells is not to be replaced by it.
+            // The agent knows more than this: do not replace what it reports.
             let components: Vec<Component> = self.snapshots.view().components.values().cloned().collect();
             let known = SlowdownHints::of(&[], &Owners::new(), &components, &[]);
             if !known.is_as(&self.rank_context) {
@@ -101,8 +101,8 @@ impl Launcher {
         }
     }
 
-    /// Sends the agent the next of what its journal misses. A journal may be 64 MiB: in parts, between which the loop goes on. What
-    /// is recorded meanwhile is sent as part of it.
+    /// Sends the agent the next entries that its journal lacks. A journal may be 64 MiB, so it is sent in parts and the
+    /// loop goes on between them. Entries recorded meanwhile are sent as part of it.
     pub(super) fn catch_up(&mut self) {
         let (Some(cursor), Some(agent)) = (self.agent_has, &self.agent) else { return self.agent_has = None };
         if agent.capacity() < 2 * SENT_AT_ONCE {
@@ -112,7 +112,7 @@ impl Launcher {
         let reader = self.snapshots.reader();
         let read = log_files::ask(move || reader.entries_after(cursor, SENT_AT_ONCE));
         let Some(Ok(read)) = read else {
-            // The agent is found anew, and the rest is read then.
+            // The rest is read when the agent is connected again.
             (self.agent, self.agent_has) = (None, None);
             return;
         };
@@ -120,8 +120,8 @@ impl Launcher {
         read.entries.into_iter().for_each(|entry| self.send_entry_now(entry));
     }
 
-    /// Sends to the agent; whether there is one that takes it. A full queue ends the link; what was missed is
-    /// sent when the agent is found anew.
+    /// Sends to the agent. Returns whether there is one that takes it. A full queue ends the link; what was missed is sent
+    /// when the agent is connected again.
     pub(super) fn send(&mut self, order: LinkOrder) -> bool {
         let sent = self.agent.as_ref().is_some_and(|agent| agent.try_send(order).is_ok());
         if !sent {
@@ -131,7 +131,7 @@ impl Launcher {
     }
 }
 
-/// A process that did not die of SIGKILL, for a person: what it waits in, and whether it holds a device.
+/// A description of a process that did not die of SIGKILL: what it waits in, and whether it holds a device.
 fn undying(pid: Pid) -> String {
     let devices = processes::open_files(pid, "/dev/nvidia");
     let holds = if devices.is_empty() { String::new() } else { format!(" and holds {}", devices.join(", ")) };

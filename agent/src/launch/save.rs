@@ -1,4 +1,4 @@
-//! What ranks are told about saving, and may understand: "save now", where they are to end soon, and that a save is due.
+//! Requests to ranks about saving: "save now", before they end, and that a save is due.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -10,11 +10,11 @@ use mainstay_heartbeat::{SaveRequest, write_save_due};
 use crate::act::rank_processes::RankProcess;
 use crate::source::pages::PageReader;
 
-/// No rank completes so much between our look at the steps and its own look at the request.
+/// Upper limit for the time between this launcher's look at the steps and the ranks' look at the request.
 const MEANWHILE: Span = Span::millis(200);
 
-/// Asks all living ranks to save by `by`, after the same step: the given one, or one that none of them has completed. Whether
-/// any of them looks for it.
+/// Asks all living ranks to save by `by`, after the same step: the given one, or one that none of them has completed.
+/// Returns whether any of them checks for requests.
 pub(super) fn ask(
     ranks: &[RankProcess],
     pages: &BTreeMap<Rank, PageReader>,
@@ -39,14 +39,14 @@ pub(super) fn ask(
     true
 }
 
-/// Tells all living ranks that a save is due, after the same step. Whoever looks for it saves; nobody waits.
+/// Reports to all living ranks that a save is due, after the same step. Ranks that check for it save; nothing waits for them.
 pub(super) fn tell_due(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) {
     if let Some(step) = after_step(ranks, pages) {
         tell_due_after(ranks, step);
     }
 }
 
-/// The same after a step that was chosen for the ranks of all hosts.
+/// The same with a step that was chosen for the ranks of all hosts.
 pub(super) fn tell_due_after(ranks: &[RankProcess], step: u64) {
     for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
         let Some((path, file)) = &rank.page else { continue };
@@ -57,20 +57,20 @@ pub(super) fn tell_due_after(ranks: &[RankProcess], step: u64) {
     tracing::debug!(step, "a save is due");
 }
 
-/// The first step that no living rank completes before it looks; none where none has completed any.
+/// The first step that no living rank completes before it checks; none if no rank has completed any.
 pub(super) fn after_step(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) -> Option<u64> {
     let living = ranks.iter().filter(|rank| rank.exit.is_none());
     let beats = living.filter_map(|rank| pages.get(&rank.rank)?.beat());
     beats.filter_map(|beat| Some(beat.step?.saturating_add(ahead(beat.median_step)))).max()
 }
 
-/// How many steps further the ranks save: the fewest that none of them has completed before it looks.
+/// How many steps ahead the ranks save: the fewest that none of them has completed before it checks.
 fn ahead(median: Option<Span>) -> u64 {
-    // Without a median there was one step at most, and its length is not known.
+    // Without a median there was at most one step, of unknown length.
     median.map_or(2, |step| MEANWHILE.0.div_ceil(step.0.max(1)).max(1))
 }
 
-/// Sends the signal that the user named for it.
+/// Sends the signal that the user named for saving.
 pub(super) fn signal(rank: &RankProcess, signal: i32) {
     if rank.exit.is_none()
         && let Err(error) = rank.pidfd.signal(signal)

@@ -1,5 +1,5 @@
-//! The trainer's own checkpoints, over a job's starts: before each of them it is decided to which step the job goes back. The agent does
-//! it where one keeps checkpoints; else this launcher does, and then what is sealed has no copy beyond this host.
+//! The trainer's own checkpoints. Before each start of a job it is decided which step the job resumes from. The agent
+//! decides if one keeps checkpoints. Without it this launcher decides, and what is sealed has no copy outside this host.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::launch::lineage::Output;
 use crate::launcher_link::checkpoint::{self, Answer, Resumed};
 
-/// Time from one look at the directories to the next.
+/// Time between two looks at the directories.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// The directories that `--checkpoint-watch` names.
@@ -23,16 +23,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub struct Sealing {
     outputs: Vec<Output>,
     sockets: Vec<PathBuf>,
-    /// Where this launcher keeps its notes where no agent does.
+    /// Where this launcher keeps its notes if no agent does.
     home: PathBuf,
-    /// What belongs to this launch alone.
+    /// The directory of this launch alone.
     run_dir: PathBuf,
     own: Arc<Mutex<Option<Arc<Files>>>>,
 }
 
 impl Sealing {
-    /// Of the outputs of a job that its trainer writes itself. The job's logs are in `log_dir`, this launch's in `run_dir`. None
-    /// where nothing is watched.
+    /// For the outputs of a job that its trainer writes itself. The job's logs are in `log_dir`, this launch's in
+    /// `run_dir`. None if nothing is watched.
     pub fn of(
         outputs: &[Output],
         sockets: &[PathBuf],
@@ -42,14 +42,14 @@ impl Sealing {
         (!outputs.is_empty()).then(|| Sealing {
             outputs,
             sockets: sockets.to_vec(),
-            // Run directories do not begin with a dot.
+            // Run directories do not start with a dot.
             home: log_dir.join(".sealed"),
             run_dir: run_dir.to_owned(),
             own: Arc::default(),
         })
     }
 
-    /// Goes back to the newest whole step in each directory. `again`: the job has run before.
+    /// Restores the newest whole step in each directory. `again`: the job has run before.
     ///
     /// # Errors
     /// Why the ranks must not be started.
@@ -102,7 +102,7 @@ impl Sealing {
             let restored = watch.restore(again, &report)?;
             Ok(restored)
         });
-        // It ends when the work does, which drops its end.
+        // The channel closes when the work ends and drops its sender.
         while let Some(line) = reports.recv().await {
             say(line);
         }
@@ -145,7 +145,7 @@ impl Sealing {
             expect: 0,
             quiet: 0,
             hosts: Vec::new(),
-            // Without an agent, nobody else looks at it.
+            // Without an agent, no one else reads it.
             shared: Some(false),
         };
         let watch = files.watch(wanted)?;
@@ -176,28 +176,28 @@ impl Sealing {
     }
 }
 
-/// A directory of the trainer's own whose newest whole step is in place.
+/// A directory of the trainer's own with its newest whole step in place.
 #[derive(Clone, Debug)]
 pub struct WentBack {
-    /// Which.
+    /// The directory.
     pub output: Output,
-    /// What was found.
+    /// The result of the search.
     pub resumed: Resumed,
     /// How it is protected, in words.
     pub protection: String,
 }
 
-/// Why ranks are not to be started, in words.
+/// Why ranks must not be started, as a message.
 #[derive(Clone, Debug)]
 pub enum NotToStart {
-    /// Nothing whole is left of what was sealed.
+    /// No whole step is left of what was sealed.
     Lost(String),
-    /// The run is that of another directory.
+    /// The run belongs to another directory.
     Refused(String),
 }
 
 impl NotToStart {
-    /// The words.
+    /// The message.
     pub fn words(self) -> String {
         match self {
             NotToStart::Lost(words) | NotToStart::Refused(words) => words,
@@ -214,8 +214,8 @@ fn copies(kept_by: Option<&str>) -> String {
     }
 }
 
-/// The line at a job's start that says what can be gone back to, and from where. `saved`: where `mainstay.checkpoint` saves, and whether
-/// that is in memory first; `kept_by`: what keeps copies of it.
+/// The line at a job's start that names what can be resumed from, and where it is. `saved`: where `mainstay.checkpoint`
+/// saves, and whether it saves to memory first; `kept_by`: what keeps copies of it.
 pub fn protection(saved: (&Path, bool), kept_by: Option<&str>, watched: &[String]) -> String {
     let (directory, is_in_memory) = saved;
     let memory = if is_in_memory { "memory, then " } else { "" };
@@ -229,7 +229,7 @@ pub fn protection(saved: (&Path, bool), kept_by: Option<&str>, watched: &[String
     format!("protected: {}; not protected: {others} (--checkpoint-watch)", all.join(", "))
 }
 
-/// A start that waits until it is decided to which step the job goes back.
+/// A start that waits until it is decided which step the job resumes from.
 #[derive(Debug)]
 pub(super) struct Starting {
     pub(super) attempt: Attempt,
@@ -239,7 +239,7 @@ pub(super) struct Starting {
     pub(super) lines: mpsc::UnboundedReceiver<String>,
 }
 
-/// What comes of one.
+/// Progress of such a start.
 pub(super) enum Stage {
     Said(String),
     Done(Result<(), String>),
@@ -251,7 +251,7 @@ impl Drop for Starting {
     }
 }
 
-/// The next that a start tells.
+/// The next progress of a start.
 pub(super) async fn next_stage(starting: &mut Option<Starting>) -> Stage {
     let Some(starting) = starting else { return std::future::pending().await };
     tokio::select! {
@@ -275,10 +275,10 @@ fn unknown_checkpoints(output: &Output) -> Vec<String> {
     unknown
 }
 
-/// Says so of each directory in which nothing is sealed: a user who sees such files there takes them for protected.
+/// Reports each directory in which nothing is sealed: a user who sees such files there would assume that they are protected.
 async fn say_what_is_not_sealed(output: &Output, say: &(dyn Fn(String) + Sync)) {
     let of = output.clone();
-    // The file system may be slow, or not answer.
+    // The file system may be slow or not answer.
     let unknown = tokio::task::spawn_blocking(move || unknown_checkpoints(&of)).await.unwrap_or_default();
     if let Some(words) = not_sealed(&unknown) {
         say(format!("{}: {words}", output.directory.display()));

@@ -49,12 +49,12 @@ use crate::store::learned::Memory;
 /// How long an agent may take to answer with its evidence before the launcher decides alone.
 pub(super) const RULING_WITHIN: Duration = Duration::from_millis(250);
 
-/// The channels to what runs beside the loop.
+/// The channels to what runs outside the loop.
 #[derive(Debug)]
 pub struct Outside {
     /// From the agent's link.
     pub link_events: mpsc::Receiver<LinkEvent>,
-    /// Whether a socket of an agent was there at the start.
+    /// Whether an agent's socket existed at the start.
     pub agent_expected: bool,
     /// From the host's sensing.
     pub host: mpsc::Receiver<SensorReport>,
@@ -70,7 +70,7 @@ pub(super) struct Ended {
     pub(super) at: Mono,
 }
 
-/// A launcher, and what was found where it was looked for.
+/// A launcher, and the result of the check whether it is alive.
 type Sighting = (String, Sight);
 
 /// The launcher of one job.
@@ -81,7 +81,7 @@ pub struct Launcher {
     pub(super) rank_spec: RankSpec,
     pub(super) brain: Brain,
     pub(super) hangs: Judge,
-    /// Where what is learned of the job is kept, and of how many runs it comes so far; none if it is not.
+    /// Where what is learned of the job is kept, and from how many runs so far; none if it is not kept.
     pub(super) memory: Option<(Memory, u32)>,
     pub(super) tasks: VecDeque<Task>,
     pub(super) snapshots: StateWriter,
@@ -89,60 +89,60 @@ pub struct Launcher {
     /// The verdict that the terminal showed last: its incident, headline and domain.
     pub(super) shown: Option<(Incident, String, FaultDomain)>,
     pub(super) guardian: Option<Guardian>,
-    /// Keeps the checkpoints that ranks copy into memory.
+    /// Keeps the checkpoints that ranks copy to memory.
     pub(super) pool_owner: Option<PoolOwner>,
     pub(super) cgroup: Option<Cgroup>,
     pub(super) watcher: Option<Watcher>,
     pub(super) warm: Warm,
     pub(super) attempt: Attempt,
     pub(super) ranks: Vec<RankProcess>,
-    /// The pages of those that have one.
+    /// The pages of ranks that have one.
     pub(super) pages: BTreeMap<Rank, PageReader>,
-    /// Where lifelines tell that a rank's process is ending.
+    /// The channel on which lifelines report that a rank's process is ending.
     pub(super) endings: (mpsc::UnboundedSender<Pid>, mpsc::UnboundedReceiver<Pid>),
-    /// What was found where other launchers were looked for.
+    /// The channel for checks whether other launchers are alive.
     pub(super) sights: (mpsc::UnboundedSender<Sighting>, mpsc::UnboundedReceiver<Sighting>),
-    /// The sockets of ranks that may speak to a rank monitor of NVRx.
+    /// The sockets of ranks that may connect to a rank monitor of NVRx.
     pub(super) monitors: BTreeMap<Rank, Monitor>,
     pub(super) stop: Option<Stop>,
     /// Where ranks that can stay in their processes agree on rounds; none without a directory for it.
     pub(super) round_server: Option<RoundServer>,
-    /// Where ranks hear of faults to bring about, in a job that opted in.
+    /// Where ranks receive faults to inject, in a job that opted in.
     pub(super) drill: Option<RoundServer>,
     /// Faults that wait for their step.
     pub(super) drills: Vec<(Injected, Rank)>,
     /// The round of the current attempt.
     pub(super) round: Round,
-    /// After which step ranks that are stopped are asked to save, where a leader chose it for all hosts.
+    /// The step after which ranks that are stopped are asked to save, if a leader chose it for all hosts.
     pub(super) save_after: Option<u64>,
     /// The signal that asked the launcher to stop, if one has; the ranks get the same.
     pub(super) asked_by: Option<i32>,
-    /// How long the ranks were given to leave a machine that is taken away, once they were told.
+    /// How long the ranks have to leave a machine that is taken away, once they were asked to.
     pub(super) leave_within: Option<Span>,
-    /// Held until the next attempt takes another.
+    /// Held until the next attempt takes another port.
     pub(super) port: Option<HeldPort>,
-    /// The way to the agent, while there is one.
+    /// The channel to the agent, while there is one.
     pub(super) agent: Option<mpsc::Sender<LinkOrder>>,
-    /// Up to which entry the agent has the journal, while it is being sent what it misses.
+    /// The last entry that the agent has, while it is being sent what it lacks.
     pub(super) agent_has: Option<u64>,
     pub(super) ruling_until: Option<tokio::time::Instant>,
     /// When the job wants to look again.
     pub(super) look_at: Option<tokio::time::Instant>,
-    /// Processes of the attempt before that did not die of SIGKILL.
+    /// Processes of the previous attempt that did not die of SIGKILL.
     pub(super) undying: Vec<Pid>,
     pub(super) evidence: Option<Evidence>,
     pub(super) looks: u32,
-    /// What steps of a rank took since the last sample.
+    /// How long steps of a rank took since the last sample.
     pub(super) step_times: Vec<StepTime>,
     pub(super) oom_kills: OomKills,
     /// What ranks write, and when.
     pub(super) spoken: Spoken,
-    /// What was last seen here without an agent that may explain slow ranks.
+    /// What was last seen here without an agent and may explain slow ranks.
     pub(super) rank_context: SlowdownHints,
     pub(super) exit: Option<i32>,
     /// The trainer's own checkpoints; none where none are watched.
     pub(super) sealing: Option<Sealing>,
-    /// The start that waits for them.
+    /// The start that waits for a decision about them.
     pub(super) starting: Option<Starting>,
     /// Copies of checkpoints on the job's other hosts; none for a job of one host.
     pub(super) replicas: Option<Replicas>,
@@ -151,12 +151,12 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Runs the job to its end. Returns the status to exit with, how it went, and the terminal for last words.
+    /// Runs the job to its end. Returns the exit status, the summary, and the terminal for final messages.
     pub async fn run(mut self, mut outside: Outside) -> (i32, Summary, Terminal) {
         let (ended_sender, mut ended) = mpsc::unbounded_channel();
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // Each showing copies what is known of all ranks of the job, so entries that come together are shown together.
+        // Each publication copies the state of all ranks of the job, so entries that arrive together are published together.
         self.snapshots.hold();
         loop {
             self.carry_out(&ended_sender).await;
@@ -167,7 +167,7 @@ impl Launcher {
             let report_at = self.stop.as_ref().and_then(|stop| stop.report_at).map(from_now);
             let spared_at = self.stop.as_ref().and_then(Stop::look_at).map(from_now);
             let (ruling_until, look_at) = (self.ruling_until, self.look_at);
-            // In the order in which they matter when several are ready.
+            // In order of importance when several are ready.
             tokio::select! {
                 biased;
                 Some(end) = ended.recv() => self.rank_ended(&end).await,
@@ -209,7 +209,7 @@ impl Launcher {
                 _ = looks.tick() => self.regular_look(),
                 () = std::future::ready(()), if self.snapshots.is_due() => self.snapshots.show_due(),
                 () = between_parts(), if self.agent_has.is_some() => self.catch_up(),
-                // Last: ranks may ring without end.
+                // Last: ranks may ring without a pause.
                 Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
             }
         }
@@ -245,7 +245,7 @@ impl Launcher {
         }
     }
 
-    /// Processes beside the ranks that are not theirs: the guardian, and a coordination store.
+    /// Child processes of the launcher that do not belong to the ranks: the guardian, and a coordination store.
     pub(super) fn helpers(&self) -> Vec<Pid> {
         self.guardian.as_ref().map(Guardian::pid).into_iter().chain(self.brain.store_process()).collect()
     }
@@ -255,14 +255,14 @@ impl Launcher {
         self.settings.policy_of_job(&self.rank_spec.job)
     }
 
-    /// Gives a job what earlier runs learned of it.
+    /// Passes to a job what earlier runs learned of it.
     pub(super) fn recall(&self, job: &mut Job) {
         if let Some(learned) = self.memory.as_ref().and_then(|(memory, _)| memory.read()) {
             job.recall(&learned);
         }
     }
 
-    /// Takes part in the group of the job no more, if it has several hosts.
+    /// Leaves the group of the job, if it has several hosts.
     async fn leave_meeting(&mut self, exit: i32, why: &str) {
         match std::mem::replace(&mut self.brain, Brain::Gone) {
             Brain::Alone(_) | Brain::Gone => {}
@@ -289,7 +289,7 @@ impl Launcher {
         self.step(at, Input::Fact(fact));
     }
 
-    /// Takes in what the job says at its begin.
+    /// Takes in the job's first output.
     pub(super) fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
         match &mut self.brain {
             Brain::Leading(leading) => leading.lead.begin_with(at, out),
@@ -301,10 +301,10 @@ impl Launcher {
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
         self.snapshots.release();
         self.finish_moving().await;
-        // What it keeps for others lies in the pool, which goes.
+        // What it keeps for others is in the pool, which is removed.
         self.replicas = None;
         if outside.agent_expected && self.agent.is_none() {
-            // A job that was over at once: the agent is to hear of it all the same.
+            // A job that ended at once must reach the agent all the same.
             let found = tokio::time::timeout(RULING_WITHIN, outside.link_events.recv()).await;
             if let Ok(Some(event)) = found {
                 self.link(event);
@@ -323,15 +323,15 @@ impl Launcher {
         self.tell_the_end().await;
         let summary = self.brain.summary(clock::mono(), exit);
         self.warm.end();
-        // Its template may have been forking just now; nothing of the job is to outlive it, not even for a moment.
+        // Its template may have just forked: no process of the job may outlive it.
         let helpers = self.helpers();
         sweep(None, || helpers.clone(), Span::default()).await;
         if let Some(pool_owner) = self.pool_owner.take() {
-            // The guardian stays until this is done: should we be killed meanwhile, it goes on with it.
+            // The guardian stays until this is done: if this launcher is killed meanwhile, the guardian completes it.
             let said = tokio::task::spawn_blocking(move || pool_owner.finish()).await.unwrap_or_default();
             said.into_iter().for_each(|line| self.terminal.say(line));
         }
-        // Last: until then what was said to the leader goes its way.
+        // Last: until then messages to the leader are delivered.
         self.leave_meeting(exit, &summary.reason).await;
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
@@ -340,7 +340,7 @@ impl Launcher {
     }
 }
 
-/// What arrives from other launchers of the job, and from where they meet.
+/// Messages from other launchers of the job, and from the store.
 enum FromOthers {
     Leading(ToLeader),
     Following(ToFollower),
@@ -375,7 +375,7 @@ async fn next_evidence(evidence: &mut Option<Evidence>) -> Fact {
     }
 }
 
-/// A part of the journal is sent to the agent after the other; all else has its turn between two.
+/// Parts of the journal are sent to the agent one after the other; all other work runs between two parts.
 async fn between_parts() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -387,8 +387,7 @@ async fn until(deadline: Option<tokio::time::Instant>) {
     }
 }
 
-/// The policy of a job; its waits differ from those of other jobs.
-/// The runtime's clock for a point of ours.
+/// Converts a point of this program's clock to one of the runtime's.
 fn from_now(at: Mono) -> tokio::time::Instant {
     tokio::time::Instant::now() + Duration::from_nanos(at.since(clock::mono()).0)
 }

@@ -1,9 +1,9 @@
-//! Ranks that are told to end later than the others after a fault, because they are about to end by themselves and what they
-//! still write is wanted.
+//! Ranks that are asked to end later than the others after a fault, because they are about to end by themselves and their
+//! last output is needed.
 //!
-//! A rank that raised writes its exit note before its traceback where another hook encloses the client's: `torch.distributed`
-//! collects what the hook before it prints, and prints it afterwards. And where one rank shows that the program cannot run, it
-//! is seen how the others end.
+//! A rank that raised an exception writes its exit note before its traceback if another hook encloses the client's:
+//! `torch.distributed` collects what the inner hook prints, and prints it afterwards. And if one rank shows that the
+//! program cannot run, the launcher waits to see how the others end.
 
 use mainstay_core::base::id::{Attempt, Pid};
 use mainstay_core::base::time::Span;
@@ -17,17 +17,17 @@ use crate::act::rank_processes::RankProcess;
 use crate::act::stop::Spared;
 use crate::os::clock;
 
-/// How long a rank that raised may take to print its traceback.
+/// How long a rank that raised an exception may take to print its traceback.
 const TO_PRINT: Span = Span::millis(300);
 
-/// How long the other ranks may take to end as the first did, of which a program cannot run.
+/// How long the other ranks may take to end in the same way, if the first shows that the program cannot run.
 const TO_END_ALIKE: Span = Span::seconds(2);
 
-/// How often it is looked whether a traceback has come. Only files of ranks that raised and have not printed are read.
+/// How often to check whether a traceback is printed. Only files of ranks that raised and have not printed are read.
 const LOOK_EVERY: Span = Span::millis(2);
 
 impl Launcher {
-    /// The ranks that a stop begins without.
+    /// The ranks that a stop leaves out at first.
     pub(super) fn to_spare(&self, why: StopWhy) -> Spared {
         let now = clock::mono();
         let look_at = now.after(LOOK_EVERY);
@@ -41,7 +41,7 @@ impl Launcher {
         Spared { ranks: self.unheard(), until: now.after(TO_PRINT), look_at }
     }
 
-    /// Looks whether ranks that were spared have said what they had to say.
+    /// Checks whether spared ranks have printed their tracebacks.
     pub(super) fn look_at_spared(&mut self) {
         let unheard = self.unheard();
         let now = clock::mono();
@@ -61,7 +61,7 @@ impl Launcher {
         self.ranks.iter().filter(silent).map(|rank| rank.pid).collect()
     }
 
-    /// Remembers of a rank's end what it says of the program, before the job acts on it.
+    /// Notes whether a rank's end shows that the program cannot run, before the job acts on it.
     pub(super) fn note_end(&mut self, note: Option<&Note>, status: Option<ExitStatus>, words: &Words) {
         if self.attempt == Attempt(0) && unrunnable::may_not_run(note, status, &words.stderr_tail) {
             self.spoken.note_that_it_may_not_run();

@@ -24,7 +24,7 @@ use crate::source::pages::PageReader;
 use crate::store::learned::Memory;
 
 impl Launcher {
-    /// Starts all ranks of this host. The port is that of the ranks' store, or why there is none.
+    /// Starts all ranks of this host. `port` is that of the ranks' store, or why there is none.
     pub(super) fn start_ranks(
         &mut self,
         attempt: Attempt,
@@ -68,7 +68,7 @@ impl Launcher {
         }
     }
 
-    /// Takes the port of the next attempt. The old one goes first: a fixed one is taken again.
+    /// Takes the port of the next attempt. It releases the old one first, since a fixed port is taken again.
     pub(super) fn take_port(&mut self) -> Result<u16, String> {
         self.port = None;
         let port = HeldPort::take(self.settings.master_port.unwrap_or(0)).map_err(|error| {
@@ -84,7 +84,7 @@ impl Launcher {
         Ok(number)
     }
 
-    /// Makes processes for these ranks, and watches them: from the template where there is one, else plainly.
+    /// Creates processes for these ranks, from the template if there is one, and watches them.
     pub(super) fn make_ranks(
         &mut self,
         attempt: Attempt,
@@ -127,7 +127,7 @@ impl Launcher {
         living.chain(self.helpers()).collect()
     }
 
-    /// All ranks of an attempt are there.
+    /// Reports that all ranks of an attempt are started.
     pub(super) fn attempt_started(&mut self, port: u16, page_trouble: PageTrouble) {
         let attempt = self.attempt;
         self.round = Round::begin(attempt, self.ranks.iter().map(|rank| rank.rank));
@@ -140,11 +140,11 @@ impl Launcher {
         }
     }
 
-    /// Sockets for ranks that speak to a rank monitor of NVRx. Without them the ranks run all the same.
+    /// Creates sockets for ranks that connect to a rank monitor of NVRx. Without them the ranks run all the same.
     fn listen_to_nvrx(&mut self, attempt: Attempt, which: &[u32]) {
         let Some(directory) = &self.rank_spec.page_dir else { return };
         for &local_rank in which {
-            // The old one takes its socket along, so it goes before the new one comes.
+            // Dropping the old one removes its socket, so it must precede the new one.
             let rank = self.rank_spec.rank(local_rank);
             self.monitors.remove(&rank);
             match Monitor::listen(directory, &self.rank_spec.page_spec(attempt, local_rank)) {
@@ -178,7 +178,7 @@ impl Launcher {
             (stderr, &files.stderr, Stream::Stderr, &shown.duplicate_stderr, "filtered_stderr.log"),
         ];
         for (on_terminal, path, stream, filters, name) in streams {
-            // Beside the directories of the ranks: the lines of all of them are in one file.
+            // Next to the directories of the ranks: the lines of all ranks are in one file.
             let attempt = path.parent().and_then(Path::parent).filter(|_| !filters.is_empty());
             let duplicate =
                 attempt.map(|attempt| Duplicate { path: attempt.join(name), filters: filters.clone() });
@@ -190,14 +190,14 @@ impl Launcher {
     }
 }
 
-/// Where what is learned of the job is kept: beside the run directories.
+/// Where what is learned of the job is kept: next to the run directories.
 pub(super) fn memory(settings: &Settings, rank_spec: &RankSpec, spec: &JobSpec) -> Option<Memory> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = rank_spec.run_dir.parent().filter(|_| settings.remember)?;
     Some(Memory::of(log_dir, &memory::key(spec, given.as_deref())))
 }
 
-/// How many ranks the job had when it last ran; from now on it is as many as it has now.
+/// How many ranks the job had in its last run. Also records the present number for the next run.
 pub(super) fn previous_size(settings: &Settings, rank_spec: &RankSpec, spec: &JobSpec) -> Option<u32> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = rank_spec.run_dir.parent().filter(|_| settings.remember)?;
@@ -213,7 +213,7 @@ pub(super) fn previous_size(settings: &Settings, rank_spec: &RankSpec, spec: &Jo
     log_files::ask(exchange).flatten()
 }
 
-/// What the journal says of the job at its start.
+/// The job's entry in the journal at its start.
 pub(super) fn job_spec(settings: &Settings, rank_spec: &RankSpec, policy: policy::Settings) -> JobSpec {
     let text = |path: &PathBuf| path.display().to_string();
     JobSpec {
@@ -246,7 +246,7 @@ fn started_rank(process: &RankProcess) -> StartedRank {
     }
 }
 
-/// Tells of a rank's end as soon as the kernel does.
+/// Reports a rank's end as soon as the kernel does.
 fn watch(rank: &RankProcess, ended: mpsc::UnboundedSender<Ended>) {
     let pidfd = rank.pidfd.clone();
     tokio::task::spawn_local(async move {

@@ -1,4 +1,4 @@
-//! The end of ranks and of attempts: what failed, what is stopped and by whose wish, and what is left then.
+//! The end of ranks and of attempts: which ranks failed, which are stopped and why, and what is left then.
 
 use std::time::Duration;
 
@@ -22,21 +22,21 @@ use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
 use crate::source::pages::PageReader;
 
-/// How long a restart waits for the terminal, so that a rank's last words stand before what is made of them.
+/// How long a restart waits for the terminal, so that a rank's last lines appear before the lines about its failure.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
 
-/// Looks at the processes of others.
+/// For reads of other processes.
 static PROC: Patient = Patient::new("proc");
 
 /// How long a look at all processes of the host may take.
 const PROC_WITHIN: Duration = Duration::from_secs(2);
 
 impl Launcher {
-    /// Stops the attempt's ranks; after a fault those that can wait in their processes do so.
+    /// Stops the attempt's ranks. After a fault, ranks that can wait in their processes do so.
     pub(super) async fn stop_ranks(&mut self, why: StopWhy) {
         let _ = self.give_up_start();
         if why == StopWhy::Fault {
-            // A follower passes no verdict: sixty of them on one machine would read the catalog sixty times.
+            // A follower makes no verdict: sixty of them on one machine would read the catalog sixty times.
             if self.brain.job().is_some() {
                 signatures::prepare();
             }
@@ -60,18 +60,18 @@ impl Launcher {
         self.end_attempt_if_over().await;
     }
 
-    /// A rank's first thread has ended. If it failed, the others are stopped now and not when its memory is gone.
+    /// A rank's first thread has ended. If it failed, the others are stopped now, not when its memory is released.
     pub(super) fn rank_ending(&mut self, pid: Pid) {
         let living = |rank: &RankProcess| rank.pid == pid && rank.exit.is_none() && rank.ending.is_none();
         let Some(index) = self.ranks.iter().position(living) else { return };
-        // Ranks that leave a round in their processes do so when it is gone: until then its end of their connections is open,
-        // and what they are interrupted in may not be over.
+        // Ranks that leave a round in their processes do so when this rank is gone: until then its ends of their
+        // connections are open, and the calls that they are interrupted in may not return.
         let in_process = self.round.can_gather();
         if self.stop.is_some() || in_process || matches!(pidfd::exit_status(pid), Ok(Some(_)) | Err(_)) {
             return;
         }
         let Some(status) = processes::ending(pid).filter(|status| !status.is_success()) else { return };
-        // The page is the black box: what the rank last wrote comes before its end.
+        // The page is the black box: read the rank's last writes before its end.
         self.look();
         self.count_oom_kills();
         let rank = &mut self.ranks[index];
@@ -80,8 +80,8 @@ impl Launcher {
         self.fact(Fact::RankEnding { attempt, rank, pid, status });
     }
 
-    /// Counts the kernel's OOM kills now. The kernel may have ended a rank that fails, or a worker process that it waited for, and
-    /// the regular look at the host comes too late for the verdict.
+    /// Counts the kernel's OOM kills now. The kernel may have killed a rank that fails, or a worker process that it waited
+    /// for, and the regular look at the host comes too late for the verdict.
     pub(super) fn count_oom_kills(&mut self) {
         let count = self.oom_kills.new_ones();
         if count > 0 {
@@ -92,15 +92,15 @@ impl Launcher {
     pub(super) async fn rank_ended(&mut self, end: &Ended) {
         let known = self.ranks.iter().position(|rank| rank.pid == end.pid && rank.exit.is_none());
         let Some(index) = known else {
-            // One that was given up has died after all.
+            // A process that was abandoned has died after all.
             return pidfd::reap(end.pid);
         };
-        // The page is the black box: what the rank last wrote comes before its end.
+        // The page is the black box: read the rank's last writes before its end.
         self.look();
         let rank = &mut self.ranks[index];
         let status = match pidfd::exit_status(rank.pid) {
             Ok(Some(status)) => status,
-            // Somebody else reaped our child; all that is sure is that it is gone.
+            // The child was reaped elsewhere; all that is sure is that it is gone.
             Ok(None) | Err(_) => ExitStatus::Code(255),
         };
         let status = rank.ending.unwrap_or(status);
@@ -113,7 +113,7 @@ impl Launcher {
             self.hangs.finished(rank, end.at);
         }
         if !status.is_success() {
-            // Before the number of the group can be given to another process.
+            // Before another process can get the number of the group.
             processes::signal_group(rank.pid, Signal::SIGKILL);
         }
         if let Some(guardian) = &mut self.guardian {
@@ -133,7 +133,7 @@ impl Launcher {
             });
         let failed = !status.is_success() && !after_stop;
         let (attempt, at) = (self.attempt, end.at);
-        // One that raised is heard though it was told to end on its way out.
+        // The output of a rank that raised is read even if the rank was asked to end on its way out.
         let words = if failed || raised { self.words(which, &files, end.at) } else { Words::default() };
         let error_file = files.error.clone();
         let read = move || error_file::read(&error_file, at);
@@ -174,7 +174,7 @@ impl Launcher {
         self.spoken.words(rank, files, &all, ended)
     }
 
-    /// When all ranks of an attempt that is being stopped are gone: what they left goes too.
+    /// Ends an attempt that is being stopped when all its ranks are gone: what they left is removed too.
     pub(super) async fn end_attempt_if_over(&mut self) {
         let Some(stop) = &self.stop else { return };
         if self.round.is_gathered() && self.ranks.iter().any(|rank| rank.exit.is_none()) {
@@ -195,15 +195,15 @@ impl Launcher {
         let swept = sweep(self.cgroup.as_ref(), spared, patience).await;
         self.undying = swept.undying;
         self.terminal.flush(LAST_WORDS_WITHIN);
-        // What is sealed by now is what the next ranks begin with.
+        // The next ranks start with what is sealed by now.
         self.compare_what_was_saved();
         let attempt = self.attempt;
         self.fact(Fact::AttemptEnded { attempt, orphans_killed: swept.killed, waiting: Vec::new() });
     }
 
-    /// Kills what ranks left that is no descendant of ours any more, by the launch's mark in its environment. Looked for only
-    /// where something is held, since it takes a look at every process of the host; and not while ranks wait in their
-    /// processes, for it may be theirs.
+    /// Kills processes of the ranks that are no longer descendants of this launcher, by the launch's mark in their
+    /// environment. It runs only if something is held, since it reads every process of the host, and not while ranks wait
+    /// in their processes, to which they may belong.
     pub(super) fn end_what_escaped(&self) {
         if self.ranks.iter().any(|rank| rank.exit.is_none()) {
             return;
@@ -212,7 +212,7 @@ impl Launcher {
         let helpers = self.helpers();
         let spared: Vec<Pid> = self.warm.processes().into_iter().chain(helpers).chain([us]).collect();
         let mark = self.rank_spec.mark();
-        // In a thread: `/proc` holds up whoever reads of a process that the kernel cannot lay hands on.
+        // In a thread: `/proc` blocks readers of a process that the kernel cannot access.
         let of_launch = mark.clone();
         let marked = PROC.ask(PROC_WITHIN, move || processes::marked(&of_launch)).unwrap_or_default();
         for pid in marked.into_iter().filter(|pid| !spared.contains(pid)) {
@@ -224,7 +224,7 @@ impl Launcher {
 
     pub(super) fn asked_to_stop(&mut self, signal: i32) {
         if self.asked_by.is_some() {
-            // Asked again: somebody is in a hurry.
+            // A second request: the sender is in a hurry.
             return self.force();
         }
         self.asked_by = Some(signal);
@@ -232,7 +232,7 @@ impl Launcher {
             return;
         }
         if let Some(stop) = &mut self.stop {
-            // Ranks that are being stopped for a fault get no more time than this request would give them.
+            // Ranks that are being stopped for a fault get no more time than this request gives.
             stop.within(clock::mono(), self.settings.grace.requested);
         }
         let by = ExitStatus::Signal(signal).to_string();
@@ -243,7 +243,7 @@ impl Launcher {
         self.fact(Fact::StopRequested { by, exit: 128 + signal });
     }
 
-    /// The machine is to be taken away, or so: ranks save and end within the time that is left, and the scheduler starts the
+    /// The machine is about to be taken away: ranks save and end within the time that is left, and the scheduler starts the
     /// job elsewhere. The signal with which the system shuts the machine down meanwhile does not cut their saving short.
     pub(super) fn asked_to_leave(&mut self, leave: Leave) {
         if self.asked_by.is_some() || self.leave_within.is_some() || !self.settings.leave_on_notice {
@@ -266,14 +266,14 @@ impl Launcher {
         Grace { requested: self.leave_within.unwrap_or(settings.requested), ..settings }
     }
 
-    /// Ranks that were asked to save and did not end by themselves.
+    /// Asks ranks to end that were asked to save and did not end by themselves.
     pub(super) fn tell_to_end(&mut self) {
         if let Some(stop) = &mut self.stop {
             stop.report(&self.ranks);
         }
     }
 
-    /// Uses force on what has not ended in time, and gives up what force does not end.
+    /// Kills ranks that have not ended in time, and abandons those that survive it.
     pub(super) fn force(&mut self) {
         let Some(stop) = &mut self.stop else { return };
         let gathered = self.round.is_gathering().then(|| self.round.missing());
@@ -292,8 +292,8 @@ impl Launcher {
         }
     }
 
-    /// A rank that SIGKILL does not end counts as ended, so that something can be decided. What comes of its process is seen to
-    /// with what ranks leave behind: the host is not ready for as long as it is there.
+    /// Counts a rank that SIGKILL does not end as ended, so that a decision can be made. Its process is handled with what
+    /// ranks leave behind: the host is not ready while it exists.
     pub(super) fn give_up(&mut self, rank: Rank, pid: Pid) {
         self.terminal.say(format!(
             "{rank} (pid {}) does not die of SIGKILL; it is {}",

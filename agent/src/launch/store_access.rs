@@ -1,4 +1,4 @@
-//! Which store it is that launchers meet in, who runs it, and how this one gets in.
+//! Which store launchers meet in, which process runs it, and how this launcher connects to it.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
@@ -9,7 +9,7 @@ use mainstay_core::recovery::hosts::wire::Join;
 
 use crate::launch::hosts::{HostsPlan, StoreKind};
 
-/// The built-in store, or this host's member of managed etcd, where it is this host that runs it.
+/// Starts the built-in store, or this host's member of managed etcd, if this host runs it.
 ///
 /// # Errors
 /// The port is taken by another program, or there is no etcd.
@@ -61,8 +61,8 @@ async fn builtin(plan: &HostsPlan, join: &Join, say: &impl Fn(String)) -> anyhow
     }
 }
 
-/// This host's member of etcd, where one of the endpoints is here. Several hosts may be on one machine: the first endpoint
-/// whose ports are free is this one's.
+/// Starts this host's member of etcd, if one of the endpoints is here. Several hosts may be on one machine: this one takes
+/// the first endpoint whose ports are free.
 async fn managed(
     plan: &HostsPlan,
     join: &Join,
@@ -101,7 +101,7 @@ async fn managed(
     Ok(None)
 }
 
-/// Whether this is the host whose address is the endpoint.
+/// Whether this host has the endpoint's address.
 fn is_here(plan: &HostsPlan, endpoint: &Endpoint) -> bool {
     match (plan.node_rank, plan.is_host) {
         (Some(rank), _) => rank == 0,
@@ -114,14 +114,14 @@ fn in_use(error: &CoordError) -> bool {
     matches!(error, CoordError::Io { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse)
 }
 
-/// What clients of the built-in store show: made of the user's secret, which is not sent itself.
+/// The token for clients of the built-in store, derived from the user's secret, which is not sent itself.
 fn token(plan: &HostsPlan, join: &Join) -> String {
     let secret = format!("{}\0{}", plan.token.as_deref().unwrap_or_default(), join.run_id);
     let key = blake3::derive_key("mainstay 2026-11 built-in coordination store", secret.as_bytes());
     blake3::Hash::from_bytes(key).to_hex().to_string()
 }
 
-/// How the store is asked.
+/// The settings for requests to the store.
 pub(super) fn settings(plan: &HostsPlan, join: &Join, server: Option<&Server>) -> Settings {
     let here = |server: &Server| Endpoint {
         tls: false,
@@ -137,21 +137,21 @@ pub(super) fn settings(plan: &HostsPlan, join: &Join, server: Option<&Server>) -
     }
 }
 
-/// The name of the job in the store: the run id, or its hash where it has letters that keys do not have.
+/// The name of the job in the store: the run id, or its hash if it has letters that keys must not have.
 ///
 /// # Errors
-/// None that can happen: a hash is a name.
+/// None in practice: a hash is a valid name.
 pub(super) fn job_id(run_id: &str) -> anyhow::Result<JobId> {
     let hashed = || format!("id-{}", blake3::hash(run_id.as_bytes()).to_hex());
     Ok(run_id.parse().or_else(|_| hashed().parse())?)
 }
 
-/// A host as it stands before a port.
+/// A host as it is written before a port.
 pub(super) fn bracketed(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
-/// What to check when nobody answers.
+/// What to check when the store does not answer.
 pub(super) fn not_met(plan: &HostsPlan, error: &CoordError) -> String {
     let check = match plan.store {
         StoreKind::Builtin => {
@@ -170,7 +170,7 @@ pub(super) fn not_met(plan: &HostsPlan, error: &CoordError) -> String {
     )
 }
 
-/// The address by which other hosts reach this one: the user's, else the endpoint's where it is this host, else the one from
+/// The address at which other hosts reach this one: the user's, else the endpoint's if it is this host, else the one from
 /// which the store is reached.
 pub(super) fn address(plan: &HostsPlan, join: &Join) -> String {
     if !join.address.is_empty() {
@@ -183,7 +183,7 @@ pub(super) fn address(plan: &HostsPlan, join: &Join) -> String {
     let way = |endpoint: &Endpoint| -> Option<String> {
         let store = endpoint.addresses().first().map(|address| SocketAddr::new(*address, endpoint.port))?;
         let any = if store.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        // Nothing is sent: the kernel only says which of its addresses it would take.
+        // Sends nothing: the kernel only reports which of its addresses it would use.
         let socket = UdpSocket::bind(any).ok()?;
         socket.connect(store).ok()?;
         socket.local_addr().ok().map(|here| here.ip().to_canonical().to_string())

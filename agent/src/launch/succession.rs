@@ -1,5 +1,5 @@
-//! Leaders that follow each other: what a leader has stored before it acts, how a follower takes the place of a lost leader,
-//! and how one that was only slow steps down.
+//! Changes of the leader: what a leader stores before it acts, how a follower replaces a lost leader, and how a leader that
+//! was only slow steps down.
 
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Fact};
@@ -26,7 +26,7 @@ impl Leading {
 }
 
 impl Launcher {
-    /// News from the store for a leader.
+    /// Processes news from the store for a leader.
     pub(super) fn hear_store_as_leader(&mut self, news: FromStore) {
         let now = clock::mono();
         let Brain::Leading(leading) = &mut self.brain else { return };
@@ -36,7 +36,7 @@ impl Launcher {
                 leading.lead.forgotten(epoch);
                 leading.look_who_leads();
             }
-            // An office that comes too late goes back to the store with this.
+            // Dropping an office that comes too late returns it to the store.
             FromStore::Elected(_) if leading.lead.is_deposed() => {}
             FromStore::Elected(elected) => {
                 let Elected { office, last, .. } = *elected;
@@ -45,7 +45,7 @@ impl Launcher {
                 leading.lead.elected(epoch, last);
             }
             FromStore::Leader(_) => leading.look_who_leads(),
-            // Its key goes next, and then it is told.
+            // Its key is removed next, and then the store reports it.
             FromStore::LeaderMissed => {}
             FromStore::Trouble(why) => self.terminal.say(why),
             FromStore::Ended(ended) => leading.lead.ended(exit_of(&ended)),
@@ -53,7 +53,7 @@ impl Launcher {
         self.lead(now);
     }
 
-    /// What happens on this host after another launcher has taken over is for this host's journal alone.
+    /// After another launcher has taken over, events on this host go only to this host's journal.
     pub(super) fn see_deposed(&mut self, at: Mono, input: Input) {
         let Input::Fact(fact) = input else { return };
         if matches!(fact, Fact::AttemptEnded { .. }) {
@@ -62,14 +62,14 @@ impl Launcher {
         self.publish_body(at, Body::Fact(fact));
     }
 
-    /// The leader is lost, and this launcher was elected: it goes on from the leader's record and from what hosts report again.
+    /// The leader is lost, and this launcher was elected: it continues from the leader's record and from what hosts report again.
     pub(super) fn take_over(&mut self, elected: Elected) {
         let Elected { office, record, .. } = elected;
         let Brain::Following(following) = &mut self.brain else { return };
         let now = clock::now();
         let takes_over = following.follow.takes_over(now.mono, record.as_ref());
         let Some(record) = record.filter(|_| takes_over) else {
-            // The office goes back to the store with this.
+            // Dropping it returns the office to the store.
             return;
         };
         let epoch = office.epoch;

@@ -1,5 +1,5 @@
-//! A launcher that waits as a spare gets ready: its template imports what ranks import, and it keeps copies of checkpoints for the
-//! hosts with ranks. The terminal, the journal and `mainstay status` show what it has.
+//! A launcher that waits as a spare gets ready: its template imports what ranks import, and it keeps copies of checkpoints
+//! for the hosts with ranks. The terminal, the journal and `mainstay status` show what it has.
 
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::recovery::hosts::ready::{SpareCopy, SpareReady};
@@ -10,14 +10,14 @@ use crate::launch::shell::Launcher;
 use crate::os::clock;
 
 impl Launcher {
-    /// A spare begins to wait. Its journal says of which job; once it has a seat, the leader's says the rest.
+    /// Starts to wait as a spare. Its journal names the job; once it has a seat, it records the leader's journal.
     pub(super) fn begin_to_wait(&mut self) {
         let Some(spec) = self.waiting().map(|following| following.spec.clone()) else { return };
         self.publish_body(clock::mono(), Body::Fact(Fact::JobStarted(spec)));
         self.look_what_is_ready();
     }
 
-    /// Reports what a spare has ready, if that is news.
+    /// Reports what a spare has ready, if that changed.
     pub(super) fn look_what_is_ready(&mut self) {
         if self.waiting().is_none() {
             return;
@@ -53,7 +53,7 @@ impl Launcher {
         }
     }
 
-    /// A spare that is asked to stop has nothing to stop; whether it is one.
+    /// Ends a spare that is asked to stop: it has no ranks to stop. Returns whether this launcher is a spare.
     pub(super) fn leaves_as_spare(&mut self, signal: i32) -> bool {
         let waits = self.waiting().is_some();
         if waits {
@@ -67,12 +67,12 @@ impl Launcher {
         waits
     }
 
-    /// Whether this host began as a spare.
+    /// Whether this host started as a spare.
     pub(super) fn was_spare(&self) -> bool {
         matches!(&self.brain, Brain::Following(following) if following.ready.is_some())
     }
 
-    /// Where copies of checkpoints are kept from now on.
+    /// Sets where copies of checkpoints are kept from now on.
     pub(super) fn meet(&mut self, hosts: &[String], spares: Vec<String>) {
         if let Some(replicas) = &self.replicas {
             replicas.meet(hosts, spares);

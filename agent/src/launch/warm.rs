@@ -1,4 +1,4 @@
-//! Warm starts of a job's ranks: when a template is started, what is learned for it, and what is told of it.
+//! Warm starts of a job's ranks: when a template is started, what is learned for it, and what is reported about it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,51 +13,51 @@ use crate::act::rank_spec::RankSpec;
 use crate::act::warm::{Module, News, NoTemplate, PythonProgram, Template, TemplatePlan};
 use crate::os::{affinity, priority, processes};
 
-/// How the user wants ranks to be started.
+/// The user's settings for starting ranks.
 #[derive(Clone, Debug, Default)]
 pub struct WarmSettings {
     /// Whether a template may be used.
     pub enabled: bool,
-    /// Modules to import in any case, from the job's start on.
+    /// Modules to import in any case, from the job's start.
     pub imports: Vec<String>,
 }
 
-/// Templates that may fail before no more are started: each without the module that spoilt the one before.
+/// Number of templates that may fail before no more are started: each lacks the module that spoilt the previous one.
 const TRIES: u32 = 5;
 
-/// Ranks that have not told what they hold by then will not: their program is read instead.
+/// If ranks have not reported their modules after this time, their program is read instead.
 const REPORT_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long after an attempt began new standbys are forked: the ranks need the processors first.
+/// How long after the start of an attempt new standbys are forked: the ranks need the processors first.
 const PREPARE_AFTER: Duration = Duration::from_secs(1);
 
-/// What there is to restart ranks from.
+/// The processes from which ranks can be restarted.
 #[derive(Debug)]
 pub struct Warm {
     settings: WarmSettings,
-    /// None when ranks have to be started plainly.
+    /// None if ranks must be started without a template.
     program: Option<PythonProgram>,
-    /// Why a Python program has to be, until that is told.
+    /// Why a Python program must be started without one, until that is reported.
     plainly: Option<String>,
     directory: PathBuf,
     template: Option<Template>,
-    /// One that holds more and takes the template's place when it is warm.
+    /// One that holds more and replaces the template when it is warm.
     next: Option<Template>,
-    /// Whether the template holds what the ranks told, and not only what could be read from their program.
+    /// Whether the template holds the modules that the ranks reported, not only those read from their program.
     learned: bool,
-    /// Whether the ranks hold what the template lacks.
+    /// Whether the ranks hold modules that the template lacks.
     lacks: bool,
     /// Whether a template can yield the processors to the ranks and be brought back.
     can_be_idle: bool,
     without: Vec<String>,
     tries: u32,
-    /// When the current attempt began.
+    /// When the current attempt started.
     began: Instant,
     prepared: bool,
 }
 
 impl Warm {
-    /// For a job with this command, which keeps its template's files in `directory`.
+    /// For a job with this command. The template's files are in `directory`.
     pub fn new(settings: WarmSettings, command: &[String], directory: PathBuf) -> Warm {
         let search = std::env::var_os("PATH");
         let (program, plainly) = match PythonProgram::of(command, search.as_deref()) {
@@ -84,17 +84,17 @@ impl Warm {
         }
     }
 
-    /// Where the first rank is to write which modules it holds, if anybody wants to know.
+    /// Where the first rank writes which modules it holds, if that is needed.
     pub fn modules_file(&self) -> Option<PathBuf> {
         self.program.as_ref().map(|_| self.directory.join("modules.json"))
     }
 
-    /// Whether what the next ranks import is imported; none where ranks are started plainly.
+    /// Whether what the next ranks import is imported; none if ranks are started without a template.
     pub fn are_imports_done(&self) -> Option<bool> {
         self.program.as_ref().map(|_| self.template.as_ref().is_some_and(Template::is_warm))
     }
 
-    /// The next thing that a template tells, and whether it is the one to come; waits for ever without one.
+    /// The next news from a template, and whether it is from the next one; waits forever without one.
     pub async fn news(&mut self) -> (bool, News) {
         tokio::select! {
             news = news_of(self.template.as_mut()) => (false, news),
@@ -102,12 +102,12 @@ impl Warm {
         }
     }
 
-    /// The templates and all that waits under them.
+    /// The templates and all processes that wait under them.
     pub fn processes(&self) -> Vec<Pid> {
         self.template.iter().chain(&self.next).flat_map(Template::processes).collect()
     }
 
-    /// The templates' own processes, which are reaped with them and not before.
+    /// The templates' own processes, which are reaped with them and not earlier.
     pub fn templates(&self) -> impl Iterator<Item = Pid> + '_ {
         self.template.iter().chain(&self.next).map(Template::pid)
     }
@@ -119,11 +119,11 @@ impl Warm {
         }
         let learned = self.modules_file().filter(|file| log_files::length(file).is_some());
         if log_files::are_stuck() {
-            // A template's own files are there.
+            // Starting a template needs files too.
             return None;
         }
         if let (Some(template), Some(file), false) = (&mut self.template, &learned, self.learned) {
-            // The ranks run; what was read from their program is needed before the rest can be.
+            // The ranks run; the modules read from their program must be imported before the rest.
             let hurried = template.hurry();
             if template.is_warm() && hurried.is_ok() {
                 self.learned = true;
@@ -133,7 +133,7 @@ impl Warm {
         if self.lacks && self.next.is_none() && self.tries < TRIES {
             self.lacks = false;
             let program = self.program.clone()?;
-            // One that cannot be started leaves all as it is.
+            // One that cannot be started changes nothing.
             self.next = self.begin(program, learned.as_deref(), self.can_be_idle, rank_spec).ok();
         }
         if let Some(next) = self.next.as_mut().filter(|_| self.began.elapsed() >= REPORT_WITHIN)
@@ -150,7 +150,7 @@ impl Warm {
             return None;
         }
         let program = self.program.clone()?;
-        // Only its text is known of a program of which nobody told; that is enough where it costs the ranks no processor.
+        // Without a report from ranks only the program's text is known. That is enough if it costs the ranks no processor.
         let of_text = learned.is_none() && self.settings.imports.is_empty();
         let spare = waits || affinity::allowed().len() > 2 * rank_spec.local_world_size as usize;
         if of_text && !self.can_be_idle && !spare && self.began.elapsed() < REPORT_WITHIN {
@@ -186,7 +186,7 @@ impl Warm {
         })
     }
 
-    /// Has standbys forked, unless there are some: they are wanted soon.
+    /// Has standbys forked, unless there are some: they are needed soon.
     pub fn prepare(&mut self, rank_spec: &RankSpec) {
         if self.template.as_mut().is_some_and(|template| template.is_warm() && template.hurry().is_err()) {
             self.end();
@@ -198,7 +198,7 @@ impl Warm {
         }
     }
 
-    /// What is imported: what the user named, then what the ranks held.
+    /// The modules to import: those that the user named, then those that the ranks held.
     fn imports(&self, learned: Option<&Path>) -> Option<Vec<Module>> {
         let named = self.settings.imports.iter().map(|name| (name.clone(), String::new()));
         let file = learned.map(Path::to_owned);
@@ -210,7 +210,7 @@ impl Warm {
         }
     }
 
-    /// Takes in what a template told; what is worth telling of it.
+    /// Processes news from a template. Returns the fact to record, if any.
     pub fn received(&mut self, (of_next, news): (bool, News)) -> Option<Fact> {
         if of_next {
             return self.heard_of_next(news);
@@ -253,7 +253,7 @@ impl Warm {
         }
     }
 
-    /// The template to come takes the place of the one that is, or leaves it there.
+    /// The next template replaces the present one, or is dropped.
     fn heard_of_next(&mut self, news: News) -> Option<Fact> {
         match news {
             News::Warm { modules, seconds } => {
@@ -290,7 +290,7 @@ impl Warm {
         }
     }
 
-    /// Starts ranks of an attempt from the template, if there is one that is warm. What is spared is not of this start:
+    /// Starts ranks of an attempt from the template, if there is a warm one. What is spared does not belong to this start:
     /// the guardian, and ranks that stay in their processes.
     pub fn start(
         &mut self,
@@ -303,7 +303,7 @@ impl Warm {
         self.began = Instant::now();
         let template = self.template.as_mut()?;
         if template.hurry().is_err() || !(template.is_warm() || template.finish_imports()) {
-            // The ranks are started plainly and need the processors.
+            // The ranks are started without it and need the processors.
             if self.can_be_idle {
                 template.rest();
             }
@@ -312,7 +312,7 @@ impl Warm {
         self.prepared = false;
         Some(rank_spec.start_warm(template, attempt, port, which).map_err(|why| {
             let fact = self.give_up(&why);
-            // What is left below us, but for what is spared, are ranks that did not come about.
+            // The remaining processes below this one, except the spared ones, are ranks that were not started completely.
             let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
             let spared = with_descendants(spare);
             for pid in processes::descendants(us).into_iter().filter(|pid| !spared.contains(pid)) {
@@ -322,7 +322,7 @@ impl Warm {
         }))
     }
 
-    /// Ends the template; there may be another.
+    /// Ends the template; another one may follow.
     pub fn end(&mut self) {
         self.drop_next();
         self.lacks = false;
@@ -331,7 +331,7 @@ impl Warm {
         }
     }
 
-    /// No more templates in this job.
+    /// Starts no more templates in this job.
     fn give_up(&mut self, why: &str) -> Fact {
         self.end();
         self.program = None;
@@ -353,7 +353,7 @@ fn warm(modules: u32, seconds: f64) -> Fact {
     observed("warm", Weight::Info, detail)
 }
 
-/// These processes and all below them.
+/// These processes and all their descendants.
 pub(super) fn with_descendants(of: &[Pid]) -> Vec<Pid> {
     let below = of.iter().flat_map(|pid| processes::descendants(*pid));
     of.iter().copied().chain(below).collect()

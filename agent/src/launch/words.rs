@@ -15,10 +15,10 @@ use crate::act::output::{Tail, tail};
 use crate::act::rank_spec::RankFiles;
 use crate::os::clock;
 
-/// Bytes of a file in which reports of steps are looked for.
+/// Bytes of a file that are searched for reports of steps.
 const LOOKED_THROUGH: u64 = 256 * 1024;
 
-/// Bytes in which a traceback's last line is looked for.
+/// Bytes that are searched for a traceback's last line.
 const TRACEBACK: u64 = 64 * 1024;
 
 /// The end of a rank's streams.
@@ -30,17 +30,17 @@ pub(super) struct Words {
     pub(super) stdout_times: Vec<LineTime>,
 }
 
-/// What is known of the ranks' output and of their steps in the current attempt.
+/// The ranks' output and their steps in the current attempt.
 #[derive(Debug)]
 pub(super) struct Spoken {
     growths: Growths,
-    /// By heartbeat pages.
+    /// From heartbeat pages.
     steps: BTreeMap<Rank, Steps>,
-    /// The reports of files that were read, each with the file's length then.
+    /// The reports of files that were read, each with the file's length at that time.
     reports: BTreeMap<PathBuf, (u64, Reports)>,
     /// The last line of the traceback of each rank that left an exit note.
     raised: BTreeMap<Rank, String>,
-    /// Whether a rank ended of what says that the program cannot run.
+    /// Whether the end of a rank shows that the program cannot run.
     may_not_run: bool,
 }
 
@@ -61,7 +61,7 @@ impl Spoken {
         self.growths.watch(&files.stderr);
     }
 
-    /// All processes are gone; new ones have files of their own.
+    /// All processes are gone; new ones have separate files.
     pub(super) fn forget_files(&mut self) {
         self.growths.clear();
         self.reports.clear();
@@ -79,7 +79,8 @@ impl Spoken {
         self.raised.insert(rank, last.unwrap_or_default().to_owned());
     }
 
-    /// Whether a rank that raised has printed its traceback to the last line. One whose note has none has nothing to print.
+    /// Whether a rank that raised an exception has printed its traceback to the last line. One whose note has none has
+    /// nothing to print.
     pub(super) fn has_printed(&self, rank: Rank, files: &RankFiles) -> bool {
         let Some(last) = self.raised.get(&rank).filter(|last| !last.is_empty()) else { return true };
         let tail = tail(&files.stderr, TRACEBACK);
@@ -102,13 +103,13 @@ impl Spoken {
         !self.steps.is_empty()
     }
 
-    /// A rank's page told of these steps.
+    /// A rank's page reported these steps.
     pub(super) fn stepped(&mut self, rank: Rank, done: &[StepDone]) {
         let steps = self.steps.entry(rank).or_default();
         done.iter().for_each(|step| steps.completed(step));
     }
 
-    /// What a rank wrote last, which ended at `at`. `all` are the files of all ranks.
+    /// The last output of a rank that ended at `at`. `all` are the files of all ranks.
     pub(super) fn words(&mut self, rank: Rank, files: &RankFiles, all: &[RankFiles], at: Mono) -> Words {
         let steps = self.steps_of(rank).cloned();
         if steps.is_none() {
@@ -141,7 +142,7 @@ impl Spoken {
         Words { stderr_tail, stdout_tail, stderr_times, stdout_times }
     }
 
-    /// The steps of this rank, or where its page told of none, of another.
+    /// The steps of this rank, or of another one if its page reported none.
     fn steps_of(&self, rank: Rank) -> Option<&Steps> {
         self.steps.get(&rank).or_else(|| self.steps.values().next())
     }

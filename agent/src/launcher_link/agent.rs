@@ -1,5 +1,5 @@
-//! The launcher's end: looks for the host's agent, reports to it, and looks again when it is gone. Nothing here
-//! ever holds up the launcher: its queue is bounded, and a full one breaks the link rather than wait.
+//! The launcher's end: connects to the host's agent, reports to it, and connects again when it is gone. Nothing here ever
+//! blocks the launcher: its queue is bounded, and a full queue breaks the link instead of waiting.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,46 +25,46 @@ use tonic::transport::{Endpoint, Uri};
 
 use crate::launcher_link::{handover, trust, wire};
 
-/// How often an agent is looked for while there is none.
+/// How often to look for an agent while there is none.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// How long an agent may take to answer the first message.
 const WELCOME_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long an agent may take to say goodbye; the launcher waits for that at its end.
+/// How long an agent may take to close the link; the launcher waits for that at its end.
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Messages that may wait for the agent.
 const QUEUE: usize = 4096;
 
-/// What arrives from the agent.
+/// Events from the agent.
 #[derive(Debug)]
 pub enum LinkEvent {
-    /// An agent is there. What is to be reported to it goes into `orders`; dropping that breaks the link.
+    /// An agent is there. Reports to it go to `orders`; dropping that breaks the link.
     Found {
         /// Its version.
         version: String,
-        /// The newest of this job's entries that it holds.
+        /// The newest entry of this job that it has.
         have_seq: u64,
-        /// The way to it.
+        /// The channel to it.
         orders: mpsc::Sender<LinkOrder>,
     },
     /// The agent is gone.
     Lost {
-        /// What was seen.
+        /// What was observed.
         reason: String,
     },
     /// Its evidence about a failure.
     Ruling(Ruling),
-    /// What it has heard of a failure since it ruled on it.
+    /// Evidence that it received about a failure after it ruled on it.
     Late(Ruling),
-    /// What it knows of the host that may explain why ranks are slow.
+    /// The state of the host that may explain why ranks are slow.
     RankContext(SlowdownHints),
-    /// The machine is to be taken away.
+    /// The machine is about to be taken away.
     Leave(Leave),
 }
 
-/// What is reported to the agent.
+/// Reports to the agent.
 #[derive(Debug)]
 pub enum LinkOrder {
     /// An entry of the launcher's journal.
@@ -75,15 +75,14 @@ pub enum LinkOrder {
         attempt: Attempt,
         /// By rank.
         beats: Vec<(Rank, BeatView)>,
-        /// What steps of one of them took since the last sample, oldest first.
+        /// How long steps of one of them took since the last sample, oldest first.
         steps: Vec<StepTime>,
     },
-    /// A failure, about which the agent is asked for its evidence.
+    /// A failure, for which the agent is asked for its evidence.
     Verdict(Box<Verdict>),
 }
 
-/// Looks for an agent at `sockets`, in their order, for as long as `events` is listened to.
-/// `directories` are handed over to each.
+/// Looks for an agent at `sockets`, in their order, while `events` has a receiver. Hands `directories` over to each.
 pub async fn keep(
     sockets: Vec<PathBuf>,
     job: JobId,
@@ -93,7 +92,7 @@ pub async fn keep(
     while !events.is_closed() {
         for socket in sockets.iter().filter(|socket| socket.exists()) {
             let (to, handed) = (socket.clone(), directories.clone());
-            // Nobody waits for it: an agent that was started again looks at the directories when it has them.
+            // Nothing waits for it: a restarted agent reads the directories when it has them.
             tokio::task::spawn_blocking(move || {
                 if let Err(error) = handover::hand_over(&to, &handed) {
                     tracing::debug!(socket = %to.display(), %error, "no directory was handed over");
@@ -141,8 +140,7 @@ async fn attach(socket: PathBuf, job: &JobId, events: &mpsc::Sender<LinkEvent>) 
     loop {
         tokio::select! {
             order = to_report.recv() => match order {
-                // The launcher let go, with all it had to say taken from its queue: it is done, or its queue
-                // was full.
+                // The launcher dropped the sender and its queue is empty: it is done, or its queue was full.
                 None => {
                     take_leave(to_agent, incoming).await;
                     let done = events.is_closed();
@@ -159,7 +157,7 @@ async fn attach(socket: PathBuf, job: &JobId, events: &mpsc::Sender<LinkEvent>) 
     }
 }
 
-/// Ends the link in order: what was sent arrives before the agent closes its side.
+/// Ends the link in order: all messages arrive before the agent closes its side.
 async fn take_leave(to_agent: mpsc::Sender<v1::FromLauncher>, mut incoming: tonic::Streaming<v1::FromAgent>) {
     drop(to_agent);
     let closed = async { while let Ok(Some(_)) = incoming.message().await {} };
@@ -172,7 +170,7 @@ async fn greet(
     to_agent: &mpsc::Sender<v1::FromLauncher>,
     outgoing: mpsc::Receiver<v1::FromLauncher>,
 ) -> anyhow::Result<(tonic::Streaming<v1::FromAgent>, v1::Welcome)> {
-    // The address is never looked up: the connector goes to the socket.
+    // The address is never resolved: the connector uses the socket.
     let endpoint = Endpoint::from_static("http://agent.local");
     let channel = endpoint
         .connect_with_connector(tower::service_fn(move |_: Uri| connect(socket.clone())))
@@ -192,8 +190,8 @@ async fn greet(
     }
 }
 
-/// Connects, and trusts only an agent of root's, of our own, or where only root could have put it: its word can
-/// end the job.
+/// Connects, and trusts only an agent of root or of this user, or at a socket that only root could have provided: the agent
+/// can end the job.
 pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
     let stream = UnixStream::connect(&socket).await?;
     let owner = stream.peer_cred()?.uid();
@@ -203,7 +201,7 @@ pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStre
              has made for that user",
             socket.display()
         );
-        // Once: it is looked for again and again, and there may be another one.
+        // Only once: the search repeats, and there may be another agent.
         static SAID: std::sync::Once = std::sync::Once::new();
         SAID.call_once(|| tracing::warn!("no agent is asked: {message}"));
         return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
@@ -238,7 +236,7 @@ async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> an
         Some(AgentMessage::Leave(leave)) => {
             let _ = events.send(LinkEvent::Leave(wire::leave_in(leave))).await;
         }
-        // A later agent may say more than we understand.
+        // A later agent may send messages that we do not know.
         Some(AgentMessage::Welcome(_)) | None => {}
     }
     Ok(())

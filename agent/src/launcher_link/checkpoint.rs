@@ -1,5 +1,4 @@
-//! Before the ranks start: the agent is asked for the newest step that is whole anywhere, and is told where this job keeps
-//! its checkpoints.
+//! Before the ranks start: asks the agent for the newest step that is whole anywhere, and reports where this job keeps its checkpoints.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,25 +18,25 @@ use super::lent_files::LentFiles;
 /// How long the agent may take to answer at all.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long the agent may take to ask its peers what they have.
+/// How long the agent may take to ask its peers for their steps.
 const LIST_WITHIN: Duration = Duration::from_secs(30);
 
-/// How long nothing may come from it while shards are on their way.
+/// How long the agent may be silent while shards are being transferred.
 const GO_ON_WITHIN: Duration = Duration::from_secs(600);
 
-/// How often counts are told.
+/// How often counts are printed.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 
-/// What the agent is asked to bring, and where to.
+/// What the agent restores, and where to.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// The run, with its id.
     pub run: &'a str,
     /// The directory.
     pub directory: &'a Path,
-    /// Which directory that is; empty if it is not known.
+    /// The directory's identity; empty if unknown.
     pub id: &'a str,
-    /// Whose way trainers write there; empty for `mainstay.checkpoint`.
+    /// The trainer's format; empty for `mainstay.checkpoint`.
     pub kind: &'a str,
     /// Whether the user named the run to resume from.
     pub on_purpose: bool,
@@ -52,8 +51,8 @@ pub struct KnownStep {
     pub step: u64,
 }
 
-/// The whole steps of this user that the agent knows, of runs of one name or of all. With `refresh` its peers are asked anew. None if no
-/// agent answers, or it keeps no checkpoints.
+/// The whole steps of this user that the agent knows, of runs with one name or of all runs. With `refresh` it asks its
+/// peers again. None if no agent answers, or it keeps no checkpoints.
 pub async fn known(sockets: &[PathBuf], name: Option<&str>, refresh: bool) -> Option<Vec<KnownStep>> {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
         match tokio::time::timeout(LIST_WITHIN, list(socket, name, refresh)).await {
@@ -77,26 +76,26 @@ async fn list(socket: &Path, name: Option<&str>, refresh: bool) -> Result<Vec<Kn
     Ok(steps.filter(|step| step.whole).map(known).collect())
 }
 
-/// What came of a restore.
+/// The result of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resumed {
-    /// A step is there.
+    /// A step is in place.
     Step,
     /// No step of the run is known.
     Nothing,
-    /// Nobody said.
+    /// There was no answer.
     Unknown,
 }
 
-/// Has the agent bring the newest whole step of a run into its directory, and replicate from then on what is sealed there and in `pool`,
-/// this launcher's memory.
+/// Has the agent restore the newest whole step of a run to its directory, and from then on replicate what is sealed there
+/// and in `pool`, this launcher's memory.
 ///
-/// Without an agent, or with one that keeps no replicas, nothing happens. Whatever goes wrong is said, and the job begins
-/// with what is there. `watches_trainer`: the trainer's own checkpoints are watched, and of them is said next what was found.
-/// Returns what came of it, and what keeps copies of what is sealed there, in words; none where no agent does.
+/// Without an agent, or with one that keeps no replicas, nothing happens. Errors are reported through `say`, and the job
+/// starts with what is there. `watches_trainer`: the trainer's own checkpoints are watched, and their result is printed
+/// next. Returns the result, and what keeps copies of what is sealed there, as text; none without an agent.
 ///
 /// # Errors
-/// The run is that of another directory; what to do is in the words.
+/// The run belongs to another directory. The message names the remedy.
 pub async fn restore(
     sockets: &[PathBuf],
     place: Place<'_>,
@@ -133,21 +132,21 @@ fn resumed(result: &RestoreResult) -> Resumed {
     if result.step.is_some() { Resumed::Step } else { Resumed::Nothing }
 }
 
-/// What came of asking for a directory into which the trainer writes in its own way.
+/// The answer for a directory into which the trainer writes in its own format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is watched, and what was found is said; what keeps copies of it, in words.
+    /// It is watched, and the result was printed; with what keeps copies of it, as text.
     Done(Resumed, String),
-    /// Nothing whole is left of what was sealed: the trainer is not to be started.
+    /// No whole step is left of what was sealed: the trainer must not start.
     Lost(String),
-    /// The run is that of another directory; what to do is in the words.
+    /// The run belongs to another directory. The message names the remedy.
     Refused(String),
     /// No agent answers, or it keeps no checkpoints.
     NoAgent,
 }
 
-/// The same for a directory into which the trainer writes in its own way, and which is watched from then on. `again`: the job has run
-/// before.
+/// The same for a directory into which the trainer writes in its own format. The agent watches it from then on. `again`:
+/// the job has run before.
 pub async fn restore_files(
     sockets: &[PathBuf],
     files: Place<'_>,
@@ -183,7 +182,7 @@ pub async fn restore_files(
     Answer::NoAgent
 }
 
-/// An agent that may only read what is handed over has to have the directory as it is now: it may have been made anew.
+/// An agent that may only read what is handed over needs the present directory, which may have been created again.
 fn offer_directory(sockets: &[PathBuf], directory: &Path, again: bool) {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
         if handover::may_act_as_this_user(socket).unwrap_or(true) {
@@ -198,7 +197,7 @@ fn offer_directory(sockets: &[PathBuf], directory: &Path, again: bool) {
     }
 }
 
-/// Whether whoever answered, if anyone did, keeps no checkpoints at all.
+/// Whether the agent, if there is one, keeps no checkpoints at all.
 fn is_no_keeper(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::FailedPrecondition | Code::DeadlineExceeded)
 }
@@ -219,7 +218,7 @@ async fn ask(
     let Some(asked) = result.put_back.take() else { return Ok(Some(result)) };
     let token = asked.token.clone();
     let done = files.put_back(place.kind, result.step, asked).await;
-    // The agent has found what the trainer must not start from.
+    // The agent has found the steps that the trainer must not start from.
     let lines = done.map_err(|error| {
         let place = place.directory.display();
         Status::data_loss(format!("{place}: the checkpoint to go on from cannot be put back: {error}"))
@@ -239,7 +238,7 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// `put_back_token`: what the agent asked for with it was done.
+    /// `put_back_token`: the agent's request with this token was carried out.
     async fn ask(&self, put_back_token: String) -> Result<Option<RestoreResult>, Status> {
         let Asking { socket, place, pool, again, files, say } = *self;
         let late = |_| Status::deadline_exceeded("the agent does not answer");
@@ -270,7 +269,7 @@ impl Asking<'_> {
                     return Ok(Some(result));
                 }
                 Some(Message::Progress(at)) if at.files_wanted > 0 => {
-                    // The agent waits for them, and says that none came.
+                    // The agent waits for them, and reports that none arrived.
                     if let Err(error) = files.lend(socket, at).await {
                         say(format!("checkpoint: no files can be lent to the agent: {error}"));
                     }
@@ -289,7 +288,7 @@ impl Asking<'_> {
 }
 
 async fn channel(socket: PathBuf) -> Result<Channel, Status> {
-    // The address is never looked up: the connector goes to the socket.
+    // The address is never resolved: the connector uses the socket.
     let endpoint = Endpoint::from_static("http://agent.local");
     let connector = tower::service_fn(move |_: Uri| connect(socket.clone()));
     endpoint.connect_with_connector(connector).await.map_err(|error| Status::unavailable(error.to_string()))
@@ -303,7 +302,7 @@ fn progress(at: &RestoreProgress) -> String {
     )
 }
 
-/// Whether a result is said: that nothing is here would contradict what is said of the trainer's own checkpoints.
+/// Whether to print a result: "nothing is here" would contradict the result for the trainer's own checkpoints.
 fn is_news(result: &RestoreResult, watches_trainer: bool) -> bool {
     result.step.is_some() || !watches_trainer
 }

@@ -1,4 +1,5 @@
-//! Hands the agent the directories with this job's checkpoints, open: an agent that may not act as this user reads them so.
+//! Hands the agent open descriptors of the directories with this job's checkpoints, so that an agent that may not act as
+//! this user can read them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,17 +16,17 @@ use crate::os::handover::{self, MOST, Said};
 /// How long the agent may take.
 const WITHIN: Duration = Duration::from_secs(2);
 
-/// Where the agent at `socket` takes directories.
+/// The socket on which the agent at `socket` receives directories.
 pub fn socket_of(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".directories");
     name.into()
 }
 
-/// Hands over `directories` to the agent at `socket`; what it refused, in words. Blocks.
+/// Hands over `directories` to the agent at `socket`; returns what it refused, as text. Blocks.
 ///
 /// # Errors
-/// There is no agent that takes them.
+/// No agent accepts them.
 pub fn hand_over(socket: &Path, directories: &[PathBuf]) -> std::io::Result<String> {
     let stream = trusted(socket)?;
     let opened = directories.iter().filter_map(|path| {
@@ -42,24 +43,24 @@ pub fn hand_over(socket: &Path, directories: &[PathBuf]) -> std::io::Result<Stri
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Whether the agent at `socket` may act as this user: it is root's or this user's own. Blocks.
+/// Whether the agent at `socket` may act as this user: it belongs to root or this user. Blocks.
 ///
 /// # Errors
-/// There is none that takes directories.
+/// No agent accepts directories.
 pub(super) fn may_act_as_this_user(socket: &Path) -> io::Result<bool> {
     let stream = UnixStream::connect(socket_of(socket))?;
     let owner = getsockopt(&stream, PeerCredentials)?.uid();
     Ok(owner == 0 || owner == nix::unistd::geteuid().as_raw())
 }
 
-/// Lends files for shards to the agent at `socket`, for the restore with this token. `first` is the number of the first; they are
-/// [`MOST`] at most. Blocks.
+/// Lends files for shards to the agent at `socket`, for the restore with this token. `first` is the number of the first
+/// file; there are at most [`MOST`]. Blocks.
 ///
 /// # Errors
-/// There is no agent that takes them, or it refused.
+/// No agent accepts them, or it refused.
 pub(super) fn lend(socket: &Path, token: &str, first: usize, files: &[OwnedFd]) -> io::Result<()> {
     let said = Said::Files { token: token.to_owned(), first };
-    // The agent takes one message of a connection.
+    // The agent reads one message per connection.
     let answer = handover::send(&trusted(socket)?, &serde_json::to_vec(&said)?, files)?;
     if answer.is_empty() {
         return Ok(());
@@ -67,7 +68,7 @@ pub(super) fn lend(socket: &Path, token: &str, first: usize, files: &[OwnedFd]) 
     Err(io::Error::other(String::from_utf8_lossy(&answer).into_owned()))
 }
 
-/// A connection to the agent that listens beside `socket`, if it is one that may read what this user hands over.
+/// Connects to the agent that listens next to `socket`, if it may read what this user hands over.
 fn trusted(socket: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(socket_of(socket))?;
     let owner = getsockopt(&stream, PeerCredentials)?.uid();

@@ -1,5 +1,5 @@
-//! Files for what an agent restores which may not write as this user: made below the checkpoint directory, lent, and moved to their
-//! places or unpacked when the agent has written them.
+//! Files for a restore by an agent that may not write as this user: created below the checkpoint directory, lent, and moved
+//! to their places or unpacked when the agent has written them.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,21 +17,21 @@ use mainstay_tier::peer::settle_lent;
 use super::handover;
 use crate::os::handover::MOST;
 
-/// So do the names of directories with lent files begin. The client tidies up what begins like the first, should this process not come to
-/// it; trainers and the rules for what they write know nothing of the second.
+/// Prefixes of the names of directories with lent files. The client removes directories with the first prefix if this
+/// process cannot; trainers and the rules for their files do not know the second.
 const RESTORING: &str = ".step-restoring-";
 const RESTORING_TRAINER: &str = ".mainstay-restoring-";
 
-/// The files of one restore. What is not moved to its place goes with them.
+/// The files of one restore. Files that are not moved to their places are removed with it.
 #[derive(Clone, Debug)]
 pub struct LentFiles(Arc<Files>);
 
 #[derive(Debug)]
 struct Files {
     directory: PathBuf,
-    /// How the name of the directory with the files begins.
+    /// Prefix of the name of the directory with the files.
     prefix: String,
-    /// Where they are, below the directory, once they were made.
+    /// Their directory, once created.
     aside: Mutex<Option<PathBuf>>,
 }
 
@@ -41,7 +41,7 @@ impl LentFiles {
         LentFiles::of(directory, RESTORING.to_owned())
     }
 
-    /// For restores into a directory into which a trainer writes in its own way.
+    /// For restores into a directory into which a trainer writes in its own format.
     pub fn of_trainer(directory: &Path) -> LentFiles {
         let host = nix::unistd::gethostname().unwrap_or_default();
         LentFiles::of(directory, format!("{RESTORING_TRAINER}{}.", host.to_string_lossy()))
@@ -51,10 +51,10 @@ impl LentFiles {
         LentFiles(Arc::new(Files { directory: directory.to_owned(), prefix, aside: Mutex::default() }))
     }
 
-    /// Makes as many as the agent at `socket` wants, and lends them.
+    /// Creates as many files as the agent at `socket` wants, and lends them.
     ///
     /// # Errors
-    /// They cannot be made, or the agent does not take them.
+    /// They cannot be created, or the agent does not accept them.
     pub async fn lend(&self, socket: &Path, wanted: RestoreProgress) -> io::Result<()> {
         let (files, socket) = (Arc::clone(&self.0), socket.to_owned());
         tokio::task::spawn_blocking(move || {
@@ -63,10 +63,10 @@ impl LentFiles {
         .await?
     }
 
-    /// Puts what the agent has written in its places.
+    /// Moves what the agent has written to its places.
     ///
     /// # Errors
-    /// The agent names no place of a shard, its bytes are not what was sealed, or what the disk says.
+    /// The agent names no valid place of a shard, its bytes are not what was sealed, or a disk operation fails.
     pub async fn settle(&self, written: Vec<LentShard>) -> io::Result<()> {
         if written.is_empty() {
             return Ok(());
@@ -75,11 +75,11 @@ impl LentFiles {
         tokio::task::spawn_blocking(move || files.settle(written)).await?
     }
 
-    /// Does in the directory what the agent asks for, with this process's rights. `kind`: of the trainer. `step`: to which it goes
-    /// back. What was done, in lines.
+    /// Carries out the agent's request in the directory, with this process's rights. `kind`: the trainer's format. `step`:
+    /// the step that is restored. Returns what was done, as lines.
     ///
     /// # Errors
-    /// The agent asks for what no such trainer writes, its bytes are not what was sealed, or what the disk says.
+    /// The agent requests a file that no such trainer writes, its bytes are not what was sealed, or a disk operation fails.
     pub async fn put_back(&self, kind: &str, step: Option<u64>, asked: PutBack) -> io::Result<Vec<String>> {
         let rules = Kind::parse(kind).map_err(io::Error::other)?.rules();
         let files = Arc::clone(&self.0);
@@ -92,15 +92,15 @@ impl Files {
         self.remove();
         fs::create_dir_all(&self.directory)?;
         self.remove_those_of_ended();
-        // A name of its own, also where the directory is shared with another host; and one that is tidied up if this process does not
-        // come to it.
+        // A unique name, also in a directory that is shared with another host, and one that is removed later if this
+        // process cannot do it.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let name = PathBuf::from(format!("{}{since:x}.{}.tmp", self.prefix, std::process::id()));
         let aside = self.directory.join(&name);
         fs::create_dir(&aside)?;
         *self.aside() = Some(name);
         let new = |number: usize| File::create_new(aside.join(number.to_string())).map(OwnedFd::from);
-        // Not all at once: a process may have a thousand files open, and a step may have more shards.
+        // In portions: a process may have a thousand files open, and a step may have more shards.
         for first in (0..count).step_by(MOST) {
             let files = (first..count.min(first + MOST)).map(new).collect::<io::Result<Vec<OwnedFd>>>()?;
             handover::lend(socket, token, first, &files)?;
@@ -140,10 +140,10 @@ impl Files {
         files::put_back(&self.directory, rules, lent.as_deref(), &asked).map_err(io::Error::other)
     }
 
-    /// What a process of this host made that was killed in a restore.
+    /// Removes what a process of this host created that was killed during a restore.
     fn remove_those_of_ended(&self) {
         if !self.prefix.starts_with(RESTORING_TRAINER) {
-            // The client tidies up the others.
+            // The client removes the others.
             return;
         }
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
@@ -160,7 +160,7 @@ impl Files {
         self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What this object made.
+    /// Removes what this object created.
     fn remove(&self) {
         if let Some(aside) = self.aside().take() {
             let _ = fs::remove_dir_all(self.directory.join(aside));
@@ -185,7 +185,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let of_trainer = LentFiles::of_trainer(home.path());
         let (prefix, own) = (of_trainer.0.prefix.clone(), std::process::id());
-        // No process has this number: it is beyond the largest that the kernel gives.
+        // No process has this number: it is larger than the kernel's maximum.
         let killed = format!("{prefix}17f.{}.tmp", i32::MAX);
         let others = [
             format!("{prefix}17f.{own}.tmp"),

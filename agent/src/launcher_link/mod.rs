@@ -1,4 +1,4 @@
-//! Floor 2. The wire between launcher and agent.
+//! Floor 2. The link between launcher and agent.
 
 pub mod agent;
 pub mod checkpoint;

@@ -1,4 +1,4 @@
-//! Which agents are trusted: their word can end a job, and what they are handed they can read.
+//! Which agents are trusted: they can end a job, and read what is handed over to them.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -8,7 +8,7 @@ pub(super) fn is_trusted(socket: &Path, owner: u32) -> bool {
     owner == 0 || owner == nix::unistd::geteuid().as_raw() || is_given_by_root(socket, owner)
 }
 
-/// Whether the socket's directory belongs to `owner` and lies where only root can make one, as `/run/mainstay`.
+/// Whether the socket's directory belongs to `owner` and is where only root can create one, such as `/run/mainstay`.
 fn is_given_by_root(socket: &Path, owner: u32) -> bool {
     let Some(directory) = socket.parent() else { return false };
     let is_roots = |path: &Path| {

@@ -1,4 +1,4 @@
-//! What goes over the wire, in the core's words and back: the one place that knows both.
+//! Converts between the core's types and the messages of the link: the only place that knows both.
 
 use mainstay_core::base::id::{Attempt, Incident, Rank};
 use mainstay_core::base::time::{Mono, Span, Wall};
@@ -14,18 +14,18 @@ use mainstay_core::recovery::job::Ruling;
 use mainstay_core::view::node::BeatView;
 use mainstay_proto::v1;
 
-/// A message that does not say what it should.
+/// An invalid message.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// A part that came is not in the journal's form, or of a version that is not understood.
+    /// A received part is not in the journal's form, or has an unknown version.
     #[error(transparent)]
     Form(#[from] FormError),
-    /// A part has no form in JSON.
+    /// A part cannot be written as JSON.
     #[error("{what} cannot be written: {source}")]
     Unwritable {
-        /// Which part.
+        /// The part.
         what: &'static str,
-        /// What is wrong.
+        /// The error.
         source: serde_json::Error,
     },
 }
@@ -34,15 +34,15 @@ fn form(what: &'static str) -> impl Fn(serde_json::Error) -> WireError {
     move |source| WireError::Unwritable { what, source }
 }
 
-/// An entry to be sent.
+/// Encodes an entry.
 ///
 /// # Errors
-/// It has no form in JSON.
+/// It cannot be written as JSON.
 pub fn entry_out(entry: &Entry) -> Result<v1::ForwardedEntry, WireError> {
     Ok(v1::ForwardedEntry { line: serde_json::to_string(entry).map_err(form("an entry"))? })
 }
 
-/// An entry that came.
+/// Decodes an entry.
 ///
 /// # Errors
 /// It is not an entry of this version.
@@ -50,7 +50,7 @@ pub fn entry_in(entry: &v1::ForwardedEntry) -> Result<Entry, WireError> {
     Ok(messages::entry(&entry.line)?)
 }
 
-/// A sample to be sent.
+/// Encodes a sample.
 pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)], steps: &[StepTime]) -> v1::BeatSample {
     let beats = beats.iter().map(|(rank, beat)| v1::RankBeat {
         rank: rank.0,
@@ -72,7 +72,7 @@ pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)], steps: &[StepTime
     v1::BeatSample { attempt: attempt.0, beats: beats.collect(), steps: steps.collect() }
 }
 
-/// A sample that came.
+/// Decodes a sample.
 pub fn beats_in(sample: v1::BeatSample) -> (Attempt, Vec<(Rank, BeatView)>) {
     let beats = sample.beats.into_iter().map(|beat| {
         let view = BeatView {
@@ -93,7 +93,7 @@ pub fn beats_in(sample: v1::BeatSample) -> (Attempt, Vec<(Rank, BeatView)>) {
     (Attempt(sample.attempt), beats.collect())
 }
 
-/// What steps took, of a sample that came.
+/// Decodes the step times of a sample.
 pub fn steps_in(sample: &v1::BeatSample) -> Vec<StepTime> {
     let steps = sample.steps.iter().map(|step| StepTime {
         start: Mono(step.start_monotonic_ns),
@@ -103,16 +103,16 @@ pub fn steps_in(sample: &v1::BeatSample) -> Vec<StepTime> {
     steps.collect()
 }
 
-/// A verdict to be sent.
+/// Encodes a verdict.
 ///
 /// # Errors
-/// It has no form in JSON.
+/// It cannot be written as JSON.
 pub fn verdict_out(verdict: &Verdict) -> Result<v1::Proposal, WireError> {
     let text = serde_json::to_string(verdict).map_err(form("a verdict"))?;
     Ok(v1::Proposal { incident: verdict.incident.0, verdict: text, decision: String::new() })
 }
 
-/// A verdict that came.
+/// Decodes a verdict.
 ///
 /// # Errors
 /// It is not of this version.
@@ -120,15 +120,15 @@ pub fn verdict_in(proposal: &v1::Proposal) -> Result<Verdict, WireError> {
     Ok(messages::verdict(&proposal.verdict)?)
 }
 
-/// What surrounds a job's ranks, to be sent.
+/// Encodes the state of the host around a job's ranks.
 ///
 /// # Errors
-/// It has no form in JSON.
+/// It cannot be written as JSON.
 pub fn surroundings_out(known: &SlowdownHints) -> Result<v1::Surroundings, WireError> {
     Ok(v1::Surroundings { known: serde_json::to_string(known).map_err(form("what surrounds the ranks"))? })
 }
 
-/// What surrounds a job's ranks, that came.
+/// Decodes the state of the host around a job's ranks.
 ///
 /// # Errors
 /// It is not of this version.
@@ -136,27 +136,27 @@ pub fn rank_context_in(reported: &v1::Surroundings) -> Result<SlowdownHints, Wir
     Ok(messages::rank_context(&reported.known)?)
 }
 
-/// That the machine is to be left, to be sent.
+/// Encodes the request to leave the machine.
 pub fn leave_out(leave: &Leave) -> v1::Leave {
     v1::Leave { reason: leave.reason.clone(), by_unix_ns: leave.by.map_or(0, |by| by.0) }
 }
 
-/// That the machine is to be left, as it came.
+/// Decodes the request to leave the machine.
 pub fn leave_in(reported: v1::Leave) -> Leave {
     Leave { reason: reported.reason, by: (reported.by_unix_ns > 0).then_some(Wall(reported.by_unix_ns)) }
 }
 
-/// A ruling to be sent.
+/// Encodes a ruling.
 ///
 /// # Errors
-/// It has no form in JSON.
+/// It cannot be written as JSON.
 pub fn ruling_out(incident: Incident, host_evidence: &HostEvidence) -> Result<v1::Ruling, WireError> {
     let sick = host_evidence.sick.iter().map(serde_json::to_string);
     let records = host_evidence.failed_before.iter().map(serde_json::to_string);
     let seen = host_evidence.seen_before.as_ref().map(serde_json::to_string).transpose();
     Ok(v1::Ruling {
         incident: incident.0,
-        // An agent does not decide in the launcher's place.
+        // An agent does not decide for the launcher.
         decision: None,
         kernel_lines: host_evidence.kernel_lines.clone(),
         sick_components: sick.collect::<Result<_, _>>().map_err(form("a component"))?,
@@ -168,7 +168,7 @@ pub fn ruling_out(incident: Incident, host_evidence: &HostEvidence) -> Result<v1
     })
 }
 
-/// A ruling that came.
+/// Decodes a ruling.
 ///
 /// # Errors
 /// It is not of this version.
@@ -189,7 +189,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
             gpus: ruling.gpus.clone(),
             notices: ruling.notices.clone(),
             seen_before,
-            // The launcher knows them itself.
+            // The launcher has them itself.
             findings: Vec::new(),
         },
     })

@@ -1,5 +1,5 @@
-//! DCGM behind a pipe: each line on standard input is a request, each answer is one line of JSON. The library is loaded
-//! when the first request comes; the connection to the host engine is made anew after each failure.
+//! DCGM behind a pipe: each line on standard input is a request, each answer is one line of JSON. The first request loads
+//! the library. The connection to the host engine is created again after each failure.
 
 mod policy;
 
@@ -12,14 +12,14 @@ use mainstay_core::base::pci::PciAddress;
 use mainstay_core::hardware::dcgm::{DcgmHealth, DcgmReport, Incident};
 use policy::Policy;
 
-/// What is to be asked.
+/// The host engine to ask.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    /// The library; the usual one if none is named.
+    /// The library; none for the usual one.
     pub library: Option<OsString>,
-    /// The host engine, as `host:port`; none to run one of our own within the probe.
+    /// The host engine, as `host:port`; none to run one within the probe.
     pub address: Option<String>,
-    /// Whether policies are set where nobody has set any.
+    /// Whether to set policies if no one has set any.
     pub policies: bool,
 }
 
@@ -52,19 +52,19 @@ type Handle = usize;
 
 /// DCGM_GROUP_ALL_GPUS.
 const ALL_GPUS: usize = 0x7fff_ffff;
-/// All parts that it watches, but not those that only exist in later versions (DCGM_HEALTH_WATCH_ALL).
+/// All parts that it watches, without those that exist only in later versions (DCGM_HEALTH_WATCH_ALL).
 const ALL_SYSTEMS: c_uint = 0xffff_ffff;
-/// No list of what failed for which GPU is wanted.
+/// Requests no list of errors per GPU.
 const NO_STATUS: usize = 0;
 /// DCGM_FE_GPU.
 const OF_GPU: c_uint = 1;
-/// More GPUs than any version counts (DCGM_MAX_NUM_DEVICES is 32).
+/// More GPUs than any version supports (DCGM_MAX_NUM_DEVICES is 32).
 const MOST_GPUS: usize = 64;
-/// Watched so often, in microseconds, and kept for so many seconds: three minutes cover the slowest of its checks.
+/// Watch interval in microseconds, and how long values are kept in seconds: three minutes cover the slowest of its checks.
 const WATCH_EVERY: c_longlong = 10_000_000;
 const KEEP_FOR: c_double = 180.0;
 
-/// The layouts of DCGM's structs (dcgm_structs.h): each begins with its size and the number of its version.
+/// The version word of DCGM's structs (dcgm_structs.h): each starts with its size and the number of its version.
 fn version(size: usize, number: c_uint) -> c_uint {
     size as c_uint | number << 24
 }
@@ -107,7 +107,7 @@ struct RawIncident {
     entity: c_uint,
 }
 
-/// The head of a response; incidents follow, as many as its version has room for.
+/// The head of a response; as many incidents follow as its version has room for.
 #[repr(C)]
 struct ResponseHead {
     version: c_uint,
@@ -136,31 +136,31 @@ struct FieldValue {
     text: [u8; 4096],
 }
 
-/// DCGM_FI_DEV_PCI_BUSID, read of the driver and not from DCGM's memory (DCGM_FV_FLAG_LIVE_DATA).
+/// DCGM_FI_DEV_PCI_BUSID, read from the driver and not from DCGM's memory (DCGM_FV_FLAG_LIVE_DATA).
 const PCI_BUSID: c_ushort = 57;
 const LIVE: c_uint = 1;
 
-/// Responses by version: room for so many incidents.
+/// Versions of the response, with the number of incidents that each has room for.
 const RESPONSES: [(c_uint, usize); 2] = [(5, 1024), (4, 64)];
 
 struct Connection {
     library: Library,
     handle: Handle,
-    /// Which version of the response it speaks; the first that it takes.
+    /// The version of the response that it supports: the first that it accepts.
     response: Option<(c_uint, usize)>,
     first: bool,
-    /// Where its GPUs sit.
+    /// The bus addresses of its GPUs.
     addresses: BTreeMap<u32, PciAddress>,
 }
 
-/// Calls a function of the library and makes an error of its code.
+/// Calls a function of the library and turns its code into an error.
 macro_rules! call {
     ($library:expr, $name:literal, ($($type:ty),*), ($($argument:expr),*)) => {{
         type Function = unsafe extern "C" fn($($type),*) -> c_int;
         // SAFETY: the type is that of dcgm_agent.h for this name.
         let function: Result<Symbol<'_, Function>, _> = unsafe { $library.get($name.as_bytes()) };
         match function.map(|function| {
-            // SAFETY: versioned structs say their own size, and pointers are to values of ours that outlive the call.
+            // SAFETY: versioned structs contain their size, and pointers are to values of ours that outlive the call.
             unsafe { function($($argument),*) }
         }) {
             Ok(0) => Ok(()),
@@ -170,7 +170,7 @@ macro_rules! call {
     }};
 }
 
-/// An error in DCGM's words.
+/// DCGM's text for an error.
 fn said(library: &Library, code: c_int) -> String {
     // SAFETY: as above.
     let Ok(function) =
@@ -178,7 +178,7 @@ fn said(library: &Library, code: c_int) -> String {
     else {
         return format!("error {code}");
     };
-    // SAFETY: it returns text that is never freed, or nothing.
+    // SAFETY: it returns text that is never freed, or null.
     let text = unsafe { function(code) };
     if text.is_null() {
         return format!("error {code}");
@@ -200,7 +200,7 @@ impl Connection {
         let connection = Connection { library, handle, response: None, first: true, addresses };
         connection.watch().map_err(DcgmReport::Failed)?;
         if engine.policies {
-            // Boards of some kinds have no policies; then there is nothing to hear.
+            // Some kinds of boards have no policies; then there are no events.
             let _ = connection.set_policies();
         }
         connection.listen();
@@ -223,14 +223,14 @@ impl Connection {
         let gpus = self.gpus()?;
         let incidents = self.incidents()?;
         if gpus.iter().any(|gpu| !self.addresses.contains_key(gpu)) {
-            // A library that does not tell them is asked again next time; its GPUs have its own numbers meanwhile.
+            // If the library does not report them, it is asked again next time; until then its GPUs have its own numbers.
             self.addresses = self.addresses_of(&gpus).unwrap_or_default();
         }
         let (first, addresses) = (std::mem::replace(&mut self.first, false), self.addresses.clone());
         Ok(DcgmHealth { gpus, incidents, first, addresses, violations: policy::take() })
     }
 
-    /// Sets policies that only tell, unless somebody has set any: then they are left as they are.
+    /// Sets policies that only report, unless there are any: existing policies are kept.
     fn set_policies(&self) -> Result<(), String> {
         let gpus = self.gpus()?;
         let mut known: Vec<Policy> = gpus.iter().map(|_| Policy::none()).collect();
@@ -254,7 +254,7 @@ impl Connection {
         )
     }
 
-    /// Wants to hear of policies that are violated, whoever set them. Power at the cap is no violation to speak of.
+    /// Subscribes to violations of policies, also of those that others have set. Power at the cap is no violation worth reporting.
     fn listen(&self) {
         let received = call!(
             &self.library,
@@ -262,7 +262,7 @@ impl Connection {
             (Handle, usize, c_uint, policy::Callback, u64),
             (self.handle, ALL_GPUS, policy::CONDITIONS, policy::note, 0)
         );
-        // Boards of some kinds have no policies.
+        // Some kinds of boards have no policies.
         drop(received);
     }
 
@@ -278,7 +278,7 @@ impl Connection {
                 entity: *gpu,
                 field: PCI_BUSID,
                 kind: 0,
-                // Until it is written it is not told.
+                // Not reported unless the library overwrites it.
                 status: -1,
                 unused: 0,
                 at: 0,
@@ -330,7 +330,7 @@ impl Connection {
 
     fn incidents_of(&self, number: c_uint, room: usize) -> Result<Vec<Incident>, String> {
         let size = size_of::<ResponseHead>() + room * size_of::<RawIncident>();
-        // A megabyte: on the heap, of words so that it is aligned.
+        // A megabyte: on the heap, as words so that it is aligned.
         let mut memory = vec![0_u32; size.div_ceil(4)];
         memory[0] = version(size, number);
         call!(
@@ -346,7 +346,7 @@ impl Connection {
     }
 }
 
-/// An incident from its words: system, health, 1024 bytes of message, code, kind of entity, entity.
+/// Decodes an incident from its words: system, health, 1024 bytes of message, code, kind of entity, entity.
 fn incident(words: &[u32]) -> Incident {
     const MESSAGE: usize = 1024 / 4;
     let bytes: Vec<u8> = words[2..2 + MESSAGE].iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -368,7 +368,7 @@ fn load(named: Option<&OsStr>) -> Result<Library, String> {
     };
     let mut missing = String::new();
     for name in names {
-        // SAFETY: what a library does when it is loaded is its own affair; this process is there for it.
+        // SAFETY: the library runs its initialisers when it is loaded; this process exists for that.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
             Err(error) => missing = error.to_string(),
@@ -399,7 +399,7 @@ fn connect(library: &Library, address: &str) -> Result<Handle, String> {
 fn embed(library: &Library) -> Result<Handle, String> {
     let mut parameters = EmbeddedV1 {
         version: version(size_of::<EmbeddedV1>(), 1),
-        // It looks by itself, without being driven.
+        // It polls by itself.
         mode: 1,
         handle: 0,
         log_file: std::ptr::null(),

@@ -1,4 +1,4 @@
-//! One question to a file system that may never answer it.
+//! One request to a file system that may never answer.
 
 use std::fs::File;
 use std::io;
@@ -6,11 +6,10 @@ use std::path::Path;
 
 use nix::sys::statvfs::fstatvfs;
 
-/// Asks a file system for the agent: opens the mount's directory and has its room told. Blocks for as long as the file
-/// system does.
+/// Asks a file system for the agent: opens the mount's directory and requests its free space. Blocks until the file system answers.
 ///
 /// # Errors
-/// It answered with an error. That it lets us not in is an answer like any other.
+/// It answered with an error. Denied access counts as an answer.
 pub fn ask(point: &Path) -> io::Result<()> {
     match File::open(point).and_then(|directory| Ok(fstatvfs(&directory)?)) {
         Ok(_) => Ok(()),

@@ -1,7 +1,7 @@
-//! NVML behind a pipe: each line on standard input is a request, each line of the answer one of JSON.
+//! NVML behind a pipe: each line on standard input is a request, each line of the answer is JSON.
 //!
-//! A GPU that fails does not hide the others, and what one GPU does not offer is absent, not zero. Events of the
-//! driver are passed on as they come, between the answers.
+//! A GPU that fails does not hide the others, and a value that a GPU does not offer is absent, not zero. Events of the
+//! driver are passed on immediately, between the answers.
 
 mod address;
 mod calls;
@@ -30,7 +30,7 @@ const USUAL: &str = "libnvidia-ml.so.1";
 /// Answers requests until their sender is gone.
 ///
 /// # Errors
-/// The pipe broke, or a request is not understood.
+/// The pipe broke, or a request cannot be parsed.
 pub fn serve(
     library: Option<OsString>,
     requests: impl BufRead,
@@ -49,7 +49,7 @@ pub fn serve(
     Ok(())
 }
 
-/// The way back, for answers and events.
+/// The output, for answers and events.
 #[derive(Clone)]
 struct Lines(Arc<Mutex<Box<dyn Write + Send>>>);
 
@@ -57,14 +57,14 @@ impl Lines {
     fn write(&self, line: &ProbeLine) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
-        // Whoever panicked has written a line or none.
+        // A panicking thread has written a complete line or none.
         let mut pipe = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pipe.write_all(&text)?;
         pipe.flush()
     }
 }
 
-/// The library, begun. It stays so as long as this process.
+/// The initialised library. It stays so until this process ends.
 struct Library {
     nvml: Nvml,
     newer: calls::Newer,
@@ -94,9 +94,9 @@ impl Library {
 struct Probe {
     path: OsString,
     library: Option<Arc<Library>>,
-    /// By place in the driver's list: a lost GPU does not tell any more which one it is.
+    /// By index in the driver's list: a lost GPU no longer reports its identity.
     known: BTreeMap<u32, GpuIdentity>,
-    /// Where GPUs of these names sit, by the kernel's part of the driver.
+    /// The bus addresses of GPUs by name, from the kernel driver.
     places: BTreeMap<String, PciAddress>,
     lines: Lines,
 }
@@ -112,7 +112,7 @@ impl Probe {
         };
         let count = match calls::count(library.nvml()) {
             Ok(count) => count,
-            // It was ended behind our back: it is begun again, once.
+            // Other code has shut it down: initialise it again, once.
             Err(NvmlError::Uninitialized) if !is_new => {
                 self.library = None;
                 return self.sample(request);
@@ -122,7 +122,7 @@ impl Probe {
         self.lines.write(&ProbeLine::Counted(count))?;
         let read = self.read(&library, count, request)?;
         if is_new {
-            // Of those alone that answer: what hangs or is lost would hold up the others here.
+            // Only of GPUs that answer: one that hangs or is lost would block the others here.
             let place = |index: u32| Some((index, self.known.get(&index)?.address));
             let places: Vec<lost::Place> = read.into_iter().filter_map(place).collect();
             lost::watch(&library, &self.lines, places.clone());
@@ -131,8 +131,8 @@ impl Probe {
         Ok(ProbeAnswer::Gpus { driver: library.driver.clone(), gpus: Vec::new(), bound: Vec::new() })
     }
 
-    /// Reads one GPU after the other and tells of each at once: what hangs for one takes no other along. Returns the
-    /// places of those that are well enough to answer.
+    /// Reads one GPU after the other and reports each at once, so that a hang affects no earlier reading. Returns the
+    /// indexes of those that are able to answer.
     fn read(&mut self, library: &Library, count: u32, request: &ProbeRequest) -> io::Result<Vec<u32>> {
         let readable = |index: &u32| !request.skip.contains(index);
         let doubtful = |index: &u32| request.last.contains(index);
@@ -142,8 +142,8 @@ impl Probe {
         let mut answering = Vec::new();
         for index in order {
             self.lines.write(&ProbeLine::Reading(index))?;
-            // Each group of calls has the whole time, so that a slow driver is not one that hangs. Whether the pipe is
-            // broken shows at the next line.
+            // Each group of calls has the whole deadline, so that a slow driver does not count as hung. A broken pipe is
+            // detected at the next line.
             let alive = || drop(self.lines.write(&ProbeLine::Reading(index)));
             let wanted =
                 gpu::Wanted { details: request.details, peers: &peers, places: &self.places, alive: &alive };

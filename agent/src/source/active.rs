@@ -1,4 +1,4 @@
-//! Active probes, each in a child process that is left behind when it does not answer in time.
+//! Active probes. Each runs in a child process, which is abandoned if it does not answer in time.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,17 +16,17 @@ use super::asked::{Asked, Unanswered};
 /// How probes are started.
 #[derive(Clone, Debug)]
 pub struct ActivePlan {
-    /// The program that has the probes in it: our own.
+    /// The program that contains the probes: our own.
     pub program: PathBuf,
     /// How long each may take.
     pub deadline: Duration,
-    /// What they do, and what is slow.
+    /// What the probes do, and the limits for slow results.
     pub limits: DeepLimits,
-    /// CUDA's library; the usual one if none is named.
+    /// CUDA's library; none for the usual one.
     pub cuda: Option<PathBuf>,
 }
 
-/// What is tried because someone asked for it.
+/// Active probes that a user requested.
 #[derive(Clone, Debug)]
 pub struct Deep {
     /// How each probe is started.
@@ -35,32 +35,32 @@ pub struct Deep {
     pub probes: bool,
     /// Directories to write to and read back.
     pub paths: Vec<PathBuf>,
-    /// Hosts that echo, to measure the way to them.
+    /// Hosts with an echo service, to measure the path to them.
     pub peers: Vec<String>,
     /// Whether every GPU must be free.
     pub exclusive: bool,
     /// Whether GPUs that are in use are probed too.
     pub force: bool,
-    /// GPU memory in use from which a GPU that nobody works on is not free.
+    /// GPU memory in use from which an idle GPU does not count as free.
     pub memory_held: Bytes,
 }
 
-/// The GPUs of the host, as far as they can be told.
+/// The GPUs of the host, as far as known.
 #[derive(Clone, Debug)]
 pub enum Gpus {
     /// There are none.
     None,
     /// They have not answered in time.
     Silent,
-    /// They cannot be told; why.
+    /// They are unknown; with the reason.
     Unknown(String),
     /// They were read.
     Read(Vec<GpuReading>),
 }
 
 impl Deep {
-    /// Tries all that is of these groups, one after the other: at once they would measure each other. `gpus` is asked for
-    /// when they are needed. Ends early where `report` says that nobody listens any more.
+    /// Runs all probes of these groups, one after the other: in parallel they would measure each other. `gpus` is called
+    /// when they are needed. Ends early if `report` returns false because no one receives the results.
     pub fn run(&self, groups: &[Group], gpus: impl FnOnce() -> Gpus, mut report: impl FnMut(Check) -> bool) {
         let wanted = |group: &Group| groups.contains(group);
         if self.probes && self.paths.is_empty() && wanted(&Group::Storage) {
@@ -151,7 +151,7 @@ fn span(duration: Duration) -> Span {
     Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Probes, and judges what came of it. Returns within the deadline.
+/// Runs a probe and judges the result. Returns within the deadline.
 pub fn probe(plan: &ActivePlan, probe: &Probe) -> Check {
     let began = Instant::now();
     let deadline = span(plan.deadline);
@@ -171,7 +171,7 @@ fn ask(plan: &ActivePlan, probe: &Probe) -> Result<Probed, Unanswered> {
     if let Some(cuda) = &plan.cuda {
         command.arg("--cuda").arg(cuda);
     }
-    // By their place on the bus, whatever the job's environment hides.
+    // By their order on the bus, even if the job's environment hides some.
     command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID").env_remove("CUDA_VISIBLE_DEVICES");
     let answer = Asked::default().ask(command, plan.deadline)?;
     serde_json::from_slice(&answer).map_err(broken)

@@ -1,4 +1,4 @@
-//! What a rank's processes do, from `/proc`: read only while nothing moves in a job.
+//! What a rank's processes do, from `/proc`. It is read only while a job makes no progress.
 
 use std::fs;
 use std::path::Path;
@@ -10,14 +10,14 @@ use mainstay_core::hang::{Probe, ProcessState};
 use crate::os::{clock, processes};
 use crate::source::trainer;
 
-/// What the kernel tells of a rank's process and its descendants; none if the process is gone or not to be read. The state is
-/// that of the process that trains, which is known by the file into which it writes `stacks`.
+/// What the kernel reports about a rank's process and its descendants; none if the process is gone or cannot be read. The
+/// state is that of the process that trains, which is identified by the file into which it writes `stacks`.
 pub fn probe(rank: Pid, stacks: Option<&Path>) -> Option<Probe> {
     stat(rank)?;
     let mut family = processes::descendants(rank);
     let trainer = trainer::among(rank, &family, stacks);
     let state = match stat(trainer)?.state {
-        // FUSE has its callers wait in a sleep that a signal may end.
+        // FUSE makes its callers wait in an interruptible sleep.
         ProcessState::Normal if waits_for_file_system(trainer) => ProcessState::Uninterruptible,
         state => state,
     };
@@ -28,7 +28,7 @@ pub fn probe(rank: Pid, stacks: Option<&Path>) -> Option<Probe> {
         let directory = format!("/proc/{}", process.0);
         let directory = Path::new(&directory);
         probe.cpu = probe.cpu.plus(clock::cpu_of(process).unwrap_or_default());
-        // Not to be read without the right to trace: CPU time and faults are enough to go by.
+        // Unreadable without the right to trace; CPU time and faults are enough.
         probe.bytes = probe.bytes.saturating_add(transferred(directory).unwrap_or(0));
         probe.holds_device |= holds_device(directory);
         if let Some(stat) = stat(process) {
@@ -39,25 +39,24 @@ pub fn probe(rank: Pid, stacks: Option<&Path>) -> Option<Probe> {
     Some(probe)
 }
 
-/// Whether the kernel has the process wait for a file system of the network or of FUSE.
+/// Whether the process waits in the kernel for a network file system or FUSE.
 fn waits_for_file_system(process: Pid) -> bool {
     fs::read_to_string(format!("/proc/{}/wchan", process.0))
         .is_ok_and(|channel| wait_channel::is_of_network_file_system(&channel))
 }
 
-/// Bytes that the network of the process's namespace and the host's RDMA devices carried so far; zero where that is not to be
-/// read.
+/// Bytes that the network of the process's namespace and the host's RDMA devices have carried; zero if they cannot be read.
 pub fn network(process: Pid) -> u64 {
     interfaces(process).saturating_add(rdma(Path::new("/sys/class/infiniband")))
 }
 
-/// Bytes that the ports of all RDMA devices carried: what goes past the kernel does not show on any interface.
+/// Bytes that the ports of all RDMA devices have carried: no interface counts traffic that bypasses the kernel.
 fn rdma(devices: &Path) -> u64 {
     let ports =
         |device: fs::DirEntry| fs::read_dir(device.path().join("ports")).into_iter().flatten().flatten();
     let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
     let of_port = |port: fs::DirEntry| {
-        // InfiniBand and RoCE count in words of four bytes; EFA in bytes, among its own counters.
+        // InfiniBand and RoCE count words of four bytes. EFA counts bytes, among its own counters.
         let words = ["port_rcv_data", "port_xmit_data"];
         let bytes = ["rx_bytes", "tx_bytes"];
         let words = words.iter().filter_map(|name| number(&port.path().join("counters").join(name)));
@@ -70,7 +69,7 @@ fn rdma(devices: &Path) -> u64 {
 
 fn interfaces(process: Pid) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/net/dev", process.0)).unwrap_or_default();
-    // A line of an interface: its name, eight counters of what came in, eight of what went out; bytes are the first of each.
+    // A line of an interface: its name, eight counters for received data, eight for sent data. Bytes are the first of each.
     let of_line = |line: &str| {
         let counters: Vec<&str> = line.split_once(':')?.1.split_whitespace().collect();
         let number = |index: usize| counters.get(index)?.parse::<u64>().ok();
@@ -79,7 +78,7 @@ fn interfaces(process: Pid) -> u64 {
     text.lines().filter_map(of_line).fold(0, u64::saturating_add)
 }
 
-/// Whether the process has an accelerator open; also where that cannot be read.
+/// Whether the process has an accelerator open; also true if that cannot be read.
 fn holds_device(process: &Path) -> bool {
     const DEVICES: [&str; 7] =
         ["/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev/dri", "/dev/neuron", "/dev/hl"];
@@ -96,7 +95,7 @@ struct Stat {
 
 fn stat(process: Pid) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{}/stat", process.0)).ok()?;
-    // The command's name stands in brackets and may itself hold brackets and blanks.
+    // The command's name is in brackets and may itself contain brackets and blanks.
     let (_, rest) = text.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let state = match *fields.first()? {

@@ -1,5 +1,5 @@
-//! A child process that is asked line by line, with a deadline, and left behind when it hangs: while one that was killed is
-//! not gone, no other is started beside it.
+//! A child process that answers requests line by line, with a deadline. It is abandoned when it hangs: no other one is
+//! started until the killed one is gone.
 
 use std::io::{self, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -14,7 +14,7 @@ const LONGEST_ANSWER: usize = 16 << 20;
 #[derive(Debug, Default)]
 pub struct Asked {
     running: Option<Running>,
-    /// One that did not answer and is not gone yet.
+    /// A child that did not answer and is not gone yet.
     abandoned: Option<Child>,
 }
 
@@ -37,15 +37,15 @@ pub enum Unanswered {
 }
 
 impl Asked {
-    /// Whether a child is running already.
+    /// Whether a child is running.
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// Asks for one line; starts `command` first if no child runs. Returns within the deadline.
+    /// Sends a request for one line; first starts `command` if no child runs. Returns within the deadline.
     ///
     /// # Errors
-    /// There was no answer; the child is then killed, and left behind if it does not go.
+    /// There was no answer. The child is then killed, and abandoned if it does not end.
     pub fn ask(&mut self, mut command: Command, deadline: Duration) -> Result<Vec<u8>, Unanswered> {
         if let Some(child) = &mut self.abandoned {
             if matches!(child.try_wait(), Ok(None)) {
@@ -63,7 +63,7 @@ impl Asked {
         if answer.is_ok() {
             self.running = Some(running);
         } else {
-            // It may be past killing; it is looked after when it is asked again.
+            // It may not die; the next request checks again.
             let _ = running.child.kill();
             self.abandoned = Some(running.child);
         }
@@ -73,7 +73,7 @@ impl Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        // Its standard input ends with us, and so does it; one that hangs is not waited for.
+        // The child ends when we close its standard input. Do not wait for one that hangs.
         if let Some(running) = &mut self.running {
             let _ = running.child.kill();
             let _ = running.child.wait();

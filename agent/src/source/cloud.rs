@@ -1,7 +1,7 @@
-//! What the cloud announces for this machine, by its metadata server.
+//! The cloud's announcements for this machine, from its metadata server.
 //!
-//! Which cloud it is, the firmware says (DMI, in sysfs): on other machines nothing is asked, and no name is ever
-//! resolved. Each key of the server is followed by a task of its own; together they are what was last told.
+//! The firmware (DMI, in sysfs) shows which cloud it is: other machines send no request, and no name is ever resolved. A
+//! separate task follows each key of the server; together they hold the last announcements.
 
 mod amazon;
 mod azure;
@@ -16,10 +16,10 @@ use mainstay_core::host::cloud::{CloudSample, Notice};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-/// What the firmware of every machine of Azure has as its chassis' asset tag; other machines on Hyper-V have another.
+/// The asset tag of the chassis in the firmware of every Azure machine; other machines on Hyper-V have another one.
 const AZURE_ASSET_TAG: &str = "7783-7084-3265-9085-8269-3286-77";
 
-/// A cloud whose metadata server can be asked.
+/// A cloud with a metadata server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     /// Google Compute Engine.
@@ -31,7 +31,7 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// Whose machine this is by its firmware; none if it is of none of these clouds.
+    /// The cloud of this machine, from its firmware; none if it is none of these clouds.
     pub fn by_firmware(sys: &Path) -> Option<Provider> {
         let dmi =
             |name: &str| std::fs::read_to_string(sys.join("class/dmi/id").join(name)).unwrap_or_default();
@@ -53,30 +53,30 @@ impl Provider {
     }
 }
 
-/// The address that clouds have agreed on; it needs no name server.
+/// The address that all clouds use; it needs no name server.
 pub const USUAL_ADDRESS: &str = "169.254.169.254:80";
 
-/// How long the first look waits for all keys to answer.
+/// How long the first sample waits for all keys to answer.
 const FIRST_WAIT: Duration = Duration::from_secs(3);
 
-/// Answers of keys that may wait to be taken.
+/// Answers of keys that may wait to be read.
 const QUEUE: usize = 16;
 
 /// The announcements of the cloud.
 #[derive(Debug)]
 pub struct CloudSource {
     provider: Provider,
-    /// Where the keys are followed, all the time; it ends with this.
+    /// Runs the tasks that follow the keys; dropping it ends them.
     runtime: Runtime,
     news: mpsc::Receiver<News>,
-    /// What each key last told.
+    /// The last answer of each key.
     keys: BTreeMap<&'static str, Result<Vec<Notice>, String>>,
     /// How many keys there are.
     expected: usize,
     looked: bool,
 }
 
-/// What a key tells from now on.
+/// The new answer of a key.
 #[derive(Debug)]
 struct News {
     key: &'static str,
@@ -84,7 +84,7 @@ struct News {
 }
 
 impl CloudSource {
-    /// Follows the metadata server at `address`, as `host:port`, from now on.
+    /// Starts to follow the metadata server at `address`, as `host:port`.
     ///
     /// # Errors
     /// The kernel gives no threads or descriptors.
@@ -103,7 +103,7 @@ impl CloudSource {
         Ok(CloudSource { provider, runtime, news, keys: BTreeMap::new(), expected, looked: false })
     }
 
-    /// All that is announced as far as the server has told. Waits for it the first time only, and not for long.
+    /// All announcements received so far. Only the first call waits for the server, and for a limited time.
     pub fn sample(&mut self) -> CloudSample {
         if !std::mem::replace(&mut self.looked, true) {
             let all = async {
@@ -112,7 +112,7 @@ impl CloudSource {
                     self.keys.insert(news.key, news.reported);
                 }
             };
-            // Keys that have not answered by then are told of as such.
+            // Keys that have not answered by then are reported as such.
             let _ = self.runtime.block_on(async { tokio::time::timeout(FIRST_WAIT, all).await });
         }
         while let Ok(news) = self.news.try_recv() {
@@ -131,7 +131,7 @@ impl CloudSource {
             }
         }
         let notices = match failed {
-            // What one key announces is not hidden because another cannot be read.
+            // An unreadable key does not hide what another key announces.
             Some(why) if notices.is_empty() => Err(why),
             _ => Ok(notices),
         };

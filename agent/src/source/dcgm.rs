@@ -1,4 +1,4 @@
-//! DCGM: its health checks by way of a probe in a child process, and dcgm-exporter's page.
+//! DCGM: its health checks through a probe in a child process, and dcgm-exporter's page.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -14,15 +14,15 @@ use super::device::has_nvidia_device;
 /// How the probe is started.
 #[derive(Clone, Debug)]
 pub struct DcgmPlan {
-    /// The program that has the probe in it: our own.
+    /// The program that contains the probe: our own.
     pub program: PathBuf,
-    /// The library; the usual one if none is named.
+    /// The library; none for the usual one.
     pub library: Option<PathBuf>,
     /// The host engine; none to run one within the probe.
     pub address: Option<String>,
-    /// The operator said that it runs here: it is asked also where no GPU is to be seen.
+    /// The operator configured that it runs here: it is asked even if no GPU is visible.
     pub expected: bool,
-    /// Whether policies are set where nobody has set any.
+    /// Whether to set policies if no one has set any.
     pub policies: bool,
     /// Where sysfs is.
     pub sys: PathBuf,
@@ -35,11 +35,11 @@ pub struct DcgmPlan {
 pub struct DcgmSource {
     plan: DcgmPlan,
     asked: Asked,
-    /// Looks that are left out: where there was none, there will hardly be one in the next minute.
+    /// Samples to skip: a host engine rarely appears within a minute.
     rest: u32,
 }
 
-/// Looks that are left out after one that found nothing, where nobody said that there is something.
+/// How many samples are skipped after one that found nothing, unless the operator expects it.
 const REST: u32 = 20;
 
 impl DcgmSource {
@@ -48,7 +48,7 @@ impl DcgmSource {
         DcgmSource { plan, asked: Asked::default(), rest: 0 }
     }
 
-    /// Asks once. Returns within the deadline.
+    /// Takes one sample. Returns within the deadline.
     pub fn sample(&mut self) -> DcgmReport {
         let nothing = || DcgmReport::Absent("there is no sign of it".to_owned());
         let sought = self.plan.expected || self.plan.library.is_some();
@@ -66,7 +66,7 @@ impl DcgmSource {
             Err(Unanswered::Broken(why)) => DcgmReport::Failed(why),
         };
         if matches!(report, DcgmReport::Absent(_)) && !self.plan.expected {
-            // Nothing of it stays behind meanwhile.
+            // Meanwhile no probe runs.
             self.asked = Asked::default();
             self.rest = REST;
         }
@@ -89,10 +89,10 @@ impl DcgmSource {
     }
 }
 
-/// The largest page; that of 16 GPUs with all metrics has some 300 KiB.
+/// The largest page; that of 16 GPUs with all metrics has about 300 KiB.
 const LARGEST_PAGE: u64 = 16 << 20;
 
-/// Reads an exporter's page at `http://host:port/path` by HTTP 1.0, which needs no more than this.
+/// Reads an exporter's page at `http://host:port/path` with HTTP 1.0, which is enough for it.
 pub fn scrape(url: &str, deadline: Duration) -> ExporterReport {
     match fetch(url, deadline) {
         Ok(page) => ExporterReport::Page(page),
@@ -113,7 +113,7 @@ fn fetch(url: &str, deadline: Duration) -> Result<String, String> {
     stream.write_all(request.as_bytes()).map_err(text)?;
     let (mut answer, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
     loop {
-        // The deadline is for the whole page: one that comes byte by byte counts as none.
+        // The deadline covers the whole page: a server that sends it byte by byte fails too.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         stream.set_read_timeout(Some(left)).map_err(text)?;
         match stream.read(&mut buffer).map_err(text)? {

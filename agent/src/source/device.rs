@@ -1,9 +1,9 @@
-//! GPUs, by way of a probe in a child process that can be abandoned.
+//! GPUs, read by a probe in a child process that can be abandoned.
 //!
-//! The probe is asked with a deadline for each GPU. A GPU for which a call does not return is left out and tried again
-//! from time to time, after the others, so that these are read meanwhile. A probe that does not answer is killed; while it is not gone (a
-//! process inside a driver that hangs survives even SIGKILL) no other is started, and the driver counts as silent
-//! since the first call that did not return. Between two samples the probe passes on what the driver tells unasked.
+//! The probe has a deadline for each GPU. A GPU for which a call does not return is left out and retried from time to time,
+//! after the others, so that these are read meanwhile. A probe that does not answer is killed. Until it is gone (a process
+//! inside a driver that hangs survives even SIGKILL) no other one is started, and the driver counts as silent since the
+//! first call that did not return. Between two samples the probe passes on the driver's events.
 
 mod found;
 mod hung;
@@ -30,19 +30,19 @@ use found::{held, is_library_on_path};
 use hung::Hung;
 use pipe::{Broken, Probe, timespec};
 
-/// How often a probe is begun anew while a GPU is in trouble or missing: a library that was begun before a GPU was
-/// reset, or came back, does not see it as it is.
+/// How often the probe is restarted while a GPU is in trouble or missing: a library that was loaded before a GPU was reset
+/// or came back has stale data about it.
 const RENEW_EVERY: Span = Span::seconds(60);
 
-/// How long a probe that was killed may take to be gone.
+/// How long a killed probe may take to exit.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 
 /// How the probe is started.
 #[derive(Clone, Debug)]
 pub struct ProbePlan {
-    /// The program that has the probe in it: our own.
+    /// The program that contains the probe: our own.
     pub program: PathBuf,
-    /// The library to load; the usual one if none is named.
+    /// The library to load; none for the usual one.
     pub library: Option<PathBuf>,
     /// Where sysfs is.
     pub sys: PathBuf,
@@ -50,9 +50,9 @@ pub struct ProbePlan {
     pub proc: PathBuf,
     /// How long the driver may take for one GPU.
     pub deadline: Duration,
-    /// Time from one reading of what is read seldom to the next.
+    /// Time between two readings of details.
     pub details_every: Span,
-    /// Who sits where in the driver's list, as it was known before.
+    /// The identities at each index of the driver's list, as known before.
     pub known: Vec<(u32, GpuIdentity)>,
 }
 
@@ -61,39 +61,39 @@ pub struct ProbePlan {
 pub struct DeviceSource {
     plan: ProbePlan,
     probe: Option<Probe>,
-    /// One that did not answer and is not gone yet.
+    /// A probe that did not answer and is not gone yet.
     abandoned: Option<Child>,
     silent: Option<(Mono, Option<u32>)>,
     known: BTreeMap<u32, GpuIdentity>,
-    /// The most GPUs that were counted.
+    /// The largest number of GPUs that was counted.
     most: usize,
-    /// GPUs that were counted last.
+    /// The number of GPUs at the last count.
     counted: usize,
     details_at: Option<Mono>,
-    /// How often the probe did not survive to read what is read seldom.
+    /// How often the probe died while it read the details.
     fatal_details: u32,
-    /// Whether a GPU was in trouble since the probe was begun.
+    /// Whether a GPU was in trouble since the probe started.
     was_ill: bool,
     events: Vec<GpuEvent>,
-    /// GPUs for which a call has not returned, or has ended the probe, by their place in the driver's list.
+    /// GPUs for which a call has not returned, or has ended the probe, by index in the driver's list.
     hung: BTreeMap<u32, Hung>,
-    /// The driver's version, as it was last told.
+    /// The driver's version, as last reported.
     driver: Option<String>,
 }
 
-/// What a wait came to.
+/// The result of a wait.
 #[derive(Debug, PartialEq)]
 pub enum Waited {
     /// The time is over.
     Over,
-    /// The descriptor to watch is readable, or its other end gone.
+    /// The watched descriptor is readable, or its other end is closed.
     Stopped,
-    /// The driver told something.
+    /// Events of the driver.
     Reported(Vec<GpuEvent>),
 }
 
 impl DeviceSource {
-    /// A source that has not asked yet.
+    /// A source that has taken no sample yet.
     pub fn new(plan: ProbePlan) -> DeviceSource {
         let known = plan.known.iter().cloned().collect();
         DeviceSource {
@@ -113,7 +113,7 @@ impl DeviceSource {
         }
     }
 
-    /// Asks once, at `now`. Returns within the deadline for each GPU.
+    /// Takes one sample, at `now`. Returns within the deadline for each GPU.
     pub fn sample(&mut self, now: Mono) -> DeviceReport {
         let unseen =
             self.plan.library.is_none() && self.probe.is_none() && !has_nvidia_device(&self.plan.sys);
@@ -140,7 +140,7 @@ impl DeviceSource {
         let places = if details { self.places() } else { Vec::new() };
         match asked {
             Ok(probe) => match self.ask(probe, &ProbeRequest { details, known, places, skip, last }, now) {
-                // A library that has nothing to manage says that there is nothing.
+                // A library without devices reports that there are none.
                 DeviceReport::Answered(ProbeAnswer::Trouble { .. }) if unseen && self.most == 0 => {
                     DeviceReport::NoGpus
                 }
@@ -150,7 +150,7 @@ impl DeviceSource {
         }
     }
 
-    /// Lets go of all GPUs: the probe has them open. Whether that is so; the next sample begins anew.
+    /// Releases all GPUs, which the probe has open. Returns whether that succeeded; the next sample starts a new probe.
     pub fn let_go(&mut self) -> bool {
         if let Some(probe) = self.probe.take() {
             self.put_away(probe);
@@ -165,7 +165,7 @@ impl DeviceSource {
         }
     }
 
-    /// What the probe does not survive is asked for ever more seldom: each time nothing is known of any GPU.
+    /// Details that crash the probe are read less and less often: each crash loses the reading of all GPUs.
     fn details_every(&self) -> Span {
         match self.fatal_details {
             0 => self.plan.details_every,
@@ -173,12 +173,12 @@ impl DeviceSource {
         }
     }
 
-    /// What the driver told unasked during samples.
+    /// The driver's events during samples.
     pub fn take_events(&mut self) -> Vec<GpuEvent> {
         std::mem::take(&mut self.events)
     }
 
-    /// Waits until the driver tells something, `stop` is readable, or so long.
+    /// Waits until the driver sends an event, `stop` is readable, or `longest` is over.
     pub fn wait(&mut self, stop: BorrowedFd<'_>, longest: Duration) -> Waited {
         let until = Instant::now() + longest;
         loop {
@@ -193,7 +193,7 @@ impl DeviceSource {
                 Ok(_) if !watched[0].revents().is_empty() => return Waited::Stopped,
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
-                // The next sample tells what is wrong.
+                // The next sample reports what is wrong.
                 Err(_) => return Waited::Over,
             }
             if let Some(mut probe) = self.probe.take() {
@@ -202,15 +202,15 @@ impl DeviceSource {
                         self.take_lines(lines);
                         self.probe = Some(probe);
                     }
-                    // It ended: the next sample begins another one.
+                    // The probe ended: the next sample starts another one.
                     Err(_) => self.put_away(probe),
                 }
             }
         }
     }
 
-    /// GPUs for which calls have hung: those that are tried again now, and those that are left out. Where calls hang
-    /// for all of them it is the driver that hangs, and all are tried.
+    /// GPUs for which calls have hung: those that are retried now, and those that are left out. If calls hang for all of
+    /// them, the driver hangs, and all are retried.
     fn doubtful(&mut self, now: Mono) -> (Vec<u32>, Vec<u32>) {
         if self.hung.len() >= self.counted {
             self.hung.clear();
@@ -235,7 +235,7 @@ impl DeviceSource {
             match probe.wait(until) {
                 Ok(true) => {}
                 Ok(false) => {
-                    // It may be past killing; it is looked after at the next samples.
+                    // It may not die; the next samples check again.
                     let mut child = probe.into_child();
                     let _ = child.kill();
                     if !ended(&mut child, GONE_WITHIN) {
@@ -252,7 +252,7 @@ impl DeviceSource {
             };
             for line in lines {
                 match line {
-                    // Each GPU has its own time.
+                    // Each GPU has a separate deadline.
                     ProbeLine::Reading(index) => {
                         reading = Some(index);
                         until = Instant::now() + self.plan.deadline;
@@ -262,7 +262,7 @@ impl DeviceSource {
                     ProbeLine::Gpu(gpu) => {
                         self.hung.remove(&gpu.index);
                         gpus.push(*gpu);
-                        // What goes wrong now, goes wrong with none of them.
+                        // A failure from here on is not the failure of a GPU.
                         reading = None;
                     }
                     ProbeLine::Answer(answer) => {
@@ -283,8 +283,7 @@ impl DeviceSource {
         self.of_the_others(gpus).unwrap_or(DeviceReport::Broken(broken))
     }
 
-    /// The probe ended by itself: a library that crashes for one GPU, or at a question that is asked seldom, is to hide no
-    /// more than that.
+    /// The probe ended by itself. A library that crashes for one GPU, or when details are read, must not hide any other reading.
     fn crashed(&mut self, now: Mono, reading: Option<u32>, details: bool) {
         let Some(index) = reading else { return };
         if details {
@@ -295,7 +294,7 @@ impl DeviceSource {
         }
     }
 
-    /// A call for the GPU at `reading` has not returned. What was read of the others before stands, if they are all.
+    /// A call for the GPU at `reading` has not returned. The readings of the others are kept, if they are complete.
     fn hangs(&mut self, now: Mono, reading: Option<u32>, gpus: Vec<GpuReading>) -> DeviceReport {
         let Some(index) = reading else { return self.is_silent(now, None) };
         let since = self.silent.map_or(now, |(since, _)| since);
@@ -310,7 +309,7 @@ impl DeviceSource {
         }
     }
 
-    /// What was read before the probe hung or crashed, if that is all but the GPUs for which it does.
+    /// The readings from before the probe hung or crashed, if only GPUs are missing for which it does.
     fn of_the_others(&mut self, gpus: Vec<GpuReading>) -> Option<DeviceReport> {
         let all = gpus.len() + self.hung.len() >= self.counted;
         if gpus.is_empty() || !all {
@@ -320,7 +319,7 @@ impl DeviceSource {
         Some(DeviceReport::Answered(self.whole(answer, gpus)))
     }
 
-    /// The answer with what was read of each GPU, and what is known of those that were left out.
+    /// The answer with the readings of each GPU, and the state of those that were left out.
     fn whole(&mut self, answer: ProbeAnswer, mut gpus: Vec<GpuReading>) -> ProbeAnswer {
         let ProbeAnswer::Gpus { driver, .. } = answer else { return answer };
         self.driver.clone_from(&driver);
@@ -342,22 +341,22 @@ impl DeviceSource {
         held(&self.plan.proc).into_iter().map(|(address, _)| address).collect()
     }
 
-    /// Where GPUs sit by their names.
+    /// The bus addresses of the GPUs, by name.
     fn places(&self) -> Vec<(String, PciAddress)> {
         held(&self.plan.proc).into_iter().filter_map(|(address, name)| Some((name?, address))).collect()
     }
 
-    /// Keeps the probe for the next sample, unless it should begin anew.
+    /// Keeps the probe for the next sample, unless it needs a restart.
     fn keep(&mut self, probe: Probe, answer: &ProbeAnswer, now: Mono) {
         let ProbeAnswer::Gpus { gpus, .. } = answer else {
-            // A library that failed as a whole begins anew each time.
+            // A library that failed as a whole starts again each time.
             return self.put_away(probe);
         };
         self.known.extend(gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.identity.clone()?))));
         let fewer = gpus.len() < self.most;
         self.most = self.most.max(gpus.len());
         let ill = fewer || gpus.iter().any(|gpu| gpu.trouble.is_some());
-        // Of a GPU that was in trouble when the probe began, and is not any more, no events would come.
+        // The probe gets no events of a GPU that was in trouble when the probe started and has recovered.
         let is_well_again = !ill && std::mem::replace(&mut self.was_ill, ill);
         self.was_ill |= ill;
         if is_well_again || (ill && now.since(probe.started) >= RENEW_EVERY) {
@@ -375,7 +374,7 @@ impl DeviceSource {
         }));
     }
 
-    /// Ends a probe; one that is not gone soon is looked after at the next samples.
+    /// Ends a probe. If it does not exit soon, the next samples check again.
     fn put_away(&mut self, probe: Probe) {
         let mut child = probe.into_child();
         let _ = child.kill();
@@ -392,18 +391,18 @@ impl DeviceSource {
 
 impl Drop for DeviceSource {
     fn drop(&mut self) {
-        // Its standard input ends with us, and so does it; one that hangs is not waited for.
+        // The probe ends when we close its standard input. Do not wait for one that hangs.
         if let Some(probe) = self.probe.take() {
             self.put_away(probe);
         }
     }
 }
 
-/// Whether a child that was killed is gone, and reaped, within so long.
+/// Whether a killed child is gone and reaped within `within`.
 fn ended(child: &mut Child, within: Duration) -> bool {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(Ok(handle)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
-        // Interrupted or not: what counts is whether it is gone.
+        // Also after an interrupt: only whether it is gone counts.
         let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timespec(within)));
     }
     !matches!(child.try_wait(), Ok(None))

@@ -1,5 +1,5 @@
-//! `TORCHELASTIC_ERROR_FILE`: what torch's `@record` writes of an uncaught exception. It has no better time than
-//! whole seconds and is missing after a signal; it serves where the heartbeat client is not used.
+//! `TORCHELASTIC_ERROR_FILE`: what torch's `@record` writes about an uncaught exception. Its time has a resolution of one
+//! second, and a signal leaves no file. It is used for ranks without the heartbeat client.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,7 +11,7 @@ use mainstay_core::model::entry::Note;
 /// No error file is as long as this.
 const LONGEST: u64 = 1 << 20;
 
-/// Reads the file, if there is one and it holds what torch writes. `at` stands in for the time.
+/// Reads the file, if it exists and has torch's format. `at` is used as the time.
 pub fn read(path: &Path, at: Mono) -> Option<Note> {
     let mut text = String::new();
     std::fs::File::open(path).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;

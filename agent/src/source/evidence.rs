@@ -1,5 +1,5 @@
-//! What the ranks of a job are at, written down before they are stopped or when somebody asks: stacks, threads, what
-//! the kernel has them wait in. In a thread of its own, and with a deadline: what does not answer in time is left out.
+//! What the ranks of a job are doing, recorded before they are stopped or on request: stacks, threads, and what they wait
+//! for in the kernel. It runs in a separate thread with a deadline; what does not answer in time is left out.
 
 mod collectives;
 mod native;
@@ -20,55 +20,55 @@ use python::Stack;
 
 use crate::source::trainer;
 
-/// A rank to be looked at.
+/// A rank to collect evidence from.
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// Which rank.
     pub rank: Rank,
-    /// Its process: what was started as the rank.
+    /// The process that was started as the rank.
     pub pid: Pid,
-    /// Where its client writes stacks when asked to, if it does.
+    /// The file into which its client writes stacks on request, if it does.
     pub stacks: Option<PathBuf>,
     /// The last step that it completed.
     pub step: Option<u64>,
     /// Its open sections, outermost first.
     pub sections: Vec<String>,
-    /// Its last steps, the newest last: number and what each took in nanoseconds.
+    /// Its last steps, the newest last: number and duration in nanoseconds.
     pub last_steps: Vec<(u64, u64)>,
 }
 
-/// Which frames of a stack are wanted.
+/// Which frames of a stack to collect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frames {
-    /// Python's, for which nobody is held up.
+    /// Python's frames; no process is paused.
     Python,
-    /// Those of native code too, where py-spy is installed: it holds each process for a fraction of a second.
+    /// Frames of native code too, if py-spy is installed: it pauses each process for a fraction of a second.
     Native,
 }
 
-/// What was found.
+/// The collected evidence.
 #[derive(Clone, Debug, Default)]
 pub struct Taken {
-    /// The ranks by where they stand, the fewest first.
+    /// The ranks grouped by place in the code, the smallest group first.
     pub groups: Vec<PlaceGroup>,
-    /// Whom the ranks wait for, by NCCL's RAS service and by PyTorch's flight recorders.
+    /// Which ranks the others wait for, from NCCL's RAS service and PyTorch's flight recorders.
     pub waits: Vec<Waits>,
     /// Other findings, one sentence each.
     pub findings: Vec<String>,
-    /// Everything, for the file.
+    /// All evidence, for the file.
     pub whole: Value,
 }
 
 impl Subject {
-    /// The same, of the process that trains.
+    /// The same subject, with the process that trains.
     fn training(&self) -> Subject {
         Subject { pid: trainer::of(self.pid, self.stacks.as_deref()), ..self.clone() }
     }
 }
 
-/// Takes the evidence. Returns by `deadline`, unless the kernel holds up a read of `/proc`.
+/// Collects the evidence. Returns by `deadline`, unless the kernel blocks a read of `/proc`.
 pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Taken {
-    // What was started as a rank may only wait for the process that matters.
+    // The process that was started as a rank may only wait for the one that trains.
     let training: Vec<Subject> = subjects.iter().map(Subject::training).collect();
     let ras = collectives::ask_ras(&training, deadline);
     let recorder = collectives::ask_flight_recorders(&training);
@@ -106,8 +106,8 @@ pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Taken {
     Taken { groups, waits, findings, whole }
 }
 
-/// How far ranks are in their collectives by NCCL's RAS service, asked for in a thread of its own: its counts in writing, and
-/// whom the ranks wait for. None where it does not tell.
+/// Asks NCCL's RAS service, in a separate thread, how far ranks are in their collectives: its counts as text, and which
+/// ranks the others wait for. None if there is no answer.
 pub fn ask_nccl(ranks: Vec<(Rank, Pid)>, within: Duration) -> mpsc::Receiver<Option<(String, Waits)>> {
     let (sender, answer) = mpsc::channel();
     let subject = |(rank, pid)| Subject {
@@ -120,7 +120,7 @@ pub fn ask_nccl(ranks: Vec<(Rank, Pid)>, within: Duration) -> mpsc::Receiver<Opt
     };
     let ask = move || {
         let subjects: Vec<Subject> = ranks.into_iter().map(subject).collect();
-        // The attempt may be over meanwhile, and nobody listens.
+        // The attempt may be over meanwhile, and the receiver gone.
         let _ = sender.send(collectives::ask_counts(&subjects, Instant::now() + within));
     };
     if let Err(error) = std::thread::Builder::new().name("nccl-counts".to_owned()).spawn(ask) {
@@ -129,10 +129,10 @@ pub fn ask_nccl(ranks: Vec<(Rank, Pid)>, within: Duration) -> mpsc::Receiver<Opt
     answer
 }
 
-/// Writes it beside the logs of the attempt, whole or not at all.
+/// Writes the evidence next to the logs of the attempt, atomically.
 ///
 /// # Errors
-/// Path and what the kernel says.
+/// The path and the error of the kernel.
 pub fn write(taken: &Taken, file: &Path) -> Result<(), String> {
     let text = serde_json::to_string_pretty(&taken.whole).map_err(|error| error.to_string())?;
     let aside = file.with_extension("new");
@@ -140,7 +140,7 @@ pub fn write(taken: &Taken, file: &Path) -> Result<(), String> {
     written.map_err(|error| format!("writing {}: {error}", file.display()))
 }
 
-/// How long is left.
+/// The remaining time.
 fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }

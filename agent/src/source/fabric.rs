@@ -1,8 +1,7 @@
-//! The network that training runs over, read from sysfs: ports of RDMA devices, and the interfaces that matter. Judges
-//! nothing.
+//! The network that training uses, read from sysfs: ports of RDMA devices, and the interfaces that matter. It judges nothing.
 //!
-//! Ports that a management function keeps for itself are never read: each of their counters costs a failing command
-//! of the firmware and a line in the kernel log. The device's own product data tell which these are.
+//! Ports that a management function reserves are never read: each of their counters costs a failing firmware command and a
+//! line in the kernel log. The device's product data show which ports these are.
 
 mod device;
 mod interface;
@@ -22,21 +21,21 @@ use device::Device;
 pub struct FabricSource {
     sys: PathBuf,
     exclude: Vec<String>,
-    /// Interfaces that the operator expects, beside those of RDMA devices.
+    /// Interfaces that the operator expects, in addition to those of RDMA devices.
     interfaces: Vec<String>,
     host: Option<String>,
     devices: BTreeMap<String, Device>,
 }
 
 impl FabricSource {
-    /// A source over the sysfs at `sys`, which leaves out what `exclude` names and reads `interfaces` in any case.
+    /// A source over the sysfs at `sys` that leaves out the names in `exclude` and always reads `interfaces`.
     pub fn new(sys: PathBuf, exclude: Vec<String>, interfaces: Vec<String>) -> FabricSource {
         let host = host_identity(&sys);
         FabricSource { sys, exclude, interfaces, host, devices: BTreeMap::new() }
     }
 
-    /// Reads everything once, and what is in the PCI slots at `places`. It reads files, some of which ask a card's
-    /// firmware: call it where blocking is allowed.
+    /// Reads everything once, and the PCI slots at `places`. Some of the files query a card's firmware: call it where
+    /// blocking is allowed.
     pub fn sample(&mut self, places: &[String]) -> FabricSample {
         let mut sample = FabricSample { host: self.host.clone(), ..FabricSample::default() };
         let listed = match list(&self.sys.join("class/infiniband")) {
@@ -75,7 +74,7 @@ impl FabricSource {
         sample
     }
 
-    /// What is known of a device; it is looked at anew when other hardware is behind the name.
+    /// The data of a device; it is read again when the name belongs to other hardware.
     fn device(&mut self, name: &str) -> &mut Device {
         let path = self.sys.join("class/infiniband").join(name);
         let serial = device::serial(&path);
@@ -86,7 +85,7 @@ impl FabricSource {
         self.devices.entry(name.to_owned()).or_insert_with(|| Device::open(sys, name, serial))
     }
 
-    /// Ports and interfaces that are named one by one.
+    /// Removes excluded ports and interfaces.
     fn leave_out(&self, sample: &mut FabricSample) {
         let named = |link: &LinkReading| self.exclude.iter().any(|pattern| names(pattern, &link.name));
         let left_out = sample.links.extract_if(.., |link| named(link));
@@ -97,21 +96,21 @@ impl FabricSource {
 }
 
 /// Whether there are NVSwitches that are not on the PCI bus themselves (HGX B200 and later): the fabric manager reaches
-/// them by a network card of its own.
+/// them through a separate network card.
 pub(super) fn has_switches_behind_a_card(sys: &Path) -> bool {
     let class = sys.join("class/infiniband");
     let devices = list(&class).unwrap_or_default();
     devices.iter().any(|name| device::belongs_to_fabric_manager(&class.join(name)))
 }
 
-/// Which machine this is: what an image of its disk on another machine does not bring along.
+/// The identity of this machine: it differs if a disk image is moved to another machine.
 fn host_identity(sys: &Path) -> Option<String> {
     let text = read(&sys.join("class/dmi/id/product_uuid")).ok()?;
     let blank = text.chars().all(|letter| matches!(letter, '0' | 'f' | 'F' | '-'));
     (!blank).then_some(text)
 }
 
-/// The driver of what sits at a PCI address; none if nothing does.
+/// The driver of the function at a PCI address; none if the slot is empty.
 fn slot(sys: &Path, place: &str) -> Option<(String, Option<String>)> {
     let path = sys.join("bus/pci/devices").join(place);
     path.exists().then(|| {
@@ -121,7 +120,7 @@ fn slot(sys: &Path, place: &str) -> Option<(String, Option<String>)> {
     })
 }
 
-/// The entries of a directory, in their order.
+/// The entries of a directory, sorted.
 fn list(path: &Path) -> std::io::Result<Vec<String>> {
     let mut entries: Vec<String> =
         std::fs::read_dir(path)?.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -129,7 +128,7 @@ fn list(path: &Path) -> std::io::Result<Vec<String>> {
     Ok(entries)
 }
 
-/// A small file without the blanks around it.
+/// The content of a small file, trimmed.
 fn read(path: &Path) -> std::io::Result<String> {
     Ok(std::fs::read_to_string(path)?.trim().to_owned())
 }

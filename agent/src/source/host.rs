@@ -1,8 +1,7 @@
-//! The host itself: CPU, memory, pressure, disks, OOM kills. Reads procfs, sysfs and statvfs into a sample for
-//! the judge in the core; judges nothing.
+//! The host itself: CPU, memory, pressure, disks, OOM kills. Reads procfs, sysfs and statvfs into a sample, which the core judges.
 //!
-//! A sample costs a dozen small files. It does not walk over processes, and it never waits for a file system
-//! that hangs: those are asked on threads of their own (`disks`).
+//! A sample costs a dozen small files. It does not walk over processes, and never waits for a file system that hangs: those
+//! are asked on separate threads (`disks`).
 
 mod cgroup;
 mod disks;
@@ -23,8 +22,8 @@ pub use system::{SystemPlan, SystemSource};
 
 use disks::DiskProbes;
 
-/// Where the kernel's files are. Others than the defaults are for tests and for agents in containers that have
-/// the host's trees mounted elsewhere.
+/// Where the kernel's files are. Other values than the defaults are for tests, and for agents in containers that have the
+/// host's trees mounted elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
     /// Instead of `/proc`.
@@ -42,7 +41,7 @@ impl Default for Roots {
 }
 
 /// How long [`HostSource::sample`] waits for file systems, and once more for each that newly hangs. They answer in
-/// microseconds from memory; one that has not by then is given until the next sample.
+/// microseconds from memory. One that has not answered by then has time until the next sample.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Reads the host.
@@ -54,29 +53,29 @@ pub struct HostSource {
 }
 
 impl HostSource {
-    /// A source that looks at the file systems of `paths`.
+    /// A source that reads the file systems of `paths`.
     pub fn new(roots: Roots, paths: Vec<PathBuf>) -> HostSource {
         HostSource::asking(roots, paths, Box::new(ask_statvfs))
     }
 
-    /// A source that asks file systems in a way of its own.
+    /// A source with a custom function to ask file systems.
     pub fn asking(roots: Roots, paths: Vec<PathBuf>, ask: Box<Ask>) -> HostSource {
         HostSource { roots, disks: DiskProbes::new(paths, ask), processes: Vec::new() }
     }
 
-    /// Looks at the file systems of these paths from now on (as jobs with their checkpoints come and go). A path
-    /// that does not exist yet stands for the directory in which it would.
+    /// Sets the paths whose file systems are read from now on (as jobs with their checkpoints come and go). A path that
+    /// does not exist yet represents the nearest existing directory above it.
     pub fn watch_paths(&mut self, paths: Vec<PathBuf>) {
         self.disks.watch(paths);
     }
 
-    /// Looks at the memory limits of these processes' control groups from now on, beside our own.
+    /// Sets the processes whose control groups' memory limits are read from now on, in addition to our own.
     pub fn watch_processes(&mut self, processes: Vec<Pid>) {
         self.processes = processes;
     }
 
-    /// Reads everything once. Returns within a millisecond, or 200 later for each file system
-    /// that stopped answering since the last sample. It reads files: call it where blocking is allowed.
+    /// Reads everything once. Returns within a millisecond, plus 200 for each file system that stopped answering since the
+    /// last sample. It reads files: call it where blocking is allowed.
     pub fn sample(&mut self, now: Mono) -> HostSample {
         let Roots { proc, sys, fstab } = &self.roots;
         let memory = proc::memory(proc);
@@ -95,7 +94,7 @@ impl HostSource {
     }
 }
 
-/// How many processes the kernel has killed for lack of memory since it began; none where it does not tell.
+/// How many processes the kernel has killed for lack of memory since boot; none if it does not report it.
 pub(super) fn oom_kills(proc: &Path) -> Option<u64> {
     match proc::oom_kills(proc) {
         mainstay_core::host::os::Reading::Value(count) => Some(count),
@@ -103,19 +102,19 @@ pub(super) fn oom_kills(proc: &Path) -> Option<u64> {
     }
 }
 
-/// The directory of our own control group of version 2, where memory is counted by that version.
+/// The directory of our own control group of version 2, if that version counts memory.
 pub(super) fn own_group(proc: &Path, sys: &Path) -> Option<PathBuf> {
     cgroup::unified_group(proc, sys)
 }
 
-/// How many processes of this control group and those below it the kernel has killed for lack of memory (`oom_kill` of
-/// `memory.events`); none where it does not count.
+/// How many processes of this control group and its descendants the kernel has killed for lack of memory (`oom_kill` of
+/// `memory.events`); none if it does not count.
 pub(super) fn oom_kills_of_group(dir: &Path) -> Option<u64> {
     cgroup::kills(dir)
 }
 
-/// The paths that every host is asked for: the system, run-time files, shared memory (DataLoader workers and
-/// NCCL live there), and what the agent and its user name.
+/// The paths that are checked on every host: the system, run-time files, shared memory (used by DataLoader workers and
+/// NCCL), and the paths that the agent and its user name.
 pub fn standard_paths(named: &[&Path]) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = ["/", "/run", "/dev/shm"].into_iter().map(PathBuf::from).collect();
     for path in named {

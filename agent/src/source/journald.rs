@@ -1,8 +1,8 @@
-//! The kernel's lines in systemd's journal, followed by `journalctl` in a child process: where `/dev/kmsg` is kept from
-//! us, as in containers.
+//! The kernel's lines in systemd's journal, followed by `journalctl` in a child process, for agents that cannot open
+//! `/dev/kmsg`, as in containers.
 //!
-//! `journalctl` is silent when there is no journal or when we may not read it, just as when the kernel says nothing.
-//! So it is begun with the entry that was read last, not behind it: a journal that gives it is one that can be read.
+//! `journalctl` is silent if there is no journal or if we may not read it, just as without kernel messages. So it starts at
+//! the entry that was read last, not after it: a journal that returns this entry is readable.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;
@@ -21,22 +21,22 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::kmsg::Batch;
 use crate::os::spawn::spawn_bound;
 
-/// What `kernel_log.path` and the cursor call it.
+/// The name of this source in `kernel_log.path` and in the cursor.
 pub const JOURNALD: &str = "journald";
 
-/// The program, as it is found on the path.
+/// The program, found on the path.
 pub const JOURNALCTL: &str = "journalctl";
 
-/// Reads of one batch: enough to keep up, few enough that what was found is told soon.
+/// Reads of one batch: enough to keep up, few enough to report facts soon.
 const READS: usize = 64;
 
 /// Bytes of one read.
 const BUFFER: usize = 64 * 1024;
 
-/// A line that is longer is no entry of the kernel, even with its message as a list of bytes.
+/// A longer line is no entry of the kernel, even with its message as a list of bytes.
 const LONGEST_LINE: usize = 256 * 1024;
 
-/// How much is kept of what it complains of.
+/// Bytes of error output that are kept.
 const COMPLAINT: usize = 300;
 
 /// The journal cannot be read.
@@ -45,10 +45,10 @@ pub enum JournaldError {
     /// The program does not run.
     #[error("starting journalctl: {0}")]
     Start(io::Error),
-    /// What it writes cannot be read.
+    /// Its output cannot be read.
     #[error("reading from journalctl: {0}")]
     Read(io::Error),
-    /// It is over, though it was to follow the journal.
+    /// It ended, although it should follow the journal.
     #[error("journalctl ended: {0}")]
     Ended(String),
 }
@@ -61,18 +61,18 @@ pub struct Journald {
     complaints: ChildStderr,
     complaint: Vec<u8>,
     cursor: LogCursor,
-    /// Positions up to here were judged before the restart, though the cursor stands before them.
+    /// Positions up to here were judged before the restart, although the cursor is before them.
     judged: u64,
-    /// It gave an entry of this boot's kernel.
+    /// It returned an entry of this boot's kernel.
     proven: bool,
     reader: LogReader,
     buffer: Vec<u8>,
-    /// The beginning of a line whose end has not come yet.
+    /// The start of an incomplete line.
     unfinished: Vec<u8>,
 }
 
 impl Journald {
-    /// Starts `program` (`journalctl`), to be read on from `cursor` if that is of this journal and of this boot. It is
+    /// Starts `program` (`journalctl`) and reads on from `cursor` if that is from this journal and boot. The program is
     /// killed when this is dropped, and when the calling thread ends.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Journald {
         let cursor =
             known.unwrap_or_else(|| LogCursor { boot, log: JOURNALD.to_owned(), next: 0, journal: None });
         let mut command = Command::new(program);
-        // Without --no-tail only the last ten lines would come.
+        // Without --no-tail it returns only the last ten lines.
         command.args(["-k", "-b", "-o", "json", "-f", "--no-tail"]);
         if let Some(last) = &cursor.journal {
             command.arg(format!("--cursor={last}"));
@@ -113,17 +113,17 @@ impl Journald {
         Ok(journald)
     }
 
-    /// Sets other limits on storms than the default ones.
+    /// Replaces the default limits for log storms.
     pub fn limit(&mut self, limits: LogLimits) {
         self.reader = LogReader::new(limits);
     }
 
-    /// How far it was read.
+    /// The position up to which it was read.
     pub fn cursor(&self) -> &LogCursor {
         &self.cursor
     }
 
-    /// Why it is not known whether the journal can be read: none once it gave an entry of this boot's kernel.
+    /// Why it is unknown whether the journal can be read; none once it returned an entry of this boot's kernel.
     pub fn doubt(&self) -> Option<String> {
         if self.proven {
             return None;
@@ -137,16 +137,16 @@ impl Journald {
         ))
     }
 
-    /// Reads what there is, up to a batch. Does not wait.
+    /// Reads the available lines, up to a batch. Does not wait.
     ///
     /// # Errors
-    /// It ended, or cannot be read; it is to be started again after a while.
+    /// It ended or cannot be read; start it again after a while.
     pub fn read(&mut self, now: Mono) -> Result<Batch, JournaldError> {
         let mut batch = Batch::default();
         self.listen_to_complaints();
         for _ in 0..READS {
             match self.entries.read(&mut self.buffer) {
-                // What it said last is told before its end is.
+                // Report its last lines before its end.
                 Ok(0) if !batch.facts.is_empty() => return Ok(batch),
                 Ok(0) => return Err(self.ended()),
                 Ok(length) => self.lines(now, length, &mut batch),
@@ -162,7 +162,7 @@ impl Journald {
         Ok(batch)
     }
 
-    /// Waits until there may be more, until `stop` ends or until `longest` has passed.
+    /// Waits until there may be more, `stop` ends or `longest` is over.
     ///
     /// # Errors
     /// It cannot be waited for.
@@ -204,10 +204,10 @@ impl Journald {
             return None;
         }
         self.proven = true;
-        // As its fact will be timed: not after now.
+        // With the time of its fact: not after now.
         let position = entry.at.map(|at| journal_position(at.min(now)));
         if self.cursor.journal.is_some() && self.cursor.journal == entry.cursor {
-            // Read before. Lines of its own microsecond may follow it; only what the journal told to be later was.
+            // Read before. More lines of the same microsecond may follow, so only later ones are new.
             if position.is_some_and(|position| self.judged <= position) {
                 self.judged = 0;
             }
@@ -224,7 +224,7 @@ impl Journald {
 
     fn listen_to_complaints(&mut self) {
         let mut buffer = [0; 1024];
-        // What is beyond is read too, so that it never waits for us; an error is as silence.
+        // Read all of it, so that it never blocks on us; an error counts as silence.
         while let Ok(length @ 1..) = self.complaints.read(&mut buffer) {
             let room = COMPLAINT.saturating_sub(self.complaint.len());
             self.complaint.extend_from_slice(&buffer[..length.min(room)]);
@@ -238,7 +238,7 @@ impl Journald {
     }
 
     fn ended(&mut self) -> JournaldError {
-        // It has closed its end: it is over, or is to be.
+        // It has closed its end: it has ended, or is about to.
         let status = match self.child.try_wait() {
             Ok(None) => {
                 let _ = self.child.kill();

@@ -1,4 +1,4 @@
-//! Where the kernel's lines come from: its own log, or systemd's journal where that is kept from us.
+//! The source of the kernel's lines: its log, or systemd's journal if we cannot open the log.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -13,7 +13,7 @@ use mainstay_core::model::kernel::LogCursor;
 use super::journald::{JOURNALD, Journald, JournaldError};
 use super::kmsg::{Batch, KernelLog, LogError};
 
-/// Neither can be read.
+/// No source can be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The log.
@@ -25,28 +25,29 @@ pub enum SourceError {
     /// The log, and then the journal.
     #[error("{log}; nor is the journal read: {journal}")]
     Both {
-        /// Why not the log.
+        /// The error of the log.
         log: String,
-        /// Why not the journal.
+        /// The error of the journal.
         journal: JournaldError,
     },
 }
 
-/// What is read.
+/// The source in use.
 #[derive(Debug)]
 pub enum Source {
-    /// The kernel's log, or a file or pipe in its place.
+    /// The kernel's log, or a file or pipe instead of it.
     Log(KernelLog),
-    /// The journal, and why the log is not.
+    /// The journal, and why the log is not used.
     Journald(Journald, Option<String>),
 }
 
 impl Source {
-    /// Opens the log at `path`, to be read on from `cursor`. `journald` is the journal; it also stands in for a
-    /// kernel's log (a path that ends in `kmsg`) that is not there or may not be opened. `journalctl` is its program.
+    /// Opens the log at `path` and reads on from `cursor`. The path `journald` selects the journal. The journal also
+    /// replaces a kernel's log (a path that ends in `kmsg`) that does not exist or may not be opened. `journalctl` is its
+    /// program.
     ///
     /// # Errors
-    /// Neither can be read; it is to be tried again after a while.
+    /// No source can be read; try again after a while.
     pub fn open(
         path: &Path,
         journalctl: &Path,
@@ -60,7 +61,7 @@ impl Source {
             Ok(log) => return Ok(Source::Log(log)),
             Err(error) => error,
         };
-        // A file that a person named is that file or none.
+        // A file that the user named is never replaced.
         if !error.is_kept_from_us() || !path.ends_with("kmsg") {
             return Err(error.into());
         }
@@ -70,7 +71,7 @@ impl Source {
         }
     }
 
-    /// The source with other limits on storms than the default ones.
+    /// The source with other than the default limits for log storms.
     pub fn limited(self, limits: LogLimits) -> Source {
         match self {
             Source::Log(log) => Source::Log(log.limited(limits)),
@@ -81,7 +82,7 @@ impl Source {
         }
     }
 
-    /// Whether it is read; none while that is not known.
+    /// Whether it can be read; none while that is unknown.
     pub fn state(&self) -> Option<LogState> {
         match self {
             Source::Log(_) => Some(LogState::Reading),
@@ -93,7 +94,7 @@ impl Source {
         }
     }
 
-    /// What is to be said when it is still not known whether it is read.
+    /// What to report if it is still unknown whether it can be read.
     pub fn doubt(&self) -> Option<LogState> {
         let Source::Journald(journald, why) = self else { return None };
         let doubt = journald.doubt()?;
@@ -101,7 +102,7 @@ impl Source {
         Some(LogState::Unreadable(format!("{why}{doubt}")))
     }
 
-    /// How far it was read.
+    /// The position up to which it was read.
     pub fn cursor(&self) -> &LogCursor {
         match self {
             Source::Log(log) => log.cursor(),
@@ -109,10 +110,10 @@ impl Source {
         }
     }
 
-    /// Reads what there is, up to a batch. Does not wait.
+    /// Reads the available lines, up to a batch. Does not wait.
     ///
     /// # Errors
-    /// It cannot be read (any more); it is to be opened again after a while.
+    /// It cannot be read, or no longer; open it again after a while.
     pub fn read(&mut self, now: Mono) -> Result<Batch, SourceError> {
         match self {
             Source::Log(log) => Ok(log.read(now)?),
@@ -123,7 +124,7 @@ impl Source {
         }
     }
 
-    /// Waits until there may be more, until `stop` ends or until `longest` has passed.
+    /// Waits until there may be more, `stop` ends or `longest` is over.
     ///
     /// # Errors
     /// It cannot be waited for.

@@ -1,9 +1,9 @@
-//! The kernel log: `/dev/kmsg`, or a file or pipe in its place. Lines become facts; how far it was read is said with
-//! them, so that nothing is judged twice.
+//! The kernel log: `/dev/kmsg`, or a file or pipe instead of it. Lines become facts, together with the position up to which
+//! the log was read, so that nothing is judged twice.
 //!
-//! `/dev/kmsg` gives one record for each read, from the oldest that the kernel still has, and numbers them: what was
-//! read before is skipped, what was overwritten is counted. A file is read on from where it was left, by bytes, and
-//! from its beginning when it is another one. A pipe cannot be read again.
+//! `/dev/kmsg` returns one record for each read, starting with the oldest that the kernel still has, and numbers them:
+//! records that were read before are skipped, overwritten ones are counted. A file is read on from its last offset, or from
+//! its start if it is another file. A pipe cannot be read again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -21,16 +21,16 @@ use mainstay_core::model::kernel::LogCursor;
 use nix::libc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Reads of one batch: enough to keep up, few enough that what was found is told soon.
+/// Reads of one batch: enough to keep up, few enough to report facts soon.
 const READS: usize = 512;
 
 /// Longer than any record of the kernel.
 const BUFFER: usize = 64 * 1024;
 
-/// A line that is longer has no end.
+/// A longer line is dropped.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// How often a plain file is looked at: the kernel does not say when it has grown.
+/// How often a plain file is read: the kernel does not report when it grows.
 const FILE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The log cannot be read.
@@ -44,20 +44,20 @@ pub struct LogError {
 }
 
 impl LogError {
-    /// Whether it is not there or may not be opened, as in a container.
+    /// Whether it does not exist or may not be opened, as in a container.
     pub fn is_kept_from_us(&self) -> bool {
         matches!(self.source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
     }
 }
 
-/// What was read at once.
+/// The result of one read.
 #[derive(Debug, Default)]
 pub struct Batch {
     /// The facts, with their times.
     pub facts: Vec<(Mono, Fact)>,
-    /// How many lines there were.
+    /// The number of lines.
     pub lines: u64,
-    /// Whether there is more to read already.
+    /// Whether more is available already.
     pub more: bool,
 }
 
@@ -65,9 +65,9 @@ pub struct Batch {
 enum Form {
     /// One record for each read.
     Records,
-    /// Lines that come once.
+    /// Lines that can be read once.
     Pipe,
-    /// Lines at places that stay.
+    /// Lines at constant offsets.
     File { device: u64, inode: u64 },
 }
 
@@ -80,12 +80,12 @@ pub struct KernelLog {
     cursor: LogCursor,
     reader: LogReader,
     buffer: Vec<u8>,
-    /// The beginning of a line whose end has not come yet.
+    /// The start of an incomplete line.
     unfinished: Vec<u8>,
 }
 
 impl KernelLog {
-    /// Opens the log, to be read on from `cursor` if that is of this log (and of this boot, for the kernel's own).
+    /// Opens the log and reads on from `cursor` if that is from this log (and from this boot, for the kernel's own).
     ///
     /// # Errors
     /// It cannot be opened.
@@ -97,7 +97,7 @@ impl KernelLog {
             source,
         };
         let is_pipe = fs::metadata(path).map_err(fail)?.file_type().is_fifo();
-        // A pipe that is open for writing too never ends when its writers go.
+        // A pipe that is also open for writing never ends when its writers close it.
         let file = OpenOptions::new()
             .read(true)
             .write(is_pipe)
@@ -136,25 +136,25 @@ impl KernelLog {
         })
     }
 
-    /// The log with other limits on storms than the default ones.
+    /// The log with other than the default limits for log storms.
     pub fn limited(self, limits: LogLimits) -> KernelLog {
         KernelLog { reader: LogReader::new(limits), ..self }
     }
 
-    /// How far it was read.
+    /// The position up to which it was read.
     pub fn cursor(&self) -> &LogCursor {
         &self.cursor
     }
 
-    /// Reads what there is, up to a batch. Does not wait.
+    /// Reads the available lines, up to a batch. Does not wait.
     ///
     /// # Errors
-    /// It cannot be read (any more); it is to be opened again after a while.
+    /// It cannot be read, or no longer; open it again after a while.
     pub fn read(&mut self, now: Mono) -> Result<Batch, LogError> {
         let mut batch = Batch::default();
         for _ in 0..READS {
             match self.file.read(&mut self.buffer) {
-                // Only files end; a device that does is no kernel log, and would be asked again without end.
+                // Only files end. A device that ends is no kernel log, and would be read in an endless loop.
                 Ok(0) if !matches!(self.form, Form::File { .. }) => {
                     return Err(self.failed(ErrorKind::UnexpectedEof.into()));
                 }
@@ -170,7 +170,7 @@ impl KernelLog {
                         return Ok(batch);
                     }
                     Some(libc::EINTR) => {}
-                    // The kernel overwrote the record that came next; the one after it tells how many.
+                    // The kernel overwrote the next record; the one after it shows how many.
                     Some(libc::EPIPE) if matches!(self.form, Form::Records) => {}
                     _ => return Err(self.failed(error)),
                 },
@@ -180,7 +180,7 @@ impl KernelLog {
         Ok(batch)
     }
 
-    /// Waits until there may be more, until `stop` ends or until `longest` has passed.
+    /// Waits until there may be more, `stop` ends or `longest` is over.
     ///
     /// # Errors
     /// The log cannot be waited for.
@@ -224,7 +224,7 @@ impl KernelLog {
         if sequence < self.cursor.next {
             return;
         }
-        // Before the first record of a boot that we read, nothing is missing.
+        // Before the first record that we read of a boot, nothing is missing.
         if self.cursor.next > 0 && sequence > self.cursor.next {
             let records = Some(sequence - self.cursor.next);
             facts.push((now, Fact::KernelLogGap { records }));
@@ -249,7 +249,7 @@ impl KernelLog {
         }
         self.unfinished.extend_from_slice(rest);
         if self.unfinished.len() > LONGEST_LINE {
-            // Counted as read, so that the place in the file stays right.
+            // Counted as read, so that the offset in the file stays right.
             self.cursor.next = self.cursor.next.saturating_add(self.unfinished.len() as u64);
             self.unfinished.clear();
         }
@@ -260,7 +260,7 @@ impl KernelLog {
         facts.extend(self.reader.line(now, &String::from_utf8_lossy(line), self.cursor.next));
     }
 
-    /// A file that was moved away, or cut, goes on in the one that is there now.
+    /// Continues in the new file at the path if the old one was moved away or truncated.
     fn follow_renamed(&mut self) -> Result<(), LogError> {
         let Form::File { device, inode } = self.form else { return Ok(()) };
         // While it is being replaced there may be none.
@@ -287,7 +287,7 @@ fn form_of(metadata: &fs::Metadata) -> Form {
     }
 }
 
-/// What a person can do about it.
+/// What a user can do about it.
 fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::PermissionDenied => {

@@ -1,8 +1,8 @@
-//! NCCL's RAS service, which every process that uses NCCL 2.24 or later has: what it tells of the whole job.
+//! NCCL's RAS service, which every process with NCCL 2.24 or later has: its report about the whole job.
 //!
-//! All processes of a user on a host listen on the same port, and the kernel chooses which of them answers. A process
-//! that is stopped still gets connections and never answers them: so a question that is not answered is asked again,
-//! over a new connection. Each question walks through all processes of the job: it is asked seldom.
+//! All processes of a user on a host listen on the same port, and the kernel chooses which of them answers. A stopped
+//! process still gets connections and never answers, so an unanswered request is repeated over a new connection. Each
+//! request goes through all processes of the job, so requests are rare.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How often it is tried to reach a process that answers.
+/// How many connections are tried to reach a process that answers.
 const TRIES: u32 = 3;
 
-/// Longer than the report of any job: JSON has some 600 bytes for a rank of a communicator.
+/// Longer than the report of any job: JSON has about 600 bytes for each rank of a communicator.
 const LONGEST: u64 = 256 << 20;
 
-/// A line that answers a command is short.
+/// The answer to a command is a short line.
 const LONGEST_LINE: u64 = 4096;
 
-/// How long NCCL itself may collect, for a question with this deadline: it takes up to twice as long as it is told.
+/// How long NCCL itself may collect for a request with this deadline: it takes up to twice the time that is set.
 fn own_limit(deadline: Duration) -> u64 {
     (deadline.as_secs() / 3).max(1)
 }
@@ -31,28 +31,28 @@ pub enum RasError {
     /// Nothing listens there.
     #[error("nothing listens at {0}")]
     Refused(String),
-    /// No answer in time, of none that was asked.
+    /// No answer in time on any connection.
     #[error("no answer within {0:?}; a process that is stopped, or NCCL waits for one")]
     Silent(Duration),
     /// The connection broke.
     #[error("{0}")]
     Connection(#[from] std::io::Error),
-    /// What answers is not NCCL, or its report is not understood.
+    /// The service is not NCCL, or its report cannot be parsed.
     #[error("{0}")]
     Improper(String),
 }
 
-/// Asks for a report at `address`, as `host:port`; returns within the deadline.
+/// Requests a report from `address`, as `host:port`; returns within the deadline.
 ///
 /// # Errors
-/// There is none: why.
+/// There is no report; with the reason.
 pub async fn ask(address: &str, deadline: Duration) -> Result<RasReport, RasError> {
     let each = deadline / TRIES;
     let mut last = RasError::Silent(deadline);
     for _ in 0..TRIES {
         match timeout(each, talk(address, each)).await {
             Ok(Ok(report)) => return Ok(report),
-            // Who is there and no NCCL will not become one.
+            // Nothing listens, or the service is not NCCL: another connection does not change that.
             Ok(Err(error @ (RasError::Refused(_) | RasError::Improper(_)))) => return Err(error),
             Ok(Err(error)) => last = error,
             Err(_) => last = RasError::Silent(deadline),
@@ -68,7 +68,7 @@ pub fn ask_blocking(address: &str, deadline: Duration) -> Asked {
         Err(error) => return Asked::Failed(format!("it cannot be asked: {error}")),
     };
     let answer = runtime.block_on(ask(address, deadline));
-    // A resolver that hangs is not waited for.
+    // Do not wait for a resolver that hangs.
     runtime.shutdown_background();
     match answer {
         Ok(report) => Asked::Reported(report),
@@ -88,7 +88,7 @@ async fn talk(address: &str, deadline: Duration) -> Result<RasReport, RasError> 
         return Err(RasError::Improper(format!("what answers is not NCCL: {:?}", shortened(&protocol))));
     }
     command(&mut connection, &format!("TIMEOUT {}", own_limit(deadline))).await?;
-    // Before 2.28.7 it knows no formats and says so.
+    // Before 2.28.7 it has no formats and reports that.
     let json = command(&mut connection, "SET FORMAT json").await? == "OK";
     connection.write_all(b"VERBOSE STATUS\n").await?;
     let mut text = Vec::new();
@@ -96,7 +96,7 @@ async fn talk(address: &str, deadline: Duration) -> Result<RasReport, RasError> 
     read(&text, json)
 }
 
-/// Says one line and returns the line that answers it.
+/// Sends one line and returns the line that answers it.
 async fn command(connection: &mut BufReader<TcpStream>, line: &str) -> Result<String, RasError> {
     connection.write_all(format!("{line}\n").as_bytes()).await?;
     let mut answer = Vec::new();
@@ -107,10 +107,10 @@ async fn command(connection: &mut BufReader<TcpStream>, line: &str) -> Result<St
     Ok(String::from_utf8_lossy(&answer).trim_end().to_owned())
 }
 
-/// Reads a report in either form.
+/// Parses a report in either form.
 ///
 /// # Errors
-/// It is none, or not a whole one.
+/// It is no report, or not a complete one.
 pub fn read(text: &[u8], json: bool) -> Result<RasReport, RasError> {
     let improper = |error: String| RasError::Improper(format!("the report is not understood: {error}"));
     if json {

@@ -1,7 +1,7 @@
-//! What ranks tell by NVRx's `RankMonitorClient`: a socket for each rank, which takes the place of NVRx's rank monitor.
+//! Messages of ranks that use NVRx's `RankMonitorClient`: a socket for each rank, which replaces NVRx's rank monitor.
 //!
-//! What is told goes into a heartbeat page in the launcher's own memory, so that whoever reads pages sees one rank like the
-//! other. Nothing that a rank sends can do more than end its own connection.
+//! The messages go into a heartbeat page in the launcher's own memory, so that all readers of pages see the rank like any
+//! other. A rank's message can at most end its own connection.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -17,14 +17,14 @@ use tokio::task::{JoinHandle, spawn_local};
 
 use crate::os::clock;
 
-/// The client's name and version, as the page tells them.
+/// The client's name in its page.
 const LANGUAGE: &str = "nvrx";
 const VERSION: &str = "RankMonitorClient";
 
 /// Connections of one rank at a time; a client makes one.
 const CONNECTIONS: usize = 8;
 
-/// A rank's socket; it goes when this is dropped, with its connections.
+/// A rank's socket; dropping it removes the socket and closes its connections.
 #[derive(Debug)]
 pub struct Monitor {
     path: PathBuf,
@@ -33,14 +33,14 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Makes the socket of a rank in `directory`. What the rank tells goes into a new page.
+    /// Creates the socket of a rank in `directory`. The rank's messages go into a new page.
     ///
     /// # Errors
-    /// The socket cannot be made: its path has more than 107 bytes, or the directory cannot be written.
+    /// The socket cannot be created: its path has more than 107 bytes, or the directory cannot be written.
     pub fn listen(directory: &Path, spec: &PageSpec<'_>) -> io::Result<Monitor> {
         let path = directory.join(socket_name(spec.local_rank));
         let page = page(spec)?;
-        // Of an earlier attempt, whose monitor is gone.
+        // From an earlier attempt, whose monitor is gone.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
@@ -48,7 +48,7 @@ impl Monitor {
         Ok(Monitor { path, page, task })
     }
 
-    /// The page that stands in for the rank's own.
+    /// The page that replaces the rank's own.
     pub fn page(&self) -> Arc<PageWords> {
         self.page.clone()
     }
@@ -96,7 +96,7 @@ async fn serve(mut stream: UnixStream, page: Arc<PageWords>) {
     while let Ok(length @ 1..) = stream.read(&mut chunk).await {
         let received = session.receive(&chunk[..length], &mut reported, &mut answers);
         scribe.write(&mut reported);
-        // A client that reads no answers loses them; nothing waits for it.
+        // A client that does not read its answers loses them; nothing waits for it.
         let _ = stream.try_write(&answers);
         answers.clear();
         if let Err(error) = received {
@@ -109,10 +109,10 @@ async fn serve(mut stream: UnixStream, page: Arc<PageWords>) {
     scribe.close();
 }
 
-/// Writes a page on a rank's behalf.
+/// Writes a page for a rank.
 struct Scribe {
     page: Arc<PageWords>,
-    /// The rank's process; 0 until it has said who it is.
+    /// The rank's process; 0 until it has identified itself.
     pid: u32,
 }
 
@@ -125,7 +125,7 @@ impl Scribe {
 
     fn report(&mut self, reported: ClientMessage) {
         let now = clock::mono().0;
-        // It is our own page, made whole; only this task writes it in this instant.
+        // It is our own complete page, and only this task writes it at this time.
         let Ok(writer) = Writer::new(&self.page) else { return };
         if let ClientMessage::Connected { pid } = reported {
             self.pid = pid;

@@ -1,22 +1,22 @@
-//! How often the kernel has killed for lack of memory, by its own count: at any time, for who must know now.
+//! How often the kernel has killed for lack of memory, by its own count. It can be read at any time.
 
 use std::path::{Path, PathBuf};
 
 use super::host;
 
-/// The count since it was last asked for. One reader for each who counts: each kill is told once.
+/// The count since it was last read. Each user has a separate reader: each kill is reported once.
 #[derive(Debug)]
 pub struct OomKills {
     counter: Counter,
     seen: Option<u64>,
 }
 
-/// Who counts.
+/// The counter in use.
 #[derive(Debug)]
 enum Counter {
-    /// Our own control group (version 2), with all below it: kills of other programs on the host do not count.
+    /// Our own control group (version 2) and its descendants: kills of other programs on the host do not count.
     Group(PathBuf),
-    /// The whole host, by the `vmstat` in this `/proc`.
+    /// The whole host, from the `vmstat` in this `/proc`.
     Host(PathBuf),
 }
 
@@ -30,7 +30,7 @@ impl Counter {
 }
 
 impl OomKills {
-    /// Counts from now on, in our own control group where the kernel counts there, else on the whole host.
+    /// Counts from now on: in our own control group if the kernel counts there, else on the whole host.
     pub fn of(proc: PathBuf, sys: &Path) -> OomKills {
         let group = host::own_group(&proc, sys).filter(|dir| host::oom_kills_of_group(dir).is_some());
         let counter = group.map_or(Counter::Host(proc), Counter::Group);
@@ -38,7 +38,7 @@ impl OomKills {
         OomKills { counter, seen }
     }
 
-    /// Kills that were not reported yet; none where the kernel does not count.
+    /// Kills that were not reported yet; zero if the kernel does not count.
     pub fn new_ones(&mut self) -> u64 {
         let Some(now) = self.counter.read() else { return 0 };
         let before = self.seen.replace(now).unwrap_or(now);
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kill_is_told_once_and_what_was_before_never() {
+    fn each_kill_is_reported_once_and_earlier_kills_never() {
         let proc = tempfile::tempdir().unwrap();
         let says = |text: &str| fs::write(proc.path().join("vmstat"), text).unwrap();
         says("nr_free_pages 7\noom_kill 3\n");
@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(kills.new_ones(), 0);
         says("nr_free_pages 7\noom_kill 5\n");
         assert_eq!((kills.new_ones(), kills.new_ones()), (2, 0));
-        // It cannot be read for a while, and then it was one more.
+        // It is unreadable for a while, and then there is one more.
         says("nr_free_pages 7\n");
         assert_eq!(kills.new_ones(), 0);
         says("oom_kill 6\n");

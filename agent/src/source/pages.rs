@@ -1,4 +1,4 @@
-//! A rank's heartbeat page, read: what is new since the last look.
+//! Reads a rank's heartbeat page: what is new since the last look.
 
 use std::fs::File;
 use std::io;
@@ -17,24 +17,24 @@ use mainstay_heartbeat::{
 
 use crate::os::mapping::MappedPage;
 
-/// So many of the last steps tell what a step takes.
+/// How many of the last steps show how long a step takes.
 const RECENT: usize = 64;
 
-/// Sections of this name are booked as checkpointing.
+/// Sections of this name count as checkpointing.
 const CHECKPOINT_SECTION: &str = "checkpoint";
 
-/// What a look at a page brought to light.
+/// What is new in a page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct News {
     /// The client that connected since the last look, and when.
     pub connected: Option<(String, Mono)>,
-    /// Why a client refused the page, once.
+    /// Why a client refused the page; reported once.
     pub refused: Option<String>,
     /// Steps completed since the last look, oldest first.
     pub steps: Vec<StepDone>,
-    /// The exit note of a rank that raised, once.
+    /// The exit note of a rank that raised an exception; reported once.
     pub raised: Option<Note>,
-    /// What the rank said it is, and its pipeline stage; when it says so, and when it says otherwise.
+    /// The role that the rank reports, and its pipeline stage; at first and after each change.
     pub role: Option<(String, Option<u32>)>,
 }
 
@@ -49,14 +49,14 @@ pub struct PageReader {
     /// Whether a pause or a long phase was announced since the last record.
     was_quiet: bool,
     counts: Vec<Count>,
-    /// What the last steps took, in nanoseconds, and how many there were in all.
+    /// How long the last steps took, in nanoseconds, and how many there were in all.
     recent: [u64; RECENT],
     seen: usize,
-    /// The claim that an earlier round of the same process was told by: nothing of it is of this one.
+    /// The claim under which an earlier round of the same process reported: nothing of it belongs to this round.
     past_claim: Option<u64>,
 }
 
-/// What was told already.
+/// What was reported already.
 #[derive(Debug, Default)]
 struct ReportedPage {
     records: u64,
@@ -86,15 +86,15 @@ impl PageReader {
         })
     }
 
-    /// The same, with a page to be read instead while no client has claimed this one.
+    /// The same, with another page to read while no client has claimed this one.
     #[must_use]
     pub fn with_stand_in(mut self, stand_in: Option<Arc<PageWords>>) -> PageReader {
         self.mapped = self.mapped.with_stand_in(stand_in);
         self
     }
 
-    /// The rank goes on in its process, with the same page: it claims it anew, and what is told under the old claim is
-    /// over.
+    /// Starts a round in which the rank continues in its process, with the same page: it claims the page again, and what it
+    /// reported under the old claim is over.
     pub fn begin_round(&mut self) {
         let claim = self.mapped.page().ok().and_then(|page| claims(&page));
         self.past_claim = claim.or(self.past_claim);
@@ -103,7 +103,7 @@ impl PageReader {
         self.was_quiet = false;
     }
 
-    /// What is new.
+    /// Returns what is new.
     pub fn look(&mut self) -> News {
         let PageReader { mapped, reported, records, recent, seen, past_claim, .. } = self;
         let Ok(page) = mapped.page() else { return News::default() };
@@ -145,7 +145,7 @@ impl PageReader {
         news
     }
 
-    /// What the page tells the judge of hangs now, and its collective counters.
+    /// What the page shows the judge of hangs now, and its collective counters.
     pub fn sight(&mut self, known: &mut Phases) -> (Sight, &[Count]) {
         self.counts.clear();
         let Ok(page) = self.mapped.page() else { return (Sight::default(), &self.counts) };
@@ -167,7 +167,7 @@ impl PageReader {
             since: Mono(by.claimed_mono_ns),
             ..Sight::default()
         };
-        // A claimant that has not beaten yet finds the last beat of the one before it.
+        // Without a beat of the new claimant, the page has the last beat of the previous one.
         let Some(beat) = page.beat().filter(|beat| beat.claim == by.claims) else {
             return (sight, &self.counts);
         };
@@ -181,18 +181,18 @@ impl PageReader {
             if known.class(phase) == Class::Long {
                 sight.long.get_or_insert(phase);
             }
-            // A section that spans steps is judged by its part in the present one.
+            // A section that spans steps is judged by its part in the present step.
             (sight.phase, sight.since) = (phase, Mono(open.start_mono_ns.max(stepped)));
         }
         (sight, &self.counts)
     }
 
-    /// Teaches the judge of hangs what the steps of the last look took.
+    /// Reports to the judge of hangs how long the steps of the last look took.
     pub fn teach(&mut self, known: &mut Phases) {
         let was_quiet = std::mem::take(&mut self.was_quiet) && !self.records.is_empty();
         let Ok(page) = self.mapped.page() else { return };
         if was_quiet {
-            // What was announced to be out of the ordinary teaches nothing about it.
+            // Time that was announced as unusual must not be learned.
             return;
         }
         for record in &self.records {
@@ -209,7 +209,7 @@ impl PageReader {
         }
     }
 
-    /// The last steps that are remembered, the newest last, at most `most`: number and nanoseconds.
+    /// The last steps that are kept, the newest last, at most `most`: number and nanoseconds.
     pub fn last_steps(&self, most: usize) -> Vec<(u64, u64)> {
         let Ok(page) = self.mapped.page() else { return Vec::new() };
         let mut records = Vec::new();
@@ -218,17 +218,17 @@ impl PageReader {
         records.iter().rev().take(most).rev().map(|record| (record.step, took(record))).collect()
     }
 
-    /// Where in the page the word of its claimant's lifeline lies, if it has one.
+    /// Where in the page the word of its claimant's lifeline is, if it has one.
     pub fn lifeline(&self) -> Option<usize> {
         self.mapped.page().ok()?.lifeline()
     }
 
-    /// Where in its data the rank reads, if it told.
+    /// The rank's position in its data, if it reported one.
     pub fn data(&self) -> Option<u64> {
         self.mapped.page().ok().filter(|page| claims(page) != self.past_claim)?.data()
     }
 
-    /// Whether the rank looks for requests to save.
+    /// Whether the rank checks for requests to save.
     pub fn listens_for_saves(&self) -> bool {
         self.mapped.page().is_ok_and(|page| page.listens_for_saves())
     }
@@ -240,7 +240,7 @@ impl PageReader {
         Some(Span(*known.select_nth_unstable(middle).1))
     }
 
-    /// What the page tells now, for people.
+    /// The page's present state, for people.
     pub fn beat(&self) -> Option<BeatView> {
         let page = self.mapped.page().ok()?;
         let beat = page.beat().filter(|beat| Some(beat.claim) != self.past_claim)?;
@@ -258,7 +258,7 @@ impl PageReader {
 }
 
 fn phase_of(page: &Page<'_>, seen: &mut [Option<PhaseId>], known: &mut Phases, id: SectionId) -> PhaseId {
-    // Under `other` the page counts sections whose names found no room: they have nothing in common.
+    // Under `other` the page counts all sections that found no room for their names: they have nothing in common.
     if id == SectionId::OTHER {
         return PhaseId::STEP;
     }
@@ -327,7 +327,7 @@ fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
     }
 }
 
-/// The exit note, if it speaks of an exception.
+/// The exit note, if it is about an exception.
 fn raised(page: &Page<'_>) -> Option<Note> {
     let note = page.exit_note().filter(|note| note.kind == ExitKind::Exception)?;
     Some(Note {

@@ -1,6 +1,6 @@
-//! The files of a training program, to tell a job that was changed from one that was only started again: the script or the module
-//! of the command, the Python files in its folder and below, and the configuration files that the command names. Bounded; what
-//! lies elsewhere and is imported is not seen.
+//! The files of a training program, to distinguish a changed job from one that was only restarted: the script or module of
+//! the command, the Python files in its folder and below, and the configuration files that the command names. The search is
+//! limited; imported files elsewhere are not seen.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use mainstay_core::failure::fingerprint;
 const FILES: usize = 256;
 /// Bytes that are read, of all files together.
 const BYTES: u64 = 4 << 20;
-/// A configuration is no larger; what is larger and ends like one is data.
+/// A larger file with the extension of a configuration is data.
 const CONFIGURATION: u64 = 256 << 10;
-/// Folders that are looked into.
+/// Folders that are searched.
 const FOLDERS: usize = 64;
-/// How configuration files end.
+/// Extensions of configuration files.
 const ENDS: [&str; 7] = ["yaml", "yml", "json", "toml", "ini", "cfg", "conf"];
 
-/// What the command runs, as one number; none if it names no script and no module below the working directory that can be read.
+/// A hash of what the command runs; none if it names no readable script or module below the working directory.
 pub fn hash(command: &[String]) -> Option<String> {
     hash_in(Path::new("."), command)
 }
@@ -38,7 +38,7 @@ fn hash_in(folder: &Path, command: &[String]) -> Option<String> {
             files.insert(name, content);
         }
     };
-    // The script first, and what it is told to do: there may be room for nothing else.
+    // The script and its arguments first: there may be no room for more.
     read(name_in(beside, &script), &script, BYTES);
     for (name, path) in configurations(folder, command) {
         read(name, &path, CONFIGURATION);
@@ -53,14 +53,14 @@ fn name_in(folder: &Path, path: &Path) -> String {
     path.strip_prefix(folder).unwrap_or(path).display().to_string()
 }
 
-/// The file that the command begins with: a word that ends in `.py`, or the module after `-m`.
+/// The script of the command: a word that ends in `.py`, or the module after `-m`.
 fn script(folder: &Path, command: &[String]) -> Option<PathBuf> {
     let ends = |word: &&String| Path::new(word).extension().is_some_and(|ext| ext == "py");
     if let Some(script) = command.iter().find(ends) {
         return Some(folder.join(script));
     }
     let modules = command.windows(2).filter(|pair| matches!(pair[0].as_str(), "-m" | "--module"));
-    // `python -m torch.distributed.run -m train`: the last one is the program, the others are installed elsewhere.
+    // `python -m torch.distributed.run -m train`: the last module is the program, the others are installed elsewhere.
     let mut files = modules.rev().flat_map(|pair| {
         let module = folder.join(pair[1].replace('.', "/"));
         [module.join("__main__.py"), module.with_extension("py"), module.join("__init__.py")]
@@ -68,7 +68,7 @@ fn script(folder: &Path, command: &[String]) -> Option<PathBuf> {
     files.find(|path| path.is_file())
 }
 
-/// The configuration files that the command names, as words, after `=`, or in Hydra's way by folder and name.
+/// The configuration files that the command names, as words, after `=`, or in Hydra's form by folder and name.
 fn configurations(folder: &Path, command: &[String]) -> Vec<(String, PathBuf)> {
     let value = |names: &[&str]| {
         command.iter().enumerate().find_map(|(at, word)| {
@@ -91,7 +91,7 @@ fn configurations(folder: &Path, command: &[String]) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// The Python files of a folder and of those below, in order, without hidden folders.
+/// The Python files of a folder and its subfolders, sorted, without hidden folders.
 fn python_files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -104,7 +104,7 @@ fn python_files(folder: &Path) -> Vec<PathBuf> {
         for entry in here {
             let path = entry.path();
             let hidden = entry.file_name().to_string_lossy().starts_with(['.', '_']);
-            // A link may lead anywhere, and in circles.
+            // A link may lead anywhere, even in a cycle.
             let Ok(kind) = entry.file_type() else { continue };
             if kind.is_file() && path.extension().is_some_and(|ext| ext == "py") {
                 found.push(path);

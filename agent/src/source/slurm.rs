@@ -1,11 +1,11 @@
-//! The Slurm jobs that have processes on this host, by what their processes were started with.
+//! The Slurm jobs with processes on this host, from the environment of these processes.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// A part of a job that is allocated as one, by the numbers that ft_launcher's segment health file has in its name: job and
-/// task of an array, or twice the job's.
+/// A part of a job with a separate allocation, by the numbers in the name of ft_launcher's segment health file: job and
+/// task of an array, or the job's number twice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Segment {
     /// `SLURM_ARRAY_JOB_ID`, else `SLURM_JOB_ID`.
@@ -14,8 +14,8 @@ pub struct Segment {
     pub task: String,
 }
 
-/// The segments with processes below `proc` whose environment we may read: all for root, a user's own for the user.
-/// It walks over all processes, so it is for rare occasions.
+/// The segments with processes below `proc` whose environment we may read: all for root, a user's own for the user. It
+/// walks over all processes, so call it rarely.
 pub fn segments(proc: &Path) -> BTreeSet<Segment> {
     let processes = fs::read_dir(proc).into_iter().flatten().flatten();
     let is_process = |name: &std::ffi::OsStr| {
@@ -31,7 +31,7 @@ fn segment_of(environment: &[u8]) -> Option<Segment> {
     let value = |name: &str| {
         environment.split(|byte| *byte == 0).find_map(|variable| {
             let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
-            // What becomes part of a file's name must be a number: anyone can set a variable.
+            // A part of a file's name must be a number: any user can set a variable.
             let number = value.len() <= 20 && value.iter().all(u8::is_ascii_digit) && !value.is_empty();
             number.then(|| String::from_utf8_lossy(value).into_owned())
         })

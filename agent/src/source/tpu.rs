@@ -1,7 +1,7 @@
-//! TPUs: chips on the PCI bus, the processes that hold them, what libtpu tells of itself inside those processes, and
-//! the stall summaries that it writes.
+//! TPUs: chips on the PCI bus, the processes that hold them, what libtpu reports inside those processes, and the stall
+//! summaries that it writes.
 //!
-//! libtpu's service is asked while a process holds a chip, or may, and while it is named in the configuration. Port 8353
+//! libtpu's service is asked while a process holds a chip, or may hold one, and while it is in the configuration. Port 8353
 //! is never asked: polling the agent behind it races with resets of the device.
 
 mod chips;
@@ -23,20 +23,20 @@ use driver::DriverLogs;
 use service::Question;
 use stalls::Stalls;
 
-/// Where libtpu serves unless it is told otherwise.
+/// The default port of libtpu's service.
 const USUAL_PORT: u16 = 8431;
 
 /// The port of the control agent that must not be polled.
 pub const FORBIDDEN_PORT: u16 = 8353;
 
-/// How TPUs are looked at.
+/// How TPUs are read.
 #[derive(Clone, Debug)]
 pub struct TpuPlan {
     /// Where sysfs is.
     pub sys: PathBuf,
     /// Where procfs is.
     pub proc: PathBuf,
-    /// Services to ask, as `host:port`; if there is none named, those of the processes that hold chips.
+    /// Services to ask, as `host:port`; if empty, those of the processes that hold chips.
     pub endpoints: Vec<String>,
     /// How long an answer may take.
     pub deadline: Duration,
@@ -48,21 +48,21 @@ pub struct TpuPlan {
 #[derive(Debug)]
 pub struct TpuSource {
     plan: TpuPlan,
-    /// Where the cores stood at the last look, to ask for costly texts only when they did not move.
+    /// The state of the cores at the last look: expensive texts are requested only if they did not move.
     stood: BTreeMap<String, Vec<CoreState>>,
     stalls: Stalls,
     driver: DriverLogs,
 }
 
 impl TpuSource {
-    /// A source that has not looked yet; stall summaries of the names in `reported` are old news.
+    /// A source that has not looked yet; stall summaries with the names in `reported` are already reported.
     pub fn new(plan: TpuPlan, reported: BTreeSet<String>) -> TpuSource {
         let stalls = Stalls::new(plan.log_dir.clone(), reported);
         let driver = DriverLogs::new(plan.log_dir.clone());
         TpuSource { plan, stood: BTreeMap::new(), stalls, driver }
     }
 
-    /// Looks once. Returns within the deadline, whatever the services do.
+    /// Takes one sample. Returns within the deadline, whatever the services do.
     pub fn sample(&mut self) -> TpuSample {
         let mut chips = chips::on_the_bus(&self.plan.sys);
         let mut ports = BTreeSet::new();
@@ -88,7 +88,7 @@ impl TpuSource {
         ports.iter().map(|port| format!("localhost:{port}")).collect()
     }
 
-    /// Asks all at the same time.
+    /// Asks all services at the same time.
     fn ask(&mut self, endpoints: &[String]) -> Vec<Service> {
         if endpoints.is_empty() {
             return Vec::new();
@@ -102,7 +102,7 @@ impl TpuSource {
                 return endpoints.iter().map(service).collect();
             }
         };
-        // Several services of one host would each tell the sum of all.
+        // Each of several services of one host would report the sum of all.
         let own = endpoints.len() > 1;
         let ask_one = |endpoint: &String| {
             let before = self.stood.remove(endpoint).unwrap_or_default();
@@ -118,7 +118,7 @@ impl TpuSource {
             }
             services.push(Service { endpoint, answer });
         }
-        // Closes the connections; a resolver that hangs is not waited for.
+        // Closes the connections. Do not wait for a resolver that hangs.
         runtime.shutdown_background();
         services
     }

@@ -1,5 +1,5 @@
-//! Which process of a rank trains. Where the rank was started by a script of a shell, by `numactl` or by another launcher,
-//! what was started only waits for the one that matters.
+//! Which process of a rank trains. If a shell script, `numactl` or another launcher started the rank, the first process
+//! only waits for the one that trains.
 
 use std::fs;
 use std::iter;
@@ -10,29 +10,28 @@ use nix::sys::signal::Signal;
 
 use crate::os::processes;
 
-/// The signal at which the client's ranks write their stacks: the kernel never sends it, and no library is known to
-/// use it.
+/// The signal at which the client's ranks write their stacks: the kernel never sends it, and no library is known to use it.
 pub(super) const STACK_SIGNAL: Signal = Signal::SIGSTKFLT;
 
-/// So many last parts of a path tell a rank's file of stacks: run, attempt, rank and name. What is before them may be
-/// called otherwise in a container, or be a link.
+/// How many last parts of a path identify a rank's file of stacks: run, attempt, rank and name. The parts before them may
+/// differ in a container, or be a link.
 const TELLING_PARTS: usize = 4;
 
-/// The process of the rank that trains: the nearest that writes its stacks into `stacks` when asked to, else the nearest
-/// that runs Python, else the rank itself.
+/// The process of the rank that trains: the nearest that writes its stacks to `stacks` on request, else the nearest that
+/// runs Python, else the rank itself.
 pub fn of(rank: Pid, stacks: Option<&Path>) -> Pid {
     among(rank, &processes::descendants(rank), stacks)
 }
 
-/// The same, where the rank's descendants are known, the nearest first.
+/// The same, with the rank's descendants, the nearest first.
 pub(super) fn among(rank: Pid, descendants: &[Pid], stacks: Option<&Path>) -> Pid {
     let family = || iter::once(rank).chain(descendants.iter().copied());
     let writer = family().find(|process| stacks.is_some_and(|file| writes_stacks(*process, file)));
     writer.or_else(|| family().find(|process| runs_python(*process))).unwrap_or(rank)
 }
 
-/// Whether the process has this file open and a handler for the signal. Without a handler it would end by it; and what a
-/// program that does not have the file open would do at it, nobody knows.
+/// Whether the process has this file open and a handler for the signal. Without a handler the signal would end it. The
+/// effect on a program that does not have the file open is unknown.
 pub(super) fn writes_stacks(process: Pid, file: &Path) -> bool {
     let end = |path: &Path| -> Vec<_> {
         path.components().rev().take(TELLING_PARTS).map(|part| part.as_os_str().to_owned()).collect()
@@ -40,7 +39,7 @@ pub(super) fn writes_stacks(process: Pid, file: &Path) -> bool {
     let file = end(file);
     catches(process) && {
         let descriptors = fs::read_dir(format!("/proc/{}/fd", process.0)).into_iter().flatten().flatten();
-        // The links are read and not followed: what is behind one may hang.
+        // Read the links without following them: a target may hang.
         descriptors.filter_map(|open| fs::read_link(open.path()).ok()).any(|open| end(&open) == file)
     }
 }
@@ -64,7 +63,7 @@ mod tests {
 
     use super::*;
 
-    /// A shell that waits for what its script starts; the script says when it is there.
+    /// A shell that waits for the child of its script; the script reports when the child runs.
     struct Script(Child);
 
     impl Script {
@@ -97,7 +96,7 @@ mod tests {
         }
     }
 
-    /// A program behind the shell that has a handler for the signal and, at `open`, the file for stacks.
+    /// A program started by the shell that has a handler for the signal and, at `open`, the file for stacks.
     fn with_handler(open: &str) -> String {
         format!("sh -c 'trap : 16; {open}; echo $$; while :; do sleep 0.05; done' & wait")
     }
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_with_a_handler_of_its_own_is_asked_for_nothing() {
+    fn a_program_with_its_own_handler_gets_no_request() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("stacks.txt");
         let (script, program) = Script::start(&with_handler("exec 9>>other.txt"), place.path());
@@ -125,10 +124,10 @@ mod tests {
     #[test]
     fn without_the_client_it_is_the_program_that_runs_python() {
         let place = tempfile::tempdir().unwrap();
-        // Copied by a process of its own: while one of ours had it open for writing, nobody could execute it.
+        // Copied by a separate process: a file that one of ours has open for writing cannot be executed.
         let script = "cp /bin/sh python3.11; ./python3.11 -c 'while :; do sleep 0.05; done' & echo $!; wait";
         let (script, program) = Script::start(script, place.path());
-        // The shell may not have become it yet when its number is said.
+        // The shell may not have started the program yet when it prints the number.
         while !runs_python(program) {
             assert!(processes::is_alive(program));
             std::thread::yield_now();

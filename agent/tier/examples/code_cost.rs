@@ -1,5 +1,5 @@
-//! What the code behind each chunk costs between hosts without TLS: keyed BLAKE3 over pieces as the wire hashes them, next to a copy of the
-//! same bytes. `cargo run --release -p mainstay-tier --example code_cost`
+//! Measures the cost of the authentication code behind each chunk between hosts without TLS: keyed BLAKE3 over pieces as the wire hashes
+//! them, compared with a copy of the same bytes. `cargo run --release -p mainstay-tier --example code_cost`
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
 use std::hint::black_box;

@@ -1,7 +1,7 @@
-//! What replication costs: a shard to a peer and back over loopback, beside plain TCP with the same bytes, in turn.
+//! Measures the cost of replication: a shard to a peer and back over loopback, alternating with plain TCP for the same bytes.
 //!
-//! `replicate_cost MIB ROUNDS [DIRECTORY]` prints one line of JSON: bytes a second of each, and seconds of CPU per GB of both
-//! ends together, by a token and then (`_tls`) by certificates. The directory should be on a tmpfs (default: /dev/shm).
+//! `replicate_cost MIB ROUNDS [DIRECTORY]` prints one line of JSON: bytes per second of each, and seconds of CPU per GB of both
+//! ends together, with a token and then (`_tls`) with certificates. The directory should be on a tmpfs (default: /dev/shm).
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot go on stops")]
 
 use std::collections::BTreeMap;
@@ -26,10 +26,10 @@ use twox_hash::XxHash3_128;
 
 const PIECE: usize = 1 << 20;
 
-/// Bytes of replicas at most.
+/// Maximum number of bytes of replicas.
 const QUOTA: u64 = 64 << 30;
 
-/// What is received is put into so much memory, again and again: more than any cache holds.
+/// Size of the receive buffer, which is reused: larger than any CPU cache.
 const RECEIVED: usize = 512 << 20;
 
 fn main() {
@@ -40,7 +40,7 @@ fn main() {
         arguments.next().unwrap_or_else(|| format!("/dev/shm/mainstay-bench-{}", std::process::id())),
     );
     let measured = std::panic::catch_unwind(|| measure(mebibytes << 20, rounds, &root));
-    // Gigabytes of memory: they go whatever came of it.
+    // Gigabytes of memory: removed whether or not the measurement succeeded.
     let _ = fs::remove_dir_all(&root);
     match measured {
         Ok(result) => println!("{}", serde_json::to_string(&result).unwrap()),
@@ -55,7 +55,7 @@ fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<String, Vec<f64
     let own = root.join("state.safetensors");
     let (sum, sums) = fill(&own, bytes);
     let file = fs::File::open(&own).unwrap();
-    // As an agent has a launcher's memory, which holds one step after another.
+    // Mapped once, as an agent maps a launcher's memory, which holds one step after another.
     let from = Bytes::in_memory(file.try_clone().expect("a file can be opened twice"), bytes as u64)
         .expect("a file that is there can be mapped");
     reported("the shard lies in memory");
@@ -76,7 +76,7 @@ struct Shard {
     sums: Vec<u64>,
 }
 
-/// Measures with agents that let each other in by `pass`; what is measured gets `suffix` behind its name.
+/// Measures with agents that authenticate by `pass`. `suffix` is appended to the names of the results.
 fn rounds_with(
     pass: &Pass,
     suffix: &str,
@@ -91,13 +91,13 @@ fn rounds_with(
     let at = holder.address().to_string();
     let mut add = |name: &str, value: f64| result.entry(format!("{name}{suffix}")).or_default().push(value);
     let mut received = vec![0; bytes.min(RECEIVED)];
-    // The first round pays for fresh pages; it is told apart.
+    // The first round pays for fresh pages, so its results have separate names.
     for round in 0..=rounds {
         let name = |steady: &'static str, first: &'static str| if round == 0 { first } else { steady };
         let plain = plain_tcp(&shard.file, bytes, &mut received);
         add(name("plain_tcp_bytes_per_s", "plain_tcp_first_bytes_per_s"), bytes as f64 / plain);
 
-        // Another step with the same bytes: the holder cannot know that.
+        // A different step with the same bytes: the holder cannot detect that.
         let sealed = sealed(round as u64, bytes as u64, shard.sum, &shard.sums);
         let asking = Asking { pass, patience: Patience::default() };
         let sending = Sending { limit: &Limit::new(0), streams: STREAMS, going: &|| (), lock: None };
@@ -107,7 +107,7 @@ fn rounds_with(
         add(name("replicate_bytes_per_s", "replicate_first_bytes_per_s"), bytes as f64 / took);
         add(name("replicate_cpu_s_per_gb", "replicate_first_cpu_s_per_gb"), cpu * 1e9 / bytes as f64);
 
-        // A host that has nothing asks for the newest step: one that has stood by for it, and one that has begun just now.
+        // A host without shards asks for the newest step: once after it was on standby, once right after its start.
         for (standby, kind) in [(true, "restore"), (false, "restore_fresh")] {
             let (took, cpu) = restore(root, pass, &at, standby.then_some(bytes as u64));
             if round > 0 {
@@ -116,7 +116,7 @@ fn rounds_with(
             }
             reported(&format!("{kind}{suffix}: {:.2} GB/s", bytes as f64 / took / 1e9));
         }
-        // The next shard finds the pages of this one.
+        // Frees the pages for the next shard.
         holder.remove(&sealed.shard.of).expect("the replica can be deleted");
         reported(&format!("round {round} of {rounds}{suffix}"));
     }
@@ -128,7 +128,7 @@ fn with_token() -> Pass {
     Pass::from(Token::new(b"a token for a benchmark").expect("it is long enough"))
 }
 
-/// A certificate for both ends, which are at the same address, signed by an authority that both trust.
+/// A certificate for both ends, which have the same address, signed by an authority that both trust.
 fn with_certificates(root: &Path) -> Pass {
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -152,7 +152,7 @@ fn with_certificates(root: &Path) -> Pass {
     Pass::Certificate(Tls::read(files).expect("they were just made"), None)
 }
 
-/// Seconds, and those of CPU, from the order until the step lies verified in its directory. One that stands by has memory ready.
+/// Wall-clock seconds and CPU seconds from the order until the step is verified in its directory. With `standby`, memory is prepared first.
 fn restore(root: &Path, token: &Pass, holder: &str, standby: Option<u64>) -> (f64, f64) {
     let back = root.join("back");
     let place = Watched { run: "bench".to_owned(), directory: back.clone(), user: User::own(), pool: None };
@@ -161,7 +161,7 @@ fn restore(root: &Path, token: &Pass, holder: &str, standby: Option<u64>) -> (f6
     let ready = || standby.is_none_or(|bytes| restorer.ready() >= bytes);
     let waiting = Instant::now();
     while !ready() {
-        // Where there is no room for it, that is not what is measured.
+        // Without room for it, the measurement would be of something else.
         assert!(waiting.elapsed() < Duration::from_secs(60), "no memory was made ready");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -174,10 +174,10 @@ fn restore(root: &Path, token: &Pass, holder: &str, standby: Option<u64>) -> (f6
     took
 }
 
-/// Connections for one shard, as agents are configured without a word about it.
+/// Connections for one shard: the default of the configuration.
 const STREAMS: usize = 2;
 
-/// Fills a file, and returns the checksums that a rank's keeper takes of it.
+/// Fills a file and returns the checksums that a rank's keeper computes.
 fn fill(path: &Path, bytes: usize) -> (u128, Vec<u64>) {
     let mut file = fs::File::create(path).unwrap();
     let (mut whole, mut sums) = (XxHash3_128::new(), Vec::new());
@@ -195,11 +195,11 @@ fn fill(path: &Path, bytes: usize) -> (u128, Vec<u64>) {
     (whole.finish_128(), sums)
 }
 
-/// Bytes to the other end of as many loopback connections, from warm memory into warm memory, in seconds.
+/// Seconds for the bytes over the same number of loopback connections, from warm memory into warm memory.
 fn plain_tcp(file: &fs::File, bytes: usize, received: &mut [u8]) -> f64 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
-    // Of a large shard the beginning, again and again.
+    // Of a large shard only the first part, repeatedly.
     let mut sent = vec![0; received.len()];
     file.read_exact_at(&mut sent, 0).unwrap();
     let turns = bytes / sent.len();
@@ -248,7 +248,7 @@ fn settings(store: &Path, peers: Vec<String>, quota: u64) -> Settings {
         domain: String::new(),
         store: store.to_owned(),
         quota,
-        // Nothing is sent but what is measured.
+        // Only what is measured is sent.
         copies: 0,
         parity: None,
         keep: 2,
@@ -276,7 +276,7 @@ fn sealed(step: u64, size: u64, sum: u128, sums: &[u64]) -> Sealed {
     Sealed::of(manifest.encode()).unwrap()
 }
 
-/// Seconds of CPU that this process has used: it is both ends.
+/// Seconds of CPU that this process has used. It runs both ends.
 fn cpu() -> f64 {
     let used = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).unwrap();
     let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;

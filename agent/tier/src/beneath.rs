@@ -1,6 +1,6 @@
-//! Files below a directory that a user can change. The directory is opened once, and what is below it is reached from that descriptor
-//! only: no symbolic link is followed on the way, and no exchange of a name leads out of it. Whoever uses this acts as the user
-//! (`peer::user::As`); the descriptor makes sure that a user leads the agent nowhere, not even to another place of their own.
+//! Files below a directory that a user can change. The directory is opened once, and everything below it is reached from that descriptor
+//! only: no symbolic link on the way is followed, and a renamed directory does not lead out of it. Callers act as the user
+//! (`peer::user::As`). The descriptor ensures that a user cannot redirect the agent, not even to another place of the same user.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -14,24 +14,24 @@ use rustix::io::Errno;
 
 use crate::handed;
 
-/// Directories in directories that are removed at most.
+/// Maximum depth of a directory tree that is removed.
 const DEEPEST: usize = 64;
 
-/// Names in one directory that are read at most: a checkpoint or a cache has fewer, and a list of them takes memory.
+/// Maximum number of names that are read in one directory: a checkpoint or a cache has fewer, and a list of them takes memory.
 const MOST_NAMES: usize = 1 << 20;
 
-/// A directory, and the way to what is below it. Paths below are relative and have plain names only.
+/// A directory and access to what is below it. Paths below are relative and have plain names only.
 #[derive(Clone, Debug)]
 pub struct Beneath {
     root: Arc<OwnedFd>,
     path: Arc<Path>,
-    /// Whose files these are, where this process reads them through a descriptor that this user handed over: others' files are not
+    /// Owner of the files, if this process reads them through a descriptor that this user handed over: other users' files are not
     /// read, and nothing is written.
     reads_for: Option<u32>,
 }
 
 impl Beneath {
-    /// The directory at `path` as it is now; the path to it may have links, what is below may not.
+    /// Opens the directory at `path`. The path to it may contain links, paths below it may not.
     ///
     /// # Errors
     /// There is no directory, or this thread's user may not search it.
@@ -39,7 +39,7 @@ impl Beneath {
         Beneath::open_with(path, OFlags::empty())
     }
 
-    /// The same of a directory that must not be a link itself.
+    /// Same as [`Beneath::open`], but the directory must not be a link itself.
     ///
     /// # Errors
     /// As [`Beneath::open`], and the name is a link.
@@ -64,7 +64,7 @@ impl Beneath {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, problem))
     }
 
-    /// What is written is written with the user's own rights, or not at all.
+    /// Refuses writes for a descriptor that was handed over: files are written with the user's own rights only.
     fn check_write(&self) -> io::Result<()> {
         let Some(uid) = self.reads_for else { return Ok(()) };
         let problem = format!(
@@ -80,7 +80,7 @@ impl Beneath {
         &self.path
     }
 
-    /// What the directory itself is.
+    /// Status of the directory itself.
     ///
     /// # Errors
     /// As fstat(2).
@@ -96,7 +96,7 @@ impl Beneath {
         Ok(rustix::fs::fstatfs(&*self.root)?.f_type & 0xffff_ffff)
     }
 
-    /// A directory below, as another place to begin from; itself for an empty path.
+    /// A directory below as a new root; the directory itself for an empty path.
     ///
     /// # Errors
     /// There is no directory, or a link is on the way.
@@ -105,10 +105,10 @@ impl Beneath {
         Ok(Beneath { root, path: self.path.join(below).into(), reads_for: self.reads_for })
     }
 
-    /// What is below, without following a link.
+    /// Status of a file below, without following a link.
     ///
     /// # Errors
-    /// Nothing is there, or a link is on the way.
+    /// There is no such file, or a link is on the way.
     pub fn stat(&self, below: &Path) -> io::Result<Stat> {
         if below.as_os_str().is_empty() {
             return self.own_stat();
@@ -117,24 +117,24 @@ impl Beneath {
         Ok(rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Whether anything is there, be it a link.
+    /// Whether a file, directory or link of this name exists.
     #[must_use]
     pub fn is_there(&self, below: &Path) -> bool {
         self.stat(below).is_ok()
     }
 
-    /// Opens a plain file to read, and no link, pipe or device in its place.
+    /// Opens a regular file for reading; refuses links, pipes and devices.
     ///
     /// # Errors
-    /// It is none, or cannot be read.
+    /// It is not a regular file, or cannot be read.
     pub fn read(&self, below: &Path) -> io::Result<File> {
         self.plain(below, OFlags::RDONLY)
     }
 
-    /// The same to write over what is in it.
+    /// Opens a regular file for overwriting.
     ///
     /// # Errors
-    /// It is none, or cannot be written to.
+    /// It is not a regular file, or cannot be written.
     pub fn write_over(&self, below: &Path) -> io::Result<File> {
         self.check_write()?;
         self.plain(below, OFlags::WRONLY)
@@ -142,7 +142,7 @@ impl Beneath {
 
     fn plain(&self, below: &Path, access: OFlags) -> io::Result<File> {
         let (parent, name) = self.parent(below)?;
-        // A pipe without a writer, or a device, must not hold this thread up before it is seen what it is.
+        // A pipe without a writer, or a device, must not block this thread before its type is known.
         let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::openat(&parent, name, flags, Mode::empty())?);
         if !file.metadata()?.is_file() {
@@ -153,10 +153,10 @@ impl Beneath {
         Ok(file)
     }
 
-    /// A new file to write; its name must be free.
+    /// Creates a file for writing. The name must be free.
     ///
     /// # Errors
-    /// The name is taken, or the file cannot be made.
+    /// The name is taken, or the file cannot be created.
     pub fn create(&self, below: &Path, mode: u32) -> io::Result<File> {
         self.check_write()?;
         let (parent, name) = self.parent(below)?;
@@ -164,34 +164,34 @@ impl Beneath {
         Ok(File::from(rustix::fs::openat(&parent, name, flags, Mode::from_raw_mode(mode))?))
     }
 
-    /// A new directory; its name must be free.
+    /// Creates a directory. The name must be free.
     ///
     /// # Errors
-    /// The name is taken, or the directory cannot be made.
+    /// The name is taken, or the directory cannot be created.
     pub fn make_directory(&self, below: &Path) -> io::Result<()> {
         self.check_write()?;
         let (parent, name) = self.parent(below)?;
         Ok(rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o777))?)
     }
 
-    /// A directory with those above it that are missing.
+    /// Creates a directory and its missing parents.
     ///
     /// # Errors
-    /// One cannot be made, or a link or a file is on the way.
+    /// One cannot be created, or a link or a file is on the way.
     pub fn make_directories(&self, below: &Path) -> io::Result<()> {
         let mut made = PathBuf::new();
         for part in plain_parts(below)? {
             made.push(part);
             match self.make_directory(&made) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                // A link that has the name is found when the directory is opened.
+                // If the name is a link, opening the directory fails.
                 _ => {}
             }
         }
         self.directory(below).map(drop)
     }
 
-    /// The names in a directory, each with what it is as far as the directory says.
+    /// The names in a directory, each with the file type that the directory entry reports.
     ///
     /// # Errors
     /// It cannot be read, or has too many names.
@@ -206,7 +206,7 @@ impl Beneath {
         })
     }
 
-    /// Gives what is at `from` the name `to`, whatever had it.
+    /// Renames `from` to `to` and replaces what has that name.
     ///
     /// # Errors
     /// As renameat2(2).
@@ -214,7 +214,7 @@ impl Beneath {
         self.rename_with(from, to, RenameFlags::empty())
     }
 
-    /// The two change places.
+    /// Exchanges the two names.
     ///
     /// # Errors
     /// As renameat2(2).
@@ -222,7 +222,7 @@ impl Beneath {
         self.rename_with(from, to, RenameFlags::EXCHANGE)
     }
 
-    /// Gives what is at `from` the name `to`, if nothing has it.
+    /// Renames `from` to `to` if that name is free.
     ///
     /// # Errors
     /// As renameat2(2).
@@ -256,10 +256,10 @@ impl Beneath {
         Ok(rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR)?)
     }
 
-    /// Removes a file, a link, or a directory with all in it; nothing is no error.
+    /// Removes a file, a link or a directory with its content. A missing name is no error.
     ///
     /// # Errors
-    /// Something of it cannot be removed.
+    /// A part of it cannot be removed.
     pub fn remove_tree(&self, below: &Path) -> io::Result<()> {
         self.check_write()?;
         let (parent, name) = match self.parent(below) {
@@ -269,7 +269,7 @@ impl Beneath {
         remove_tree(&parent, name, 0)
     }
 
-    /// A link with these words; its name must be free.
+    /// Creates a symbolic link with this target. The name must be free.
     ///
     /// # Errors
     /// As symlinkat(2).
@@ -279,7 +279,7 @@ impl Beneath {
         Ok(rustix::fs::symlinkat(words, &parent, name)?)
     }
 
-    /// Brings the names in a directory to the disk.
+    /// Syncs the names in a directory to disk.
     ///
     /// # Errors
     /// As fsync(2).
@@ -287,10 +287,10 @@ impl Beneath {
         File::from(self.readable(below)?).sync_all()
     }
 
-    /// Writes a file as a whole, in the place of what had its name: aside first, then in one move.
+    /// Replaces a file atomically: writes a temporary file and renames it.
     ///
     /// # Errors
-    /// It cannot be written; then what was there still is.
+    /// It cannot be written; the previous file stays.
     pub fn write_whole(&self, below: &Path, bytes: &[u8]) -> io::Result<()> {
         let name = below.file_name().unwrap_or_default().to_string_lossy();
         let aside = below.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
@@ -305,7 +305,7 @@ impl Beneath {
         put().inspect_err(|_| _ = self.remove_tree(&aside))
     }
 
-    /// A directory below as a descriptor that can be listed and brought to the disk.
+    /// A directory below as a descriptor that can be listed and synced.
     ///
     /// # Errors
     /// There is no directory, a link is on the way, or it cannot be read.
@@ -316,7 +316,7 @@ impl Beneath {
         Ok(rustix::fs::openat(&found, ".", flags, Mode::empty())?)
     }
 
-    /// A directory below, by one call that follows no link and does not leave.
+    /// Opens a directory below with one call that follows no link and does not leave the root.
     fn directory(&self, below: &Path) -> io::Result<OwnedFd> {
         let mut parts = plain_parts(below)?.peekable();
         if parts.peek().is_none() {
@@ -324,7 +324,7 @@ impl Beneath {
         }
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         match rustix::fs::openat2(&*self.root, below, directory_flags(), Mode::empty(), resolve) {
-            // Linux before 5.6, and containers that do not know the call: the same, one name at a time.
+            // Linux before 5.6, and containers that block the call: the same, one name at a time.
             Err(Errno::NOSYS | Errno::PERM) => {}
             opened => return Ok(opened?),
         }
@@ -337,7 +337,7 @@ impl Beneath {
     }
 
     fn parent<'a>(&self, below: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
-        // Checks the last name too.
+        // Also checks the last name.
         let Some(name) = plain_parts(below)?.last() else { return Err(not_below(below)) };
         Ok((self.directory(below.parent().unwrap_or(Path::new("")))?, name))
     }
@@ -347,7 +347,7 @@ fn directory_flags() -> OFlags {
     OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC
 }
 
-/// The names of a path that has nothing else.
+/// The names of a path that consists of plain names only.
 fn plain_parts(below: &Path) -> io::Result<impl Iterator<Item = &OsStr>> {
     if !below.components().all(|part| matches!(part, Component::Normal(_))) {
         return Err(not_below(below));
@@ -385,7 +385,7 @@ fn names(directory: &OwnedFd) -> io::Result<Vec<(OsString, FileType)>> {
 fn remove_tree(parent: &OwnedFd, name: &OsStr, depth: usize) -> io::Result<()> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
-        // What unlinkat says of a directory: Linux, and POSIX.
+        // unlinkat(2) of a directory returns EISDIR on Linux, EPERM in POSIX.
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(error) => return Err(error.into()),
     }

@@ -1,4 +1,4 @@
-//! Where the bytes of a shard are read: in one file, or in files that together are one.
+//! Source of a shard's bytes: one file, or several files that are read as one archive.
 
 use std::fs::File;
 use std::io;
@@ -11,17 +11,17 @@ use crate::seal::ReadAt;
 /// Bytes of a shard.
 #[derive(Debug)]
 pub enum Bytes {
-    /// A file that begins with it, and its memory where that is mapped.
+    /// A file that starts with the shard, and its memory if it is mapped.
     File(File, Option<Outgoing>),
-    /// Files of somebody else's, read as the archive that they would be.
+    /// Files of a trainer, read as one archive.
     Pack(Arc<Pack>),
 }
 
 impl Bytes {
-    /// A file in memory that begins with a shard of so many bytes and is sent again and again, so that it is worth to have it mapped.
+    /// A file in memory that starts with a shard of `bytes` bytes. It is mapped because it is sent many times.
     ///
     /// # Errors
-    /// The file is shorter, or the kernel refused.
+    /// The file is shorter, or the kernel refuses the mapping.
     pub fn in_memory(file: File, bytes: u64) -> io::Result<Bytes> {
         let memory = Outgoing::of(&file, bytes)?;
         Ok(Bytes::File(file, Some(memory)))

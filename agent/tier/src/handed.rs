@@ -1,7 +1,7 @@
-//! Directories that users handed over, as open descriptors. An agent that may not act as a user (the shipped unit runs as a user of its own,
-//! without the right to become another) reads that user's checkpoints through them and in no other way: a descriptor that is open for
-//! reading shows that its user may read the directory, and whoever exchanges the directory's name later changes nothing. Files below
-//! must belong to that user. Nothing is written through them.
+//! Directories that users handed over as open descriptors. An agent that may not act as a user (the shipped unit has a system user that
+//! may not become another one) reads that user's checkpoints only through them. A descriptor that is open for reading proves that its
+//! user may read the directory, and a later change of the directory's name has no effect. Files below must belong to that user.
+//! Nothing is written through them.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,33 +12,33 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rustix::fs::{FileType, OFlags};
 
-/// Directories of one user that are kept: the newest.
+/// Maximum number of directories per user; the newest are kept.
 const EACH: usize = 64;
 
-/// Users whose directories are kept; those of further ones are refused.
+/// Maximum number of users; directories of further users are refused.
 const USERS: usize = 64;
 
-/// What one user handed over, the newest last.
+/// The directories of one user, the newest last.
 type Handed = VecDeque<(PathBuf, Arc<OwnedFd>)>;
 
 static ALL: RwLock<BTreeMap<u32, Handed>> = RwLock::new(BTreeMap::new());
 
 thread_local! {
-    /// The user whose directories this thread reads.
+    /// The user for whom this thread reads handed-over directories.
     static READS_FOR: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Keeps a directory of the user `uid`, whom the kernel named, under the name by which the user asks for it.
+/// Keeps a directory of the user `uid`, as reported by the kernel, under the name by which the user asks for it.
 ///
 /// # Errors
-/// It is no directory that is open for reading, is another user's, or there are too many.
+/// It is not a directory open for reading, belongs to another user, or there are too many.
 pub fn keep(uid: u32, path: &Path, directory: OwnedFd) -> io::Result<()> {
     let refused = |problem: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
     let found = rustix::fs::fstat(&directory)?;
     if !path.is_absolute() || FileType::from_raw_mode(found.st_mode) != FileType::Directory {
         return refused(format!("{}: no directory with an absolute path", path.display()));
     }
-    // To open a directory as a mere place needs no right to read it.
+    // Opening a directory with O_PATH needs no right to read it.
     if rustix::fs::fcntl_getfl(&directory)?.contains(OFlags::PATH) {
         return refused(format!("{}: it is not open for reading", path.display()));
     }
@@ -64,7 +64,7 @@ fn is_there(directory: &OwnedFd) -> bool {
     rustix::fs::fstat(directory).is_ok_and(|found| found.st_nlink > 0)
 }
 
-/// The directory that a user handed over under this name or above it, and the way from there.
+/// The directory that a user handed over under this name or a parent of it, and the path from there.
 fn find(uid: u32, path: &Path) -> Option<(Arc<OwnedFd>, PathBuf)> {
     let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
     let of_user = all.get(&uid)?;
@@ -75,14 +75,14 @@ fn find(uid: u32, path: &Path) -> Option<(Arc<OwnedFd>, PathBuf)> {
     below.filter(|(directory, _)| is_there(directory)).min_by_key(|(_, way)| way.components().count())
 }
 
-/// While it lives, this thread reads what a user handed over.
+/// While this value exists, this thread reads through the descriptors that a user handed over.
 #[derive(Debug)]
 pub(crate) struct Reading {
     before: Option<u32>,
 }
 
 impl Reading {
-    /// None if that user handed nothing over.
+    /// None if the user handed over nothing.
     pub(crate) fn of(uid: u32) -> Option<Reading> {
         ALL.read().unwrap_or_else(PoisonError::into_inner).get(&uid).filter(|of_user| !of_user.is_empty())?;
         Some(Reading { before: READS_FOR.replace(Some(uid)) })
@@ -95,8 +95,8 @@ impl Drop for Reading {
     }
 }
 
-/// Where this thread reads what a user handed over: that user, the directory to begin from, and the way from there to `path`. None
-/// where it acts with rights of its own.
+/// If this thread reads what a user handed over: the user, the directory to start from, and the path from there to `path`. None
+/// if the thread acts with its own rights.
 pub(crate) fn directory(path: &Path) -> Option<io::Result<(u32, OwnedFd, PathBuf)>> {
     let uid = READS_FOR.get()?;
     Some(match find(uid, path) {
@@ -127,7 +127,7 @@ mod tests {
         File::open(path).unwrap().into()
     }
 
-    /// What is handed over is one list for the whole process: one test after the other.
+    /// The list of directories is process-wide, so the tests run one at a time.
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_handed_over_is_read_and_nothing_else_and_nothing_is_written() {
+    fn only_handed_over_directories_are_read_and_nothing_is_written() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let at = tempfile::tempdir().unwrap();
         let (out, secret) = (at.path().join("out"), at.path().join("secret"));
@@ -182,7 +182,7 @@ mod tests {
             assert!(refused.unwrap_err().to_string().contains("write nothing"));
         }
         if nix::unistd::geteuid().is_root() {
-            // Another user's file under a second name in this user's directory.
+            // Hard link to another user's file in this user's directory.
             let theirs = at.path().join("theirs");
             fs::write(&theirs, "theirs").unwrap();
             std::os::unix::fs::chown(&theirs, Some(61_001), Some(61_001)).unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_exchanged_after_it_was_handed_over_leads_nowhere_else() {
+    fn a_name_exchanged_after_the_handover_does_not_redirect_reads() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let at = tempfile::tempdir().unwrap();
         let (out, way, secret) = (at.path().join("out"), at.path().join("way"), at.path().join("secret"));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_hands_over_very_many_loses_the_oldest_and_takes_no_more_descriptors() {
+    fn a_user_who_hands_over_very_many_loses_the_oldest_and_uses_no_more_descriptors() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let at = tempfile::tempdir().unwrap();
         let descriptors = || fs::read_dir("/proc/self/fd").unwrap().count();
@@ -229,17 +229,17 @@ mod tests {
         (0..EACH).for_each(|index| keep(own(), &name(index), open(&name(index))).unwrap());
         let before = descriptors();
         (EACH..4 * EACH).for_each(|index| keep(own(), &name(index), open(&name(index))).unwrap());
-        // Other tests of this process open files meanwhile.
+        // Other tests of this process open files at the same time.
         assert!(descriptors() < before + EACH);
         let _reading = Reading::of(own()).unwrap();
         assert!(Beneath::open(&name(0)).is_err() && Beneath::open(&name(4 * EACH - 1)).is_ok());
-        // A directory that is removed is let go.
+        // The descriptor of a removed directory is closed.
         fs::remove_dir(name(4 * EACH - 1)).unwrap();
         assert!(Beneath::open(&name(4 * EACH - 1)).is_err());
     }
 
     #[test]
-    fn without_descriptors_what_was_handed_over_is_an_error_and_is_there_afterwards() {
+    fn reading_without_free_descriptors_is_an_error_and_works_again_afterwards() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let at = tempfile::tempdir().unwrap();
         fs::write(at.path().join("file"), "own").unwrap();

@@ -1,12 +1,12 @@
-//! Files that a user opened for shards that are to be restored. An agent that may not act as a user (the shipped unit runs as a user of its
-//! own, without the right to become another) writes into these and into nothing else of that user's; a process of the user's puts them
-//! in their places. Whoever opened a file for writing may have it written to, so no more is allowed than the user may do anyway.
+//! Files that a user opened for shards to be restored. An agent that may not act as a user (the shipped unit has a system user that
+//! may not become another one) writes only into these files of that user; a process of the user moves them into place. A user
+//! may write to any file that the user has opened for writing, so the agent gains no additional rights.
 //!
 //! ```text
 //! agent                                  the user's process (launcher, `mainstay ckpt pull`)
-//! the step has N shards ───wanted───►    makes N empty files beside their places
+//! the step has N shards ───wanted───►    creates N empty files next to their places
 //!                       ◄──descriptors── lends them
-//! writes each shard, compares it
+//! writes and verifies each shard
 //!                       ───which is ───► moves each into its place, its manifest last
 //!                          which
 //! ```
@@ -22,22 +22,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FileType, OFlags};
 
-/// Files of one restore at most.
+/// Maximum number of files of one restore.
 const MOST: usize = 4096;
 
-/// Files of all restores together at most: the shipped unit may have 65,536 open.
+/// Maximum number of files of all restores together. The shipped unit may have 65,536 open.
 const MOST_OF_ALL: usize = 16_384;
 
-/// A shard that was written into a lent file, for the process that puts it in its place.
+/// A shard that was written into a lent file, for the process that moves it into place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Landed {
-    /// Which of the files, from 0.
+    /// Index of the file, from 0.
     pub file: usize,
-    /// Where it belongs below the checkpoint directory.
+    /// Its directory, relative to the checkpoint directory.
     pub home: PathBuf,
-    /// What it is called there.
+    /// Its file name there.
     pub name: String,
-    /// The manifest that lies beside it.
+    /// Content of the manifest next to it.
     pub manifest: Vec<u8>,
 }
 
@@ -50,26 +50,26 @@ pub(crate) struct Lot {
 }
 
 impl Lot {
-    /// One that nothing was written into yet, with its number.
+    /// Takes an unused file, with its number.
     pub(crate) fn take(&self) -> Option<(usize, File)> {
         let mut files = lock(&self.files);
         let number = files.iter().rposition(Option::is_some)?;
         Some((number, files.get_mut(number)?.take()?))
     }
 
-    /// It was not used, or not to an end.
+    /// Returns a file that was not used, or not completely written.
     pub(crate) fn give_back(&self, number: usize, file: File) {
         if let Some(place) = lock(&self.files).get_mut(number) {
             *place = Some(file);
         }
     }
 
-    /// A shard is whole in its file.
+    /// Records a shard that was written completely.
     pub(crate) fn landed(&self, shard: Landed) {
         lock(&self.landed).push(shard);
     }
 
-    /// What was written into them.
+    /// Takes the shards that were written.
     pub(crate) fn all_landed(&self) -> Vec<Landed> {
         std::mem::take(&mut *lock(&self.landed))
     }
@@ -79,10 +79,10 @@ impl Lot {
     }
 }
 
-/// For a user, and the token of a restore.
+/// Key: the user and the token of a restore.
 type Lots = BTreeMap<(u32, String), Arc<Lot>>;
 
-/// The restores that wait for their files. What no restore waits for is not kept.
+/// The restores that wait for files. Files that no restore waits for are not kept.
 static ALL: Mutex<Lots> = Mutex::new(BTreeMap::new());
 
 /// Notified when files were lent.
@@ -92,7 +92,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A restore that wants files. It takes none any more once it is dropped.
+/// A restore that wants files. It accepts none after it is dropped.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     key: (u32, String),
@@ -100,13 +100,13 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// So many, of this user.
+    /// Asks this user for `count` files.
     ///
     /// # Errors
-    /// It is too many, by itself or with those of other restores.
+    /// Too many, alone or together with those of other restores.
     pub(crate) fn new(uid: u32, count: usize) -> io::Result<Wanted> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        // Other than those of an agent before: its callers may still lend.
+        // Differs from tokens of an earlier agent process, whose callers may still lend files.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let token = format!("{since:x}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let lot = Arc::new(Lot { wanted: count, files: Mutex::default(), landed: Mutex::default() });
@@ -123,12 +123,12 @@ impl Wanted {
         Ok(Wanted { key, lot })
     }
 
-    /// By which the files are lent.
+    /// The token with which the files are lent.
     pub(crate) fn token(&self) -> &str {
         &self.key.1
     }
 
-    /// The files, when all have come; none after `within`.
+    /// Waits until all files are lent; none after `within`.
     pub(crate) fn wait(self, within: Duration) -> Option<Arc<Lot>> {
         let waited = CAME.wait_timeout_while(lock(&ALL), within, |_| self.lot.is_short());
         let (all, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -140,16 +140,16 @@ impl Wanted {
 impl Drop for Wanted {
     fn drop(&mut self) {
         let lot = lock(&ALL).remove(&self.key);
-        // To close a file may take long, and others need the list meanwhile.
+        // Closing a file may take long, and other threads need the list.
         drop(lot);
     }
 }
 
-/// Keeps files that the user `uid`, whom the kernel named, opened for the restore with this token. `first` is the number of the first:
-/// one message brings a part of them.
+/// Keeps files that the user `uid`, as reported by the kernel, opened for the restore with this token. `first` is the number of the first
+/// file: one message carries a part of them.
 ///
 /// # Errors
-/// One is no file of that user's that is open for writing, or no restore waits for them.
+/// One is not a file of that user that is open for writing, or no restore waits for them.
 pub fn lend(uid: u32, token: &str, first: usize, files: Vec<OwnedFd>) -> io::Result<()> {
     let refused = |problem: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
     for file in &files {
@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// The list is one for the whole process, and one test fills it: one test after the other.
+    /// The list is process-wide and one test fills it, so the tests run one at a time.
     static TURN: Mutex<()> = Mutex::new(());
 
     fn own() -> u32 {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restore_gets_its_files_when_all_have_come() {
+    fn a_restore_gets_its_files_after_all_were_lent() {
         let _turn = lock(&TURN);
         let at = tempfile::tempdir().unwrap();
         let (wanted, other) = (Wanted::new(own(), 3).unwrap(), Wanted::new(own(), 1).unwrap());
@@ -220,13 +220,13 @@ mod tests {
             |uid, first, count| lend(uid, &token, first, files(at.path(), count)).unwrap_err().to_string();
         assert!(lent(own(), 1, 1).contains("0 files came before, and not 1"));
         assert!(lent(own(), 0, 3).contains("2 are wanted"));
-        // What comes too late is no other restore's.
+        // Files that arrive too late do not go to another restore.
         assert!(wanted.wait(Duration::ZERO).is_none());
         assert!(lent(own(), 0, 2).contains("no restore of this user waits"));
     }
 
     #[test]
-    fn a_file_that_was_not_used_to_an_end_is_used_again() {
+    fn an_incompletely_written_file_is_used_again() {
         let _turn = lock(&TURN);
         let at = tempfile::tempdir().unwrap();
         let wanted = Wanted::new(own(), 1).unwrap();

@@ -1,9 +1,9 @@
-//! The checkpoint tier of one host. A rank copies its state into memory that the launcher owns ([`pool`]) and goes on; everything
-//! else happens here, outside training: checksums ([`seal`]), the disk ([`disk`]), the list of what lies where ([`shelf`]), and replicas on other hosts
-//! ([`peer`]), whole or in pieces ([`parity`]). What trainers write without Mainstay is in [`files`].
+//! The checkpoint tier of one host. A rank copies its state into memory that the launcher owns ([`pool`]) and continues. Everything
+//! else happens here, outside training: checksums ([`seal`]), the disk ([`disk`]), the inventory ([`shelf`]), and replicas on other hosts
+//! ([`peer`]), complete or in pieces ([`parity`]). [`files`] handles what trainers write without Mainstay.
 //!
-//! Three rules hold everywhere: a shard without an intact manifest is not there; a manifest appears last and at once; the
-//! newest step that is whole is removed only after a newer one is whole.
+//! Three rules hold everywhere: a shard without an intact manifest does not count; a manifest appears last and atomically; the
+//! newest whole step is removed only after a newer one is whole.
 
 pub mod beneath;
 pub mod bytes;

@@ -6,12 +6,12 @@ use mainstay_core::checkpoint::inventory::Medium;
 
 use crate::beneath::Beneath;
 
-/// What a directory is on; one that cannot be opened counts as on a disk.
+/// The medium of a directory. One that cannot be opened counts as on a disk.
 pub(crate) fn medium_of(path: &Path) -> Medium {
     Beneath::open(path).map_or(Medium::Disk, |at| medium_at(&at))
 }
 
-/// The same of one that is open.
+/// Same as [`medium_of`], for an open directory.
 pub(crate) fn medium_at(at: &Beneath) -> Medium {
     const TMPFS: i64 = 0x0102_1994;
     match at.file_system() {

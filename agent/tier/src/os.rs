@@ -1,4 +1,4 @@
-//! The few things for which Linux has to be asked directly. All unsafe code of this crate is here.
+//! System calls without a safe wrapper. All unsafe code of this crate is here.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use mainstay_core::checkpoint::backoff::ConnectionSample;
 use mainstay_guarded::Guard;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// A control page that is mapped for as long as this value lives.
+/// A control page, mapped as long as this value lives.
 #[derive(Debug)]
 pub struct ControlPage {
     start: NonNull<std::ffi::c_void>,
@@ -23,35 +23,35 @@ pub struct ControlPage {
     guard: Option<Guard>,
 }
 
-// SAFETY: the mapping is plain memory, valid until drop and bound to no thread; it is touched as atomics only.
+// SAFETY: the mapping is plain memory, valid until drop and bound to no thread; it is accessed as atomics only.
 unsafe impl Send for ControlPage {}
 // SAFETY: as above.
 unsafe impl Sync for ControlPage {}
 
 impl ControlPage {
-    /// Maps the page in `file`, which must be as long as one.
+    /// Maps the page in `file`, which must be at least as long as a page.
     ///
     /// # Errors
-    /// It is shorter, or the kernel refused.
+    /// The file is shorter, or the kernel refuses the mapping.
     pub fn of(file: &File) -> io::Result<ControlPage> {
         let length = NonZeroUsize::new(CONTROL_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
         if file.metadata()?.len() < length.get() as u64 {
-            // Touching what lies beyond a file's end would end this process.
+            // Access beyond the end of the file would end this process.
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it is shorter than a control page"));
         }
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory of this process.
         let start = unsafe { mmap(None, length, both, MapFlags::MAP_SHARED, file, 0)? };
         let guard = Some(Guard::of(start.as_ptr() as usize, length.get()));
         Ok(ControlPage { start, length, guard })
     }
 
-    /// Its words, before it is formatted.
+    /// The words of the page, before it is formatted.
     ///
     /// # Errors
-    /// None that can happen: the mapping is a page.
+    /// None in practice: the mapping has the size of a page.
     pub fn words(&self) -> Result<&ControlWords, ControlError> {
-        // SAFETY: the mapping lives as long as `self`, also where the file is cut short (`guarded`); this process touches it only through
+        // SAFETY: the mapping lives as long as `self`, also if the file is truncated (`guarded`); this process accesses it only through
         // Control.
         unsafe { Control::words_at(self.start.as_ptr().cast(), self.length.get()) }
     }
@@ -59,7 +59,7 @@ impl ControlPage {
     /// The page.
     ///
     /// # Errors
-    /// It is none of this version.
+    /// It is not a control page of this version.
     pub fn control(&self) -> Result<Control<'_>, ControlError> {
         Control::new(self.words()?)
     }
@@ -67,21 +67,21 @@ impl ControlPage {
 
 impl Drop for ControlPage {
     fn drop(&mut self) {
-        // The guard goes first: what is mapped there next is another's.
+        // Drop the guard first: the next mapping at this address belongs to other code.
         self.guard = None;
-        // SAFETY: start and length are those of our mapping, which nothing refers to any more.
+        // SAFETY: start and length are those of our mapping, to which no reference is left.
         let _ = unsafe { munmap(self.start, self.length.get()) };
     }
 }
 
-/// A part of a file in this process's address space, for as long as this value lives.
+/// A part of a file in this process's address space, as long as this value lives.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
     length: NonZeroUsize,
 }
 
-// SAFETY: the mapping is valid until drop and bound to no thread; who may touch its bytes is for its owners to see to.
+// SAFETY: the mapping is valid until drop and bound to no thread; its owners control access to the bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -96,7 +96,7 @@ impl Mapping {
                 "it is shorter than what is to be mapped",
             ));
         }
-        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory of this process.
         let start = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED | flags, file, 0)? };
         Ok(Mapping { start: start.cast(), length })
     }
@@ -104,13 +104,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: start and length are those of our mapping, which nothing refers to any more: all who do hold this value.
+        // SAFETY: start and length are those of our mapping. No reference is left: every user holds this value.
         let _ = unsafe { munmap(self.start.cast(), self.length.get()) };
     }
 }
 
-/// A file's memory that is sent and not looked at: the kernel reads it, and refuses where there is nothing any more. So it may be the file
-/// of somebody who cuts it short.
+/// A file's memory that is sent but not read by this process. The kernel reads it and returns an error if the pages are gone, so the
+/// file may belong to a user who truncates it.
 #[derive(Clone, Debug)]
 pub struct Outgoing(Arc<Mapping>);
 
@@ -118,29 +118,29 @@ impl Outgoing {
     /// Maps the first `bytes` of `file`.
     ///
     /// # Errors
-    /// The file is shorter, or the kernel refused.
+    /// The file is shorter, or the kernel refuses the mapping.
     pub fn of(file: &File, bytes: u64) -> io::Result<Outgoing> {
         let mapping = Mapping::of(file, bytes, ProtFlags::PROT_READ, MapFlags::empty())?;
         Ok(Outgoing(Arc::new(mapping)))
     }
 
-    /// Bytes that are mapped.
+    /// Number of mapped bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.0.length.get() as u64
     }
 
-    /// Sends bytes from `offset` on; how many the socket took.
+    /// Sends bytes from `offset` on. Returns how many the socket accepted.
     ///
     /// # Errors
-    /// They are not all mapped, the file has lost them, or what the socket tells.
+    /// They are not all mapped, the file was truncated, or the socket returns an error.
     pub fn send(&self, stream: &TcpStream, offset: u64, length: usize) -> io::Result<usize> {
         let begin = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         if begin.checked_add(length).is_none_or(|end| end > self.0.length.get()) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: the range lies within the mapping, which lives as long as `self`; the kernel only reads it, and tells of pages that are
-        // gone with EFAULT. The descriptor is open for as long as `stream` lives.
+        // SAFETY: the range is within the mapping, which lives as long as `self`; the kernel only reads it, and returns EFAULT for missing
+        // pages. The descriptor is open as long as `stream` lives.
         let sent = unsafe {
             let from = self.0.start.as_ptr().add(begin);
             nix::libc::send(stream.as_raw_fd(), from.cast(), length, nix::libc::MSG_NOSIGNAL)
@@ -149,15 +149,15 @@ impl Outgoing {
     }
 }
 
-/// A file that is mapped for writing for as long as this value lives. Its memory is lent in ranges that do not overlap.
+/// A file that is mapped for writing as long as this value lives. Its memory is lent in ranges that do not overlap.
 #[derive(Debug)]
 pub struct MappedFile {
     mapping: Arc<Mapping>,
-    /// The ranges that are lent.
+    /// The lent ranges.
     lent: Mutex<Vec<Range<usize>>>,
 }
 
-/// A part of a mapped file, which nobody else of this process has meanwhile.
+/// A part of a mapped file to which no other code of this process has access.
 #[derive(Debug)]
 pub struct Lent<'m> {
     of: &'m MappedFile,
@@ -165,30 +165,30 @@ pub struct Lent<'m> {
 }
 
 impl MappedFile {
-    /// Maps the first `bytes` of `file`, with all pages at once. Nobody may make the file shorter while it is mapped: touching what lies
-    /// beyond its end would end this process. So only files in a directory of this process's own are to be mapped.
+    /// Maps the first `bytes` of `file` and populates all pages. The file must not become shorter while it is mapped: access beyond
+    /// its end would end this process. So only files in this process's own directories may be mapped.
     ///
     /// # Errors
-    /// The file is shorter, or the kernel refused.
+    /// The file is shorter, or the kernel refuses the mapping.
     pub fn of(file: &File, bytes: u64) -> io::Result<MappedFile> {
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let mapping = Mapping::of(file, bytes, both, MapFlags::MAP_POPULATE)?;
         Ok(MappedFile { mapping: Arc::new(mapping), lent: Mutex::default() })
     }
 
-    /// Bytes that are mapped.
+    /// Number of mapped bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.mapping.length.get() as u64
     }
 
-    /// The same memory, to be sent.
+    /// The same memory, for sending.
     #[must_use]
     pub fn outgoing(&self) -> Outgoing {
         Outgoing(Arc::clone(&self.mapping))
     }
 
-    /// Lends a part; none where it is not mapped, or some of it is lent already.
+    /// Lends a part; none if it is not completely mapped or overlaps a lent range.
     pub fn lend(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
         let begin = usize::try_from(offset).ok()?;
         let range = begin..begin.checked_add(length as usize)?;
@@ -209,8 +209,8 @@ impl MappedFile {
 impl Lent<'_> {
     /// The memory.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the range lies within the mapping, which lives as long as `of`; nobody else was lent any of it, and `self` is borrowed
-        // for as long as the slice lives. All bytes of a mapped file have values.
+        // SAFETY: the range is within the mapping, which lives as long as `of`; no other code was lent any of it, and `self` is borrowed
+        // as long as the slice lives. All bytes of a mapped file are initialized.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.of.mapping.start.as_ptr().add(self.range.start),
@@ -229,31 +229,31 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// The clock that all processes of this host share, and that steps are told by.
+/// Time on CLOCK_MONOTONIC, which all processes of this host share and which steps are measured with.
 #[must_use]
 pub fn monotonic() -> Mono {
     let mut now = nix::libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a timespec of ours, which the call writes and of which it keeps no pointer. Refused, it stays zero.
+    // SAFETY: `now` is a local timespec; the call writes it and keeps no pointer. If the call fails, it stays zero.
     unsafe { nix::libc::clock_gettime(nix::libc::CLOCK_MONOTONIC, &raw mut now) };
     Mono(now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs()))
 }
 
-/// Milliseconds on the clock that all processes of this host share.
+/// Milliseconds on CLOCK_MONOTONIC, which all processes of this host share.
 #[must_use]
 pub fn monotonic_ms() -> u64 {
     monotonic().0 / 1_000_000
 }
 
-/// What a connection shows of its path; none where the kernel does not tell.
+/// Round-trip time and retransmissions of a connection; none if the kernel does not report them.
 #[must_use]
 pub fn signs(stream: &TcpStream) -> Option<ConnectionSample> {
-    // Where tcpi_rtt, tcpi_rttvar and tcpi_total_retrans lie in `struct tcp_info` of linux/tcp.h, which only grows at its end.
+    // Offsets of tcpi_rtt, tcpi_rttvar and tcpi_total_retrans in `struct tcp_info` of linux/tcp.h, which only grows at its end.
     const ROUND_TRIP: usize = 68;
     const DEVIATION: usize = 72;
     const SENT_AGAIN: usize = 100;
     let mut info = [0_u8; 104];
     let mut length = nix::libc::socklen_t::try_from(info.len()).ok()?;
-    // SAFETY: the descriptor is open for as long as `stream` lives; the kernel writes at most `length` bytes into `info`, and how many
+    // SAFETY: the descriptor is open as long as `stream` lives; the kernel writes at most `length` bytes into `info`, and their number
     // into `length`. Neither nix nor rustix has this option.
     let done = unsafe {
         nix::libc::getsockopt(
@@ -270,8 +270,8 @@ pub fn signs(stream: &TcpStream) -> Option<ConnectionSample> {
     Some(ConnectionSample { round_trip_us, deviation_us: word(DEVIATION)?, sent_again: word(SENT_AGAIN)? })
 }
 
-/// Makes this thread stand back behind training: for the processor, and if `idle` for the disk too. What the kernel refuses is no
-/// harm.
+/// Lowers the priority of this thread below training: for the CPU, and if `idle` also for the disk. Errors are ignored: a refusal is
+/// harmless.
 pub fn stand_back(nice: i32, idle: bool) {
     const OF_A_PROCESS: nix::libc::c_long = 1;
     const IDLE: nix::libc::c_long = 3 << 13;
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_into_lent_memory_is_in_the_file() {
+    fn bytes_written_into_lent_memory_are_in_the_file() {
         let (_dir, file, mapped) = mapped(10_000);
         mapped.lend(5000, 3).unwrap().bytes().copy_from_slice(b"abc");
         let mut found = [0; 5];
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_sent_may_be_cut_short_by_its_owner() {
+    fn a_file_that_is_sent_may_be_truncated_by_its_owner() {
         use std::io::Read;
         use std::net::TcpListener;
 
@@ -332,14 +332,14 @@ mod tests {
         file.set_len(0).unwrap();
         let refused = outgoing.send(&stream, 8_192, 5).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(nix::libc::EFAULT));
-        // What is there again is sent again.
+        // After the file has grown again, its bytes are sent again.
         file.write_all(&[1; 1]).unwrap();
         file.set_len(10_000).unwrap();
         assert_eq!(outgoing.send(&stream, 8_192, 5).unwrap(), 5);
     }
 
     #[test]
-    fn nothing_is_lent_twice_and_nothing_beyond_the_end() {
+    fn no_range_is_lent_twice_or_beyond_the_end() {
         let (_dir, file, mapped) = mapped(100);
         let middle = mapped.lend(40, 20).unwrap();
         for (offset, length) in [(40, 20), (30, 11), (59, 5), (0, 100), (45, 1)] {
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_cut_short_is_no_page_any_more_and_others_stay() {
+    fn a_truncated_page_is_an_error_and_other_pages_stay_valid() {
         let page = |file: &File| {
             file.set_len(CONTROL_BYTES as u64).unwrap();
             let page = ControlPage::of(file).unwrap();

@@ -1,5 +1,5 @@
-//! Checksums: what makes the bytes of a slot a shard. Read by `pread`, so that a file that somebody truncates is an error and no
-//! SIGBUS.
+//! Checksums: they turn the bytes of a slot into a shard. Bytes are read with `pread`, so that truncation by another process is an error
+//! and no SIGBUS.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -11,18 +11,18 @@ use mainstay_checkpoint::container::{self, ContainerError};
 use mainstay_checkpoint::{Alike, CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-/// The name of a shard's file.
+/// Name of a shard's file.
 pub const STATE_NAME: &str = "state.safetensors";
 
-/// Small enough to stay in the second-level cache between the two checksums.
+/// Read size: small enough to stay in the L2 cache between the two checksums.
 pub(crate) const PIECE: usize = 256 << 10;
 
-/// Bytes that can be read at any place.
+/// Bytes that can be read at any offset.
 pub trait ReadAt: Sync {
     /// Fills `buffer` from `offset` on.
     ///
     /// # Errors
-    /// There are fewer bytes, or they cannot be read.
+    /// The source has fewer bytes, or they cannot be read.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -41,26 +41,26 @@ impl ReadAt for Vec<u8> {
     }
 }
 
-/// Why what lies in a slot is no shard.
+/// Why the content of a slot is not a shard.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
     /// It cannot be read.
     #[error("reading it: {0}")]
     Io(#[from] io::Error),
-    /// It is no container.
+    /// It is not a container.
     #[error("it is no checkpoint: {0}")]
     Container(#[from] ContainerError),
-    /// It says of itself that it is another one than the slot says.
+    /// The container names an identity different from the slot's.
     #[error("it says of itself that it is {found}, and not {expected}")]
     Another {
-        /// What the slot says.
+        /// Identity in the slot.
         expected: String,
-        /// What the container says.
+        /// Identity in the container.
         found: String,
     },
 }
 
-/// The checksums of the first `size` bytes, whole and by chunks of `chunk` bytes.
+/// The checksums of the first `size` bytes: of all bytes, and of each chunk of `chunk` bytes.
 ///
 /// # Errors
 /// They cannot be read.
@@ -68,7 +68,7 @@ pub fn sums(source: &dyn ReadAt, size: u64, chunk: u64) -> io::Result<(u128, Vec
     sums_beside(source, size, chunk, 0..0).map(|(whole, parts, _)| (whole, parts))
 }
 
-/// The same, and the checksum of a part of them for itself.
+/// Same as [`sums`], plus a separate checksum of a part of the bytes.
 fn sums_beside(
     source: &dyn ReadAt,
     size: u64,
@@ -97,14 +97,14 @@ fn sums_beside(
     Ok((whole.finish_128(), parts, apart.finish_128()))
 }
 
-/// What of the bytes that begin at `at` lies within a range.
+/// The part of `bytes`, which start at offset `at`, that is within a range.
 fn within<'a>(bytes: &'a [u8], at: u64, range: &Range<u64>) -> &'a [u8] {
     let place = |end: u64| usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
     bytes.get(place(range.start)..place(range.end)).unwrap_or_default()
 }
 
-/// Takes the checksums of a container and makes its manifest. The container's own words must be those of `identity`: what a late
-/// writer left under another's name is found here.
+/// Computes the checksums of a container and creates its manifest. The container's header must match `identity`: this detects what a
+/// late writer left under another name.
 ///
 /// # Errors
 /// [`SealError`]
@@ -164,7 +164,7 @@ fn header(source: &dyn ReadAt, size: u64) -> Result<container::Header, SealError
     Ok(container::decode(&start, size)?)
 }
 
-/// Whether the bytes are what the manifest says. Reads all of them.
+/// Whether the bytes match the manifest. Reads all of them.
 ///
 /// # Errors
 /// They cannot be read.
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_summed_up_as_it_is_by_itself_wherever_pieces_end() {
+    fn a_part_has_the_same_checksum_as_alone_wherever_pieces_end() {
         let bytes: Vec<u8> =
             (0..3 * PIECE as u32 + 77).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         for range in [0..0, 5..9, 4096..PIECE as u64, 4096..3 * PIECE as u64 + 3, 100..bytes.len() as u64] {

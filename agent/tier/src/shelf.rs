@@ -1,4 +1,4 @@
-//! The inventory: which shards lie on this host, in which tier, each with its manifest's bytes and a way to its own.
+//! The inventory: the shards on this host, their tiers, their manifests' bytes and how to open them.
 
 use std::fs::File;
 use std::io;
@@ -9,27 +9,27 @@ use mainstay_checkpoint::Manifest;
 use crate::disk::{self, StdVolume};
 use crate::seal;
 
-/// Where a shard lies.
+/// The tier of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
     /// In the launcher's memory.
     Memory,
     /// On this host's disk.
     Disk,
-    /// A copy kept for another host.
+    /// A replica stored for another host.
     Replica,
 }
 
-/// One copy of a shard: its manifest is intact, its bytes are to be verified by whoever uses them.
+/// One copy of a shard. Its manifest is intact; its bytes are verified by the code that uses them.
 #[derive(Clone, Debug)]
 pub struct Shard {
-    /// What it is.
+    /// Its manifest.
     pub manifest: Manifest,
-    /// The manifest as it lies there: what goes onto the wire.
+    /// The manifest's bytes as they are stored and sent to peers.
     pub manifest_bytes: Vec<u8>,
-    /// Where it lies.
+    /// Its tier.
     pub tier: Tier,
-    /// The file that begins with it: one in memory may be longer than the shard.
+    /// The file that starts with the shard; in memory it may be longer.
     pub path: PathBuf,
 }
 
@@ -37,7 +37,7 @@ impl Shard {
     /// Opens its file for reading; the shard is the first `manifest.file.size` bytes.
     ///
     /// # Errors
-    /// It is gone, another's, or shorter than its manifest says.
+    /// It is gone, belongs to another user, or is shorter than in its manifest.
     pub fn open(&self) -> io::Result<File> {
         let file = disk::open_own(&self.path)?;
         if file.metadata()?.len() < self.manifest.file.size {
@@ -46,7 +46,7 @@ impl Shard {
         Ok(file)
     }
 
-    /// Whether every byte is as it was sealed. Reads all of it.
+    /// Whether every byte matches the manifest. Reads all of it.
     ///
     /// # Errors
     /// It cannot be read.
@@ -55,7 +55,7 @@ impl Shard {
     }
 }
 
-/// What lies in a directory of the disk's layout: a job's checkpoints, or a store of replicas.
+/// The shards in a directory with the disk's layout: a job's checkpoints, or a store of replicas.
 #[must_use]
 pub fn on_disk(directory: &Path, tier: Tier) -> Vec<Shard> {
     let volume = StdVolume;

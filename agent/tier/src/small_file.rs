@@ -1,4 +1,4 @@
-//! Small files of the agent's own that are there whole or not at all, also after a crash of the host.
+//! Small files of the agent that are written atomically, also if the host crashes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ pub(crate) fn write_at_once(directory: &Path, name: &str, content: &[u8]) -> io:
     sync_directory(directory)
 }
 
-/// Brings the names in a directory to the disk.
+/// Syncs the names in a directory to disk.
 pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }

@@ -32,21 +32,21 @@ def status() -> dict:
 
 
 def digest(tensors):
-    """A number that replicas with the same bits have in common: see :mod:`mainstay._digest`."""
+    """A number that is equal for replicas with the same bits: see :mod:`mainstay._digest`."""
     from ._digest import digest as compute
 
     return compute(tensors)
 
 
 def report_digest(tensors, *, every: int = 100):
-    """Tells the digest of these tensors with every so many-th optimizer step: see :mod:`mainstay._digest`."""
+    """Reports the digest of these tensors with every N-th optimizer step: see :mod:`mainstay._digest`."""
     from ._digest import report_digest as begin
 
     return begin(tensors, every=every)
 
 
 def on_world_change(callback):
-    """Has ``callback(old, new)`` called when the job continues with another number of ranks: see :mod:`mainstay._world`."""
+    """Calls ``callback(old, new)`` when the job continues with another number of ranks: see :mod:`mainstay._world`."""
     from ._world import on_world_change as register
 
     return register(callback)

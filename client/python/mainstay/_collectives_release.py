@@ -1,13 +1,13 @@
-"""Gets a rank out of a collective that it is blocked in, and rid of its process groups.
+"""Releases a rank from a collective that it is blocked in, and destroys its process groups.
 
-NCCL can be aborted (``ProcessGroupNCCL.abort``, which PyTorch 2.8 has). Gloo cannot: a rank waits for its peer until the
-time-out, half an hour by default. But it waits on TCP sockets, and shutting them down ends the wait within milliseconds.
-The sockets of a group (or of its store) are those that appeared in ``/proc/self/fd`` while the group was made; all others
-are left alone.
+NCCL can be aborted (``ProcessGroupNCCL.abort``, available in PyTorch 2.8). Gloo cannot: a rank waits for its peer
+until the time-out, half an hour by default. But it waits on TCP sockets, and shutting them down ends the wait within
+milliseconds. The sockets of a group (or of its store) are those that appeared in ``/proc/self/fd`` while the group
+was created; all others are left alone.
 
-Gloo loses a send that fails because the peer closed the connection: no exception reaches the waiting thread, which then
-waits for the time-out. So a rank that leaves shuts down only what it receives, and keeps a copy of each descriptor, so that
-its connections stay open until all ranks have left (:func:`close`).
+Gloo loses a send that fails because the peer closed the connection: no exception reaches the waiting thread, which
+then waits for the time-out. So a rank that leaves shuts down only its receiving side, and keeps a copy of each
+descriptor, so that its connections stay open until all ranks have left (:func:`close`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _installed = False
 
 
 def install() -> None:
-    """Begins to note which sockets are made for process groups, now or as soon as torch is imported."""
+    """Starts to record which sockets are created for process groups, now or as soon as torch is imported."""
     global _installed
     if _installed:
         return
@@ -69,7 +69,7 @@ def _note_sockets_of(module, name: str) -> None:
 
 @contextlib.contextmanager
 def noting():
-    """Notes the sockets that are made meanwhile for process groups."""
+    """Records the sockets that are created meanwhile for process groups."""
     call = object()
     before = sockets()
     with _lock:
@@ -88,13 +88,13 @@ def _new_since(before: dict) -> dict:
 
 
 def release(everything_since=None, both_directions: bool = False) -> None:
-    """Ends all waiting in process groups, from any thread; what waited raises.
+    """Ends all waiting in process groups, from any thread; the waiting calls raise.
 
-    ``everything_since`` (a former result of :func:`sockets`) widens it to all TCP sockets that appeared since and that no
-    Python object holds, for groups that were made in a way unknown to us. ``both_directions`` also ends what is sent: a
-    last resort, because a peer may then lose a send of its own.
+    ``everything_since`` (a former result of :func:`sockets`) extends it to all TCP sockets that appeared since and
+    that no Python object holds, for groups that were created in an unknown way. ``both_directions`` also ends
+    sending: a last resort, because a peer may then lose a send.
     """
-    # First of all: PyTorch's watchdog ends the process when it finds the connections of a group broken that is not aborted.
+    # First: PyTorch's watchdog ends the process when it finds broken connections of a group that is not aborted.
     _abort_nccl()
     with _lock:
         targets = dict(_groups)
@@ -105,7 +105,8 @@ def release(everything_since=None, both_directions: bool = False) -> None:
         ours = _held_by_python()
         new = _new_since(everything_since)
         targets.update({number: inode for number, inode in new.items() if number not in ours})
-    # What comes in suffices as a rule: Gloo's own thread then fails its connections and all that waits on them.
+    # Ending the receiving side is usually enough: Gloo's own thread then fails its connections and everything that
+    # waits on them.
     how = socket.SHUT_RDWR if both_directions else socket.SHUT_RD
     for number, inode in targets.items():
         shut = _shut(number, inode, how)
@@ -114,7 +115,7 @@ def release(everything_since=None, both_directions: bool = False) -> None:
 
 
 def shut_all() -> None:
-    """Ends all connections by TCP of this process."""
+    """Ends all TCP connections of this process."""
     for number, inode in sockets().items():
         _shut(number, inode, socket.SHUT_RDWR)
 
@@ -128,14 +129,14 @@ def _held_by_python() -> set:
 def _shut(number: int, inode: str, how: int):
     """Shuts a connected TCP socket down and returns a copy of it, None for any other descriptor.
 
-    Listening sockets are left alone: their loops take an end for a broken kernel.
+    Listening sockets are left alone: their loops treat an end as a broken kernel.
     """
     try:
         copy = os.dup(number)
     except OSError:
         return None
     try:
-        # Asked of the copy: the number may have become another file's.
+        # Checks the copy: the number may belong to another file by now.
         if os.readlink(f"/proc/self/fd/{copy}") != inode:
             os.close(copy)
             return None
@@ -155,9 +156,10 @@ def _shut(number: int, inode: str, how: int):
 
 
 def _abort_nccl() -> None:
-    """Aborts each NCCL backend, once and on a thread of its own.
+    """Aborts each NCCL backend, once and on a separate thread.
 
-    An abort may wait for the device, and for what other communicators have there: none of them is to wait for its turn.
+    An abort may wait for the device, and for the operations of other communicators on it: no backend must wait for
+    its turn.
     """
     for backend in _nccl_backends():
         with _lock:
@@ -185,11 +187,11 @@ def _nccl_backends() -> list:
 
 
 def destroy() -> None:
-    """Destroys all process groups of this process with their store, but for a default group that stays over rounds
-    (:mod:`mainstay._reconfigure`). To be called when nobody waits in them.
+    """Destroys all process groups of this process with their store, except a default group that is kept across rounds
+    (:mod:`mainstay._reconfigure`). Call it when no thread waits in them.
 
-    Waits for aborts under way, however long they take: what is destroyed meanwhile would wait for its peers. A rank that
-    never comes to an end with it is replaced by the launcher.
+    Waits for aborts under way, however long they take: destroying a group meanwhile would wait for its peers. The
+    launcher replaces a rank for which this never ends.
     """
     with _lock:
         aborts = list(_aborts.values())
@@ -204,11 +206,11 @@ def destroy() -> None:
     elif distributed is not None and distributed.is_initialized():
         _quietly(distributed.destroy_process_group)
         if distributed.is_initialized():
-            # One of them refused to be shut down; the next round makes its groups anew all the same.
+            # One of them refused to be shut down; the next round creates its groups again anyway.
             _quietly(lambda: _strike_off(distributed))
     if distributed is not None:
-        # A group that failed while it was made has taken a number all the same, and groups find each other in the store
-        # by number: a new process begins at the first.
+        # A group that failed while it was created has used a number anyway, and groups find each other in the store by
+        # number: a new process starts at the first.
         _quietly(lambda: setattr(distributed._world, "group_count", 1 if kept else 0))
     with _lock:
         _groups.clear()
@@ -230,7 +232,7 @@ def _destroy_others(distributed) -> None:
 
 
 def _strike_off(distributed) -> None:
-    """Takes all groups off PyTorch's books, as it does itself once they are shut down."""
+    """Removes all groups from PyTorch's tables, as PyTorch does once they are shut down."""
     distributed._update_default_pg(None)
     for books in (
         "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state",
@@ -243,4 +245,4 @@ def _quietly(action) -> None:
     try:
         action()
     except Exception:
-        pass  # A group that is broken already: that is why it goes.
+        pass  # The group is broken already, which is why it is destroyed.

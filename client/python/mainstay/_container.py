@@ -1,8 +1,10 @@
-"""A state as a container: a table of tensors, and the small rest of the state beside them. The bytes are one safetensors file.
+"""A state as a container: a table of tensors, and the small rest of the state next to them. The bytes are one
+safetensors file.
 
-``split`` names every tensor and array by its path in the state and pickles the rest, with persistent ids in their place; ``join``
-puts the state together again. What safetensors cannot name (sparse and quantised tensors, exotic types, subclasses) goes into
-the pickled part whole. Tensors that share a storage in different views go as that storage, so that they share one again.
+``split`` names every tensor and array by its path in the state and pickles the rest, with persistent ids in their
+place; ``join`` rebuilds the state. Tensors that safetensors cannot represent (sparse and quantised tensors, exotic
+types, subclasses) go into the pickled part whole. Tensors that share a storage in different views are stored as that
+storage, so that they share one again.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _ITEM = {
 
 
 class Part(NamedTuple):
-    """One tensor of the table, and where its bytes are now."""
+    """One tensor of the table, and the current location of its bytes."""
 
     name: str
     dtype: str
@@ -59,7 +61,7 @@ def split(state: Any, metadata: Dict[str, str]) -> Split:
     _Pickler(buffer, found).dump(state)
     parts, table = found.parts(_paths(state))
     rest = pickle.dumps({"table": table, "state": buffer.getvalue()}, protocol=5)
-    # The widest first, so that each lies where its elements may lie; raw storages behind them, the rest of the state last.
+    # The widest first, so that each is aligned; raw storages follow, and the rest of the state comes last.
     parts.sort(key=lambda part: -_ITEM[part.dtype])
     tensors = [(part.name, part.dtype, list(part.shape)) for part in parts] + [(STATE, "U8", [len(rest)])]
     header, offsets, total = _native.container_header(sorted(metadata.items()), tensors)
@@ -67,13 +69,14 @@ def split(state: Any, metadata: Dict[str, str]) -> Split:
 
 
 def join(rest: bytes, tensor: Callable) -> Any:
-    """The state again. ``tensor(name)`` gives a tensor of the table as a new, writable torch tensor or NumPy array."""
+    """Rebuilds the state. ``tensor(name)`` returns a tensor of the table as a new, writable torch tensor or NumPy
+    array."""
     told = pickle.loads(rest)
     return _Unpickler(io.BytesIO(told["state"]), told["table"], tensor).load()
 
 
 class _Found:
-    """The tensors and arrays that pickling came upon."""
+    """The tensors and arrays that pickling found."""
 
     def __init__(self):
         self.objects: list = []
@@ -342,7 +345,7 @@ class Targets:
         self._by_path: Dict[str, Any] = {}
         for path, here in _walk(state):
             self._by_path.setdefault(path, here)
-        #: Begins and ends of what was given out, in order: nothing is loaded over something else.
+        #: Starts and ends of the memory given out, in order: nothing is loaded over something else.
         self._taken: List[int] = []
         #: Whether something may have been written there.
         self.written = False
@@ -391,7 +394,7 @@ class Targets:
         return known, known.__array_interface__["data"][0]
 
     def _take(self, begin: int, end: int) -> bool:
-        # Tensors of one storage: what was saved apart does not fit into both.
+        # Tensors of one storage: if they were saved apart, they do not fit into both.
         place = bisect.bisect_right(self._taken, begin)
         if place % 2 or (place < len(self._taken) and self._taken[place] < end):
             return False

@@ -1,7 +1,7 @@
 """Digests of parameters: the same number on every replica whose parameters are the same bits, on any device.
 
-``src/digest.rs`` defines it. Tensors in host memory are read by native code at the speed of memory; those on a CUDA device by a
-kernel of ours, and on other devices by the operations below, in pieces, without waiting for the device.
+``src/digest.rs`` defines it. Native code reads tensors in host memory at memory speed. A kernel of ours computes those
+on a CUDA device, and the operations below those on other devices, in pieces, without waiting for the device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from . import _digest_kernel, _native
 
 _WORDS = 1 << 22  # of one piece: 32 MiB, and three times that in between
 _POSITIONS = 1 << 40
-_LATER = 8  # steps after which the digest of a device's tensors is told; by then it is there
+_LATER = 8  # steps after which the digest of a device's tensors is reported; by then it is complete
 
 
 def _signed(value: int) -> int:
@@ -24,7 +24,8 @@ _FIRST, _SECOND = _signed(0xFF51AFD7ED558CCD), _signed(0xC4CEB9FE1A85EC53)
 
 
 class Digest:
-    """A digest that may still be computed on a device. ``int(digest)`` waits for it; :meth:`ready` says whether it would."""
+    """A digest that may still be computed on a device. ``int(digest)`` waits for it; :meth:`ready` returns whether it
+    is complete."""
 
     def __init__(self, host: int, parts=()):
         self._host = host
@@ -66,10 +67,10 @@ def digest(tensors) -> Digest:
 
 
 def report_digest(tensors, *, every: int = 100):
-    """Tells the digest of a module's or these tensors with every so many-th optimizer step, to compare replicas.
+    """Reports the digest of a module's or these tensors with every N-th optimizer step, to compare replicas.
 
-    Of tensors in host memory it goes with the next step that is reported; of those on a device with the optimizer step eight
-    later, so that nothing waits. Returns an object whose ``remove()`` ends it.
+    The digest of tensors in host memory is reported with the next step; that of tensors on a device with the
+    optimizer step eight later, so that nothing waits. Returns an object whose ``remove()`` ends the reports.
     """
     from torch.optim import optimizer as optimizers
 
@@ -184,7 +185,7 @@ def _add_by_operations(words, first: int, total, torch) -> None:
 
 
 def _shifted(words, by: int):
-    """As of unsigned numbers: int64 would drag its sign along."""
+    """As for unsigned numbers: int64 would extend its sign."""
     return (words >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 

@@ -1,8 +1,8 @@
-"""The digest of words on a CUDA device, by one kernel that reads each word once: PyTorch's operations write what is in between to
-memory, and take 25 times as long.
+"""The digest of words on a CUDA device, by one kernel that reads each word once: PyTorch's operations write
+intermediate results to memory and take 25 times as long.
 
-The kernel is PTX that the driver compiles when a context first needs it: no compiler has to be there. Where it cannot be loaded,
-``_digest`` computes with PyTorch's operations.
+The kernel is PTX that the driver compiles when a context first needs it: no compiler is required. If it cannot be
+loaded, ``_digest`` computes with PyTorch's operations.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Dict, Optional, Tuple
 
-#: Each thread takes every so many-th word, four at a time; a block adds up in shared memory, and each block once to the sum.
+#: Each thread takes every N-th word, four at a time; a block adds up in shared memory, and each block adds once to the
+#: sum.
 _PTX = b"""
 .version 6.4
 .target sm_70

@@ -1,7 +1,7 @@
 """Everything that the checkpoint changes on disk goes through :func:`do`, one operation at a time.
 
-That gives the tests one place where a process can be ended between any two operations
-(``MAINSTAY_TEST_CRASH_AT=N`` ends it before its N-th), and a reader one list of what a save does.
+This gives the tests one place where a process can be ended between any two operations (``MAINSTAY_TEST_CRASH_AT=N``
+ends it before its N-th), and the reader one list of the operations of a save.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def write_file(path: str, content: bytes) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Brings the names in a directory to the disk: a rename is only then sure to outlive a power cut."""
+    """Syncs the names in a directory to the disk: only then does a rename survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         do(os.fsync, descriptor)
@@ -89,7 +89,7 @@ def make_directory(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Removes a file or directory with all in it. What another rank removes meanwhile is not missed."""
+    """Removes a file or directory with all its content. Files that another rank removes meanwhile are ignored."""
     try:
         entries = list(os.scandir(path))
     except NotADirectoryError:

@@ -1,7 +1,9 @@
-"""Which checkpoints are doubtful: those that a launch of a job saved after the last step at which replicas agreed, before a restart.
+"""Which checkpoints are doubtful: those that a launch of a job saved after the last step at which replicas agreed,
+before a restart.
 
-The launcher writes it beside the checkpoints. ``MAINSTAY_CHECKPOINT_DOUBTFUL`` says what is made of it: ``use`` them with a
-warning (as without it), or ``skip`` those of which a majority of replicas says so, or ``skip-all``, those too where only two differ.
+The launcher writes the list next to the checkpoints. ``MAINSTAY_CHECKPOINT_DOUBTFUL`` sets the policy: ``use`` them
+with a warning (the default), ``skip`` those that a majority of replicas marks as doubtful, or ``skip-all``, which
+also skips those for which only two replicas differ.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ POLICIES = ("use", "skip", "skip-all")
 
 
 def policy() -> str:
-    """What the environment asks for; ValueError if that is none of :data:`POLICIES`."""
+    """The policy that the environment sets; ValueError if it is none of :data:`POLICIES`."""
     wanted = os.environ.get(POLICY) or "use"
     if wanted not in POLICIES:
         raise ValueError(f"{POLICY}={wanted!r} is none of {', '.join(POLICIES)}")
@@ -26,7 +28,7 @@ def policy() -> str:
 
 
 def told(directory: str) -> list:
-    """What was said of the checkpoints in `directory`; nothing if that cannot be read."""
+    """The recorded doubts about the checkpoints in `directory`; empty if they cannot be read."""
     try:
         with open(os.path.join(directory, FILE), encoding="utf-8") as file:
             entries = json.load(file)
@@ -36,7 +38,7 @@ def told(directory: str) -> list:
 
 
 def about(directory: str, step: int, rank: int, origin: Optional[tuple] = None) -> Optional[dict]:
-    """Why this rank's shard of `step` is doubtful, the surest reason first; None if it is not.
+    """Why this rank's shard of `step` is doubtful, the most certain reason first; None if it is not.
 
     ``origin`` is job, attempt and launch of a shard that is not on the disk.
     """
@@ -47,7 +49,7 @@ def about(directory: str, step: int, rank: int, origin: Optional[tuple] = None) 
         job, attempt, launch = origin or _seal.origin(directory, step, rank)
     except (_seal.Incomplete, _seal.Damaged, OSError):
         return None
-    # What a later attempt or another launch saved under the same number was computed anew.
+    # A step that a later attempt or another launch saved under the same number was computed again.
     held = [
         entry
         for entry in entries

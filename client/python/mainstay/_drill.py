@@ -1,5 +1,5 @@
-"""Faults for drills, in a job that was started with ``--allow-inject``: the launcher says which, on a socket that exists in
-such jobs only. Without it nothing of this is ever loaded.
+"""Faults for drills, in a job that was started with ``--allow-inject``: the launcher requests them on a socket that
+exists in such jobs only. Without it this module is never loaded.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import time
 
 VARIABLE = "MAINSTAY_DRILL"
 
-#: A slow rank is slowed in moments of about this length: short beside a step, long beside a switch of threads.
+#: A slow rank is slowed in periods of about this length: short compared with a step, long compared with a thread
+#: switch.
 _MOMENT_S = 0.020
-#: It is not held for longer at once: it is to be slow, and not to stand still.
+#: It is not held for longer at once: the rank must be slow, not stuck.
 _LONGEST_S = 1.0
 
 
@@ -25,7 +26,7 @@ class InjectedFault(RuntimeError):
 
 
 def start() -> None:
-    """Begins to listen. To be called on the main thread."""
+    """Starts to listen. Must be called on the main thread."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(os.environ[VARIABLE])
     faults = {
@@ -55,7 +56,7 @@ def _raise_in(thread) -> None:
 
 
 def _hang_by_signal():
-    """A handler that never returns stands on top of whatever the main thread is at."""
+    """Raises a signal whose handler never returns, on top of the main thread's current code."""
     for number in range(signal.SIGRTMAX, signal.SIGRTMIN + 9, -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _stand_still)
@@ -77,7 +78,8 @@ def _slow(percent) -> None:
         while True:
             began = time.monotonic()
             time.sleep(_MOMENT_S * (1 - share))
-            # Others had the interpreter for longer than that: until they gave it up, and until this thread had a processor.
+            # Other threads had the interpreter for longer than that: until they released it, and until this thread had
+            # a processor.
             free = time.monotonic() - began
             hold(int(min(free * share / (1 - share), _LONGEST_S) * 1e6))
 

@@ -1,10 +1,10 @@
-"""The beginning and the end of a rank's life: opens its page at import, and leaves a note when an exception ends it.
+"""The start and the end of a rank's life: opens its page at import, and leaves a note when an exception ends it.
 
-The note is written by a hook chained into ``sys.excepthook``. Python calls that hook in two situations that look alike:
-when an uncaught exception ends the program, and when someone prints an exception that was dealt with (C code through
-``PyErr_Print``, or a script that calls the hook itself). Only the first is the rank's end, and whoever watches the page
-acts on the note at once, so the two must be told apart: at the end of the program the program's own outermost frame is
-gone from the stack.
+The note is written by a hook chained into ``sys.excepthook``. Python calls that hook in two situations that look
+alike: when an uncaught exception ends the program, and when code prints an exception that was handled (C code
+through ``PyErr_Print``, or a script that calls the hook itself). Only the first is the rank's end, and readers of
+the page act on the note at once, so the two must be distinguished: at the end of the program the program's own
+outermost frame is gone from the stack.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STACKS = "MAINSTAY_STACKS"
 _STACK_SIGNAL = 16  # SIGSTKFLT: the kernel never sends it, and no library is known to use it
 _TEMPLATE = "__mainstay_template__"
 
-_owner = 0  # pid of the process that opened the page; a forked child must not speak for it
+_owner = 0  # pid of the process that opened the page; a forked child must not write for it
 _program = None  # code of the program's outermost frame
 _previous = None  # the hook that was there before ours
 _noted = False
@@ -48,7 +48,7 @@ def start() -> None:
 
 
 def program_is(code) -> None:
-    """Tells the program's outermost frame where the page was opened before it began to run."""
+    """Finds the program's outermost frame if the page was opened before it started to run."""
     global _program
     _program = code
 
@@ -91,7 +91,7 @@ def _take_part_in_drills() -> None:
 
 
 def _show_stacks_when_asked() -> None:
-    """Lets the launcher see where this rank stands, even if it never gives up the interpreter."""
+    """Lets the launcher read where this rank is, even if it never releases the interpreter."""
     global _stacks
     import _signal
     import faulthandler
@@ -105,7 +105,7 @@ def _show_stacks_when_asked() -> None:
 def _excepthook(kind, value, traceback) -> None:
     ends = _ends_the_rank(value)
     if ends:
-        # Before the hook that was there: some hooks end the process themselves (MPI's abort).
+        # Before the previous hook: some hooks end the process themselves (MPI's abort).
         _attempt(_write_error_file, kind, value, traceback)
     try:
         _previous(kind, value, traceback)
@@ -135,7 +135,7 @@ def _at_exit() -> None:
     if os.getpid() != _owner:
         return
     if not _noted and sys.excepthook is not _excepthook:
-        # Another hook took our place without calling us; Python keeps what ended the program here.
+        # Another hook replaced ours without calling it; Python keeps the exception that ended the program here.
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if value is not None and not isinstance(value, SystemExit):
             _attempt(_write_error_file, type(value), value, value.__traceback__)
@@ -145,7 +145,7 @@ def _at_exit() -> None:
 
 
 def _leave_note(kind, value, traceback) -> None:
-    """Writes the exit note; after it the watcher may end this process at any moment, so all output goes first."""
+    """Writes the exit note; after it the launcher may end this process at any moment, so all output is flushed first."""
     global _noted
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -173,7 +173,7 @@ def _write_error_file(kind, value, traceback) -> None:
             },
         }
     }
-    # Renamed into place: whoever waits for the file never reads half of it.
+    # Renamed into place: a reader that waits for the file never reads half of it.
     aside = f"{path}.{os.getpid()}.tmp"
     with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(record, file)
@@ -199,7 +199,7 @@ def _formatted(kind, value, traceback) -> str:
 
         return "".join(formatter.format_exception(kind, value, traceback))
     except Exception:
-        # Formatting runs code of the exception's own, and needs memory that a MemoryError may not have left.
+        # Formatting runs the exception's own code, and needs memory that a MemoryError may not have left.
         return f"{_full_name(kind)}: {_message(value)}\n"
 
 

@@ -1,8 +1,8 @@
-"""Which steps the launcher's memory holds whole, and how one of them is taken.
+"""Which steps the launcher's memory holds whole, and how one of them is loaded.
 
-A step is offered only when a good copy of every rank's shard is there, in memory or, where that one has changed, on the disk. The
-ranks of an attempt report to each other in the memory's control pages what they have read, so that all of them come to the same answer
-and each byte is read once.
+A step is offered only if every rank's shard has a good copy, in memory or, if that one has changed, on the disk. The
+ranks of an attempt publish in the memory's control pages which shards they have checked, so that all of them reach
+the same result and each byte is read once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Loaded(NamedTuple):
 
 
 class MemorySteps:
-    """What memory holds for a job of so many ranks."""
+    """The steps that memory holds for a job of this many ranks."""
 
     def __init__(self, directory: str, rank: int, world_size: int, epoch: int, copies: Dict[int, List[_pool.Copy]]):
         self._directory, self._rank, self._world_size, self._epoch = directory, rank, world_size, epoch
@@ -31,7 +31,7 @@ class MemorySteps:
                 told = copy.manifest
                 key = (told["step"], told["attempt"], told["job"])
                 attempts.setdefault(key, {})[told["rank"]] = copy
-        # Of one step's attempts the latest that is whole: it was computed anew.
+        # Of one step's attempts, the latest whole one: it was computed again.
         for (step, attempt, job), shards in sorted(attempts.items(), key=lambda each: each[0][:2]):
             if all(rank in shards or self._on_disk(step, rank, job, attempt) for rank in range(world_size)):
                 if self._disk_attempt(step, job) <= attempt:
@@ -39,7 +39,7 @@ class MemorySteps:
 
     @classmethod
     def of(cls, directory: str, rank: int, world_size: int, epoch: int) -> "MemorySteps":
-        """Nothing where there is no such memory, or it cannot be read: then there is the disk."""
+        """Empty if there is no such memory, or it cannot be read: then the disk is used."""
         memory = _pool.of(directory, rank)
         copies: Dict[int, List[_pool.Copy]] = {}
         if memory is not None and memory.lives():
@@ -96,7 +96,8 @@ class MemorySteps:
             if on_disk is not None:
                 return on_disk
         if was_good:
-            # The others may have gone on with it: a rank with a step of its own would be worse than an attempt that fails.
+            # The other ranks may have continued with it: a rank with a different step would be worse than a failed
+            # attempt.
             raise RuntimeError(f"mainstay.checkpoint: step {step} of this rank changed after other ranks had read it")
         return None
 

@@ -1,4 +1,5 @@
-"""Which modules a rank holds once it trains: reported to the launcher, which restarts ranks with all of them imported."""
+"""Which modules a rank has imported once it trains: reported to the launcher, which restarts ranks with all of them
+imported."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def tell(path: str) -> None:
             origin = ""
         held.append((name, origin))
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    # Renamed into place: whoever looks for the file never reads half of it.
+    # Renamed into place: a reader never reads half of the file.
     aside = f"{path}.{os.getpid()}.tmp"
     with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(held, file)

@@ -1,4 +1,4 @@
-"""Memory of the launcher that the CUDA driver reads and writes by itself: pinned, a copy runs at the speed of the bus."""
+"""Launcher memory that the CUDA driver reads and writes directly: if it is pinned, a copy runs at the speed of the bus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _told = False
 
 
 def pin(memory) -> None:
-    """Pins a mapping, once. Where the driver refuses, copies go through its own buffers: slower and as right."""
+    """Pins a mapping, once. If the driver refuses, copies go through its own buffers: slower but correct."""
     if memory.address in _pinned:
         return
     _pinned.add(memory.address)
@@ -22,7 +22,7 @@ def pin(memory) -> None:
 
 
 def unpin(memory) -> None:
-    """Before its memory goes: the driver must not continue to write there."""
+    """Called before its memory is freed: the driver must not continue to write there."""
     if memory.address not in _pinned:
         return
     _pinned.discard(memory.address)
@@ -45,7 +45,7 @@ def bytes_of(memory, at: int, count: int):
 
 
 def synchronize(devices) -> None:
-    """Waits for the copies that were begun on these devices."""
+    """Waits for the copies that were started on these devices."""
     import torch
 
     for device in devices:
@@ -66,7 +66,7 @@ def _register(memory) -> Optional[str]:
 
 
 def _forget_error() -> None:
-    """The runtime keeps the error of a call that failed, and PyTorch would raise it after its next kernel."""
+    """Clears the error of a failed call, which the runtime keeps and PyTorch would raise after its next kernel."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libcudart.so" in line}

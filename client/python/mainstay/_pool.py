@@ -1,7 +1,7 @@
-"""The memory of the launcher's keeper: a save is one copy into it, and what is stored there is loaded before any disk is read.
+"""The memory of the launcher's keeper: a save is one copy into it, and a load reads it before any disk.
 
-Under ``mainstay run`` ``MAINSTAY_CHECKPOINT_POOL`` names its directory. Without it, or where there is no room, everything here says
-None, and the rank writes to the disk itself.
+Under ``mainstay run`` ``MAINSTAY_CHECKPOINT_POOL`` names its directory. Without it, or if there is no room,
+everything here returns None, and the rank writes to the disk itself.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from . import _container, _native, _pinned, _shard
 VARIABLE = "MAINSTAY_CHECKPOINT_POOL"
 _WAIT = "MAINSTAY_CHECKPOINT_WAIT"
 
-#: A reservation of terabytes takes its time; a keeper that is gone is noticed earlier.
+#: A reservation of terabytes takes this long; a keeper that is gone is noticed earlier.
 _RESERVED_WITHIN_S = 300.0
 
-#: What is kept free in a slot for a state that grows a little from step to step.
+#: Free room in a slot for a state that grows a little from step to step.
 _SPARE = 1 << 20
 
 
 class Late(Exception):
-    """The shard is of an attempt that was over before all of it was copied."""
+    """The shard belongs to an attempt that was over before all of it was copied."""
 
 
 class NoSlot(Exception):
-    """No slot became free in time; the text says for how long it was waited."""
+    """No slot became free in time; the text names how long the rank waited."""
 
 
 class Memory:
-    """One rank's memory, as this process sees it."""
+    """One rank's memory, as mapped by this process."""
 
     def __init__(self, pool: str, rank: int):
         self._pool = pool
@@ -46,8 +46,8 @@ class Memory:
         self._noted: Optional[bool] = None
 
     def note_world(self, any_number: bool) -> None:
-        """Says in the pool whether another number of ranks can load what this job saves. Launchers of several hosts keep the
-        number of ranks of a job that cannot."""
+        """Records in the pool whether another number of ranks can load what this job saves. Launchers of several hosts
+        keep the number of ranks of a job that cannot."""
         if self._noted or self._noted is any_number:
             return
         self._noted = any_number
@@ -100,10 +100,10 @@ class Memory:
                 try:
                     self.map(slot)
                 except OSError:
-                    pass  # It has got another file meanwhile; who takes it looks again.
+                    pass  # It has another file by now; the thread that takes it maps it.
 
     def prepare_behind(self) -> None:
-        """The same, while the script does something else. Only where there is something: no thread for nothing."""
+        """The same in the background, while the script continues. Starts a thread only if there is something to map."""
         if self.control.slots() and not self._mapped:
             threading.Thread(target=self.prepare, name="mainstay-checkpoint", daemon=True).start()
 
@@ -195,7 +195,7 @@ class Memory:
 
 
 def size_for(state: Any) -> int:
-    """Bytes of a slot for states like this one."""
+    """The size of a slot for states like this one, in bytes."""
     total = _container.split(state, {}).total
     return total + _SPARE + total // 64
 
@@ -207,7 +207,7 @@ def _address_of(content: bytes) -> int:
 
 
 def _begin_from_devices(memory, parts: list):
-    """Begins the copies of tensors on devices straight into the slot; the function to call waits for them."""
+    """Starts the copies of tensors on devices directly into the slot; the returned function waits for them."""
     if not parts:
         return lambda: None
     import torch
@@ -253,7 +253,7 @@ def of(directory: str, rank: int) -> Optional[Memory]:
 
 
 class Copy(NamedTuple):
-    """A sealed shard in memory: of which rank, in which slot, and its manifest."""
+    """A sealed shard in memory: its rank, its slot and its manifest."""
 
     control: Any
     slot: Any
@@ -300,8 +300,8 @@ def own(directory: str, rank: int, root: str, read_manifest) -> Optional[Copy]:
 
 
 def _settle(pages: list, pool: str) -> None:
-    """Waits for the keeper to seal what is filled now. What ranks of this attempt fill from here on is not waited for: they may never
-    pause."""
+    """Waits for the keeper to seal the slots that are filled now. It does not wait for slots that ranks of this attempt
+    fill later: they may never pause."""
 
     def unsealed() -> set:
         return {
@@ -348,11 +348,12 @@ def _of_this_process() -> list:
 
 
 class Spoilt(Exception):
-    """A copy in memory is not what was sealed; the text says whose."""
+    """A copy in memory does not match its seal; the text names its rank."""
 
 
 def state_of(copy: Copy, epoch: int, into=None) -> Any:
-    """The state in a copy, every byte checked; reports to the other ranks what was found. Raises Spoilt, and what unpickling raises."""
+    """Loads the state of a copy and checks every byte; publishes the result to the other ranks. Raises Spoilt, and any
+    error of unpickling."""
     known = copy.control.checked(copy.slot, epoch)
     if known is False:
         raise Spoilt(f"{copy.path}: another rank found that it has changed since it was sealed")
@@ -361,7 +362,8 @@ def state_of(copy: Copy, epoch: int, into=None) -> Any:
 
 
 def check(copy: Copy, epoch: int) -> None:
-    """Raises Spoilt unless every byte is as it was sealed. What another rank of this attempt has read is not read again."""
+    """Raises Spoilt unless every byte matches the seal. A slot that another rank of this attempt has checked is not
+    read again."""
     end = time.monotonic() + 10 + copy.slot.used / 1e8
     mine = copy.control.begin_check(copy.slot, epoch)
     while not mine and time.monotonic() < end and copy.control.checked(copy.slot, epoch) is None:

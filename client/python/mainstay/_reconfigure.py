@@ -1,11 +1,12 @@
-"""A default process group that stays over rounds.
+"""A default process group that is kept across rounds.
 
-PyTorch 2.15 can give a group of Gloo other peers in place of making it anew (``_reconfigure``, experimental). A rank that goes
-on in its process keeps its group then, and all that refers to it; a new process makes one that joins. Gloo tells the peers its
-addresses by the store with which the group was made, which goes with the round that it is of: the group gets a store of ours,
-which passes everything on to the store of the present round.
+PyTorch 2.15 can reconfigure a Gloo group with other peers instead of creating it again (``_reconfigure``,
+experimental). A rank that continues in its process then keeps its group and all references to it; a new process
+creates one that joins. Gloo sends its addresses to the peers through the store with which the group was created,
+which ends with its round. So the group gets a store of ours that forwards every call to the store of the current
+round.
 
-Where PyTorch cannot do that, the group is made anew in each round, as it is without this.
+If PyTorch cannot do that, each round creates the group again, as it does without this module.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def keeps() -> bool:
 
 
 def forget() -> None:
-    """The group is not kept any longer."""
+    """Stops keeping the group."""
     global _kept
     _kept = None
 
@@ -85,14 +86,14 @@ def _of_this_round(dist, backend, options) -> None:
         # No two rounds of a launch have the same number, and no group is reconfigured twice in one.
         dist._reconfigure(uuid=_rounds.epoch() + 1, handles=handles, **waits).wait()
     except BaseException:
-        # Whatever became of it: the next round makes it anew.
+        # After any error the next round creates it again.
         forget()
         raise
 
 
 def _store_of_rounds(dist):
     class Rounds(dist.Store):
-        """Passes everything on to the store of the present round."""
+        """Forwards every call to the store of the current round."""
 
         def __init__(self):
             super().__init__()

@@ -31,10 +31,10 @@ import threading
 
 from . import _collectives_release, _hooks, _native, _rounds, _world
 
-#: How long a rank may take to come out of its function before it is asked again, more widely each time.
+#: How long a rank may take to leave its function before it is asked again, each time with a wider release.
 _AGAIN_S = 0.25
 _PATIENCE_S = 2.0
-# From which attempt on the release is less careful of what is not known to be a process group's, and of the peers.
+# From these tries on, the release also covers sockets not known to belong to a process group, and then both directions.
 _WIDELY_FROM, _BOTH_DIRECTIONS_FROM = 1, 4
 
 _current = None
@@ -42,15 +42,16 @@ _OURS = (__file__, _rounds.__file__, _collectives_release.__file__)
 
 
 class Interrupted(BaseException):
-    """The round is over: raised in the training function from outside. Not an ``Exception``, so that few catch it."""
+    """The round is over: raised in the training function from another thread. Not an ``Exception``, so that few
+    handlers catch it."""
 
 
 def restartable(function=None, *, cleanup=None, abort=()):
-    """Makes a function one that is called again in its process after a failure of any rank.
+    """Makes a function restartable: it is called again in its process after a failure of any rank.
 
-    ``cleanup``: called without arguments when the function has been left and before it is called again; what it raises
-    ends the process, and the launcher starts another. ``abort``: a callable, or several, that release what the
-    function may be blocked in; called from another thread while it is.
+    ``cleanup``: called without arguments after the function has been left and before it is called again; if it
+    raises, the process ends and the launcher starts another. ``abort``: a callable, or several, that release
+    whatever the function may be blocked in; called from another thread meanwhile.
     """
     if function is None:
         return functools.partial(restartable, cleanup=cleanup, abort=abort)
@@ -106,7 +107,7 @@ class Round:
     def __exit__(self, kind, error, traceback):
         if self._rank is None:
             return False
-        self._rank.come_out()  # first of all: from here on nothing interrupts us
+        self._rank.come_out()  # first: from here on nothing interrupts this thread
         self.again = self._rank.end(error)
         return self.again
 
@@ -128,7 +129,7 @@ class _Rank:
 
     @classmethod
     def connected(cls, cleanup, abort):
-        """None without a launcher that listens."""
+        """None if there is no launcher that listens."""
         rank = cls(cleanup, abort)
         try:
             rank._desk = _rounds.Desk(os.environ[_rounds.VARIABLE], rank._leave_asked)
@@ -136,7 +137,7 @@ class _Rank:
             return None
         _collectives_release.install()
         rank._take_signal()
-        # What lives now survives all rounds: looking for garbage in it again and again would cost each of them.
+        # Objects that exist now survive all rounds: scanning them for garbage again would cost time in each round.
         gc.collect()
         gc.freeze()
         return rank
@@ -152,7 +153,7 @@ class _Rank:
         self._before = _collectives_release.sockets()
         self._out.clear()
         self._leaving = self._thrown = self._aborted = False
-        self.inside = True  # before hello, from which on we may be told to leave
+        self.inside = True  # before hello, after which the launcher may order this rank to leave
         self._desk.say("hello", self._epoch)
 
     def come_out(self) -> None:
@@ -162,14 +163,14 @@ class _Rank:
         while True:
             try:
                 with self._throwing:
-                    # Thrown and not yet arrived: about the round that we have left.
+                    # Raised but not yet delivered: it is about the round that this rank has left.
                     _throw(self._thread, None)
                 return
             except Interrupted:
                 continue
 
     def end(self, error) -> bool:
-        """The function has been left: whether it is to be called again."""
+        """Ends a call of the function; returns whether to call it again."""
         if error is None and not self._leaving:
             self._out.set()
             if not self._desk.say("done", self._epoch):
@@ -202,7 +203,7 @@ class _Rank:
         return True
 
     def _leave(self, error) -> None:
-        """Out of all collectives, and rid of what the function held."""
+        """Leaves all collectives, and frees what the function held."""
         self._release()
         _collectives_release.destroy()
         if self._cleanup is not None:
@@ -220,7 +221,7 @@ class _Rank:
             _hooks._attempt(_collectives_release.release, since, attempt >= _BOTH_DIRECTIONS_FROM)
 
     def _leave_asked(self, of) -> None:
-        """On the desk's thread: gets the function's thread out of its function, however long that takes."""
+        """On the desk's thread: makes the function's thread leave its function, however long that takes."""
         if of != self._epoch:
             return
         self._leaving = True
@@ -230,7 +231,7 @@ class _Rank:
             self._release(attempt)
             if self.inside:
                 self._interrupt()
-            # What unwinds is not disturbed again at once: it may be in a `finally`.
+            # A thread that unwinds is not disturbed again at once: it may be in a `finally`.
             if self._out.wait(_PATIENCE_S if self._thrown else _AGAIN_S):
                 return
 
@@ -244,18 +245,19 @@ class _Rank:
 
     def _interrupt(self) -> None:
         if self._signal is not None:
-            # Ends a system call that Python waits in, which an asynchronous exception does not.
+            # Ends a system call in which Python waits; an asynchronous exception does not.
             signal.pthread_kill(self._thread, self._signal[0])
         else:
             with self._throwing:
-                # While the round is being entered nothing of it is there yet to be left: it is asked again.
+                # While the round is being entered there is nothing to leave yet: the thread is asked again.
                 frame = sys._current_frames().get(self._thread)
                 if self.inside and frame is not None and frame.f_code.co_filename not in _OURS:
                     self._thrown = True
                     _throw(self._thread, Interrupted)
 
     def _signalled(self, number, frame) -> None:
-        # In code of ours it would come through after the round; it is asked again until the function is left.
+        # In our own code the exception would arrive after the round; the thread is asked again until it leaves the
+        # function.
         if self.inside and self._leaving and (frame is None or frame.f_code.co_filename not in _OURS):
             self._thrown = True
             raise Interrupted("the round is over: another rank failed, or the launcher said so")
@@ -268,7 +270,7 @@ def _throw(thread: int, kind) -> None:
 
 
 def _without_ours(traceback):
-    """The traceback from the user's own first frame on."""
+    """The traceback, starting at the user's first frame."""
     own = traceback
     while own is not None and own.tb_frame.f_code.co_filename in _OURS:
         own = own.tb_next

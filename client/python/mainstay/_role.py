@@ -1,6 +1,6 @@
-"""What this rank is in its job, so that it is compared with ranks that do the same work.
+"""The role of this rank in its job, so that it is compared with ranks that do the same work.
 
-The script says it, or the environment does (``MAINSTAY_ROLE``, ``MAINSTAY_STAGE``), or it is found where frameworks
+The script sets it, or the environment does (``MAINSTAY_ROLE``, ``MAINSTAY_STAGE``), or it is read where frameworks
 keep it: Megatron-LM's parallel state, DeepSpeed's model parallel unit, torch's own pipelines, and its meshes with a
 dimension ``pp``.
 """
@@ -36,21 +36,21 @@ def role(name: str = "", *, stage=None) -> None:
 
 
 def from_environment() -> None:
-    """Tells what the environment says, if the script has not."""
+    """Reports the role from the environment, if the script has not set one."""
     name, stage = os.environ.get("MAINSTAY_ROLE", ""), os.environ.get("MAINSTAY_STAGE", "")
     if not _told and (name or stage):
         role(name, stage=int(stage) if stage.isdecimal() else None)
 
 
 def from_frameworks() -> None:
-    """Reports the stage that a framework gave this rank, if nobody has reported it. Called now and then, off the hot path."""
+    """Reports the stage that a framework gave this rank, if none is set. Called now and then, off the hot path."""
     if _told or not _native.active():
         return
     for find in (_of_megatron, _of_deepspeed, _of_pipeline, _of_mesh):
         try:
             stage = find()
         except Exception:
-            # A release that keeps it elsewhere, or a group that is not made yet.
+            # A release that keeps it in another place, or a group that is not created yet.
             continue
         if stage is not None:
             return role(stage=stage)
@@ -78,7 +78,7 @@ def _of_deepspeed():
     return None
 
 
-# Where this rank stands in the group of the stage of torch that it made; it may have several of a pipeline's stages.
+# This rank's position in the group of the torch stage that it created; it may have several stages of a pipeline.
 pipeline_rank = None
 
 

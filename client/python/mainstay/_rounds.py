@@ -1,7 +1,9 @@
-"""How a rank and its launcher agree on rounds: a Unix socket beside the heartbeat pages, a line of JSON for each word.
+"""How a rank and its launcher agree on rounds: a Unix socket next to the heartbeat pages, with one line of JSON per
+message.
 
-The launcher says when to leave a round and when the next begins; the rank says where it stands. Each word carries the
-number of its round, so that what comes late changes nothing. A rank whose launcher is gone does what it would do without.
+The launcher sends when to leave a round and when the next starts; the rank sends its state. Each message carries the
+number of its round, so that a late message changes nothing. A rank whose launcher is gone behaves as it would
+without one.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def epoch() -> int:
 
 
 class Desk:
-    """The connection to the launcher. ``on_leave`` is called on a thread of ours when the round is to be left."""
+    """The connection to the launcher. ``on_leave`` is called on a thread of ours when the rank must leave the round."""
 
     def __init__(self, path: str, on_leave):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -44,7 +46,7 @@ class Desk:
         self._thread.start()
 
     def say(self, what: str, of: int, **more) -> bool:
-        """Whether it could be said. A process that was forked from the rank has nothing to say for it."""
+        """Sends a message; returns whether it was sent. A process that was forked from the rank never sends for it."""
         if self._owner != os.getpid():
             return False
         line = json.dumps({"say": what, "epoch": of, **more}) + "\n"
@@ -55,7 +57,7 @@ class Desk:
             return False
 
     def next(self, wanted: str, of: int):
-        """Waits for a call of this kind and of this round, or a later one; None when the launcher is gone."""
+        """Waits for a message of this kind and of this round, or a later one; None if the launcher is gone."""
         while True:
             call = self._calls.get()
             if call is None:

@@ -31,19 +31,19 @@ _ASIDE = re.compile(r"\.(?:rank|step)-\d+\.(\d+)\.tmp")
 
 
 class Incomplete(Exception):
-    """Not every rank has sealed its shard of the step (yet)."""
+    """Not every rank has sealed its shard of the step yet."""
 
 
 class Damaged(Exception):
-    """A shard exists and must not be used; the text says which file and why."""
+    """A shard exists and must not be used; the text names the file and the reason."""
 
 
 class Late(Exception):
-    """The shard is of a round that was over before it could be sealed."""
+    """The shard belongs to a round that was over before it could be sealed."""
 
 
 class Identity(NamedTuple):
-    """Whose shard it is. One step's shards differ in nothing but the rank."""
+    """The identity of a shard. One step's shards differ only in the rank."""
 
     job: str
     attempt: int
@@ -68,7 +68,7 @@ def steps(directory: str) -> list:
 def write(
     directory: str, identity: Identity, facts: dict, suffix: str, serialise: Callable, attempt: Callable
 ) -> None:
-    """Writes and seals one shard. After an error nothing of it is left, and what was there before still is.
+    """Writes and seals one shard. After an error nothing of it is left, and the previous shard is unchanged.
 
     ``attempt`` is the current attempt: a thread that still writes when the rank has continued with another one seals
     nothing.
@@ -98,7 +98,8 @@ def write(
 def _write_again(
     shard: str, identity: Identity, facts: dict, suffix: str, serialise: Callable, attempt: Callable
 ) -> None:
-    """Seals a shard again where one exists: the new state beside the old one, then the manifest over the old manifest."""
+    """Seals a shard again if one exists: writes the new state next to the old one, then the manifest over the old
+    manifest."""
     turn = 1
     while os.path.lexists(os.path.join(shard, f"state.{turn}{suffix}")):
         turn += 1
@@ -109,7 +110,7 @@ def _write_again(
         content = _write_state(state, serialise)
         _disk.remove_tree(manifest)
         _disk.write_file(manifest, _manifest(identity, facts, name, *content))
-        # The state's name must be on disk before the manifest that speaks of it.
+        # The state's name must be on disk before the manifest that refers to it.
         _disk.sync_directory(shard)
         _check_in_time(identity, attempt)
         _disk.do(os.rename, manifest, os.path.join(shard, MANIFEST))
@@ -142,7 +143,7 @@ def _clean(action, path: str) -> None:
     try:
         action(path)
     except OSError:
-        pass  # The error that made us clean up is the one to tell.
+        pass  # The error that caused this cleanup is the one to report.
 
 
 def _shard_directory(home: str, rank: int) -> str:
@@ -202,7 +203,7 @@ def origin(directory: str, step: int, rank: int) -> Tuple[str, int, Optional[str
 
 
 def take_one(directory: str, step: int, rank: int) -> Optional[Tuple[dict, BinaryIO]]:
-    """The manifest and the open file of one shard, if every byte of it is as it was sealed; the others are not looked at."""
+    """The manifest and the open file of one shard, if every byte matches the seal; the other shards are not read."""
     shard = _shard_directory(step_directory(directory, step), rank)
     try:
         manifest = _read_manifest(shard, rank)
@@ -220,7 +221,7 @@ def take_one(directory: str, step: int, rank: int) -> Optional[Tuple[dict, Binar
 
 
 def is_intact(directory: str, step: int, rank: int) -> bool:
-    """Whether every byte of a shard is as it was sealed."""
+    """Whether every byte of a shard matches its seal."""
     taken = take_one(directory, step, rank)
     if taken is not None:
         taken[1].close()
@@ -228,7 +229,7 @@ def is_intact(directory: str, step: int, rank: int) -> bool:
 
 
 def looks_whole(directory: str, step: int, world_size: int) -> bool:
-    """Whether all manifests are there and agree and all files have their sizes; contents are not read."""
+    """Whether all manifests exist and agree and all files have their sizes; contents are not read."""
     try:
         for manifest, shard in _manifests(directory, step, world_size):
             _open_state(manifest, shard).close()
@@ -252,7 +253,7 @@ def _verified(directory: str, step: int, world_size: int) -> Iterator[Tuple[dict
 
 
 def _manifests(directory: str, step: int, world_size: int) -> Iterator[Tuple[dict, str]]:
-    """Each rank's manifest and shard directory, after a look that they are of one world, job and attempt."""
+    """Each rank's manifest and shard directory, after checking that they belong to one world, job and attempt."""
     home = step_directory(directory, step)
     first = launch = None
     for rank in range(world_size):
@@ -288,7 +289,7 @@ def _read_manifest(shard: str, rank: int) -> dict:
 
 
 def read_manifest(path: str, rank: int) -> dict:
-    """The manifest in `path`. Raises Incomplete where there is none, Damaged where it is not as it was written."""
+    """The manifest in `path`. Raises Incomplete if there is none, Damaged if it has changed since it was written."""
     try:
         with _open_own(path) as file:
             content = file.read(_LONGEST)
@@ -339,7 +340,7 @@ def _open_state(manifest: dict, shard: str) -> BinaryIO:
 
 
 def _open_own(path: str) -> BinaryIO:
-    """Opens a regular file that is this user's own: reading a state runs code that the file names."""
+    """Opens a regular file that this user owns: reading a state runs code that the file names."""
     try:
         file = open(path, "rb", buffering=1 << 20, opener=_without_following)
     except OSError as error:
@@ -356,12 +357,12 @@ def _open_own(path: str) -> BinaryIO:
 
 
 def _without_following(path: str, flags: int) -> int:
-    # Neither through a link, nor waiting for the other end of a FIFO.
+    # Does not follow a link, and does not wait for the other end of a FIFO.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def clear_aside(directory: str, rank: int) -> None:
-    """Removes what dead processes left of this rank's unfinished shards, and of unfinished removals."""
+    """Removes this rank's unfinished shards and unfinished removals that dead processes left."""
     _clear(directory, ".step-")
     for step in steps(directory):
         _clear(step_directory(directory, step), f".rank-{rank:05d}.")
@@ -380,7 +381,7 @@ def _clear(directory: str, prefix: str) -> None:
 
 def _another_lives(pid: int) -> bool:
     if pid == os.getpid():
-        return False  # Ours is not at work now: saves of one process come one after the other.
+        return False  # This process is not writing now: saves of one process run one after the other.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -401,11 +402,11 @@ def prune(directory: str, world_size: int, keep: int, counts: Callable = lambda 
 
 
 def _remove_step(directory: str, step: int) -> None:
-    # Out of sight first, in one move: a removal cut short leaves no half step.
+    # Renamed first, in one step: an interrupted removal leaves no half step.
     aside = os.path.join(directory, f".step-{step:012d}.{os.getpid()}.tmp")
     _disk.remove_tree(aside)
     try:
         _disk.do(os.rename, step_directory(directory, step), aside)
     except FileNotFoundError:
-        return  # Another rank was quicker.
+        return  # Another rank was faster.
     _disk.remove_tree(aside)

@@ -19,8 +19,8 @@ def around(section, function):
 
 
 class expect_long:
-    """A section that is known to take long, such as a compilation: no progress is expected of the job meanwhile, for at
-    most so many seconds (None: without limit). A context manager and decorator. Never raises."""
+    """A section that is known to take long, such as a compilation: the job is expected to make no progress meanwhile,
+    for at most this many seconds (None: without limit). A context manager and decorator. Never raises."""
 
     def __init__(self, what, *, seconds=3600.0, **_others):
         self._section = _native.section(what)

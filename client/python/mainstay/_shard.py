@@ -1,5 +1,5 @@
-"""Reads a sealed shard of format 2 from any file that begins with it: every byte is checked where it arrives, and nothing is unpickled
-before it was."""
+"""Reads a sealed shard of format 2 from any file that starts with it: every byte is checked when it is read, and
+nothing is unpickled before that."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from . import _container, _native, _pinned
 
 
 class Changed(Exception):
-    """The bytes are not those that were sealed; the text says where."""
+    """The bytes do not match the seal; the text names the position."""
 
 
-#: While ranks load, nothing else of the job computes.
+#: While ranks load, the job computes nothing else.
 _READERS = 8
 
 
 def threads(most: int = 4) -> int:
-    """So many copy at once: a rank's share of the processors, and not more than ``most``."""
+    """The number of threads that copy at once: a rank's share of the processors, at most ``most``."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or "1"
     share = (os.cpu_count() or 1) // max(int(ranks) if ranks.isdecimal() else 1, 1)
     return max(1, min(most, share))
 
 
 class Reader:
-    """A shard whose manifest is intact, behind an open descriptor. ``memory`` says that its file is the launcher's, in memory: then it
-    is read in a mapping, the given one or one of its own. ``map_it`` gives the mapping that this rank's saves use, if it has one:
-    devices copy from there."""
+    """A shard whose manifest is intact, behind an open descriptor. If ``memory`` is set, its file is in the launcher's
+    memory and is read through a mapping: the given one or a new one. ``map_it`` returns the mapping that this rank's
+    saves use, if it has one: devices copy from it."""
 
     def __init__(self, descriptor: int, manifest: dict, memory: Any = False, map_it: Callable = lambda: None):
         (self._file,) = manifest["files"].values()
@@ -80,7 +80,8 @@ class Reader:
         return _container.join(rest, rooms.__getitem__)
 
     def _mapping_for_devices(self, how):
-        """A mapping that devices copy from, where there are any and the file is in memory: the host needs no second copy then."""
+        """A mapping that devices copy from, if there are any and the file is in memory: then the host needs no second
+        copy."""
         devices = {_container.device_of(kind, more) for kind, more in how} - {None}
         if not self._memory or not devices:
             return None
@@ -113,7 +114,7 @@ class Reader:
 
 
 def _begin_to_devices(copies: list, into: Optional[_container.Targets]) -> set:
-    """Begins copies to where the bytes belong; the devices to wait for."""
+    """Starts copies to their destinations; returns the devices to wait for."""
     devices = set()
     for target, source in copies:
         if into is not None:

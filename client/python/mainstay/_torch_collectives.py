@@ -1,9 +1,9 @@
-"""Counters of collectives, read where torch keeps them: nothing is put around a collective, so each costs nothing.
+"""Counters of collectives, read where torch keeps them: no collective is wrapped, so it costs nothing.
 
-A thread looks twice a second. *Entered* is the sequence number of the group's backends, which also counts what C++ code
-(DDP's reducer, DTensor) enters. *Completed* comes from NCCL's status where there is one; else from the flight recorder
-once the counters stand still, which also tells what the newest operation is; else it is what was entered when the last
-optimizer step began.
+A thread polls twice a second. *Entered* is the sequence number of the group's backends, which also counts the
+operations that C++ code (DDP's reducer, DTensor) enters. *Completed* comes from NCCL's status if there is one; else
+from the flight recorder once the counters stop changing, which also reports the newest operation; else it is the
+number entered when the last optimizer step started.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def _keep_looking() -> None:
         try:
             watch.look()
         except Exception:
-            # A group that is being made or destroyed meanwhile, or a torch that keeps its books elsewhere.
+            # A group that is being created or destroyed meanwhile, or a torch that keeps its tables elsewhere.
             continue
 
 
 class _Group:
-    """What is known of one process group."""
+    """The known state of one process group."""
 
     __slots__ = ("completed", "devices", "dumped", "entered", "id", "steps", "still")
 
@@ -102,13 +102,13 @@ class Watch:
     def _look_at(self, state, name: str, entered: int, steps, nccl) -> None:
         moved = entered != state.entered
         if moved:
-            # Groups work in order: what was entered at the look before is at least being followed by more.
+            # Groups work in order: the operations entered at the previous poll are at least followed by more.
             state.completed = state.entered if entered > state.entered else 0
             state.still = 0
         else:
             state.still += 1
             if steps != state.steps:
-                # An optimizer step began after the counters came to rest: it had to wait for all of them.
+                # An optimizer step started after the counters stopped changing: it had to wait for all of them.
                 state.completed = entered
         state.entered, state.steps = entered, steps
         operation = None
@@ -165,8 +165,8 @@ def _nccl_completed() -> dict:
 
 
 def _recorded(name: str, entered: int):
-    """What the flight recorder says of the group: how many operations are not complete, and kind and bytes of the
-    newest. None if it does not know the newest, because it is off or has not begun with the group."""
+    """The flight recorder's data on the group: how many operations are not complete, and kind and bytes of the newest.
+    None if it does not know the newest, because it is off or was started after the group."""
     from torch._C import _distributed_c10d as native
 
     newest, active = None, 0

@@ -1,8 +1,8 @@
 """The parts of a step of a PyTorch job as sections: data, forward, backward, optimizer, evaluation.
 
-What a hook does is done by gates of the native module (``gates.rs``), for work of a model has emptied the caches where a
-hook is called, and each Python frame of ours costs microseconds there. Where CUDA is in use, a pair of events around
-each section reports how long the device took for it; they are asked later, when they are complete, and never waited for.
+Gates of the native module (``gates.rs``) do the work of the hooks: a model's computation has emptied the caches when
+a hook is called, and each Python frame of ours costs microseconds there. If CUDA is in use, a pair of events around
+each section reports how long the device took; they are read later, when they are complete, and never waited for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _complained = False
 
 
 class _Timer:
-    """A section's time on the device: its gate calls both ends in the steps in which it is taken."""
+    """A section's time on the device: its gate calls both ends in the steps that are timed."""
 
     __slots__ = ("_section", "_start")
 
@@ -57,7 +57,7 @@ class _DeviceClock:
         self._broken = False
 
     def mark(self):
-        """An event on the current stream, or None. Never during a graph's capture, which it would end."""
+        """An event on the current stream, or None. Never during the capture of a graph, which it would end."""
         if self._broken:
             return None
         try:
@@ -67,7 +67,7 @@ class _DeviceClock:
             event.record()
             return event
         except Exception as error:
-            # An error of the device that the script has not met yet: it is the script's to meet.
+            # An error of the device that the script has not seen yet: the script must see it first.
             self._broken = True
             complain("timing on the device", error)
             return None
@@ -79,7 +79,8 @@ class _DeviceClock:
             self._spans.append((section, start, end))
 
     def look(self):
-        """Tells what the device has finished, and says whether the next step is to be timed; None while there is no device."""
+        """Reports the sections that the device has finished; returns whether to time the next step, None while there is
+        no device."""
         if self._broken or not torch.cuda.is_initialized():
             return None
         try:
@@ -130,7 +131,7 @@ def install(steps: bool) -> None:
 
 
 def _follow(optimizer) -> None:
-    """This optimizer's steps count from now on, until it is freed."""
+    """Counts this optimizer's steps from now on, until it is freed."""
     global _lead
 
     def freed(_reference, forget=_native.forget_lead):
@@ -139,7 +140,7 @@ def _follow(optimizer) -> None:
     try:
         _lead = weakref.ref(optimizer, freed)
     except TypeError as error:
-        # What cannot tell when it is freed cannot be told from its successor.
+        # An optimizer whose release cannot be observed could not be distinguished from its successor.
         complain("counting steps", error)
         raise
 
@@ -158,7 +159,7 @@ def watch_model(model) -> None:
     )
 
 
-# Of the module and not of a call, so that a model with hooks can be copied and pickled.
+# Functions of the module and not of a call, so that a model with hooks can be copied and pickled.
 def _before_forward(module, _arguments) -> None:
     if not _compiling() and _forward is not None:
         (_forward if module.training else _evaluation)[0]()
@@ -170,7 +171,8 @@ def _after_forward(module, _arguments, _result) -> None:
 
 
 def _hook_data_parallel(module) -> None:
-    """Watches the calls of all instances by their class: that is one frame, where hooks of a module are a slow path."""
+    """Watches the calls of all instances through their class: that is one frame, whereas hooks of a module are a slow
+    path."""
     kind = module.DistributedDataParallel
     if hasattr(kind.__call__, "_mainstay"):
         return
@@ -203,7 +205,7 @@ def _hook_fully_sharded(module) -> None:
             _attempt(watch_model, result)
         return result
 
-    # `fully_shard.state(module)` is part of its face.
+    # `fully_shard.state(module)` is part of its API.
     watched.__dict__.update(vars(shard))
     watched._mainstay = True
     for name in _FSDP_MODULES:
@@ -218,7 +220,7 @@ def _hook_construction(kind) -> None:
 
 
 def _after_construction(kind, action) -> None:
-    """Calls ``action`` with each instance of a class once it is made. Errors of it go nowhere."""
+    """Calls ``action`` with each new instance of a class. Its errors are dropped."""
     construct = kind.__init__
     if hasattr(construct, "_mainstay"):
         return
@@ -238,7 +240,7 @@ def _hook_data_loader(module, gate) -> None:
 
 
 def _hook_meshes(module) -> None:
-    """Remembers the first meshes: their dimension for pipeline parallelism gives this rank's stage."""
+    """Remembers the first meshes: the pipeline dimension of a mesh gives this rank's stage."""
 
     def remember(mesh):
         if len(_role.meshes) < 8:
@@ -248,7 +250,7 @@ def _hook_meshes(module) -> None:
 
 
 def _hook_pipelines(module) -> None:
-    """Remembers this rank's place among those of its pipeline, and not the stage, which holds its model."""
+    """Remembers this rank's position in its pipeline instead of the stage, which holds its model."""
 
     def remember(stage):
         if stage.group_size > 1:

@@ -1,9 +1,9 @@
-"""A rank that wants the store of rank 0 before that listens waits for it, a millisecond at a time.
+"""Waits until rank 0's store listens, polling at millisecond intervals, before a rank connects to it.
 
-Left to itself PyTorch tries to connect, is refused, and tries again some hundred milliseconds later. Ranks that are forked,
-or stay in their processes, come to this line within milliseconds of each other: about every second restart would wait
-so for nothing, and with several hosts nearly each one. On rank 0's host whether somebody listens is asked without connecting:
-a port that is listened on cannot be bound. From another host it takes a connection, which is closed at once.
+By default PyTorch tries to connect, is refused, and tries again some hundred milliseconds later. Ranks that are
+forked, or stay in their processes, reach this line within milliseconds of each other: about every second restart
+would wait for nothing, and with several hosts nearly every one. On rank 0's host the check needs no connection: a
+port that is listened on cannot be bound. From another host it takes a connection, which is closed at once.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import time
 _RENDEZVOUS = "torch.distributed.rendezvous"
 
 _NAP_S = 0.001
-#: From then on rank 0 is not just a little late, and PyTorch's own way is as good.
+#: After this many polls rank 0 is not just a little late, and PyTorch's own retry is as good.
 _NAPS = 20_000
 
-#: From another host: how often at first, and after some hundred refusals.
+#: From another host: the interval at first, and after some hundred refusals.
 _FAR_NAPS_S = (0.003, 0.02)
 _EAGER_NAPS = 300
 _FAR_NAPS = 1_200
-#: All ranks together ask rank 0's host at most some ten thousand times a second.
+#: All ranks together poll rank 0's host at most some ten thousand times a second.
 _FAR_NAP_PER_RANK_S = 0.0001
-#: A job so large that each rank could ask this seldom does better with PyTorch's own way.
+#: If the job is so large that each rank could poll only this seldom, PyTorch's own retry is better.
 _LONGEST_NAP_S = 0.2
 _CONNECT_S = 1.0
 
 
 def install() -> None:
-    """Begins as soon as PyTorch's rendezvous is imported."""
+    """Starts as soon as PyTorch's rendezvous is imported."""
     from mainstay_auto import when_imported
 
     when_imported(_RENDEZVOUS, _wait_in)
@@ -44,7 +44,7 @@ def _wait_in(module) -> None:
 
     @functools.wraps(connect)
     def connecting(*arguments, **named):
-        # The host, the port and the rank; where PyTorch calls it otherwise one day, nothing is waited for.
+        # The host, the port and the rank; if a later PyTorch calls it differently, nothing waits.
         if len(arguments) >= 3 and arguments[2] != 0 and arguments[0] == os.environ.get("MASTER_ADDR"):
             _wait(arguments[0], arguments[1])
         return connect(*arguments, **named)
@@ -72,11 +72,11 @@ def _wait_for(port) -> None:
 def _is_listened_on(port) -> bool:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # With it a port that is only held can be bound as well, as the launcher's.
+            # With it, a port that is only reserved, such as the launcher's, can be bound as well.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
     except (OSError, OverflowError, TypeError):
-        return True  # or nothing can be learned so, and PyTorch is to try
+        return True  # or the check is not possible, and PyTorch must try
     return False
 
 
@@ -91,4 +91,4 @@ def _wait_for_other_host(address, port, world: int) -> None:
         except ConnectionRefusedError:
             time.sleep(max(least, _FAR_NAPS_S[turn >= _EAGER_NAPS]))
         except (OSError, OverflowError, TypeError):
-            return  # a name or a way that does not work: PyTorch says it better
+            return  # a name or a route that does not work: PyTorch reports it better

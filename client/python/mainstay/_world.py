@@ -1,7 +1,7 @@
-"""Callbacks for a world that has another size than before: what depends on the number of ranks is set anew.
+"""Callbacks for a world of another size than before: settings that depend on the number of ranks are updated.
 
-The launcher reports with how many ranks the previous attempt ran, of this run or of the job's last one
-(``MAINSTAY_PREVIOUS_WORLD_SIZE``); in process, a round's variables replace those of the round before.
+The launcher passes the number of ranks of the previous attempt, of this run or of the job's last one
+(``MAINSTAY_PREVIOUS_WORLD_SIZE``); in process, a round's variables replace those of the previous round.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ _callbacks = []
 
 
 def on_world_change(callback):
-    """Has ``callback(old, new)`` called when the job continues with another number of ranks than it had before.
+    """Calls ``callback(old, new)`` when the job continues with another number of ranks than it had before.
 
-    In a new process at once, if the attempt before had another size; in a restartable function's process between two
-    rounds, before the function is called again. What it raises passes. Returns the callback, so that it may decorate one.
+    In a new process at once, if the previous attempt had another size; in a restartable function's process between
+    two rounds, before the function is called again. Its exceptions propagate. Returns the callback, so that it can
+    be used as a decorator.
     """
     if callback not in _callbacks:
         _callbacks.append(callback)
@@ -28,12 +29,12 @@ def on_world_change(callback):
 
 
 def size():
-    """``WORLD_SIZE``; 0 where there is none."""
+    """``WORLD_SIZE``; 0 if it is not set."""
     return _number("WORLD_SIZE")
 
 
 def changed(old: int) -> None:
-    """A round begins that comes after one of ``old`` ranks."""
+    """A round starts after one of ``old`` ranks."""
     new = size()
     if old and new and old != new:
         for callback in list(_callbacks):

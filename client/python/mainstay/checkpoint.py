@@ -43,7 +43,7 @@ _saving = threading.Lock()
 
 
 class _Setting(Exception):
-    """A setting of the environment, or an argument, that is missing or cannot be read; the text says what is right."""
+    """A setting of the environment, or an argument, that is missing or invalid; the text names what is valid."""
 
 
 class _Place(NamedTuple):
@@ -53,25 +53,26 @@ class _Place(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """What the launchers of all hosts have chosen: the step, and the root of this rank's shard."""
+    """The choice of the launchers of all hosts: the step, and the root of this rank's shard."""
 
     step: int
     root: str
 
 
-#: The attempt in which this process saved last: what was chosen at its start is not the newest any more.
+#: The attempt in which this process saved last: the step chosen at its start is no longer the newest.
 _saved_in: Optional[int] = None
 
 
 def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optional[str] = None) -> bool:
-    """Saves this rank's `state` of `step` and returns whether it is safe from the end of this process: in the launcher's memory,
-    or, without one, sealed on the disk.
+    """Saves this rank's `state` of `step` and returns whether it survives the end of this process: in the launcher's
+    memory, or, without one, sealed on the disk.
 
-    Ranks that give the same name as `alike` say that their tensors are the same, as those of data-parallel peers are: what they save
-    is compared, over all hosts whose agents keep replicas, and differences are reported. The rest of the state is not compared.
+    Ranks that pass the same name as `alike` declare that their tensors are the same, as those of data-parallel peers
+    are: the saved tensors are compared, over all hosts whose agents keep replicas, and differences are reported. The
+    rest of the state is not compared.
 
-    A failure (a full disk, no permission, a state that cannot be pickled) is reported in one warning and leaves older
-    steps as they are; it does not raise. Steps older than the two newest whole ones are removed.
+    A failure (a full disk, no permission, a state that cannot be pickled) is reported in one warning and leaves
+    older steps as they are; it does not raise. Steps older than the two newest whole ones are removed.
     """
     try:
         number = _step_number(step)
@@ -87,7 +88,7 @@ def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optio
             _seal.write(place.directory, identity, facts, suffix, serialise, _attempt)
             _note_saved(identity.attempt)
             if _seal.looks_whole(place.directory, number, place.world_size):
-                # Doubtful steps must not push out the last one that is not.
+                # Doubtful steps must not push out the last trusted one.
                 _quietly(_seal.prune, place.directory, place.world_size, keep, lambda of: _doubtful(place, of) is None)
         return True
     except Exception as error:
@@ -107,16 +108,17 @@ def due() -> bool:
 
 
 def _standing_still():
-    """The section as which a save counts. A save in a thread of its own holds up no training, and sections are the training's."""
+    """The section that a save counts as. A save in another thread does not stop training, and sections belong to the
+    training thread."""
     if threading.current_thread() is threading.main_thread():
         return _native.section("checkpoint")
     return contextlib.nullcontext()
 
 
 def reserve(state: Any, *, directory: Optional[str] = None) -> bool:
-    """Has memory made ready for states as large as this one, so that the first save is as quick as the others.
+    """Prepares memory for states as large as this one, so that the first save is as fast as the others.
 
-    Whether there is such memory: without a launcher, or without room, saves go to the disk. Does not raise.
+    Returns whether there is such memory: without a launcher, or without room, saves go to the disk. Does not raise.
     """
     try:
         place = _place(directory)
@@ -130,7 +132,8 @@ def reserve(state: Any, *, directory: Optional[str] = None) -> bool:
 
 
 def _into_memory(place: _Place, identity, facts: dict, state: Any, any_world: bool = False) -> bool:
-    """Whether the launcher's memory holds the state now. Raises what pickling raises, and where this rank is late."""
+    """Copies the state into the launcher's memory; returns whether it did. Raises any error of pickling, and Late if
+    this rank is late."""
     memory = _pool.of(place.directory, place.rank)
     if memory is None:
         return False
@@ -175,19 +178,19 @@ def latest(*, directory: Optional[str] = None) -> Optional[int]:
 def load(
     step: Optional[int] = None, *, into: Any = None, directory: Optional[str] = None, replicated: bool = False
 ) -> Any:
-    """This rank's state of `step`, or of the newest whole step; None where there is none.
+    """This rank's state of `step`, or of the newest whole step; None if there is none.
 
-    A step that is damaged is said so in a warning; without `step` the next older whole one is taken. Raises only what
-    unpickling raises, for instance where a class has gone: beginning again from nothing would be worse than stopping.
+    A damaged step is reported in a warning; without `step` the next older whole one is loaded. Raises only errors of
+    unpickling, for instance if a class no longer exists: starting from nothing would be worse than stopping.
 
-    ``into`` is a state like the one that was saved: tensors and arrays are loaded into the memory of those that have the same path,
-    type and shape there, on the host or on a CUDA device as they were saved, and those of the returned state share it. That saves the
-    time for new memory, the copy out of it, and room for the state twice on a device. Where nothing could be loaded after such memory
-    was written to, RuntimeError is raised.
+    ``into`` is a state like the one that was saved: tensors and arrays are loaded into the memory of those with the
+    same path, type and shape there, on the host or on a CUDA device as they were saved, and those of the returned
+    state share it. That saves the time for new memory, the copy out of it, and room for a second state on a device.
+    Raises RuntimeError if such memory was written to and then nothing could be loaded.
 
-    ``replicated`` says that all ranks have saved the same state, as those of plain data parallelism do: then a step of any number
-    of ranks is loaded, from any shard of it that is good. Launchers of several hosts bring each host one; where torch.distributed
-    is initialised the ranks choose the step together.
+    ``replicated`` declares that all ranks have saved the same state, as with plain data parallelism: then a step of
+    any number of ranks is loaded, from any good shard of it. Launchers of several hosts bring each host one; if
+    torch.distributed is initialised, the ranks choose the step together.
     """
     targets = None if into is None else _container.Targets(into)
     taken = _take_replicated(step, directory, targets) if replicated else _take(step, directory, targets)
@@ -221,7 +224,7 @@ def _take(step: Optional[int], directory: Optional[str], into=None):
         wanted = _doubt_policy()
         for candidate in memory.with_those_of(_seal.steps(place.directory)):
             try:
-                # Whether it is doubtful is asked first: a state is not unpickled only to be thrown away.
+                # Doubt is checked first: a state is not unpickled only to be discarded.
                 in_memory = memory.origin(candidate)
                 if in_memory is not None and not _passes(place, candidate, wanted, "load", 4, in_memory):
                     continue
@@ -245,7 +248,7 @@ def _take(step: Optional[int], directory: Optional[str], into=None):
 
 
 def _take_replicated(step: Optional[int], directory: Optional[str], into=None):
-    """The state of the newest step that any number of ranks has saved, or of `step`: what one rank has, all have."""
+    """The state of the newest step that any number of ranks has saved, or of `step`: all ranks have the same."""
     try:
         place = _place(directory)
         memory = _pool.of(place.directory, place.rank)
@@ -278,8 +281,8 @@ def _take_replicated(step: Optional[int], directory: Optional[str], into=None):
 
 
 def _newest_replicated(place: _Place, numbers: list, chosen: Optional[_Chosen], wanted: str):
-    """The newest of these steps with a good shard: its number, and manifest and open file; or that which the launchers chose,
-    without a file."""
+    """The newest of these steps with a good shard: its number, manifest and open file; or the one that the launchers
+    chose, without a file."""
     for number in numbers:
         if chosen is not None and number <= chosen.step:
             return chosen.step, None
@@ -288,7 +291,7 @@ def _newest_replicated(place: _Place, numbers: list, chosen: Optional[_Chosen], 
             if taken is None:
                 continue
             if _is_of_this_attempt(taken[0]):
-                # Of a rank that began earlier: others may not have seen it.
+                # Saved by a rank that started earlier: others may not have seen it.
                 taken[1].close()
                 continue
             if _passes(place._replace(rank=rank), number, wanted, "load", 5):
@@ -312,7 +315,7 @@ def _ranks_of(place: _Place, number: int) -> list:
 
 
 def _told_by_all(number: int) -> list:
-    """The numbers of all ranks, where they can tell each other."""
+    """The numbers of all ranks, if they can communicate."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return [number]
@@ -327,7 +330,8 @@ def _note_saved(attempt: int) -> None:
 
 
 def _chosen(place: _Place) -> Optional[_Chosen]:
-    """The step from which all hosts of the job continue; None where ranks find out themselves, and once this one has saved."""
+    """The step from which all hosts of the job continue; None if the ranks find it themselves, and once this one has
+    saved."""
     step, _, root = os.environ.get(_RESUME, "").partition(" ")
     if not step.isdecimal() or not root or _saved_in == _attempt():
         return None
@@ -336,7 +340,7 @@ def _chosen(place: _Place) -> Optional[_Chosen]:
 
 
 def _take_chosen(place: _Place, chosen: _Chosen, into=None):
-    """This rank's shard of that step and no other: a rank with a step of its own would be worse than an attempt that fails."""
+    """This rank's shard of that step and no other: a rank with a different step would be worse than a failed attempt."""
     copy = _pool.own(place.directory, place.rank, chosen.root, _memory_steps.read_manifest)
     if copy is not None:
         try:
@@ -370,7 +374,7 @@ def _doubt_policy() -> str:
 
 
 def _passes(place: _Place, step: int, wanted: str, call: str, depth: int, origin=None) -> bool:
-    """Whether a whole step is offered although it may be doubtful; says so if it is."""
+    """Whether a whole step is offered although it may be doubtful; warns if it is."""
     doubt = _doubtful(place, step, origin)
     if doubt is None:
         return True
@@ -393,7 +397,7 @@ def _take_one(place: _Place, memory, step: int, into=None):
 
 
 def _serialisation(state: Any):
-    """How `state` is written: by torch where the script uses it, by pickle otherwise."""
+    """How `state` is written: by torch if the script uses it, by pickle otherwise."""
     software = {"mainstay": _native.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
     facts = {"created_unix_s": int(time.time()), "software": software}
     launch = os.environ.get("MAINSTAY_LAUNCH")
@@ -448,7 +452,7 @@ def _attempt() -> int:
 
 
 def _quietly(action, *arguments) -> None:
-    """Tidying that failed is no failure of the save; the next save tries again."""
+    """A failed cleanup does not fail the save; the next save tries again."""
     try:
         action(*arguments)
     except OSError:

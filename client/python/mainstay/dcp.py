@@ -1,10 +1,11 @@
-"""Distributed checkpoints of PyTorch into Mainstay's: ``dcp.save(state, storage_writer=mainstay.dcp.Writer(step))`` and
-``dcp.load(state, storage_reader=mainstay.dcp.Reader())``.
+"""Distributed checkpoints of PyTorch stored in Mainstay: ``dcp.save(state, storage_writer=mainstay.dcp.Writer(step))``
+and ``dcp.load(state, storage_reader=mainstay.dcp.Reader())``.
 
-What ``dcp.save`` or ``dcp.async_save`` of any planner writes becomes one shard of each rank, in the launcher's memory or on the disk,
-where replicas, durable storage and retention find it like any other. A step is whole when the coordinator has sealed its own
-shard, last of all and with DCP's metadata in it: a save that is cut short leaves the older step. Loading reads the ranks' shards that a
-rank needs, on any number of ranks, and checks every byte before it is used.
+What ``dcp.save`` or ``dcp.async_save`` of any planner writes becomes one shard of each rank, in the launcher's
+memory or on the disk, where replicas, durable storage and retention treat it like any other. A step is whole when
+the coordinator has sealed its own shard, last of all and with DCP's metadata in it: an interrupted save leaves the
+older step. Loading reads the ranks' shards that a rank needs, on any number of ranks, and checks every byte before
+it is used.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Writer(StorageWriter):
             results.append(WriteResult(item.index, size, Where(place.rank, name)))
         shard = {_MARK: 1, "tensors": tensors, "bytes": blobs}
         if self._leads:
-            # Sealed in `finish`, with what only the coordinator knows: until then the step is not whole.
+            # Sealed in `finish`, with data that only the coordinator has: until then the step is not whole.
             self._held = shard
         else:
             _save(place, self._step, shard)
@@ -102,10 +103,11 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads a step: ``step``, or that of a ``checkpoint_id``, or the newest that is whole, the same on all ranks.
+    """Reads a step: ``step``, or that of a ``checkpoint_id``, or the newest whole one, the same on all ranks.
 
-    The newest is read and checked completely by each rank before it is chosen, and passed over if a byte of it has changed. Ranks
-    choose together, by torch.distributed if it is initialised; ``together=False`` where not all of them load.
+    Each rank reads and checks the newest step completely before it is chosen, and skips it if any byte has changed.
+    Ranks choose together, through torch.distributed if it is initialised; pass ``together=False`` if not all of them
+    load.
     """
 
     def __init__(self, step: Optional[int] = None, *, directory: Optional[str] = None, together: bool = True):
@@ -118,7 +120,7 @@ class Reader(StorageReader):
 
     @property
     def step(self) -> Optional[int]:
-        """The step that is being read; None before it was chosen."""
+        """The step that is being read; None before one is chosen."""
         return self._shards and self._shards.step
 
     def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
@@ -148,7 +150,7 @@ class Reader(StorageReader):
             where = self._data[item.storage_index]
             by_rank.setdefault(where.rank, []).append((where.name, item))
         for rank, items in sorted(by_rank.items()):
-            # One at a time: another rank's shard may be as large as this one's memory has room for.
+            # One at a time: another rank's shard may take as much memory as this rank has.
             shard = self._shards.of(rank)
             for name, item in items:
                 if item.type == LoadItemType.BYTE_IO:
@@ -170,7 +172,7 @@ class Reader(StorageReader):
 
 
 class _Shards:
-    """The shards of one step, wherever they are stored on this host. Raises what is wrong with them."""
+    """The shards of one step, wherever they are stored on this host. Raises if any of them is missing or damaged."""
 
     def __init__(self, place, step: int):
         self.step = step
@@ -224,7 +226,7 @@ class _Shards:
             if not isinstance(shard, dict) or _MARK not in shard:
                 break
             if "metadata" in shard:
-                # Kept: it is needed again in a moment, and the coordinator is the first rank almost always.
+                # Kept: it is needed again in a moment, and the coordinator is almost always the first rank.
                 self._kept = {rank: shard}
                 return pickle.loads(shard["metadata"])
         raise _seal.Incomplete(f"step {self.step} in {self._place.directory} was not written by torch.distributed.checkpoint")
@@ -238,7 +240,7 @@ def _newest(place, together: bool) -> _Shards:
     while True:
         found = _newest_good(place, [step for step in steps if limit is None or step <= limit])
         number = -1 if found is None else found.step
-        # Every rank sees the same answers, and so asks the same number of times.
+        # Every rank sees the same answers, and so asks equally often.
         told = _told_by_all(number) if together else [number]
         limit = min(told)
         if limit < 0:
@@ -297,7 +299,7 @@ def _save(place, step: int, shard: dict) -> None:
     with checkpoint._saving:
         identity = _seal.Identity(checkpoint._job(), checkpoint._attempt(), step, place.rank, place.world_size)
         facts, suffix, serialise = checkpoint._serialisation(shard)
-        # Any rank may read any shard again: on several hosts all of them lie where all hosts see them.
+        # Any rank may read any shard again: on several hosts all of them are stored where every host can read them.
         if _has_one_host() and checkpoint._into_memory(place, identity, facts, shard, any_world=True):
             return
         checkpoint._quietly(_seal.clear_aside, place.directory, place.rank)

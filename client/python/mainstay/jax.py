@@ -1,7 +1,7 @@
 """JAX: ``train_step = mainstay.jax.watch_step(jax.jit(train_step))``.
 
-JAX dispatches work to the device and returns; a step counts here once its results are ready, which is looked at and never
-waited for.
+JAX dispatches work to the device and returns; a step counts here once its results are ready, which is polled and
+never waited for.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["watch_step"]
 
 
 def watch_step(function, *, first: int = 0, loss=None):
-    """``function``, whose calls are the steps ``first``, ``first + 1``, ... of this rank.
+    """Returns ``function``, whose calls are the steps ``first``, ``first + 1``, ... of this rank.
 
-    Its first call, in which JAX compiles, is a phase that takes long. ``loss``: picks the loss from what ``function``
-    returns; it is read once it is ready.
+    Its first call, in which JAX compiles, is a phase that takes long. ``loss``: selects the loss from the result of
+    ``function``; it is read once it is ready.
     """
     if not _native.active():
         return function
@@ -41,7 +41,7 @@ def watch_step(function, *, first: int = 0, loss=None):
 
 
 class _Watch:
-    """Steps on their way: the last array of each, until it is ready."""
+    """Pending steps: one array of each, until it is ready."""
 
     def __init__(self, first: int, loss):
         self.number = first
@@ -52,7 +52,7 @@ class _Watch:
         try:
             leaves = [leaf for leaf in _jax.tree_util.tree_leaves(result) if hasattr(leaf, "is_ready")]
             loss = self._loss(result) if self._loss is not None else None
-            # Held by us, a large result would not be freed: only the smallest is kept.
+            # A reference to a large result would keep it from being freed: only the smallest array is kept.
             witness = min(leaves, key=lambda leaf: leaf.size, default=None)
         except Exception:
             witness = loss = None
@@ -61,7 +61,7 @@ class _Watch:
         self.told()
 
     def told(self) -> None:
-        """Tells the steps that are complete."""
+        """Reports the completed steps."""
         while self._pending:
             number, witness, loss = self._pending[0]
             if not _ready(witness) or not _ready(loss):

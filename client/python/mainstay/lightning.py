@@ -1,9 +1,10 @@
-"""PyTorch Lightning: ``Trainer(callbacks=[mainstay.lightning.MainstayCallback()])``, or nothing at all.
+"""PyTorch Lightning: ``Trainer(callbacks=[mainstay.lightning.MainstayCallback()])``, or no change at all.
 
-Lightning finds the callback by itself through the package's entry points. Where no heartbeat page is named, there is none.
+Lightning finds the callback by itself through the package's entry points. If the environment names no heartbeat
+page, there is no callback.
 
-``Trainer(plugins=[mainstay.lightning.MainstayCheckpointIO()])`` has Lightning's own checkpoints sealed: whole or not there, and every byte
-checked when one is loaded.
+``Trainer(plugins=[mainstay.lightning.MainstayCheckpointIO()])`` seals Lightning's own checkpoints: each is whole or
+does not exist, and every byte is checked when it is loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _made_for(base):
     """The callback for one of the two packages under whose name Lightning is installed."""
 
     class MainstayCallback(base):
-        """Tells steps, their loss where it is in host memory, evaluation and checkpoints."""
+        """Reports steps, their loss if it is in host memory, evaluation and checkpoints."""
 
         def __init__(self):
             self._newest = None
@@ -32,7 +33,7 @@ def _made_for(base):
             self._leads = False
 
         def setup(self, trainer, pl_module, stage=None):
-            # One given by name and one found by the entry point: the first of them speaks.
+            # If one was passed by name and one found through the entry point, the first of them reports.
             ours = [callback for callback in trainer.callbacks if isinstance(callback, MainstayCallback)]
             self._leads = ours[:1] == [self]
             if not self._leads:
@@ -58,7 +59,7 @@ def _made_for(base):
                 _native.beat()
 
         def _save_if_asked(self, trainer):
-            # True after the same step on all ranks: saving and stopping are things that they do together.
+            # True after the same step on all ranks: they save and stop together.
             if not trainer.should_stop and _native.save_requested():
                 directory = os.environ.get("MAINSTAY_CHECKPOINT_DIR") or trainer.default_root_dir
                 trainer.save_checkpoint(os.path.join(directory, "mainstay-save.ckpt"))
@@ -86,7 +87,7 @@ def _made_for(base):
 
 
 def _loss(outputs):
-    """The loss of a training step if reading it waits for nothing."""
+    """The loss of a training step, if it can be read without waiting."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     device = getattr(loss, "device", None)
     if getattr(device, "type", None) != "cpu" or loss.numel() != 1:
@@ -117,9 +118,9 @@ def _io_made_for(base):
     """The plugin for one of the two packages under whose name Lightning is installed."""
 
     class MainstayCheckpointIO(base):
-        """Each checkpoint is a directory of Mainstay's layout, of one rank: what Lightning hands over is the state of all.
+        """Each checkpoint is a directory in Mainstay's layout, with one rank: Lightning passes the state of all.
 
-        A file that Lightning wrote before is still loaded. What cannot be written is raised, as with Lightning's own.
+        A file that Lightning wrote before is still loaded. Write errors are raised, as with Lightning's own plugin.
         """
 
         def save_checkpoint(self, checkpoint, path, storage_options=None):
@@ -134,7 +135,8 @@ def _io_made_for(base):
             before = _out_of_the_way(path)
             _seal.clear_aside(path, 0)
             _seal.write(path, identity, facts, suffix, serialise, lambda: attempt)
-            # The name is used for one checkpoint at a time ("last.ckpt"): the one before goes when this one is whole.
+            # The name is used for one checkpoint at a time ("last.ckpt"): the previous one is removed when this one is
+            # whole.
             _forget_newer(path, number)
             _checkpoint._quietly(_seal.prune, path, 1, 1)
             if before is not None:
@@ -168,7 +170,8 @@ def _io_made_for(base):
 
 
 def _out_of_the_way(path: str):
-    """A file that has the name of the directory to be made, by its new name; it stays until the directory is whole."""
+    """Moves a file with the name of the new directory aside and returns its new name; it stays until the directory is
+    whole."""
     if not os.path.isfile(path):
         return None
     before = f"{path}.before"
@@ -177,7 +180,7 @@ def _out_of_the_way(path: str):
 
 
 def _forget_newer(path: str, number: int) -> None:
-    """A training that was begun again from an older step saves lower numbers: what it saved last is what counts."""
+    """A training that was restarted from an older step saves lower numbers: the last save counts."""
     for other in _seal.steps(path):
         if other > number:
             _checkpoint._quietly(_seal._remove_step, path, other)

@@ -20,23 +20,23 @@ _watching = False
 
 
 def process_group(backend=None, *, timeout=None, **options):
-    """The default process group of this round, in place of ``torch.distributed.init_process_group`` in a function that is
-    :func:`mainstay.restartable`.
+    """The default process group of this round, instead of ``torch.distributed.init_process_group`` in a
+    :func:`mainstay.restartable` function.
 
-    With PyTorch 2.15 or later and ``backend="gloo"`` a rank that stays in its process keeps its group, and the group is
-    reconfigured (``torch.distributed._reconfigure``, which PyTorch calls experimental); ``MAINSTAY_RECONFIGURE=0`` turns that
-    off. Otherwise, outside of rounds, and with options that say where to meet, the group is made by ``init_process_group``.
-    All ranks have to call it.
+    With PyTorch 2.15 or later and ``backend="gloo"`` a rank that stays in its process keeps its group, and the group
+    is reconfigured (``torch.distributed._reconfigure``, which PyTorch calls experimental);
+    ``MAINSTAY_RECONFIGURE=0`` turns that off. Otherwise, outside of rounds, and with options that set the
+    rendezvous, the group is created by ``init_process_group``. All ranks must call it.
     """
     return _reconfigure.process_group(backend, timeout=timeout, **options)
 
 
 def watch(model=None, *, steps: bool = True) -> bool:
-    """Begins to watch; True if heartbeats of this process reach a page.
+    """Starts to watch; returns True if heartbeats of this process reach a page.
 
-    ``model``: a module whose calls are the section ``forward``. ``DistributedDataParallel``, FSDP modules and what
-    ``fully_shard`` returns are found by themselves. ``steps``: each step of the first optimizer counts as a step of the
-    rank, until the script calls :func:`mainstay.step` itself.
+    ``model``: a module whose calls are the section ``forward``. ``DistributedDataParallel``, FSDP modules and the
+    results of ``fully_shard`` are found automatically. ``steps``: each step of the first optimizer counts as a step
+    of the rank, until the script calls :func:`mainstay.step` itself.
     """
     global _watching
     if not _native.active():

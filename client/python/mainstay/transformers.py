@@ -1,6 +1,6 @@
-"""Hugging Face: ``Trainer(..., callbacks=[mainstay.transformers.MainstayCallback()])``, or nothing at all.
+"""Hugging Face: ``Trainer(..., callbacks=[mainstay.transformers.MainstayCallback()])``, or no change at all.
 
-Under ``mainstay run`` each trainer gets the callback by itself, unless ``MAINSTAY_TORCH=0``.
+Under ``mainstay run`` each trainer gets the callback automatically, unless ``MAINSTAY_TORCH=0``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ _leads = None  # the callback that reports: of one by default and one by name, t
 
 
 class MainstayCallback(_transformers.TrainerCallback):
-    """Reports steps by the trainer's ``global_step``, evaluation and checkpoints; a logged loss goes with the step after it."""
+    """Reports steps by the trainer's ``global_step``, evaluation and checkpoints; a logged loss is reported with the
+    next step."""
 
     def __init__(self):
         self._loss = None
         self._evaluating = False
 
     def on_train_begin(self, args, state, control, **named):
-        # Those given by name come after the default ones.
+        # Those passed by name come after the default ones.
         global _leads
         _leads = self
         if not torch.watch(steps=False):
@@ -77,11 +78,12 @@ class MainstayCallback(_transformers.TrainerCallback):
 
 
 class _ByDefault(MainstayCallback):
-    """A class of its own: the trainer warns of a callback that it has twice."""
+    """A separate class: the trainer warns about a callback that it has twice."""
 
 
 def watch_all(trainer_module) -> None:
-    """Has every ``Trainer`` that is made from now on report to Mainstay, where heartbeats of this process reach a page."""
+    """Makes every ``Trainer`` that is created from now on report to Mainstay, if heartbeats of this process reach a
+    page."""
     callbacks = trainer_module.DEFAULT_CALLBACKS
     if _native.active() and _ByDefault not in callbacks:
         callbacks.append(_ByDefault)

@@ -84,11 +84,11 @@ pub fn unsigned(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     value.extract::<u64>()
 }
 
-/// A measure: a `float` or `int`, a NumPy scalar, or a tensor of one element that lives in host memory.
+/// A measure: a `float` or `int`, a NumPy scalar, or a tensor of one element in host memory.
 ///
 /// # Errors
-/// For a value on a device: reading it would make the host wait until the device has finished all that is queued,
-/// which is a price no heartbeat may take. For anything that is no number.
+/// If the value is on a device: reading it would make the host wait until the device has finished all that is
+/// queued, which is too expensive for a heartbeat. If it is not a number.
 pub fn measure(value: &Bound<'_, PyAny>) -> PyResult<f64> {
     if let Ok(float) = value.cast::<PyFloat>() {
         return Ok(float.value());

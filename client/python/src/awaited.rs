@@ -1,4 +1,4 @@
-//! A call that is made once, after some steps: for what can only be told of a rank that is under way.
+//! A call that is made once, after some steps: for reports that need a rank that is training.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,7 +16,7 @@ pub fn any() -> bool {
     STEPS.load(Ordering::Relaxed) != 0
 }
 
-/// Counts a step, and makes the call when it was the last. What the call raises is no business of training.
+/// Counts a step, and makes the call after the last one. Exceptions of the call do not reach training.
 #[cold]
 pub fn step(py: Python<'_>) {
     let counted = STEPS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
@@ -27,7 +27,7 @@ pub fn step(py: Python<'_>) {
     }
 }
 
-/// Has `call` made once, after so many steps of this process.
+/// Registers `call` to be made once, after this many steps of this process.
 #[pyfunction]
 fn after_steps(steps: u32, call: Py<PyAny>) {
     if let Ok(mut awaited) = CALL.lock() {

@@ -1,8 +1,8 @@
 //! The calls on the training path, as C entry points: `step`, `beat`, `section`, and a section's enter and exit.
 //!
-//! They use CPython's vector calling convention (arguments as a C array), which spares a tuple and a dict per call.
-//! Documented as stable since 3.10, it has the same flag and signature in 3.9, whose ABI can no longer change; the
-//! tests run one wheel on both ends.
+//! They use CPython's vector calling convention (arguments as a C array), which saves a tuple and a dict per call.
+//! It is documented as stable since 3.10 and has the same flag and signature in 3.9, whose ABI can no longer
+//! change; the tests run one wheel on both.
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
@@ -26,8 +26,8 @@ pub(crate) type Fast =
 /// `METH_FASTCALL | METH_KEYWORDS`; PyO3 hides the first from an abi3-py39 build.
 const FAST_WITH_KEYWORDS: c_int = 0x0080 | ffi::METH_KEYWORDS;
 
-/// One C entry point around a function over [`Call`]: holds the two promises that nothing unwinds into the
-/// interpreter and that an exception set here is the user's own (see [`warn::unless_users_own`]).
+/// One C entry point around a function over [`Call`]. It guarantees that nothing unwinds into the interpreter and
+/// that an exception set here is the user's own (see [`warn::unless_users_own`]).
 macro_rules! entry {
     ($name:ident, $body:path) => {
         unsafe extern "C" fn $name(
@@ -52,7 +52,8 @@ macro_rules! entry {
 
 pub(crate) use entry;
 
-/// The end of a call that an exception came through: None if it is no business of training, else the exception.
+/// The end of a call that an exception came through: None if training must not see the exception, else the
+/// exception.
 #[cold]
 pub(crate) fn passed_on(error: PyErr) -> *mut PyObject {
     Python::attach(|py| match warn::unless_users_own(py, error) {
@@ -229,7 +230,7 @@ fn exit(py: Python<'_>, this: *mut PyObject, _call: &Call<'_, '_>) -> PyResult<P
     Ok(py.None())
 }
 
-/// Reads one argument of `mainstay.step`; one that cannot be read is warned of and left out.
+/// Reads one argument of `mainstay.step`; one that cannot be read is left out with a warning.
 #[inline]
 fn read<T>(
     name: &str,
@@ -243,8 +244,8 @@ fn read<T>(
     }
 }
 
-/// Attached by PyO3's own count, as [`passed_on`] is: these calls come straight from CPython, and without it PyO3 would
-/// keep the exceptions dropped here until something else attaches.
+/// Attached by PyO3's own count, as [`passed_on`] is: these calls come directly from CPython, and without it PyO3
+/// would keep the exceptions dropped here until something else attaches.
 #[cold]
 fn left_out(call: &str, name: &str, mistake: Mistake, error: PyErr) -> PyResult<()> {
     Python::attach(|py| {
@@ -310,7 +311,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     ];
     let module_name = module.name()?;
     for (name, entry, doc) in functions {
-        // SAFETY: the definition lives for ever; the result is a new reference or null with an exception set.
+        // SAFETY: the definition lives forever; the result is a new reference or null with an exception set.
         let function = unsafe {
             let function =
                 ffi::PyCFunction_NewEx(definition(name, entry, doc), module.as_ptr(), module_name.as_ptr());
@@ -320,7 +321,8 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     let section = py.get_type::<Section>();
     for (name, entry) in [(c"__enter__", enter_entry as Fast), (c"__exit__", exit_entry as Fast)] {
-        // SAFETY: the definition lives for ever, the type is a live type object; a new reference or null comes back.
+        // SAFETY: the definition lives forever, the type is a live type object; the result is a new reference or
+        // null.
         let method = unsafe {
             let method = ffi::PyDescr_NewMethod(section.as_type_ptr(), definition(name, entry, c""));
             Bound::from_owned_ptr_or_err(py, method)?

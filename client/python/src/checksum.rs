@@ -1,6 +1,6 @@
 //! Checksums of checkpoint files: XXH3 with 128 bits, as 32 hexadecimal digits, most significant first.
 //!
-//! It finds torn writes and flipped bits at the speed of memory; it is no defence against someone who forges files.
+//! It finds torn writes and flipped bits at the speed of memory; it does not protect against forged files.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Many bytes from many places to many places, by several threads. All of it unsafe by nature: addresses come from Python.
+//! Copies many byte ranges with several threads. All of it is unsafe by nature: the addresses come from Python.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nix::sys::mman::{MmapAdvise, madvise};
 use twox_hash::XxHash3_64;
 
-/// Bytes that go from one address to another.
+/// A range of bytes to copy from one address to another.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub to: usize,
@@ -18,17 +18,17 @@ pub struct Piece {
     pub length: usize,
 }
 
-/// A thread takes so many bytes at a time.
+/// The bytes that a thread takes at a time.
 const SHARE: usize = 8 << 20;
 
 /// Small enough to stay in the second-level cache between reading and checking.
 const READ: usize = 256 << 10;
 
-/// Tensors of this size are asked for in huge pages: one page fault for two megabytes instead of 512.
+/// Tensors of this size use huge pages: one page fault for two megabytes instead of 512.
 const HUGE: usize = 2 << 20;
 
-/// The least page size of the processors that we run on: where pages are larger, a range that is rounded to it is refused, and each
-/// page is made ready when it is touched.
+/// The smallest page size of the supported processors: with larger pages the kernel refuses a range that is rounded
+/// to it, and each page is populated when it is touched.
 const PAGE: usize = 4096;
 
 /// Copies all pieces.
@@ -58,15 +58,15 @@ pub unsafe fn copy(pieces: &[Piece], threads: usize) {
     together(threads.min(shares.len()), &work);
 }
 
-/// Where the bytes of a sealed file are read.
+/// The source of a sealed file's bytes.
 pub enum Source<'a> {
-    /// By system calls: what cannot be read is an error and no signal.
+    /// System calls: a read failure is an error, not a signal.
     File(&'a File),
-    /// In a mapping of the file, which must stay mapped and readable: about twice as quick as by system calls.
+    /// A mapping of the file, which must stay mapped and readable: about twice as fast as system calls.
     Mapped { start: usize, populate: bool },
 }
 
-/// A part of a sealed file that belongs into memory.
+/// A part of a sealed file to load into memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Destination {
     pub offset: u64,
@@ -137,7 +137,7 @@ pub unsafe fn read_verified(
     Ok((bad != usize::MAX).then_some(bad))
 }
 
-/// Reads one chunk to where its parts belong, and returns the checksum of what then lies there.
+/// Reads one chunk to the addresses of its parts, and returns the checksum of the bytes now stored there.
 ///
 /// # Safety
 /// As for [`read_verified`].
@@ -165,8 +165,8 @@ unsafe fn read_chunk(
                 let address = piece.address + (at - piece.offset) as usize;
                 let until = end.min(piece.end());
                 if piece.is_new && populated != place {
-                    // Pages are cleared just before they are written, while they are in the processor's cache. Where the
-                    // kernel cannot do it at once, each page is made ready when it is touched.
+                    // Pages are cleared just before they are written, while they are in the processor's cache. If
+                    // the kernel cannot do it at once, each page is populated when it is touched.
                     let _ = populate(address, (until - at) as usize, MmapAdvise::MADV_POPULATE_WRITE);
                     populated = place;
                 }
@@ -195,8 +195,8 @@ unsafe fn read_chunk(
     Ok(sum.finish())
 }
 
-/// Has the kernel map all pages of a range at once. An error means that some of them cannot be had; a kernel before Linux 5.14, which
-/// does not know the advice, maps each when it is touched.
+/// Asks the kernel to map all pages of a range at once. An error means that some of them are not available; a
+/// kernel before Linux 5.14, which does not know the advice, maps each when it is touched.
 fn populate(address: usize, length: usize, advice: MmapAdvise) -> io::Result<()> {
     let start = address / PAGE * PAGE;
     let end = address.saturating_add(length).next_multiple_of(PAGE);
@@ -214,8 +214,8 @@ fn advise_huge(address: usize, length: u64) {
     let start = address.next_multiple_of(HUGE);
     let end = address.saturating_add(length) / HUGE * HUGE;
     if let (true, Some(start)) = (end > start, NonNull::new(start as *mut std::ffi::c_void)) {
-        // SAFETY: the range lies within a destination of the caller's; the advice changes nothing that it holds. Refused, the pages
-        // are small ones.
+        // SAFETY: the range is within a destination of the caller's; the advice changes nothing in it. If it is
+        // refused, the pages are small ones.
         let _ = unsafe { madvise(start, end - start.as_ptr() as usize, MmapAdvise::MADV_HUGEPAGE) };
     }
 }
@@ -224,7 +224,7 @@ fn advise_huge(address: usize, length: u64) {
 fn together(threads: usize, work: &(impl Fn() + Sync)) {
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            // Where no thread can be had, this one does more.
+            // If no thread can be started, this one does more.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();

@@ -1,5 +1,5 @@
-//! What the hooks for frameworks tell: collective counters, time that passed on a device, and steps that they counted
-//! because the script tells none.
+//! Reports of the hooks for frameworks: collective counters, time spent on a device, and steps that they counted
+//! because the script reports none.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -13,10 +13,10 @@ use crate::awaited;
 use crate::rank;
 use crate::section::Section;
 
-/// Whether the script has told of a step itself.
+/// Whether the script has reported a step itself.
 static REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// The script tells its steps itself: nobody else may.
+/// Records that the script reports its steps itself: hooks must not.
 #[inline]
 pub fn script_tells_steps() {
     if !REPORTED.load(Ordering::Relaxed) {
@@ -24,7 +24,7 @@ pub fn script_tells_steps() {
     }
 }
 
-/// A digest that goes with the next step, and whether there is one.
+/// A digest to report with the next step, and whether there is one.
 static DIGEST: AtomicU64 = AtomicU64::new(0);
 static DIGEST_WAITS: AtomicBool = AtomicBool::new(false);
 
@@ -39,14 +39,14 @@ pub fn take_digest() -> Option<u64> {
     DIGEST_WAITS.swap(false, Ordering::Acquire).then(|| DIGEST.load(Ordering::Relaxed))
 }
 
-/// `digest` goes with the next step that is told.
+/// Reports `digest` with the next step.
 #[pyfunction]
 fn next_digest(digest: u64) {
     DIGEST.store(digest, Ordering::Relaxed);
     DIGEST_WAITS.store(true, Ordering::Release);
 }
 
-/// Step `step`, counted by a hook. False, and nothing told, if the script tells its steps itself.
+/// Step `step`, counted by a hook. Returns false and reports nothing if the script reports its steps itself.
 #[pyfunction]
 pub fn hook_step(py: Python<'_>, step: u64) -> bool {
     if REPORTED.load(Ordering::Relaxed) {
@@ -61,13 +61,13 @@ pub fn hook_step(py: Python<'_>, step: u64) -> bool {
     true
 }
 
-/// Whether the script has told of a step itself.
+/// Whether the script has reported a step itself.
 #[pyfunction]
 fn script_steps() -> bool {
     REPORTED.load(Ordering::Relaxed)
 }
 
-/// The counters of communicator `comm`; `operation` names the one entered last, of `bytes` bytes.
+/// Sets the counters of communicator `comm`; `operation` is the kind of the one entered last, with `bytes` bytes.
 #[pyfunction]
 #[pyo3(signature = (comm, entered, completed, operation = None, bytes = 0))]
 fn collective(comm: u64, entered: u64, completed: u64, operation: Option<&str>, bytes: u64) {
@@ -78,10 +78,10 @@ fn collective(comm: u64, entered: u64, completed: u64, operation: Option<&str>, 
     }
 }
 
-/// Phases open that are known to take long; the outermost one counts.
+/// The number of open phases that are known to take long; only the outermost one counts.
 static LONG: AtomicUsize = AtomicUsize::new(0);
 
-/// A phase begins that is known to take long: at most so many seconds, or without limit.
+/// A phase starts that is known to take long: at most this many seconds, or without limit.
 #[pyfunction]
 fn begin_long(seconds: Option<f64>) {
     if LONG.fetch_add(1, Ordering::Relaxed) != 0 {
@@ -95,7 +95,7 @@ fn begin_long(seconds: Option<f64>) {
     }
 }
 
-/// The end of what [`begin_long`] began.
+/// Ends the phase that [`begin_long`] started.
 #[pyfunction]
 fn end_long() {
     if LONG.fetch_sub(1, Ordering::Relaxed) == 1
@@ -105,13 +105,13 @@ fn end_long() {
     }
 }
 
-/// The section took `ns` of the present step on a device.
+/// The section took `ns` of the current step on a device.
 #[pyfunction]
 fn spend(section: &Bound<'_, Section>, ns: u64) {
     section.get().spend(ns);
 }
 
-/// What this rank is, and its pipeline stage.
+/// Sets this rank's role and its pipeline stage.
 #[pyfunction]
 #[pyo3(signature = (name, stage = None))]
 fn tell_role(name: &str, stage: Option<u32>) {
@@ -120,7 +120,7 @@ fn tell_role(name: &str, stage: Option<u32>) {
     }
 }
 
-/// A number that stands for a group of ranks: the same on all of them, another one for another group (64-bit FNV-1a).
+/// A number for a group of ranks: the same on all of them, different for another group (64-bit FNV-1a).
 #[pyfunction]
 fn group_id(name: &str, ranks: Vec<u64>) -> u64 {
     let words = ranks.iter().flat_map(|rank| rank.to_le_bytes());

@@ -1,8 +1,8 @@
 //! Digests of parameters, to compare replicas: the sum over all 64-bit words of a mix of word and position, modulo 2^64.
 //!
-//! The sum may be taken in any order, so a device computes it in parallel and comes to the same number; a word that
-//! differs always changes it, for the mix is one to one. It finds errors; it is no defence against forgery.
-//! `mainstay/_digest.py` holds the same in operations of torch, for tensors on a device; a test compares the two.
+//! The sum may be taken in any order, so a device computes it in parallel and gets the same number. A word that
+//! differs always changes it, because the mix is one to one. It finds errors; it does not protect against forgery.
+//! `mainstay/_digest.py` has the same in operations of torch, for tensors on a device; a test compares the two.
 
 use pyo3::prelude::*;
 
@@ -10,7 +10,7 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 const FIRST: u64 = 0xff51_afd7_ed55_8ccd;
 const SECOND: u64 = 0xc4ce_b9fe_1a85_ec53;
 
-/// Words of one tensor at most; the last position stands for its length.
+/// The maximum number of words of one tensor; the last position is used for its length.
 const POSITIONS: u64 = 1 << 40;
 
 #[inline(always)]
@@ -45,8 +45,9 @@ fn digest_memory(py: Python<'_>, address: usize, length: usize, tensor: u64) -> 
     if address == 0 || length == 0 {
         return digest(&[], tensor);
     }
-    // SAFETY: the caller has a contiguous tensor or array of that many bytes there and holds it during the call. Another
-    // thread may write into it meanwhile, as into any tensor; then the number is of no use, and bytes are bytes.
+    // SAFETY: the caller has a contiguous tensor or array of that many bytes there and holds it during the call.
+    // Another thread may write into it meanwhile, as into any tensor; then the digest is meaningless, but any bytes
+    // are valid.
     let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, length) };
     py.detach(|| digest(bytes, tensor))
 }

@@ -1,9 +1,11 @@
-//! Gates: what hooks for frameworks call where a section begins and ends, and around an optimizer's step.
+//! Gates: functions that hooks for frameworks call at the start and end of a section, and around an optimizer's
+//! step.
 //!
-//! A training step leaves nothing of ours in the caches, so what counts is not how long a call takes but how much memory it touches: a
-//! Python frame costs some microseconds there, a gate well under one. Hence these are plain C functions that take whatever a framework
-//! hands to a hook and return None, and all that a hook has to decide is decided in here: whether this is the thread that trains,
-//! whether the section is open already, whether the device is timed in this step, whether the optimizer's step counts.
+//! A training step evicts our data from the caches, so the cost of a call depends on how much memory it touches: a
+//! Python frame costs some microseconds there, a gate well under one. So these are plain C functions that take any
+//! arguments of a framework's hook and return None. They make all decisions of a hook: whether this is the thread
+//! that trains, whether the section is open already, whether the device is timed in this step, whether the
+//! optimizer's step counts.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -20,27 +22,28 @@ use crate::rank;
 use crate::section::Section;
 use crate::warn;
 
-/// Every so many steps the device is timed: events cost the host time.
+/// The device is timed in every N-th step: events cost the host time.
 const TIMED_EVERY: u64 = 4;
-/// Where no device is in use, it is asked for again after so many steps.
+/// If no device is in use, the hook checks again after this many steps.
 const ASKED_AGAIN: u64 = 64;
 
-/// Whether the device is timed in the present step.
+/// Whether the device is timed in the current step.
 static TIMED: AtomicBool = AtomicBool::new(false);
-/// Steps of optimizers that have begun.
+/// The number of optimizer steps that have started.
 static STARTED: AtomicU64 = AtomicU64::new(0);
 
 /// The two ends of a section. A section that is entered again within itself is open until it was left as often.
 ///
-/// Its counters are changed by one thread at a time, which holds the interpreter's lock; atomics make that no promise of ours.
+/// Its counters are changed by one thread at a time, which holds the interpreter's lock; atomics make
+/// this safe without relying on it.
 #[pyclass(frozen, module = "mainstay._native")]
 pub struct Gate {
-    /// None where no page is open: entering and leaving then do nothing.
+    /// None if no page is open: entering and leaving then do nothing.
     id: Option<SectionId>,
-    /// The thread whose calls count; none if those of all do.
+    /// The thread whose calls count; none if all threads count.
     thread: Option<usize>,
     open: AtomicU32,
-    /// What is called at both ends while the device is timed, and whether the first was.
+    /// Callables for both ends while the device is timed, and whether the first was called.
     timer: Option<(Py<PyAny>, Py<PyAny>)>,
     timed: AtomicBool,
 }
@@ -88,7 +91,7 @@ impl Gate {
         if self.open.load(Ordering::Relaxed) == 0 { self.end(py) } else { Ok(()) }
     }
 
-    /// Leaves it however often it was entered: an exception may have skipped its ends.
+    /// Leaves it completely: an exception may have skipped its ends.
     #[inline]
     fn leave_entirely(&self, py: Python<'_>) -> PyResult<()> {
         if self.open.swap(0, Ordering::Relaxed) == 0 { Ok(()) } else { self.end(py) }
@@ -109,22 +112,23 @@ impl Gate {
     }
 }
 
-/// What goes on around the steps of all optimizers.
+/// The work before and after the steps of all optimizers.
 #[pyclass(frozen, module = "mainstay._native")]
 pub struct Stepping {
     gate: Gate,
-    /// Called with an optimizer that is to be the one whose steps count, which it promises to take back when it is freed
-    /// ([`forget_lead`]); none if no steps are counted.
+    /// Called with the optimizer whose steps count from now on. It must call [`forget_lead`] when that one is freed.
+    /// None if no steps are counted.
     follow: Option<Py<PyAny>>,
-    /// Says whether the device is to be timed; None if there is none in use. None itself where torch was built without one.
+    /// Returns whether to time the device, or None if no device is in use. None itself if torch was built without
+    /// one.
     look: Option<Py<PyAny>>,
     looks_at: AtomicU64,
     steps: AtomicU64,
 }
 
-/// Where the optimizer lies whose steps count; 0 for none. Only compared.
+/// The address of the optimizer whose steps count; 0 for none. Only compared.
 static LEAD: AtomicUsize = AtomicUsize::new(0);
-/// Its steps, and those of its predecessors.
+/// The number of its steps, and those of its predecessors.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 
 impl Stepping {
@@ -150,12 +154,12 @@ impl Stepping {
         Ok(())
     }
 
-    /// Counts the steps of one optimizer. The first one is not told: only by the second is it clear that the script does not do
-    /// so itself.
+    /// Counts the steps of one optimizer. The first one is not reported: only the second shows that the script does
+    /// not report steps itself.
     fn count(&self, py: Python<'_>, follow: &Py<PyAny>, optimizer: *mut PyObject) -> PyResult<()> {
         let lead = LEAD.load(Ordering::Relaxed);
         if lead == 0 {
-            // SAFETY: the first argument of the call that is under way, alive until it returns.
+            // SAFETY: the first argument of the current call, alive until it returns.
             let optimizer = unsafe { Borrowed::from_ptr(py, optimizer) };
             if let Err(error) = follow.call1(py, (optimizer,)) {
                 return warn::unless_users_own(py, error);
@@ -193,13 +197,13 @@ impl Stepping {
     }
 }
 
-/// A number of the calling thread's own: in some C libraries it is a pointer, which is only compared here.
+/// A number that is unique to the calling thread: in some C libraries it is a pointer, which is only compared here.
 #[inline]
 fn this_thread() -> usize {
     pthread_self() as usize
 }
 
-/// A call of ours that must not raise into training.
+/// Makes a call that must not raise into training.
 #[cold]
 fn called(py: Python<'_>, call: &Py<PyAny>) -> PyResult<()> {
     match call.call0(py) {
@@ -251,7 +255,7 @@ fn after(py: Python<'_>, this: *mut PyObject, call: &Call<'_, '_>) -> PyResult<P
 
 /// A function of C over `this`, which it holds.
 fn function(this: &Bound<'_, PyAny>, name: &'static CStr, entry: Fast) -> PyResult<Py<PyAny>> {
-    // SAFETY: the definition lives for ever; the result is a new reference or null with an exception set.
+    // SAFETY: the definition lives forever; the result is a new reference or null with an exception set.
     unsafe {
         let function =
             ffi::PyCFunction_NewEx(definition(name, entry, c""), this.as_ptr(), std::ptr::null_mut());
@@ -259,7 +263,7 @@ fn function(this: &Bound<'_, PyAny>, name: &'static CStr, entry: Fast) -> PyResu
     }
 }
 
-/// The functions that enter and leave the section, as seen from the calling thread, whose calls alone count. `timer`: what is called
+/// The functions that enter and leave the section from the calling thread, whose calls alone count. `timer`: called
 /// at both ends in steps in which the device is timed.
 #[pyfunction]
 #[pyo3(signature = (section, timer = None))]
@@ -286,13 +290,13 @@ fn optimizer_gates(
     Ok((function(&stepping, c"before", before_entry)?, function(&stepping, c"after", after_entry)?))
 }
 
-/// The optimizer whose steps count is no more: the next one's do.
+/// The optimizer whose steps count was freed: the next one's count.
 #[pyfunction]
 fn forget_lead() {
     LEAD.store(0, Ordering::Relaxed);
 }
 
-/// Steps of optimizers that have begun in this process.
+/// The number of optimizer steps that have started in this process.
 #[pyfunction]
 fn optimizer_steps() -> u64 {
     STARTED.load(Ordering::Relaxed)

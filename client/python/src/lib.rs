@@ -1,11 +1,12 @@
 //! The native module `mainstay._native`: the heartbeat client as Python calls it.
 //!
-//! It promises the training script two things. A call costs what a few stores cost: the functions on the training
-//! path are plain C entry points without a Python frame, argument parsing library or allocation between them and the
-//! page. And no call raises: whatever the arguments, the worst is one warning and a value left out.
+//! It guarantees two things to the training script. A call costs as much as a few stores: the functions on the
+//! training path are plain C entry points without a Python frame, argument parsing library or allocation between
+//! them and the page. And no call raises: whatever the arguments, the worst result is one warning and a value left
+//! out.
 //!
-//! Absent on purpose: any decision. Which process may open the page, what an exception is worth and where a
-//! checkpoint goes is decided in the Python package around this module.
+//! It makes no decisions: the Python package around this module decides which process may open the page, how an
+//! exception is handled and where a checkpoint is stored.
 
 mod arguments;
 mod awaited;

@@ -1,5 +1,5 @@
-//! The memory of the launcher's keeper, as a rank uses it: its control page, its slots, and copies of many pieces at once. What to
-//! put where is decided in `mainstay/_pool.py`; here are the page's atomics and the bytes.
+//! The memory of the launcher's keeper, as a rank uses it: its control page, its slots, and copies of many ranges
+//! at once. `mainstay/_pool.py` decides what to store where; this module has the page's atomics and the copies.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -28,14 +28,14 @@ struct Mapping {
 
 // SAFETY: the mapping is plain memory, valid until drop and bound to no thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; the control page is touched as atomics, a slot by the one who has taken it.
+// SAFETY: as above; the control page is accessed as atomics, a slot only by the process that has taken it.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn of(file: &File, length: usize, protection: ProtFlags) -> io::Result<Mapping> {
         let length = NonZeroUsize::new(length).ok_or(io::ErrorKind::InvalidInput)?;
         if file.metadata()?.len() < length.get() as u64 {
-            // Touching what lies beyond a file's end would end this process.
+            // Touching memory beyond a file's end would end this process.
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 "the file is shorter than it should be",
@@ -59,7 +59,7 @@ fn both() -> ProtFlags {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // In a child that was forked the range may be somebody else's by now: slots are not given to children.
+        // In a forked child the range may belong to other memory by now: slots are not inherited by children.
         if self.owner == std::process::id() {
             // SAFETY: start and length are those of our mapping, which nothing refers to any more.
             let _ = unsafe { munmap(self.start, self.length.get()) };
@@ -67,7 +67,7 @@ impl Drop for Mapping {
     }
 }
 
-/// A slot as it was seen.
+/// A slot as it was read.
 #[pyclass(frozen, name = "Slot", module = "mainstay._native")]
 struct PySlot(Slot);
 
@@ -180,12 +180,12 @@ impl PyControl {
         Ok(self.page()?.take(bytes, epoch, step, world_size).map(PySlot))
     }
 
-    /// Says that a slot is filled. False if it was taken back meanwhile.
+    /// Marks a slot as filled. False if the keeper took it back meanwhile.
     fn fill(&self, taken: &PySlot, used: u64) -> PyResult<bool> {
         Ok(self.page()?.fill(&taken.0, used).is_some())
     }
 
-    /// Gives back a slot that was taken, unfilled.
+    /// Gives back a taken slot without filling it.
     fn abandon(&self, taken: &PySlot) -> PyResult<()> {
         let page = self.page()?;
         _ = page.advance(&taken.0, State::Free);
@@ -196,7 +196,7 @@ impl PyControl {
         Ok(self.page()?.is_still(&seen.0))
     }
 
-    /// What readers of this attempt have found in a sealed slot: `None` if none has read it.
+    /// The check result of this attempt's readers for a sealed slot: `None` if none has read it.
     fn checked(&self, slot: &PySlot, epoch: u64) -> PyResult<Option<bool>> {
         Ok(match self.page()?.checked(&slot.0, epoch) {
             Checked::No => None,
@@ -210,7 +210,7 @@ impl PyControl {
         Ok(())
     }
 
-    /// Takes it on this process to read a slot; false if another reader of this attempt has.
+    /// Claims the check of a slot for this process; false if another reader of this attempt has claimed it.
     fn begin_check(&self, slot: &PySlot, epoch: u64) -> PyResult<bool> {
         Ok(self.page()?.begin_check(&slot.0, epoch))
     }
@@ -222,8 +222,8 @@ struct SlotMemory(Mapping);
 
 #[pymethods]
 impl SlotMemory {
-    /// Maps the first `bytes` of a slot's file, and has all its pages in this process's tables, so that the copy meets no page
-    /// fault. Children that are forked do not inherit it.
+    /// Maps the first `bytes` of a slot's file, and populates all its pages in this process's tables, so that the
+    /// copy causes no page fault. Forked children do not inherit it.
     #[new]
     fn open(py: Python<'_>, path: PathBuf, bytes: usize) -> PyResult<SlotMemory> {
         let mapped = py.detach(|| {
@@ -303,14 +303,14 @@ fn manifest_complaint(content: &[u8]) -> Option<String> {
     Manifest::decode(content).err().map(|error| error.to_string())
 }
 
-/// Reads chunks `first` to before `end` of a file of `size` bytes that was sealed in chunks with these checksums: pieces
-/// `(offset, length, address, whether its memory is new)` go where they say, the rest nowhere. The first chunk whose bytes are others,
-/// or `None`. Other Python threads run meanwhile.
+/// Reads chunks `first` to before `end` of a file of `size` bytes that was sealed in chunks with these checksums:
+/// pieces `(offset, length, address, whether its memory is new)` are stored at their addresses, the rest is only
+/// checked. Returns the first chunk whose bytes differ, or `None`. Other Python threads run meanwhile.
 ///
-/// The file is in memory if `memory` is given: its mapping, or true. It is then read by a mapping; such a file is the launcher's and
-/// never becomes shorter.
+/// If `memory` is given (the file's mapping, or true), the file is in memory and is read through a mapping; such a
+/// file belongs to the launcher and never becomes shorter.
 ///
-/// For this package alone, which holds the owners of all addresses for the whole call.
+/// For this package only, which holds the owners of all addresses for the whole call.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "each of them is a plain fact of one file")]
 fn read_verified(

@@ -1,4 +1,4 @@
-//! The one client of this process, and the calls that happen once in a life: open, exit note, close.
+//! The one client of this process, and the calls that happen once per process: open, exit note, close.
 
 use std::sync::OnceLock;
 
@@ -22,13 +22,13 @@ fn open() -> bool {
     CLIENT.get_or_init(|| Client::from_env_as("python")).is_active()
 }
 
-/// Why a page that the environment names is not used, in words; `None` when there is nothing to complain of.
+/// Why a page that the environment names is not used; `None` if there is no problem.
 #[pyfunction]
 fn refusal() -> Option<String> {
     client()?.refusal().map(|error| error.to_string())
 }
 
-/// Leaves the uncaught exception that ends this process in the page. False when there is no page to leave it in.
+/// Leaves a note on the uncaught exception that ends this process in the page. False if there is no page.
 ///
 /// Lone surrogates, which a message may hold and UTF-8 cannot, are replaced.
 #[pyfunction]
@@ -49,7 +49,7 @@ fn exit_note(
     true
 }
 
-/// Tells the page that this rank begins again in its process.
+/// Records in the page that this rank starts again in its process.
 #[pyfunction]
 fn begin_round() {
     if let Some(client) = client() {
@@ -57,7 +57,7 @@ fn begin_round() {
     }
 }
 
-/// Tells the page that this process ends on purpose.
+/// Records in the page that this process ends on purpose.
 #[pyfunction]
 fn close() {
     if let Some(client) = client() {

@@ -1,4 +1,4 @@
-//! "Save now": whether the launcher asks for it, and the script's function that is then called once, after a step.
+//! "Save now": whether the launcher requests it, and the script's function that is then called once, after a step.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ pub fn any() -> bool {
     WAITS.load(Ordering::Relaxed)
 }
 
-/// Calls the function if a save is asked for. What it raises is the script's own.
+/// Calls the function if a save is requested. The script sees the function's exceptions.
 #[cold]
 pub fn step(py: Python<'_>) -> PyResult<()> {
     if !save_requested() {
@@ -30,7 +30,7 @@ pub fn step(py: Python<'_>) -> PyResult<()> {
     call.map_or(Ok(()), |call| call.call0(py).map(drop))
 }
 
-/// Whether this rank is to save now and end: after the same step on all ranks.
+/// Whether this rank must save now and end: after the same step on all ranks.
 #[pyfunction]
 fn save_requested() -> bool {
     rank::client().is_some_and(|client| client.save_requested())
@@ -42,13 +42,13 @@ fn save_due() -> bool {
     rank::client().is_some_and(|client| client.save_due())
 }
 
-/// Seconds until this rank is made to end; `None` when nothing is asked.
+/// Seconds until this rank is forced to end; `None` if nothing is requested.
 #[pyfunction]
 fn save_within() -> Option<f64> {
     rank::client().and_then(|client| client.save_within()).map(|left| left.as_secs_f64())
 }
 
-/// Has `call` made once, in the thread that tells of the step, after the step at which all ranks save.
+/// Registers `call` to be called once, in the thread that reports the step, after the step at which all ranks save.
 #[pyfunction]
 fn on_save_request(call: Py<PyAny>) {
     if let Some(client) = rank::client() {

@@ -8,24 +8,24 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use crate::rank;
 use crate::warn::{self, Mistake};
 
-/// Names that are kept. A script that makes up names without end (`f"step {n}"`) pays a little more per call
-/// instead of growing a table for ever.
+/// The number of names that are kept. A script with an unlimited number of names (`f"step {n}"`) pays a little more
+/// per call instead of growing a table forever.
 const KEPT: usize = 1024;
 
 static KNOWN: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 static IDLE: PyOnceLock<Py<Section>> = PyOnceLock::new();
 
-/// A named stretch of a rank's work. It holds no state of its own, so threads may share it and it may be nested.
+/// A named part of a rank's work. It has no state, so threads may share it and it may be nested.
 #[pyclass(frozen, module = "mainstay")]
 pub struct Section {
     #[pyo3(get)]
     name: String,
-    /// `None` where no page is open: entering and leaving then do nothing.
+    /// `None` if no page is open: entering and leaving then do nothing.
     id: Option<SectionId>,
 }
 
 impl Section {
-    /// Its number in the page; none where no page is open.
+    /// Its number in the page; none if no page is open.
     pub fn id(&self) -> Option<SectionId> {
         self.id
     }
@@ -84,7 +84,7 @@ impl Section {
     }
 }
 
-/// The section of that name, made at its first use; a section that does nothing if the name is none.
+/// The section of that name, created at its first use; a section that does nothing if the name is invalid.
 #[inline]
 pub fn named(py: Python<'_>, name: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
     if rank::client().is_none() {

@@ -1,5 +1,5 @@
-//! For tests, ours and those of whoever integrates the client: makes a heartbeat page as a launcher does, and reads
-//! one as an agent does. Not part of the package's public face.
+//! For our tests and those of integrators of the client: makes a heartbeat page as a launcher does, and reads one
+//! as an agent does. Not part of the package's public API.
 
 use std::fs;
 use std::path::PathBuf;
@@ -37,10 +37,10 @@ fn _testing_format_page(
     Ok(fs::rename(&aside, &path)?)
 }
 
-/// What the page at `path` says, as a dict: `identity`, `claim`, `refusal`, `beat`, `records`, `exit_note`,
+/// The content of the page at `path`, as a dict: `identity`, `claim`, `refusal`, `beat`, `records`, `exit_note`,
 /// `collectives`, `skipped`.
 ///
-/// Not to be called in the process that writes the page: closing the file would drop the lock that marks it as taken.
+/// Do not call it in the process that writes the page: closing the file would drop the lock that marks it as taken.
 #[pyfunction]
 fn _testing_read_page(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
     let words = words_of(&fs::read(&path)?)?;

@@ -1,4 +1,4 @@
-//! What a training script hears when it calls us wrongly: one warning per kind of mistake, never an exception.
+//! Reports wrong calls to the training script: one warning per kind of mistake, never an exception.
 
 use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pyo3::exceptions::{PyException, PyRuntimeWarning};
 use pyo3::prelude::*;
 
-/// The kinds of mistake that are told apart; each is told once in the life of the process.
+/// The kinds of mistakes; each is reported once in the life of the process.
 #[derive(Clone, Copy)]
 pub enum Mistake {
     StepNumber,
@@ -23,7 +23,8 @@ pub enum Mistake {
 
 static REPORTED: [AtomicBool; 10] = [const { AtomicBool::new(false) }; 10];
 
-/// What a failed look at an argument leaves behind: swallowed if it is about the argument, passed on if it is not.
+/// Handles a failed read of an argument: drops the exception if it is about the argument, passes it on if it is
+/// not.
 ///
 /// Reading an argument can run Python (`__float__`, a warning filter), and there a signal handler may raise, so
 /// that a `KeyboardInterrupt` or `SystemExit` arrives here. Those are the user's, and hiding them would lose a Ctrl-C.
@@ -31,7 +32,7 @@ pub fn unless_users_own(py: Python<'_>, error: PyErr) -> PyResult<()> {
     if error.is_instance_of::<PyException>(py) { Ok(()) } else { Err(error) }
 }
 
-/// Warns of `mistake`, the first time only. Under `-W error` the text goes to stderr instead of raising.
+/// Warns about `mistake`, the first time only. Under `-W error` the text goes to stderr instead of raising.
 #[cold]
 pub fn once(py: Python<'_>, mistake: Mistake, text: &str) -> PyResult<()> {
     if REPORTED[mistake as usize].swap(true, Ordering::Relaxed) {

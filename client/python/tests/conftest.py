@@ -1,6 +1,6 @@
-"""What every test here stands on: real interpreters, real pages, and an environment without traces of another launcher.
+"""Fixtures for all tests: real interpreters, real pages, and an environment without traces of another launcher.
 
-The tests run against the installed wheel, never against the source tree beside them.
+The tests run against the installed wheel, never against the source tree next to them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mainstay import _native  # noqa: E402
 
 
 class Page:
-    """A heartbeat page as a launcher makes it, and what an agent would read in it."""
+    """A heartbeat page as a launcher makes it, and its content as an agent reads it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -71,7 +71,7 @@ def python(tmp_path):
 
 
 class Job:
-    """A finished ``mainstay run``: its exit status, what it said, and its ranks' pages."""
+    """A finished ``mainstay run``: its exit status, its output, and its ranks' pages."""
 
     def __init__(self, done, runtime_dir: Path):
         self.done = done
@@ -91,7 +91,7 @@ def run_job(tmp_path):
     def run(code: str, ranks: int = 2, check: bool = True, **variables) -> Job:
         script = tmp_path / f"job-{time.monotonic_ns()}.py"
         script.write_text(textwrap.dedent(code))
-        # Sockets lie in it, whose paths have to be short: a folder of pytest's own may be too deep.
+        # It contains sockets, whose paths must be short: pytest's own folder may be too deep.
         runtime_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rt-")))
         done = subprocess.run(
             [program, "run", "--no-agent", f"--nproc-per-node={ranks}", "--max-restarts=0",

@@ -1,4 +1,4 @@
-"""The calls on the training path: what they leave in the page, and that nothing makes them raise."""
+"""The calls on the training path: what they store in the page, and that no arguments make them raise."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_section_may_be_shared_nested_left_by_exception_and_decorate(python, p
     assert read["beat"]["sections"] == []
 
 
-def test_section_names_without_end_cost_neither_memory_nor_an_error(python, page):
+def test_unlimited_section_names_use_no_memory_and_cause_no_error(python, page):
     python(
         """
         import mainstay
@@ -207,7 +207,7 @@ def test_no_arguments_make_a_call_raise(python, page, with_page, filters):
         assert done.stderr == ""
 
 
-def test_each_kind_of_mistake_is_told_once_and_where(python, page):
+def test_each_kind_of_mistake_is_reported_once_with_its_line(python, page):
     done = python(
         """
         import mainstay
@@ -258,7 +258,7 @@ def test_without_a_page_everything_is_a_silent_no_op(python):
 
 
 @pytest.mark.parametrize("what", ["missing", "a directory", "text", "empty"])
-def test_a_page_that_cannot_be_used_is_refused_in_words_and_silently(python, tmp_path, what):
+def test_an_unusable_page_is_refused_with_a_reason_and_without_output(python, tmp_path, what):
     path = tmp_path / "page"
     if what == "a directory":
         path.mkdir()
@@ -291,13 +291,13 @@ def test_importing_is_light(python):
     }
 
 
-def test_phases_that_take_long_and_pauses_are_told(python, page):
+def test_phases_that_take_long_and_pauses_are_in_the_page(python, page):
     done = python(
         """
         import time, mainstay
         from mainstay import _native
         def quiet():
-            # In a child, lest this process give up its claim.
+            # In a child, so that this process does not lose its claim.
             code = "import sys; from mainstay import _native; print(_native._testing_read_page(sys.argv[1])['beat']['quiet_until_ns'])"
             import os, subprocess, sys
             out = subprocess.run([sys.executable, "-c", code, os.environ["MAINSTAY_PAGE"]], env={}, capture_output=True, text=True)
@@ -345,7 +345,7 @@ def test_without_a_page_long_phases_do_nothing(python):
     )
 
 
-def test_a_rank_says_what_it_is(python, page):
+def test_a_rank_reports_its_role(python, page):
     python(
         """
         import mainstay
@@ -358,7 +358,7 @@ def test_a_rank_says_what_it_is(python, page):
     assert (claim["role"], claim["stage"]) == ("expert", 3)
 
 
-def test_where_in_its_data_a_rank_reads_is_told_without_a_beat(python, page):
+def test_a_data_position_is_reported_without_a_beat(python, page):
     code = "import mainstay; mainstay.step(1); mainstay.data_at(6); mainstay.data_at(position=7); mainstay.data_at('x')"
     done = python(code, page=page)
     read = page.read()
@@ -366,13 +366,13 @@ def test_where_in_its_data_a_rank_reads_is_told_without_a_beat(python, page):
     assert done.stderr.count("RuntimeWarning") == 1 and "mainstay.data_at: position was left out" in done.stderr
 
 
-def test_a_role_that_is_none_is_left_out_with_a_warning(python, page):
+def test_an_invalid_role_is_left_out_with_a_warning(python, page):
     done = python("import mainstay; mainstay.role('x', stage=-1); mainstay.role(7); mainstay.role(stage='y')", page=page)
     assert done.stderr.count("RuntimeWarning") >= 1
     assert page.read()["claim"]["role"] is None
 
 
-def test_the_environment_says_what_a_rank_is_unless_the_script_does(python, page):
+def test_the_environment_sets_the_role_unless_the_script_does(python, page):
     python("import mainstay", page=page, MAINSTAY_ROLE="actor", MAINSTAY_STAGE="2")
     claim = page.read()["claim"]
     assert (claim["role"], claim["stage"]) == ("actor", 2)

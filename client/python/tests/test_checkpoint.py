@@ -1,4 +1,4 @@
-"""Local checkpoints: what is offered is whole and exact, and nothing that goes wrong stops training or loses a step."""
+"""Local checkpoints: every offered step is whole and exact, and no error stops training or loses a step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def told(recorded) -> str:
     return "\n".join(str(each.message) for each in recorded)
 
 
-def test_what_was_saved_comes_back(directory, recwarn):
+def test_a_saved_state_is_loaded_unchanged(directory, recwarn):
     assert checkpoint.latest() is None and checkpoint.load() is None
     state = {"step": 10, "weights": [1.5, float("inf")], "rng": os.urandom(64)}
     assert checkpoint.save(10, state) is True
@@ -280,7 +280,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_save_that_cannot_be_made_says_so_and_training_goes_on(directory, monkeypatch, recwarn, case):
+def test_a_failed_save_is_reported_and_training_continues(directory, monkeypatch, recwarn, case):
     step, state, variables, expected = WRONG[case]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -345,7 +345,7 @@ def test_a_state_larger_than_files_may_be_is_refused_by_name(python, directory):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
-def test_an_unwritable_directory_is_told_with_what_to_do(tmp_path):
+def test_an_unwritable_directory_is_reported_with_a_remedy(tmp_path):
     steps = tmp_path / "steps"
     steps.mkdir(mode=0o755)
     script = f"""
@@ -360,14 +360,14 @@ text = str(told[0].message)
 assert len(told) == 1 and "EACCES" in text and {str(steps)!r} in text and "uid 12345 may write" in text, text
 """
     for parent in [tmp_path, *tmp_path.parents]:
-        # Folders that others may enter are left as they are: other tests share them.
+        # Folders that others may enter are not changed: other tests share them.
         mode = parent.stat().st_mode
         if parent.stat().st_uid == os.geteuid() and str(parent).startswith("/tmp/") and not mode & 0o001:
             parent.chmod(0o755)
     subprocess.run([sys.executable, "-c", script], cwd="/", check=True)
 
 
-def test_a_state_that_no_longer_unpickles_stops_rather_than_begins_anew(python, directory):
+def test_a_state_that_no_longer_unpickles_stops_the_job_instead_of_restarting_it(python, directory):
     python(
         "import mainstay\nclass Gone: pass\nassert mainstay.checkpoint.save(1, Gone())",
         MAINSTAY_CHECKPOINT_DIR=directory,
@@ -408,7 +408,7 @@ def test_where_only_two_differ_only_the_strictest_policy_skips(directory, as_ran
             assert checkpoint.latest() == offered
 
 
-def test_what_a_later_attempt_or_another_job_saved_is_not_doubtful(directory, as_rank, monkeypatch):
+def test_steps_of_a_later_attempt_or_another_job_are_not_doubtful(directory, as_rank, monkeypatch):
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
     save_steps(as_rank, (10, 20))
     doubt(directory, after=15)
@@ -418,18 +418,18 @@ def test_what_a_later_attempt_or_another_job_saved_is_not_doubtful(directory, as
     assert checkpoint.latest() == 20
 
 
-def test_a_doubt_about_one_launch_blemishes_no_step_of_another(directory, as_rank, monkeypatch):
+def test_a_doubt_about_one_launch_does_not_affect_steps_of_another(directory, as_rank, monkeypatch):
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
     monkeypatch.setenv("MAINSTAY_LAUNCH", "demo@1.a")
     save_steps(as_rank, (10, 20))
     doubt(directory, after=15, run="demo@1.a")
     with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
         assert checkpoint.latest() == 10
-    # Its job is called the same, and it counts its attempts anew.
+    # Another launch with the same job name, which counts its attempts again from 0.
     monkeypatch.setenv("MAINSTAY_LAUNCH", "demo@1.b")
     save_steps(as_rank, (20,))
     assert checkpoint.latest() == 20 and checkpoint.load()["step"] == 20
-    # What an earlier version wrote names no launch: it counts for all of them.
+    # A record of an earlier version names no launch: it counts for all of them.
     doubt(directory, after=15)
     with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
         assert checkpoint.latest() == 10
@@ -444,7 +444,7 @@ def test_shards_of_two_launches_make_no_step(directory, as_rank, monkeypatch):
     assert checkpoint.latest() == 10
 
 
-def test_doubtful_steps_push_out_no_trusted_one(directory, as_rank, monkeypatch):
+def test_doubtful_steps_do_not_push_out_a_trusted_one(directory, as_rank, monkeypatch):
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
     save_steps(as_rank, (10, 20))
     doubt(directory, after=20)
@@ -461,14 +461,14 @@ def test_a_spoilt_mark_hides_no_step(directory, as_rank, monkeypatch, spoilt):
     assert checkpoint.latest() == 10
 
 
-def test_a_policy_that_is_none_is_said(directory, as_rank, monkeypatch):
+def test_an_invalid_policy_is_reported(directory, as_rank, monkeypatch):
     save_steps(as_rank, (10,))
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "perhaps")
     with pytest.warns(RuntimeWarning, match="is none of use, skip, skip-all"):
         assert checkpoint.latest() is None
 
 
-def test_a_rank_whose_chosen_shard_is_gone_fails_rather_than_take_a_step_of_its_own(directory, as_rank, monkeypatch):
+def test_a_rank_whose_chosen_shard_is_gone_fails_instead_of_choosing_another_step(directory, as_rank, monkeypatch):
     as_rank(0, 1)
     assert checkpoint.save(3, "three")
     as_rank(0, 1, attempt=1)

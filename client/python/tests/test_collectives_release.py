@@ -1,5 +1,5 @@
-"""Release of NCCL's groups, which no test machine has: PyTorch's own types are asked for what is called, and its books with the
-backends in them are played."""
+"""Release of NCCL's groups, which no test machine has: PyTorch's own types are checked for the functions that we call,
+and its tables with the backends in them are mocked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProcessGroupNCCL:
 
 
 class Gloo:
-    """One that has no abort to speak of."""
+    """A backend without abort."""
 
     def abort(self):
         raise RuntimeError("gloo does not support abort")
@@ -47,7 +47,7 @@ class Group:
 
 @pytest.fixture
 def torch_with(monkeypatch):
-    """Has these groups in the books of a PyTorch that is played."""
+    """Puts these groups into the tables of a mocked PyTorch."""
 
     def play(*groups, destroy=None):
         names = ("pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
@@ -105,7 +105,7 @@ def test_groups_that_refuse_to_be_destroyed_are_forgotten_and_those_that_do_not_
 
 
 @needs_torch
-def test_pytorch_has_what_is_called(python):
+def test_pytorch_has_the_functions_that_are_called(python):
     # The level of detail is read when torch is imported.
     code = """
     import os, socket
@@ -150,5 +150,5 @@ def test_a_released_connection_stays_open_for_the_peer_until_all_ranks_have_left
     release.close()
     peer.settimeout(60)
     with pytest.raises(ConnectionResetError):
-        # What was sent is unread, so that the kernel resets the connection.
+        # The sent bytes are unread, so the kernel resets the connection.
         peer.recv(1)

@@ -42,7 +42,7 @@ def assert_is(loaded, seed):
 
 
 class Ranks:
-    """Runs a script on so many ranks, as torchrun starts them, and waits."""
+    """Runs a script on this many ranks, as torchrun starts them, and waits."""
 
     def __init__(self, tmp_path):
         self.tmp_path = tmp_path
@@ -104,7 +104,7 @@ def test_an_asynchronous_save_and_a_checkpoint_id(ranks):
     """, 2)
 
 
-def test_a_model_under_fsdp2_with_its_optimizer_comes_back_on_more_ranks_as_from_torchs_own_files(ranks):
+def test_an_fsdp2_model_and_its_optimizer_load_on_more_ranks_as_from_torchs_own_files(ranks):
     model = """
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -161,7 +161,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_older_step(ranks, victim):
     ranks(LOAD.replace("SEED", "7"), 2)
 
 
-def test_a_flipped_bit_is_told_and_the_older_step_taken_by_all_ranks(ranks):
+def test_a_flipped_bit_is_reported_and_all_ranks_load_the_older_step(ranks):
     ranks(SAVE.replace("SEED", "7") + SAVE.replace("SEED", "8"), 2)
     (state,) = (ranks.directory / "step-000000000008/rank-00001").glob("state*")
     content = bytearray(state.read_bytes())
@@ -183,7 +183,7 @@ def test_what_cannot_be_written_is_raised(ranks):
     assert 0 not in codes and "checkpoints" in said, said
 
 
-def test_without_any_step_it_is_said(ranks):
+def test_a_load_without_any_step_is_reported(ranks):
     codes, said = ranks("dcp.load(state(0), storage_reader=mainstay.dcp.Reader())", 2, check=False)
     assert 0 not in codes and "no whole step" in said
 

@@ -1,4 +1,4 @@
-"""Digests: one number for the same bits, wherever they lie and however they were computed."""
+"""Digests: one number for the same bits, wherever they are stored and however it was computed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_bit_counts_and_so_does_every_place():
     assert len(seen) == 1 + 512 + 64 + 1
 
 
-def test_what_has_no_bits_of_its_own_is_refused():
+def test_objects_without_bits_are_refused():
     with pytest.raises(TypeError):
         mainstay.digest([numpy.array([object()])])
 
@@ -64,7 +64,7 @@ def test_torch_on_the_host_and_by_a_devices_operations_come_to_the_same(monkeypa
             assert int(mainstay.digest([tensor])) == expected
             device = _digest._on_device(_digest._plain(tensor, torch), 0, torch)
             assert int(device) % 2**64 == expected, (kind, length)
-    # A view in the midst of another, turned round.
+    # A view in the middle of another tensor, reversed.
     base = torch.arange(60, dtype=torch.float32).reshape(6, 10)
     for view in (base.t(), base[1:, 1:], base[:, ::3], base[3]):
         assert int(mainstay.digest([view])) == int(mainstay.digest([view.numpy().copy()]))

@@ -1,4 +1,4 @@
-"""How a rank's end is told: the exit note in the page and the error file in PyTorch's format."""
+"""How a rank's end is reported: the exit note in the page and the error file in PyTorch's format."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_hook_that_was_there_runs_first_and_the_note_follows(python, page):
     assert page.note["message"] == "told once"
 
 
-def test_a_hook_before_ours_that_fails_hides_neither_traceback_nor_note(python, page):
+def test_a_failing_hook_before_ours_hides_no_traceback_or_note(python, page):
     done = python(
         """
         import sys

@@ -67,7 +67,7 @@ def test_where_there_is_no_device_it_is_seldom_asked_for(python, page):
     """, page=page)
 
 
-def test_what_is_ours_raises_nothing_into_training_and_an_interrupt_passes(python, page):
+def test_our_errors_do_not_reach_training_and_an_interrupt_does(python, page):
     python("""
         import mainstay
         from mainstay import _native

@@ -1,4 +1,5 @@
-"""Checkpoints in the launcher's memory: a real launcher, real ranks that die in the middle of a save, and what is offered after."""
+"""Checkpoints in the launcher's memory: a real launcher, real ranks that die in the middle of a save, and the steps
+offered afterwards."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def test_torch_tensors_are_loaded_in_place(launch):
     ))  # fmt: skip
 
 
-def test_what_was_written_over_in_vain_is_said(launch):
+def test_memory_overwritten_by_a_failed_load_is_reported(launch):
     end(launch(
         """
         assert checkpoint.save(1, {"w": np.full(3_000_000, 1.0, np.float32)})
@@ -145,7 +146,7 @@ def test_a_save_is_a_copy_and_the_newest_step_is_on_the_disk_when_the_job_is_ove
         assert in_memory().origin(5) is not None
         """
     ))  # fmt: skip
-    # One line names what is protected; nothing else is said of checkpoints.
+    # One line names what is protected; there are no other lines about checkpoints.
     rest = "\n".join(line for line in said.splitlines() if " protected: " not in line)
     assert "checkpoint" not in rest.replace(str(launch.steps), ""), said
     for rank in (0, 1):
@@ -179,7 +180,7 @@ def test_ranks_that_say_that_they_save_the_same_have_one_root_over_their_tensors
     assert saved(3, "assert checkpoint.save(3, state())") == [None, None], "who does not say so is not compared"
 
 
-def test_what_was_saved_a_moment_ago_is_found_although_its_checksums_are_not_taken_yet(launch):
+def test_a_step_saved_a_moment_ago_is_found_before_its_checksums_are_taken(launch):
     end(launch(
         """
         assert checkpoint.save(1, state(1)) and checkpoint.latest() == 1
@@ -187,7 +188,7 @@ def test_what_was_saved_a_moment_ago_is_found_although_its_checksums_are_not_tak
         class Clock:
             monotonic = time.monotonic
             def sleep(seconds):
-                # Somebody waits for the keeper: now it may work.
+                # The rank waits for the keeper: now it may work.
                 os.kill(keeper, signal.SIGCONT)
                 time.sleep(seconds)
         _pool.time = Clock
@@ -245,7 +246,7 @@ def test_a_launcher_killed_with_checkpoints_in_memory_only_loses_none(launch):
         time.sleep(0.05)
     os.kill(job.pid, signal.SIGKILL)
     job.wait()
-    # Whether its guardian is quicker or the next launcher: the step is there.
+    # The guardian or the next launcher is faster: either way the step exists.
     end(launch(waits))
     assert manifest(launch.steps, 2)["format"] == 2 and pools(launch) == []
 
@@ -263,7 +264,7 @@ def test_a_flipped_bit_in_memory_is_not_offered_and_the_disk_or_an_older_step_is
             slot.seek(100_000); byte = slot.read(1)
             slot.seek(100_000); slot.write(bytes([byte[0] ^ 4]))
         import warnings
-        # Nobody of this attempt has read it since: as after a restart.
+        # No process of this attempt has read it: as after a restart.
         checkpoint._attempt = lambda: 7
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -283,7 +284,7 @@ def test_without_memory_a_rank_writes_to_the_disk_itself(launch):
     assert manifest(launch.steps, 1)["format"] == 1
 
 
-def test_a_state_comes_back_as_it_was(python):
+def test_a_state_is_loaded_as_it_was_saved(python):
     pytest.importorskip("torch")
     python(
         """

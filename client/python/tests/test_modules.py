@@ -1,4 +1,4 @@
-"""What a rank tells of the modules that it holds, once it trains."""
+"""The report of a rank's imported modules once it trains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAM = """
     """
 
 
-def test_modules_are_told_after_some_steps_in_the_order_of_their_import(python, page, tmp_path):
+def test_modules_are_reported_after_some_steps_in_import_order(python, page, tmp_path):
     told = tmp_path / "made" / "modules.json"
     python(PROGRAM.format(steps=7), page=page, MAINSTAY_MODULES=told)
     assert not told.exists()
@@ -26,13 +26,13 @@ def test_modules_are_told_after_some_steps_in_the_order_of_their_import(python, 
     assert "__main__" not in names and not any(name.startswith("mainstay") for name in names)
 
 
-def test_what_is_told_already_is_left_as_it_is(python, page, tmp_path):
+def test_an_existing_report_is_not_changed(python, page, tmp_path):
     told = tmp_path / "modules.json"
     told.write_text("[]")
     python(PROGRAM.format(steps=20), page=page, MAINSTAY_MODULES=told)
     assert told.read_text() == "[]"
 
 
-def test_a_place_that_cannot_be_written_is_no_business_of_training(python, page):
+def test_an_unwritable_report_does_not_disturb_training(python, page):
     python(PROGRAM.format(steps=20), page=page, MAINSTAY_MODULES="/proc/no/such/place")
     assert page.read()["beat"]["step"] == 19

@@ -1,4 +1,4 @@
-"""The package itself: one wheel for every Python, and stubs that say what is there."""
+"""The package itself: one wheel for every Python, and stubs that match its content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def interpreter(version: str):
     """A Python of that version on this machine, or None."""
     built = glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python"))
     for found in [shutil.which(f"python{version}"), *built]:
-        # A shim may be there for a version that is not.
+        # There may be a shim for a version that is not installed.
         asked = found and subprocess.run([found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
                                          capture_output=True, text=True)
         if asked and asked.stdout.strip() == version:
@@ -106,7 +106,7 @@ def test_the_stubs_name_what_is_there():
         assert getattr(mainstay, name) is not None
 
 
-def test_the_calls_are_native_and_tell_their_signatures():
+def test_the_calls_are_native_and_have_signatures():
     assert mainstay.step is _native.step and inspect.isbuiltin(mainstay.step)
     assert str(inspect.signature(mainstay.step)) == "(step, *, loss=None, grad_norm=None, digest=None)"
     assert str(inspect.signature(mainstay.section)) == "(name)"

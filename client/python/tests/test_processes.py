@@ -1,4 +1,4 @@
-"""Whose page it is: children of a rank, however they came to be, never speak for it."""
+"""Owner of a page: the children of a rank never write for it, whichever way they were started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function that is called again: against a launcher's socket made here, in real processes."""
+"""Restartable functions: against a launcher's socket made here, in real processes."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ print(*train())
 GO = {"environment": {"MAINSTAY_ATTEMPT": "7", "MASTER_PORT": "123"}}
 
 
-def test_a_rank_that_is_told_to_leave_leaves_and_goes_on_in_the_round_it_is_told(desk, rank):
+def test_a_rank_that_is_ordered_to_leave_continues_in_the_new_round(desk, rank):
     process = rank(LOOP.replace("FIRST", "time.sleep(100000)"), desk)
     assert desk.heard() == {"say": "hello", "epoch": 4}
-    desk.tell("leave", 3)  # of a round that is over: nothing comes of it
+    desk.tell("leave", 3)  # for a round that is over: it has no effect
     desk.tell("leave", 4)
     assert desk.heard() == {"say": "ready", "epoch": 4}
     desk.tell("go", 4, environment={"MAINSTAY_ATTEMPT": "nonsense"})  # a round that it has left
@@ -122,7 +122,7 @@ def test_a_rank_that_is_told_to_leave_leaves_and_goes_on_in_the_round_it_is_told
     assert end(process) == "cleaned up in 4\n7 123"
 
 
-def test_a_rank_that_raises_tells_of_it_and_waits(desk, rank):
+def test_a_rank_that_raises_reports_it_and_waits(desk, rank):
     process = rank(LOOP.replace("FIRST", "raise OSError('lost')"), desk)
     assert desk.heard()["say"] == "hello"
     raised = desk.heard()
@@ -146,7 +146,7 @@ def test_a_rank_that_is_done_is_called_back(desk, rank):
     assert end(process) == "cleaned up in 4\n7 123"
 
 
-def test_an_interruption_that_is_swallowed_comes_again(desk, rank):
+def test_an_interruption_that_is_swallowed_is_repeated(desk, rank):
     first = """
         for _ in range(2):
             try:
@@ -158,7 +158,7 @@ def test_an_interruption_that_is_swallowed_comes_again(desk, rank):
     process = rank(LOOP.replace("        FIRST", "        " + first), desk)
     assert desk.heard()["say"] == "hello"
     desk.tell("leave", 4)
-    # It returned at last, and that in a round that is over.
+    # It returned at last, in a round that is over.
     assert desk.heard() == {"say": "ready", "epoch": 4}
     desk.tell("go", 7, **GO)
     assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
@@ -166,8 +166,8 @@ def test_an_interruption_that_is_swallowed_comes_again(desk, rank):
     assert end(process).startswith("swallowed\nswallowed\n")
 
 
-def test_hooks_release_what_nobody_else_knows_and_a_broken_one_keeps_none_from_it(desk, rank):
-    # Signals are shut out, so that nothing ends the wait but what the hook does, from another thread.
+def test_abort_hooks_release_unknown_waits_and_a_broken_hook_does_not_stop_the_others(desk, rank):
+    # Signals are blocked, so that only the hook ends the wait, from another thread.
     code = """
     import ctypes, signal, threading
     reader, writer = os.pipe()
@@ -212,7 +212,7 @@ def test_a_process_forked_from_the_rank_does_not_speak_for_it(desk, rank):
     assert end(process) == "1"
 
 
-def test_without_its_launcher_a_rank_does_what_it_would_do_without(desk, rank):
+def test_without_its_launcher_a_rank_behaves_as_if_there_were_none(desk, rank):
     process = rank("print(mainstay.restartable(lambda: 5)())", desk)
     assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
     desk.hang_up()
@@ -256,7 +256,7 @@ def test_only_the_sockets_of_process_groups_are_shut_down(python):
         listener = socket.create_server(("127.0.0.1", 0))
         mine = socket.create_connection(listener.getsockname())
         theirs, _ = listener.accept()
-        # Held by a number alone, as a native library would.
+        # Held only as a number, as in a native library.
         return mine.detach(), theirs
     before = pair()
     release.install()
@@ -288,7 +288,7 @@ def test_a_checkpoint_of_a_round_that_is_over_is_not_sealed(tmp_path, monkeypatc
 
     class Slow:
         def __reduce__(self):
-            # While it is written, the rank goes on to another round.
+            # While it is written, the rank continues with another round.
             os.environ["TORCHELASTIC_RESTART_COUNT"] = "2"
             return (int, (5,))
 
@@ -316,7 +316,7 @@ print("in", train())
 @pytest.mark.parametrize(
     "before, told", [({}, ""), ({"MAINSTAY_PREVIOUS_WORLD_SIZE": "8"}, ""), ({"MAINSTAY_PREVIOUS_WORLD_SIZE": "6"}, "6 8\n")]
 )
-def test_a_change_of_the_world_is_told_once_before_the_function_runs_in_it(desk, rank, before, told):
+def test_a_change_of_the_world_is_reported_once_before_the_function_runs_in_it(desk, rank, before, told):
     process = rank(WORLDS, desk, WORLD_SIZE="8", **before)
     assert [desk.heard()["say"] for _ in range(3)] == ["hello", "raised", "ready"]
     desk.tell("go", 7, environment={"MAINSTAY_ATTEMPT": "7", "WORLD_SIZE": "4", "MAINSTAY_PREVIOUS_WORLD_SIZE": "8"})
@@ -325,7 +325,7 @@ def test_a_change_of_the_world_is_told_once_before_the_function_runs_in_it(desk,
     assert end(process) == f"{told}8 4\nin 4"
 
 
-def test_a_world_that_stays_as_it_was_is_not_told_of(desk, rank):
+def test_an_unchanged_world_is_not_reported(desk, rank):
     process = rank(WORLDS, desk, WORLD_SIZE="8")
     assert [desk.heard()["say"] for _ in range(3)] == ["hello", "raised", "ready"]
     desk.tell("go", 7, environment={"MAINSTAY_ATTEMPT": "7", "WORLD_SIZE": "8"})

@@ -1,4 +1,4 @@
-"""Save now: what a rank learns of a request, and when."""
+"""Save now: how a rank receives a request, and when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def listens(page) -> bool:
     return page.path.read_bytes()[LISTENS] == 1
 
 
-def test_nothing_is_asked_and_the_rank_says_that_it_listens(page, python):
+def test_without_a_request_the_rank_reports_that_it_listens(page, python):
     python("import mainstay; assert not mainstay.save_requested() and mainstay.save_within() is None", page=page)
     assert listens(page)
 
@@ -84,7 +84,7 @@ def test_a_save_is_due_once_after_the_step_that_is_named(page, python):
         page=page,
     )
     assert done.stdout.split() == ["False"] * 3 + ["True"] + ["False"] * 2
-    # Looking for it is no promise to save before the end.
+    # Polling for it is no promise to save before the end.
     assert not listens(page)
 
 

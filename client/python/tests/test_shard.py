@@ -1,5 +1,5 @@
-"""A sealed shard, read from a file, from a mapping of it that is made for the call, and from one that is there already; and the state in
-one whose tensors were on a device."""
+"""A sealed shard, read from a file, from a mapping that is made for the call, and from an existing one; and the state
+of a shard whose tensors were on a device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def address(array):
 def test_every_way_of_reading_gives_the_same_bytes(shard):
     path, content, sums = shard
     for memory in ways(path):
-        # New memory, memory that is there, and gaps before, between and behind them.
+        # New memory, existing memory, and gaps before, between and after them.
         new, there = numpy.empty(2 * CHUNK + 100, numpy.uint8), numpy.zeros(CHUNK, numpy.uint8)
         pieces = [(1000, len(new), address(new), True), (3 * CHUNK, CHUNK, address(there), False)]
         assert read(path, sums, memory, pieces) is None
@@ -61,7 +61,7 @@ def test_what_has_changed_is_found_in_every_way(shard):
         assert read(path, sums, memory) == 4
 
 
-def test_a_file_that_is_shorter_than_it_says_is_an_error_and_no_signal(shard):
+def test_a_file_shorter_than_recorded_is_an_error_and_no_signal(shard):
     path, _, sums = shard
     os.truncate(path, SIZE - CHUNK)
     for memory in (False, True):
@@ -74,7 +74,7 @@ def test_a_file_that_is_shorter_than_it_says_is_an_error_and_no_signal(shard):
 
 
 def sealed(path, state):
-    """A shard of a state whose tensors were saved on a device: the host is called one here. Its manifest."""
+    """A shard of a state whose tensors were saved on a device, for which the host is used here. Returns its manifest."""
     parts = _container.split(state, {})
     told = pickle.loads(parts.rest)
     told["table"] = [(*entry[:-1], "cpu") for entry in told["table"]]
@@ -91,7 +91,7 @@ def sealed(path, state):
     return {"files": {path.name: {"size": total}}, "chunk_bytes": CHUNK, "chunks": sums}
 
 
-def test_what_was_on_a_device_comes_back_there_from_a_file_and_from_memory(tmp_path):
+def test_a_tensor_from_a_device_is_loaded_there_from_a_file_and_from_memory(tmp_path):
     torch = pytest.importorskip("torch")
     weights = torch.nn.Parameter(torch.arange(50_000, dtype=torch.float32).reshape(100, 500))
     rows = torch.arange(100, dtype=torch.int16)
@@ -114,7 +114,7 @@ def test_what_was_on_a_device_comes_back_there_from_a_file_and_from_memory(tmp_p
         assert torch.equal(loaded["rows"], rows) and loaded["empty"].numel() == 0
         loaded["rows"][10] = -1
         assert loaded["some"][0] == -1, "they share a storage"
-    # The file is as it was, and the mapping that saves use was asked for once.
+    # The file is unchanged, and the mapping for saves was requested once.
     assert len(asked) == 1
     with open(path, "r+b") as file:
         file.seek(size // 2)

@@ -1,4 +1,4 @@
-"""The hooks for PyTorch, on real PyTorch: without a line of code under the launcher, and called by name."""
+"""The hooks for PyTorch, on real PyTorch: automatic under the launcher, and called by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
-# A plain DDP script that has never heard of mainstay.
+# A plain DDP script without any code for mainstay.
 TRAINING = """
     import os, sys, time, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -49,7 +49,7 @@ def test_a_script_without_a_line_of_ours_is_watched(run_job):
     assert one[0]["completed"] == one[0]["entered"]
 
 
-def test_the_rank_that_does_not_enter_a_collective_is_told_from_the_one_that_waits(run_job):
+def test_the_rank_that_does_not_enter_a_collective_differs_from_the_one_that_waits(run_job):
     job = run_job(TRAINING + """
     torch.manual_seed(0)
     halves = [dist.new_group([0]), dist.new_group([1])]
@@ -57,7 +57,7 @@ def test_the_rank_that_does_not_enter_a_collective_is_told_from_the_one_that_wai
     if rank == 0:
         import subprocess
         def collectives(page):
-            # In a process of its own: to close a page's file here would give up the claim on it.
+            # In a separate process: closing a page's file here would lose the claim on it.
             code = "import sys; from mainstay import _native; print(_native._testing_read_page(sys.argv[1])['collectives'])"
             told = subprocess.run([sys.executable, "-c", code, page], env={}, capture_output=True, text=True, check=True)
             return eval(told.stdout)
@@ -77,7 +77,7 @@ def test_the_rank_that_does_not_enter_a_collective_is_told_from_the_one_that_wai
         assert waiting["operation"] == ("all_reduce", 4000), waiting
         assert waiting["entered"] == waiting["completed"] + 1 == mine["entered"] + 1, (waiting, mine)
         assert mine["completed"] == mine["entered"]
-        # The groups of one rank each differ from one another, and are known to their member alone.
+        # The groups of one rank each differ from one another, and are known only to their member.
         names = [{group["comm"] for group in told} for told in (ours, theirs)]
         assert len(names[0] & names[1]) == 1 and len(names[0]) == len(names[1]) == 2, names
     dist.all_reduce(torch.ones(1000))
@@ -86,7 +86,7 @@ def test_the_rank_that_does_not_enter_a_collective_is_told_from_the_one_that_wai
     assert len(job.pages) == 2
 
 
-def test_a_script_that_tells_its_steps_is_believed(run_job):
+def test_a_script_that_reports_its_steps_is_not_counted_by_hooks(run_job):
     job = run_job("""
         import torch, mainstay
         net = torch.nn.Linear(2, 2)
@@ -204,7 +204,7 @@ def test_a_compiled_model_is_not_broken_in_pieces(python, page):
     """, page=page)
 
 
-# DistributedDataParallel in a process of its own.
+# DistributedDataParallel in a single process.
 ALONE = """
     import copy, gc, pickle, threading, torch, mainstay.torch, torch.distributed as dist
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""The wait for rank 0's store, without PyTorch: what it is called around is played."""
+"""The wait for rank 0's store, without PyTorch: the function that it wraps is mocked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mainstay import _torch_store
 
 @pytest.fixture
 def held():
-    """A port as the launcher holds it: bound, and nobody listens."""
+    """A port as the launcher reserves it: bound, and no process listens."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(("127.0.0.1", 0))
@@ -75,7 +75,7 @@ def test_a_rank_of_another_host_asks_by_connecting_and_leaves_at_once(connect, h
 @pytest.mark.usefixtures("of_four")
 @pytest.mark.parametrize(("name", "value"), [("MAINSTAY_ATTEMPT", None), ("WORLD_SIZE", "100000"), ("WORLD_SIZE", "x")])
 def test_a_rank_of_another_host_leaves_it_to_pytorch(connect, held, monkeypatch, name, value):
-    """Another launcher's rank, and one of a job in which all would ask too often."""
+    """A rank of another launcher, and one of a job in which all ranks would poll too often."""
     monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
     assert connect("127.0.0.1", held.getsockname()[1], 3, 4, None) == (3, 0)
 

@@ -1,4 +1,4 @@
-//! The C face: the header says what the library exports, and a C program that uses it really beats.
+//! The C API: the header matches the library's exports, and a C program that uses it writes beats.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -114,7 +114,7 @@ fn run(program: &Path) -> Command {
 
 /// Compiles with warnings as errors against the library built along with this test.
 fn compile(source: &Path, directory: &Path, link: &[&str]) -> PathBuf {
-    // The test lies in target/<profile>/deps, beside the libraries that cargo built for it.
+    // The test is in target/<profile>/deps, next to the libraries that cargo built for it.
     let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let program = directory.join("program");
     let link = link.iter().map(|argument| argument.replace("{lib}", libraries.to_str().unwrap()));

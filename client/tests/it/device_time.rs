@@ -1,4 +1,4 @@
-//! Time that passes on a device, as whoever reads the page sees it.
+//! Time spent on a device, as a reader of the page sees it.
 #![allow(clippy::unwrap_used, reason = "a panic here is the test's report")]
 
 use crate::support;

@@ -46,7 +46,7 @@ fn between_two_markers_there_are_beats_and_no_system_call() {
     // 1000 x (enter, step, step_with, beat, leave).
     assert_eq!(page.page.beat().unwrap().count, 5000);
 
-    // Lines begin with the thread's id; the markers tell which thread it is.
+    // Lines start with the thread's id; the markers show which thread it is.
     let begin = trace.lines().find(|line| line.contains(BEGIN)).expect("the first marker is in the trace");
     let thread = begin.split_whitespace().next().unwrap();
     let calls: Vec<&str> = trace

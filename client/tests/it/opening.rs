@@ -1,4 +1,4 @@
-//! What a client makes of the file it is given, and what the launcher hears of it.
+//! How a client handles the file it is given, and what it reports to the launcher.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

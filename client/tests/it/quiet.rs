@@ -1,4 +1,5 @@
-//! Phases that take long, pauses, and what an operation is: what a page of minor 1 can hold, and one of minor 0 not.
+//! Phases that take long, pauses, and descriptions of operations: a page of minor 1 can hold them, one of minor 0
+//! cannot.
 #![allow(clippy::unwrap_used, reason = "a panic here is the test's report")]
 
 use crate::support;
@@ -28,7 +29,7 @@ fn a_long_phase_a_pause_and_their_end_reach_the_page() {
 }
 
 #[test]
-fn what_an_operation_is_stands_beside_its_count() {
+fn a_description_of_an_operation_is_stored_with_its_count() {
     let page = TestPage::new();
     let client = Client::open(&page.path).unwrap();
     let counts = Collective { comm: 7, entered: 3, completed: 2, signature: 99 };
@@ -39,7 +40,7 @@ fn what_an_operation_is_stands_beside_its_count() {
 }
 
 #[test]
-fn a_page_of_minor_0_is_not_touched_where_it_knows_nothing() {
+fn a_page_of_minor_0_is_not_changed_in_words_it_does_not_know() {
     const MINOR_AT: usize = 16;
     let directory = support::scratch();
     let path = directory.path().join("old.page");
@@ -58,7 +59,7 @@ fn a_page_of_minor_0_is_not_touched_where_it_knows_nothing() {
 }
 
 #[test]
-fn where_in_its_data_a_rank_reads_is_told_without_a_beat_and_forgotten_by_the_next_round() {
+fn a_data_position_is_no_beat_and_is_cleared_by_the_next_round() {
     let page = TestPage::new();
     let client = Client::open(&page.path).unwrap();
     client.step(1);

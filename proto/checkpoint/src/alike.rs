@@ -1,30 +1,31 @@
-//! What a rank said that others save as well: the same tensors with the same bytes, as data-parallel peers do. It has a root of its own,
-//! into which nothing goes that is a rank's alone: neither its name nor the small state beside the tensors.
+//! Ranks that declare that they save the same as others: the same tensors with the same bytes, as data-parallel
+//! peers do. The shared content has its own root, without anything that is specific to a rank: its name and the
+//! small state next to the tensors.
 
 use crate::container::{Header, STATE_TENSOR};
 use crate::hex::hex;
 
-/// The word of the container's metadata by which a rank says so.
+/// The key of the container's metadata with which a rank declares it.
 pub const ALIKE_WORD: &str = "alike";
 
-/// A longer name of a group is none.
+/// A longer group name is ignored.
 const LONGEST: usize = 200;
 
-/// Ahead of what the root is computed over, so that no other digest of Mainstay's can be taken for one.
+/// Prefix of the hashed data, so that no other digest of Mainstay can be mistaken for this one.
 const ROOT_OF: &[u8] = b"mainstay checkpoint content 1\n";
 
-/// Who should have saved the same, and what was saved.
+/// The group of ranks that should have saved the same, and the root of what was saved.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Alike {
-    /// What the ranks that save the same are called; only ranks of one step are compared.
+    /// The name of the group; only ranks of one step are compared.
     pub group: String,
     /// BLAKE3 over the table of tensors and the checksum of their bytes, in hexadecimal digits.
     pub root: String,
 }
 
 impl Alike {
-    /// The group that a container names, and where in the file its tensors lie. None: it names none, or its tensors do not lie in one
-    /// piece before the rest of the state.
+    /// The group that a container names, and the byte range of its tensors in the file. None if it names no group,
+    /// or if its tensors are not contiguous before the rest of the state.
     #[must_use]
     pub fn asked(header: &Header) -> Option<(String, std::ops::Range<u64>)> {
         let group = header.metadata.get(ALIKE_WORD).filter(|group| is_name(group))?;
@@ -37,7 +38,7 @@ impl Alike {
         Some((group.clone(), first.at..last.at + last.bytes))
     }
 
-    /// Of the tensors of a container, whose bytes have this checksum.
+    /// The root for the tensors of a container whose bytes have this checksum.
     #[must_use]
     pub fn of(group: String, header: &Header, bytes_xxh3_128: u128) -> Alike {
         let mut hasher = blake3::Hasher::new();
@@ -55,7 +56,7 @@ impl Alike {
         Alike { group, root: hex(hasher.finalize().as_bytes()) }
     }
 
-    /// What a manifest says of it, if that makes sense.
+    /// Reads the group and root from a manifest, if they are valid.
     pub(crate) fn read(group: &str, root: &str) -> Option<Alike> {
         let is_root = root.len() == 64
             && root.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_the_rank_nor_its_own_state_goes_into_the_root() {
+    fn the_rank_and_its_own_state_are_not_part_of_the_root() {
         let (one, other) =
             (header("3", &[("w", 6), (STATE_TENSOR, 5)]), header("12", &[("w", 6), (STATE_TENSOR, 9)]));
         let (group, range) = Alike::asked(&one).unwrap();
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_names_or_shapes_are_another_root() {
+    fn other_bytes_names_or_shapes_give_another_root() {
         let root = |header: &Header, sum| Alike::of("dp".to_owned(), header, sum).root;
         let one = header("0", &[("w", 6)]);
         assert_ne!(root(&one, 7), root(&one, 8));
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_no_group_or_has_its_state_in_front_is_not_compared() {
+    fn a_container_without_group_or_with_its_state_in_front_is_not_compared() {
         let mut nameless = header("0", &[("w", 6)]);
         nameless.metadata.remove(ALIKE_WORD);
         assert_eq!(Alike::asked(&nameless), None);

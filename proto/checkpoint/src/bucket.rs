@@ -1,4 +1,4 @@
-//! How steps lie in durable storage: the names of objects, and the record that makes a step one.
+//! The layout of steps in durable storage: the names of objects, and the record that completes a step.
 //!
 //! ```text
 //! <run id>/step-000000000010.<attempt>.<16 hex digits>/begun
@@ -7,8 +7,8 @@
 //!                                                      step.json                         last of all: now it is a step
 //! ```
 //!
-//! The digits behind a step are a hash of job, run and world size: launches of one run never share a place. Those behind a rank
-//! begin its root. Whatever a run id holds, it becomes one plain part of a path.
+//! The digits after a step are a hash of job, run and world size: launches of one run never share a place. Those
+//! after a rank are the start of its root. Any run id is mapped to one plain part of a path.
 
 use serde_json::{Value, json};
 
@@ -17,10 +17,10 @@ use crate::json::canonical;
 /// The name of a step's record.
 pub const STEP_NAME: &str = "step.json";
 
-/// The name of the object that says that somebody has begun with a step.
+/// The name of the object that marks a step as started.
 pub const BEGUN_NAME: &str = "begun";
 
-/// A record longer than this is none: it would be of millions of ranks.
+/// A record longer than this is refused: it would be of millions of ranks.
 pub const RECORD_LIMIT: usize = 256 << 20;
 
 /// Which step.
@@ -28,7 +28,7 @@ pub const RECORD_LIMIT: usize = 256 << 20;
 pub struct StepName {
     /// The launch of the job.
     pub job: String,
-    /// The run; what stands before an `@` is the run id.
+    /// The run; the part before an `@` is the run id.
     pub run: String,
     /// The attempt that saved it.
     pub attempt: u64,
@@ -43,13 +43,13 @@ pub struct StepName {
 pub struct StepShard {
     /// The root over its manifest, 64 hexadecimal digits.
     pub root: String,
-    /// Bytes.
+    /// The size in bytes.
     pub bytes: u64,
     /// When it was sealed, seconds since 1970.
     pub created_unix_s: u64,
 }
 
-/// What a step is made of. Written when every shard lies there; without one a step is not there.
+/// The content of a step. It is written when every shard is stored; a step without it does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepRecord {
     /// Which step.
@@ -61,10 +61,10 @@ pub struct StepRecord {
 /// Why bytes are no record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// They are not those of any record.
+    /// The bytes are not those of any record.
     #[error("the record of the step has changed since it was written, or is none")]
     Changed,
-    /// It lacks something or says something impossible.
+    /// A field is missing or impossible.
     #[error("the record's {0} is missing or makes no sense")]
     Field(&'static str),
 }
@@ -88,7 +88,8 @@ impl StepName {
     }
 }
 
-/// The name of a run's directory: every letter that could mean something in a path or an URL is written as `=` and two digits.
+/// The name of a run's directory: every letter that has a meaning in a path or a URL is written as `=` and two
+/// digits.
 #[must_use]
 pub fn run_directory(run_id: &str) -> String {
     let mut name = String::new();
@@ -97,7 +98,7 @@ pub fn run_directory(run_id: &str) -> String {
             byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') || (byte == b'.' && index > 0);
         if plain { name.push(char::from(byte)) } else { name.push_str(&format!("={byte:02x}")) }
     }
-    // A run without a name has a place too, which no other has.
+    // A run without a name gets a unique name too.
     if name.is_empty() { "=".to_owned() } else { name }
 }
 
@@ -156,7 +157,7 @@ impl StepRecord {
     /// Reads a record.
     ///
     /// # Errors
-    /// The bytes are not exactly what [`StepRecord::encode`] makes of what they say, or a rank is missing.
+    /// The bytes are not exactly the [`StepRecord::encode`] of their content, or a rank is missing.
     pub fn decode(content: &[u8]) -> Result<StepRecord, RecordError> {
         if content.len() > RECORD_LIMIT {
             return Err(RecordError::Changed);
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_every_rank_is_none() {
+    fn a_record_without_every_rank_is_refused() {
         let mut short = record(3);
         short.shards.pop();
         assert_eq!(StepRecord::decode(&short.encode()), Err(RecordError::Field("shards")));
@@ -252,7 +253,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_run_id_becomes_one_plain_part_of_a_path_and_no_two_the_same(a in ".*", b in ".*") {
+        fn a_run_id_becomes_one_plain_and_unique_part_of_a_path(a in ".*", b in ".*") {
             let name = run_directory(&a);
             prop_assert!(!name.is_empty() && !name.starts_with('.'));
             prop_assert!(name.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_.=".contains(&c)));
@@ -260,7 +261,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = StepRecord::decode(&bytes);
         }
     }

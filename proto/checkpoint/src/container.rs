@@ -1,5 +1,5 @@
-//! The container of a shard: a safetensors file. Eight bytes of header length, a header in JSON, then the tensors' bytes one behind
-//! the other. The header is padded with spaces so that the data begins on a page of memory.
+//! The container of a shard: a safetensors file. Eight bytes of header length, a header in JSON, then the tensors'
+//! bytes in sequence. The header is padded with spaces so that the data starts on a page of memory.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 
 use crate::json::text;
 
-/// The tensor that holds the small Python state beside the others.
+/// The tensor that holds the small Python state next to the others.
 pub const STATE_TENSOR: &str = "__mainstay_state__";
 
-/// Data begins at a multiple of this.
+/// Data starts at a multiple of this.
 pub const ALIGNMENT: u64 = 4096;
 
 /// A longer header is refused, as safetensors itself refuses it.
@@ -53,44 +53,44 @@ pub struct Tensor {
     pub shape: Vec<u64>,
 }
 
-/// A tensor and where its bytes lie, from the beginning of the file.
+/// A tensor and the position of its bytes, from the start of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// The tensor.
     pub tensor: Tensor,
-    /// Its first byte.
+    /// The offset of its first byte.
     pub at: u64,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
-/// What a header says.
+/// The content of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Words about the file.
+    /// Metadata of the file.
     pub metadata: BTreeMap<String, String>,
     /// The tensors in the order of their bytes.
     pub tensors: Vec<Placed>,
-    /// Bytes of the whole file.
+    /// The size of the whole file in bytes.
     pub file_bytes: u64,
 }
 
-/// Why bytes are no header, or a table cannot be one.
+/// Why bytes are not a header, or a table cannot be one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContainerError {
     /// There are fewer bytes than the header claims.
     #[error("the file ends within its header")]
     Short,
-    /// The header claims to be longer than any is.
+    /// The header claims to be longer than the limit.
     #[error("the header says that it has {0} bytes, which is more than {HEADER_LIMIT}")]
     Long(u64),
-    /// It is no JSON object of the right form.
+    /// It is not a JSON object of the right form.
     #[error("the header is not one of safetensors: {0}")]
     Form(&'static str),
     /// A tensor has an impossible type, shape or place.
     #[error("tensor {name:?}: {why}")]
     Tensor {
-        /// Which.
+        /// The tensor.
         name: String,
         /// What is wrong with it.
         why: &'static str,
@@ -100,10 +100,10 @@ pub enum ContainerError {
     Holes,
 }
 
-/// Bytes of a tensor of that type and shape.
+/// The number of bytes of a tensor of that type and shape.
 ///
 /// # Errors
-/// No such type, or more bytes than can be counted.
+/// The type is unknown, or the number of bytes overflows.
 pub fn tensor_bytes(dtype: &str, shape: &[u64]) -> Result<u64, &'static str> {
     let bits = DTYPES.iter().find(|(name, _)| *name == dtype).map(|(_, bits)| *bits);
     let bits = bits.ok_or("safetensors has no such type")?;
@@ -114,10 +114,10 @@ pub fn tensor_bytes(dtype: &str, shape: &[u64]) -> Result<u64, &'static str> {
     elements.and_then(|elements| elements.checked_mul(bits / 8)).ok_or("it is larger than can be counted")
 }
 
-/// The header for these tensors in this order, and where each of them begins.
+/// The header for these tensors in this order, and the offset of each.
 ///
 /// # Errors
-/// A tensor that safetensors cannot name, two of one name, or a header beyond its limit.
+/// A tensor has a name that safetensors does not allow, two tensors have one name, or the header exceeds its limit.
 pub fn encode(
     metadata: &BTreeMap<String, String>,
     tensors: Vec<Tensor>,
@@ -174,7 +174,7 @@ fn json_of(metadata: &BTreeMap<String, String>, tensors: &[Placed]) -> String {
     out
 }
 
-/// How many bytes from the file's beginning [`decode`] needs, by its first eight.
+/// How many bytes from the start of the file [`decode`] needs, computed from its first eight.
 ///
 /// # Errors
 /// The header claims more than [`HEADER_LIMIT`].
@@ -183,10 +183,10 @@ pub fn header_bytes(first: [u8; 8]) -> Result<u64, ContainerError> {
     if length > HEADER_LIMIT { Err(ContainerError::Long(length)) } else { Ok(8 + length) }
 }
 
-/// Reads the header at the beginning of a file of `file_bytes` bytes; what follows it in `start` is not looked at.
+/// Reads the header at the start of a file of `file_bytes` bytes; bytes after it in `start` are ignored.
 ///
 /// # Errors
-/// It is none, or its tensors are not exactly what lies behind it.
+/// It is not a header, or its tensors do not match the data after it exactly.
 pub fn decode(start: &[u8], file_bytes: u64) -> Result<Header, ContainerError> {
     let first = start.first_chunk::<8>().ok_or(ContainerError::Short)?;
     let data_at = header_bytes(*first)?;
@@ -203,7 +203,7 @@ pub fn decode(start: &[u8], file_bytes: u64) -> Result<Header, ContainerError> {
         .into_iter()
         .map(|(name, reported)| placed(name, &reported, data_at))
         .collect::<Result<Vec<_>, _>>()?;
-    // An empty tensor lies before the one that begins at the same byte.
+    // An empty tensor sorts before the one that starts at the same byte.
     tensors.sort_by_key(|tensor| (tensor.at, tensor.bytes));
     let mut next = data_at;
     for tensor in &tensors {

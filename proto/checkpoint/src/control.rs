@@ -1,10 +1,10 @@
-//! The control page of one rank's memory: where the rank and the keeper agree on who may touch which slot.
+//! The control page of one rank's memory, by which the rank and the keeper agree on who may touch which slot.
 //!
-//! A slot goes FREE → FILLING → FILLED → SEALING → SEALED → FREE. The rank takes the first two steps, the keeper the others.
-//! Each change is one exchange of one word that holds the state together with the slot's generation, which grows with every
-//! change: whoever comes late, a thread of an attempt that is over for instance, finds another generation and changes nothing.
-//! A process may die between any two stores: a slot that stays FILLING is taken back by the keeper, with a new file, so that
-//! a writer that still lives writes into a file that nobody reads.
+//! A slot goes FREE → FILLING → FILLED → SEALING → SEALED → FREE. The rank takes the first two steps, the keeper
+//! the others. Each change is one exchange of one word that holds the state and the slot's generation, which grows
+//! with every change. A late writer, such as a thread of an ended attempt, finds another generation and changes
+//! nothing. A process may die between any two stores: the keeper takes back a slot that stays FILLING, with a new
+//! file, so that a writer that is still alive writes into a file that no process reads.
 
 mod slot;
 
@@ -29,10 +29,10 @@ pub const POOL_NAME: &str = "pool.json";
 /// The page's first eight bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MSTYCKPT");
 
-/// The page's version; another one is not used.
+/// The page's version; a page of another version is not used.
 pub const VERSION: u64 = 1;
 
-/// A page has room for so many slots.
+/// The maximum number of slots in a page.
 pub const MAX_SLOTS: usize = 8;
 
 const WORDS: usize = CONTROL_BYTES / 8;
@@ -70,30 +70,30 @@ const CHECKING: usize = 7;
 const CAPACITY: usize = 8;
 const PINNED: usize = 9;
 
-/// Nobody may ask for a slot to be left alone for longer than so many milliseconds at once.
+/// The longest time for which a reader may pin a slot at once.
 const LONGEST_PIN_MS: u64 = 60_000;
 
-/// What came of a reservation.
+/// The answer to a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Not answered yet.
     None,
-    /// The slots are there.
+    /// The slots exist.
     Granted,
     /// There is no room for them.
     NoRoom,
-    /// They could not be made; the keeper has said why.
+    /// The keeper could not create them and has logged the reason.
     Failed,
 }
 
-/// What is known when a rank's reader has looked at a shard.
+/// The result of a reader's check of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checked {
-    /// Nobody has read it yet in this generation and attempt.
+    /// No reader has checked it yet in this generation and attempt.
     No,
-    /// All its bytes were as they were sealed.
+    /// All its bytes matched the seal.
     Good,
-    /// They were not.
+    /// Some bytes did not match.
     Bad,
 }
 
@@ -106,19 +106,19 @@ pub struct Control<'m> {
 /// Why a page is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
-    /// It is no control page.
+    /// It is not a control page.
     #[error("it is no control page of a checkpoint pool")]
     Magic,
     /// Another version of Mainstay made it.
     #[error("it has version {0}, and this one speaks {VERSION}")]
     Version(u64),
-    /// It is shorter than a page, or lies at an odd address.
+    /// It is shorter than a page, or its address is not aligned.
     #[error("it is no whole page")]
     Short,
 }
 
 impl<'m> Control<'m> {
-    /// Lays a new page out in words that are all zero; nobody else may see them yet.
+    /// Initializes a new page in words that are all zero; no other process may see them yet.
     #[must_use]
     pub fn format(
         words: &'m ControlWords,
@@ -158,8 +158,8 @@ impl<'m> Control<'m> {
     /// There is none of this version.
     ///
     /// # Safety
-    /// `start` must point to `length` mapped, readable and writable bytes that stay mapped for `'m`, of a file that nobody
-    /// truncates; this process may touch them only through this type.
+    /// `start` must point to `length` mapped, readable and writable bytes that stay mapped for `'m`, of a file that
+    /// no process truncates; this process may touch them only through this type.
     pub unsafe fn from_raw(start: *mut u8, length: usize) -> Result<Control<'m>, ControlError> {
         // SAFETY: passed on to the caller.
         Control::new(unsafe { Self::words_at(start, length)? })
@@ -168,7 +168,7 @@ impl<'m> Control<'m> {
     /// The words that are mapped at `start`.
     ///
     /// # Errors
-    /// They are too few, or do not lie where words can.
+    /// There are too few words, or their address is not aligned.
     ///
     /// # Safety
     /// As for [`Control::from_raw`].
@@ -194,7 +194,7 @@ impl<'m> Control<'m> {
         self.words[at % WORDS].compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Whose page it is.
+    /// The owner of the page.
     #[must_use]
     pub fn rank(&self) -> u64 {
         self.get(AT_RANK)
@@ -206,7 +206,7 @@ impl<'m> Control<'m> {
         self.get(AT_EPOCH)
     }
 
-    /// Begins another attempt. The keeper's.
+    /// Starts another attempt. Called by the keeper.
     pub fn set_epoch(&self, epoch: u64) {
         self.put(AT_EPOCH, epoch);
     }
@@ -217,18 +217,18 @@ impl<'m> Control<'m> {
         self.get(AT_KEEPER_PID)
     }
 
-    /// Shows that the keeper lives: a number that grows.
+    /// Shows that the keeper is alive, by a number that grows.
     pub fn beat(&self) {
         self.words[AT_KEEPER_BEAT].fetch_add(1_u64.to_le(), Ordering::SeqCst);
     }
 
-    /// The number that grows while the keeper lives.
+    /// The number that grows while the keeper is alive.
     #[must_use]
     pub fn beats(&self) -> u64 {
         self.get(AT_KEEPER_BEAT)
     }
 
-    /// Asks for slots of `bytes` each. The rank's; the number is for [`Control::answer`].
+    /// Requests slots of `bytes` each. Called by the rank; the returned number is for [`Control::answer`].
     pub fn ask(&self, bytes: u64) -> u64 {
         self.put(AT_WANTED, bytes);
         let number = self.get(AT_ASKED).wrapping_add(1);
@@ -236,14 +236,14 @@ impl<'m> Control<'m> {
         number
     }
 
-    /// What is asked for and not answered, with its number. The keeper's.
+    /// The pending request and its number. Called by the keeper.
     #[must_use]
     pub fn asked(&self) -> Option<(u64, u64)> {
         let number = self.get(AT_ASKED);
         (number != self.get(AT_ANSWERED)).then(|| (number, self.get(AT_WANTED)))
     }
 
-    /// Answers. The keeper's.
+    /// Answers a request. Called by the keeper.
     pub fn give(&self, number: u64, answer: Answer) {
         let word = match answer {
             Answer::None => 0,
@@ -255,7 +255,7 @@ impl<'m> Control<'m> {
         self.put(AT_ANSWERED, number);
     }
 
-    /// What came of the request of that number.
+    /// The answer to the request with that number.
     #[must_use]
     pub fn answer(&self, number: u64) -> Answer {
         if self.get(AT_ANSWERED) != number {
@@ -274,7 +274,7 @@ impl<'m> Control<'m> {
         usize::try_from(self.get(AT_SLOTS)).unwrap_or(0).min(MAX_SLOTS)
     }
 
-    /// Says how many slots there are. The keeper's; their files are there before.
+    /// Sets the number of slots. Called by the keeper after it has created their files.
     pub fn set_slots(&self, slots: usize) {
         self.put(AT_SLOTS, slots.min(MAX_SLOTS) as u64);
     }
@@ -285,18 +285,19 @@ impl<'m> Control<'m> {
         self.get(AT_WAITING) != 0
     }
 
-    /// Says whether the rank waits for a slot.
+    /// Sets whether the rank waits for a slot.
     pub fn set_waits(&self, waits: bool) {
         self.put(AT_WAITING, u64::from(waits));
     }
 
-    /// The newest whole step that was saved before the replicas last agreed: the one to go back to if they turn out to differ.
+    /// The newest whole step that was saved before the replicas last agreed: the step to return to if they turn out
+    /// to differ.
     #[must_use]
     pub fn vouched(&self) -> Option<u64> {
         self.get(AT_VOUCHED).checked_sub(1)
     }
 
-    /// Says it. The keeper's.
+    /// Sets that step. Called by the keeper.
     pub fn set_vouched(&self, step: u64) {
         self.put(AT_VOUCHED, step.saturating_add(1));
     }
@@ -324,7 +325,7 @@ impl<'m> Control<'m> {
                 world_size: self.get(base + SLOT_WORLD),
             };
             tries += 1;
-            // A state that changed meanwhile is read again; who changes it for ever is not waited for.
+            // A state that changed meanwhile is read again, up to a bound.
             if self.get(base + STATE) == word || tries > 1000 {
                 return slot;
             }
@@ -336,21 +337,21 @@ impl<'m> Control<'m> {
         (0..self.slots()).map(|index| self.slot(index))
     }
 
-    /// Whether it is still in that life and state.
+    /// Whether the slot still has that generation and state.
     #[must_use]
     pub fn is_still(&self, slot: &Slot) -> bool {
         self.get(Self::base(slot.index) + STATE) == word(slot.generation, slot.state)
     }
 
-    /// Where in the page, and what, a reader writes who asks that a sealed slot be left alone until then, in milliseconds of the
-    /// monotonic clock.
+    /// The position in the page and the value that a reader writes to pin a sealed slot until then, in milliseconds
+    /// of the monotonic clock.
     #[must_use]
     pub fn pin(slot: &Slot, until_ms: u64) -> (u64, [u8; 8]) {
         let at = (Self::base(slot.index) + PINNED) * 8;
         (at as u64, ((until_ms << 8) | (slot.generation & 0xff)).to_le_bytes())
     }
 
-    /// Whether a reader asks that the slot be left alone now. The keeper's, who need not.
+    /// Whether a reader pins the slot now. Called by the keeper, which may ignore it.
     #[must_use]
     pub fn is_pinned(&self, slot: &Slot, now_ms: u64) -> bool {
         let word = self.get(Self::base(slot.index) + PINNED);
@@ -360,7 +361,7 @@ impl<'m> Control<'m> {
             && until.saturating_sub(now_ms) <= LONGEST_PIN_MS
     }
 
-    /// Takes a slot from one state to the next, if it still is as it was seen. The slot as it then is.
+    /// Moves a slot from one state to the next if it has not changed since it was read. Returns the new slot.
     #[must_use]
     pub fn advance(&self, seen: &Slot, to: State) -> Option<Slot> {
         let generation = seen.generation.wrapping_add(1) & (u64::MAX >> 8);
@@ -369,11 +370,11 @@ impl<'m> Control<'m> {
         done.then_some(Slot { state: to, generation, ..*seen })
     }
 
-    /// Takes a free slot for a shard of so many bytes. The rank's.
+    /// Takes a free slot for a shard of this many bytes. Called by the rank.
     #[must_use]
     pub fn take(&self, bytes: u64, epoch: u64, step: u64, world_size: u64) -> Option<Slot> {
         let fits = |slot: &Slot| slot.state == State::Free && slot.capacity >= bytes;
-        // The same ones again and again: their pages are in the caches and in the rank's page tables.
+        // Prefers the same slots: their pages are in the caches and in the rank's page tables.
         let free = self.all().find(fits)?;
         let taken = self.advance(&free, State::Filling)?;
         let base = Self::base(free.index);
@@ -384,7 +385,8 @@ impl<'m> Control<'m> {
         Some(Slot { epoch, step, world_size, used: 0, ..taken })
     }
 
-    /// Says that all of the shard is in the slot. The rank's; the slot as it then is, none if it was taken back meanwhile.
+    /// Marks the slot as holding the complete shard. Called by the rank. Returns the new slot; none if the keeper
+    /// took it back meanwhile.
     #[must_use]
     pub fn fill(&self, taken: &Slot, used: u64) -> Option<Slot> {
         if !self.is_still(taken) {
@@ -394,7 +396,7 @@ impl<'m> Control<'m> {
         self.advance(&Slot { used, ..*taken }, State::Filled)
     }
 
-    /// Gives a slot another file. The keeper's, while nobody may take the slot.
+    /// Gives a slot another file. Called by the keeper while no rank may take the slot.
     pub fn set_file(&self, index: usize, number: u64, capacity: u64) {
         self.put(Self::base(index) + FILE, number);
         self.put(Self::base(index) + CAPACITY, capacity);
@@ -404,7 +406,7 @@ impl<'m> Control<'m> {
         (slot.generation << 24) | ((epoch & 0x3f_ffff) << 2) | verdict
     }
 
-    /// What readers of this attempt have found in a sealed slot.
+    /// The check results of this attempt's readers for a sealed slot.
     #[must_use]
     pub fn checked(&self, slot: &Slot, epoch: u64) -> Checked {
         let reported = self.get(Self::base(slot.index) + CHECKED);
@@ -417,7 +419,7 @@ impl<'m> Control<'m> {
         }
     }
 
-    /// Tells the other readers what was found. Bad stays bad.
+    /// Publishes a check result to the other readers. Bad stays bad.
     pub fn report_checked(&self, slot: &Slot, epoch: u64, good: bool) {
         let at = Self::base(slot.index) + CHECKED;
         if self.checked(slot, epoch) != Checked::Bad {
@@ -425,7 +427,7 @@ impl<'m> Control<'m> {
         }
     }
 
-    /// Takes it on oneself to read a slot; false if another reader of this attempt has.
+    /// Claims the check of a slot; false if another reader of this attempt has claimed it.
     #[must_use]
     pub fn begin_check(&self, slot: &Slot, epoch: u64) -> bool {
         let at = Self::base(slot.index) + CHECKING;

@@ -1,9 +1,10 @@
-//! JSON in one form only: keys in order, one space of indent, ASCII, a final newline. What differs from it by a byte has changed
-//! since it was written. (It is what Python's `json.dumps(document, indent=1, sort_keys=True)` makes.)
+//! JSON in one canonical form: keys in order, one space of indent, ASCII, a final newline. If any byte differs from
+//! it, the document has changed since it was written. (Python's `json.dumps(document, indent=1, sort_keys=True)`
+//! writes the same form.)
 
 use serde_json::Value;
 
-/// The document in its one form.
+/// The document in its canonical form.
 pub fn canonical(document: &Value) -> Vec<u8> {
     let mut out = String::new();
     write(document, 0, &mut out);
@@ -14,7 +15,7 @@ pub fn canonical(document: &Value) -> Vec<u8> {
 fn write(value: &Value, depth: usize, out: &mut String) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
-            // In order whatever kind of map the features of serde_json make this.
+            // Sorts the names, because the features of serde_json decide on the kind of map.
             let mut names: Vec<&String> = fields.keys().collect();
             names.sort_unstable();
             out.push('{');

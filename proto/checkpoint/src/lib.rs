@@ -1,12 +1,12 @@
-//! The words of the checkpoint tier, which the client inside a rank, the launcher's keeper and the agents of other hosts
-//! have in common:
+//! The formats of the checkpoint tier, which the client in a rank, the launcher's keeper and the agents of other
+//! hosts share:
 //!
 //! - a shard's bytes are one safetensors file ([`container`]), readable without Mainstay;
-//! - a [`Manifest`] beside it says whose it is and what every chunk of it must be;
-//! - a [`bucket::StepRecord`] makes the shards of a step in durable storage one;
+//! - a [`Manifest`] next to it has its identity and the checksum of every chunk;
+//! - a [`bucket::StepRecord`] completes the shards of a step in durable storage;
 //! - the [`control`] page is where a rank and the keeper of its memory agree on who may touch which slot.
 //!
-//! Nothing here does I/O. What is read comes from outside and is believed in nothing: sizes are bounded before anything is
+//! Nothing here does I/O. Input comes from outside and is not trusted: sizes are bounded before anything is
 //! allocated, and no bytes make a function panic. `docs/reference/checkpoint.md` has the layouts.
 
 mod alike;

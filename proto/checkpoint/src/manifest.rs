@@ -1,4 +1,5 @@
-//! The manifest of a shard: whose it is, and what its bytes must be. A shard without an intact manifest is not there.
+//! The manifest of a shard: its identity and the checksums of its bytes. A shard without an intact manifest does
+//! not exist.
 //!
 //! Format 2 has a table of checksums, one for each chunk of 4 MiB, so that a part can be checked without the rest, and a root
 //! over all that makes the shard what it is. Format 1, without them, is still read.
@@ -12,19 +13,19 @@ use crate::alike::Alike;
 use crate::hex::hex;
 use crate::json::canonical;
 
-/// The file's name beside the shard.
+/// The name of the file next to the shard.
 pub const MANIFEST_NAME: &str = "manifest.json";
 
 /// Bytes of a chunk, as it is written.
 pub const CHUNK_BYTES: u64 = 4 << 20;
 
-/// A manifest longer than this is none: it would be of a shard of terabytes.
+/// A manifest longer than this is refused: it would be of a shard of terabytes.
 pub const MANIFEST_LIMIT: usize = 32 << 20;
 
-/// Ahead of what the root is computed over, so that no other digest of Mainstay's can be taken for one.
+/// Prefix of the hashed data, so that no other digest of Mainstay can be mistaken for this one.
 const ROOT_OF: &[u8] = b"mainstay checkpoint shard 2\n";
 
-/// Whose shard it is. The shards of one step differ in nothing but the rank.
+/// The identity of a shard. The shards of one step differ only in the rank.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     /// The job's name.
@@ -33,9 +34,9 @@ pub struct Identity {
     pub attempt: u64,
     /// The training step.
     pub step: u64,
-    /// Whose part.
+    /// The rank that saved it.
     pub rank: u32,
-    /// How many parts make the step.
+    /// The number of shards of the step.
     pub world_size: u32,
 }
 
@@ -44,27 +45,27 @@ pub struct Identity {
 pub struct SealedFile {
     /// Its name, in the manifest's directory.
     pub name: String,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// XXH3 with 128 bits of all of it.
+    /// The 128-bit XXH3 of the whole file.
     pub xxh3_128: u128,
 }
 
-/// What every chunk must be.
+/// The checksums of the chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunks {
-    /// Bytes of each but the last.
+    /// The size of each chunk but the last, in bytes.
     pub bytes: u64,
-    /// XXH3 with 64 bits of each.
+    /// The 64-bit XXH3 of each chunk.
     pub sums: Vec<u64>,
 }
 
-/// What is said of a shard.
+/// The content of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// Whose it is.
+    /// The identity of the shard.
     pub identity: Identity,
-    /// The launch in which it was made; in format 1 empty where its rank was not told.
+    /// The launch in which it was saved; in format 1 empty if its rank did not know it.
     pub run: String,
     /// When, seconds since 1970.
     pub created_unix_s: u64,
@@ -72,15 +73,15 @@ pub struct Manifest {
     pub serialisation: String,
     /// What wrote it, by name.
     pub software: BTreeMap<String, String>,
-    /// Its bytes.
+    /// The file.
     pub file: SealedFile,
-    /// Their checksums one by one; none in format 1.
+    /// The checksums of its chunks; none in format 1.
     pub chunks: Option<Chunks>,
-    /// Who should have saved the same, where its rank said so; none in format 1.
+    /// The group that should have saved the same, if its rank declared one; none in format 1.
     pub alike: Option<Alike>,
 }
 
-/// Why bytes are no manifest.
+/// Why bytes are not a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     /// The bytes are not those of any manifest.
@@ -89,10 +90,10 @@ pub enum ManifestError {
     /// A newer version wrote it.
     #[error("the manifest has format {0}, and this version of mainstay reads 1 and 2")]
     Format(String),
-    /// It lacks something or says something impossible.
+    /// A field is missing or impossible.
     #[error("the manifest's {0} is missing or makes no sense")]
     Field(&'static str),
-    /// Its root is not that of what it says.
+    /// Its root does not match its content.
     #[error("the manifest's root is not that of what it says")]
     Root,
 }
@@ -132,8 +133,8 @@ impl Manifest {
         body
     }
 
-    /// BLAKE3 over identity, size and checksums: two manifests with one root speak of the same bytes of the same rank, whatever
-    /// the file is called. None in format 1.
+    /// BLAKE3 over identity, size and checksums: two manifests with one root describe the same bytes of the same
+    /// rank, whatever the name of the file. None in format 1.
     #[must_use]
     pub fn root(&self) -> Option<[u8; 32]> {
         let chunks = self.chunks.as_ref()?;
@@ -157,7 +158,7 @@ impl Manifest {
     /// Reads a manifest.
     ///
     /// # Errors
-    /// The bytes are not exactly what [`Manifest::encode`] (or the writer of format 1) makes of what they say.
+    /// The bytes are not exactly what [`Manifest::encode`] (or the writer of format 1) writes for their content.
     pub fn decode(content: &[u8]) -> Result<Manifest, ManifestError> {
         if content.len() > MANIFEST_LIMIT {
             return Err(ManifestError::Changed);
@@ -238,7 +239,7 @@ fn file_of(fields: &Map<String, Value>) -> Result<SealedFile, ManifestError> {
     let wrong = ManifestError::Field("files");
     let files = fields.get("files").and_then(Value::as_object).ok_or(wrong.clone())?;
     let (Some((name, file)), 1) = (files.iter().next(), files.len()) else { return Err(wrong) };
-    // A name and no path: it may lead nowhere else.
+    // A plain name without a path: it must not point outside the directory.
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) || name == MANIFEST_NAME {
         return Err(wrong);
     }

@@ -28,8 +28,8 @@ pub struct Beat {
     pub grad_norm: Option<f64>,
     /// The parameter digest given last.
     pub digest: Option<u64>,
-    /// Until when the rank expects to make no progress, `CLOCK_MONOTONIC` in ns: 0 for none of it, [`u64::MAX`] for a pause
-    /// without end.
+    /// Until when the rank expects to make no progress, `CLOCK_MONOTONIC` in ns: 0 for no such announcement,
+    /// [`u64::MAX`] for an unlimited pause.
     pub quiet_until_ns: u64,
     /// How many sections are open; more than [`SECTION_DEPTH`] when some are nested too deep to be shown.
     pub depth: u64,
@@ -128,8 +128,8 @@ pub(crate) fn publish(words: Words<'_>) {
     words.store(PUBLISHED, number);
 }
 
-/// The number of the newest whole beat: where a new claimant's numbering goes on, so that no number ever comes twice.
-/// Numbers that nobody could have counted up to are swept away, lest the next ones wrap and look old.
+/// The number of the newest whole beat. A new claimant continues from it, so that no number is used twice.
+/// Impossibly large numbers are cleared, or the next ones would wrap and look old.
 pub(crate) fn newest_number(words: Words<'_>) -> u64 {
     let mut newest = 0;
     for at in [0, 1].map(slot_at) {

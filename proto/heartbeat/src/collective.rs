@@ -10,23 +10,23 @@ use crate::words::Words;
 /// One communicator's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
-    /// The communicator, by a number of the client's choosing.
+    /// The communicator, by a number that the client chooses.
     pub comm: u64,
     /// Operations entered.
     pub entered: u64,
     /// Operations completed; never read as more than were entered, if the client counted truthfully.
     pub completed: u64,
-    /// Kind, type and size of the operation entered last, as one number of the client's choosing that is the same for the
-    /// same operation on all ranks; 0 if it is not told.
+    /// Kind, type and size of the operation entered last, as one number that the client chooses and that is the
+    /// same for the same operation on all ranks; 0 if it is unknown.
     pub signature: u64,
 }
 
-/// What an operation is, as this project's own clients tell it.
+/// An operation, as this project's own clients report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// Which operation.
     pub kind: OperationKind,
-    /// Bytes of this rank's input; 0 if there is none, or it is not known. At most 2^56-1 are kept.
+    /// Bytes of this rank's input; 0 if there is none or it is unknown. At most 2^56-1 are kept.
     pub bytes: u64,
 }
 
@@ -98,7 +98,7 @@ impl Operation {
         self.bytes << 8 | u64::from(self.kind as u8)
     }
 
-    /// What a signature of ours says; `None` if nothing was told.
+    /// Decodes a signature of our own clients; `None` if none was reported.
     #[must_use]
     pub fn of_signature(signature: u64) -> Option<Self> {
         let kind = (signature & 0xff) as u8;
@@ -115,7 +115,7 @@ impl Page<'_> {
             let count = (self.words.load_acquire(COLLECTIVE_COUNT) as usize).min(COLLECTIVE_ENTRIES);
             let found = (0..count).map(|index| read(self.words, index)).collect();
             fence(Ordering::Acquire);
-            // A new claim clears the table: what was read across one belongs to nobody.
+            // A new claim clears the table: counters that were read across it are discarded.
             if self.words.load(CLAIMS) == claims {
                 return found;
             }
@@ -129,7 +129,7 @@ fn entry(index: usize) -> usize {
 }
 
 fn read(words: Words<'_>, index: usize) -> Collective {
-    // In the opposite order of the stores, so that `completed` cannot overtake `entered`.
+    // Reads in the opposite order of the stores, so that `completed` cannot overtake `entered`.
     let completed = words.load_acquire(entry(index) + collective::COMPLETED);
     let entered = words.load(entry(index) + collective::ENTERED);
     let signature = words.load(entry(index) + collective::SIGNATURE);

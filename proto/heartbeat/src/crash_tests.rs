@@ -1,7 +1,7 @@
 //! A writer that dies between any two of its stores.
 //!
-//! Each operation is run once for every number of stores it can live to make; whatever comes after is lost, as it is
-//! when a process is killed. What a reader then sees must be what stood before the operation or what it was to leave.
+//! Each operation is run once for every number of stores that its process can make before it is killed; later
+//! stores are lost. A reader must then see the state before the operation or the state after it.
 #![cfg(not(loom))]
 
 use std::cell::Cell;
@@ -28,11 +28,11 @@ pub(crate) fn writer_is_dead() -> bool {
     })
 }
 
-/// Runs `work` with only so many stores to make; says whether it used them up.
 fn counters(comm: u64, entered: u64, completed: u64) -> Collective {
     Collective { comm, entered, completed, signature: 0 }
 }
 
+/// Runs `work` with only this many stores to make; returns whether it used them up.
 fn dies_after(stores: u64, work: impl FnOnce()) -> bool {
     STORES_LEFT.set(Some(stores));
     work();

@@ -1,15 +1,15 @@
-//! Where in its data a rank reads: a number that is the same whenever the same batch is read. A failure that comes again there, at
-//! whatever step, is the data's.
+//! The position of a rank in its data: a number that is the same whenever the same batch is read. A failure that
+//! recurs at the same position, at any step, is caused by the data.
 
 use crate::layout::*;
 use crate::page::Page;
 use crate::words::Words;
 
-/// Since this minor the page can hold it.
+/// The first minor with this field.
 const SINCE_MINOR: u64 = 6;
 
 impl Page<'_> {
-    /// The position of the data that the claimant told last, if it told one.
+    /// The last position in the data that the claimant reported, if any.
     #[must_use]
     pub fn data(&self) -> Option<u64> {
         if self.words.load(MINOR_AT) < SINCE_MINOR {
@@ -19,16 +19,16 @@ impl Page<'_> {
     }
 }
 
-/// Tells it. One word, so that it is there whole or not at all; nobody waits for it, and it is no beat.
+/// Stores the position. It is one word, so it is never half written. It needs no lock and is not a beat.
 #[inline]
 pub(crate) fn report(words: Words<'_>, position: u64) {
     if words.load(MINOR_AT) >= SINCE_MINOR {
-        // One more, so that 0 is none; nobody has 2^64 batches.
+        // The position plus one, so that 0 means none. No run reads 2^64 batches.
         words.store(DATA, position.saturating_add(1));
     }
 }
 
-/// A new claimant has told nothing yet. In a page of an older minor the word is a reserved one, which is zero.
+/// Clears the position for a new claimant. In a page of an older minor the word is reserved and zero.
 pub(crate) fn forget(words: Words<'_>) {
     if words.load(DATA) != 0 {
         words.store(DATA, 0);

@@ -1,4 +1,4 @@
-//! The document says what the code does: `docs/reference/heartbeat-page.md` against the constants.
+//! Compares `docs/reference/heartbeat-page.md` with the constants in the code.
 #![cfg(not(loom))]
 
 use crate::layout::*;
@@ -18,7 +18,7 @@ fn documented() -> Vec<(String, usize, usize)> {
 }
 
 #[test]
-fn every_field_is_documented_where_it_lies() {
+fn every_field_is_documented_with_its_offset() {
     let in_code: Vec<(String, usize, usize)> = [FIELDS, SLOT_FIELDS, RECORD_FIELDS, COLLECTIVE_FIELDS]
         .into_iter()
         .flatten()

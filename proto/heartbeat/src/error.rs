@@ -19,7 +19,7 @@ pub enum LayoutError {
     Misaligned,
     /// The first eight bytes are not `MAINSTAY`.
     Magic {
-        /// What stands there, as a little-endian word.
+        /// The bytes found, as a little-endian word.
         found: u64,
     },
     /// A page of another major version.

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::{PageSpec, PageWords, format};
 
-/// A page that nobody has claimed.
+/// A page that no process has claimed.
 pub(crate) fn fresh() -> Box<PageWords> {
     let bytes = format(&PageSpec {
         job: "test",

@@ -22,7 +22,7 @@ pub struct Identity {
     pub world_size: u32,
     /// Which start of the job this is: 0 for the first.
     pub attempt: u32,
-    /// The boot whose clock the page's times are of.
+    /// The boot that the page's times belong to.
     pub boot_id: [u8; 16],
     /// The process that created the page.
     pub creator_pid: u32,
@@ -54,22 +54,22 @@ pub struct Claimant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Claim {
-    /// Nobody yet (or a process that died while it was claiming).
+    /// No process has claimed it, or the process died while it was claiming.
     Unclaimed,
-    /// A client that has not said goodbye. Whether it still lives is the process table's to say.
+    /// A client has claimed it and not closed it. The process table shows whether that client is alive.
     Claimed(Claimant),
-    /// A client that closed the page in order.
+    /// A client closed the page in order.
     Closed {
         /// The client.
         by: Claimant,
         /// When it closed the page, `CLOCK_MONOTONIC` in ns.
         mono_ns: u64,
     },
-    /// Nobody, and a client has declined: training goes on without heartbeats.
+    /// No process has claimed it, and a client has refused it: training continues without heartbeats.
     Refused(Refusal),
 }
 
-/// A client's word on why it does not use the page.
+/// A client's refusal to use the page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refusal {
@@ -91,7 +91,7 @@ pub struct Refusal {
 pub enum RefusalReason {
     /// The page's major version is not the client's.
     Major,
-    /// The file is shorter than its header says, or than its layout must be.
+    /// The file is shorter than its header says, or shorter than its layout requires.
     Size,
     /// The file's bytes are not allocated, so a store could end in SIGBUS.
     Sparse,
@@ -191,7 +191,7 @@ fn claimant(words: Words<'_>, claims: u64) -> Claimant {
     }
 }
 
-/// Fields that are 32 bits wide by meaning stand in whole words; the upper half is zero in any honest page.
+/// Fields of 32 bits are stored in whole words; the upper half is zero in any valid page.
 fn low_half(word: u64) -> u32 {
     word as u32
 }

@@ -1,4 +1,4 @@
-//! Where everything lies: byte offsets, sizes and limits of the page.
+//! Byte offsets, sizes and limits of the page.
 //!
 //! Every field is a little-endian `u64` at a multiple of eight, or text in whole words; so every access is one aligned
 //! atomic load or store and no field is ever half written. The document's table is compared with [`FIELDS`] by a test.
@@ -14,7 +14,7 @@ pub const PAGE_BYTES: usize = 128 * 1024;
 pub(crate) const PAGE_WORDS: usize = PAGE_BYTES / WORD;
 pub(crate) const WORD: usize = 8;
 
-/// The zone that is frozen for ever: it means the same in every major version.
+/// The size of the identity zone, which is frozen: it means the same in every major version.
 pub const IDENTITY_BYTES: usize = 256;
 
 // Identity zone, 0..256. Frozen.
@@ -40,7 +40,7 @@ pub const ROLE_BYTES: usize = 48;
 /// The room for the name of a client's language.
 pub const LANGUAGE_BYTES: usize = 16;
 
-/// Claim states, as they stand in the identity zone.
+/// Claim states, as stored in the identity zone.
 pub(crate) mod claim_state {
     // 0 is unclaimed.
     pub(crate) const CLAIMED: u64 = 1;
@@ -72,11 +72,12 @@ pub(crate) const VERSION: usize = 576;
 pub(crate) const LANGUAGE: usize = 624;
 /// Since minor 3.
 pub(crate) const ROLE: usize = 640;
-/// Since minor 3: 0 while no role is told; else bit 63, and below the stage plus one.
+/// Since minor 3: 0 while no role is set; else bit 63, and below it the stage plus one.
 pub(crate) const STAGE: usize = 688;
 /// Since minor 4: 0, or the offset in the page of the 32-bit word that the kernel marks when the claimant dies.
 pub(crate) const LIFELINE_WORD: usize = 696;
-/// Since minor 4: the claimant's C library keeps a lock in here; nobody else touches it, and only the word is read.
+/// Since minor 4: the claimant's C library keeps a lock here. No other code touches it, and readers read only its
+/// word.
 pub const LIFELINE: usize = 704;
 /// The room for that lock.
 pub const LIFELINE_BYTES: usize = 64;
@@ -88,10 +89,10 @@ pub(crate) const NAMES_REFUSED: usize = 784;
 pub(crate) const COLLECTIVES_REFUSED: usize = 792;
 /// Since minor 2.
 pub(crate) const SAVE_LISTENS: usize = 800;
-/// Since minor 6: 0 while no position of the data is told; else that position plus one.
+/// Since minor 6: 0 while no data position is set; else the position plus one.
 pub(crate) const DATA: usize = 808;
 
-// The writer's own zone, 1024..2048. Readers have no business here.
+// The writer's own zone, 1024..2048. Readers must not read it.
 pub(crate) const LOCK: usize = 1024;
 pub(crate) const PUBLISHED: usize = 1088;
 pub(crate) const STEP_START_NS: usize = 1096;
@@ -101,7 +102,7 @@ pub(crate) const SPENT: usize = 1152;
 /// The beat being prepared: the same fields as a slot, its sequence word unused.
 pub(crate) const DRAFT: usize = 1280;
 
-/// Thousands of years of beats: no honest number in the page is larger.
+/// Thousands of years of beats: no valid number in the page is larger.
 pub(crate) const BEYOND_COUNTING: u64 = 1 << 62;
 
 // Beat slots, 2048..2560.
@@ -235,7 +236,7 @@ pub(crate) mod note_flag {
     pub(crate) const STEP_GIVEN: u64 = 1 << 3;
 }
 
-/// Every field as (name, offset, bytes), in order: what the document's table must say.
+/// Every field as (name, offset, bytes), in order. The document's table must match it.
 pub const FIELDS: &[(&str, usize, usize)] = &[
     ("magic", MAGIC_AT, WORD),
     ("major", MAJOR_AT, WORD),

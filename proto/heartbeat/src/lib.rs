@@ -1,17 +1,17 @@
-//! The heartbeat page: one small shared file per rank, through which training says how it goes.
+//! The heartbeat page: one small shared file per rank, through which training reports its progress.
 //!
-//! The launcher or agent makes a page with [`format()`] and publishes it as a file on tmpfs. The client inside the rank maps it
-//! and writes through a [`Writer`]; anyone else maps it read-only and looks through a [`Page`]. There is no other
+//! The launcher or agent makes a page with [`format()`] and publishes it as a file on tmpfs. The client in the rank
+//! maps it and writes through a [`Writer`]; readers map it read-only and read through a [`Page`]. There is no other
 //! channel: no socket, no reply, nothing that either side could wait for.
 //!
 //! What both sides may rely on:
 //!
 //! - A writer that dies between any two of its stores leaves the last complete beat readable.
-//! - A reader never waits for the writer, never loops without bound, and survives any bytes whatever.
-//! - Words are atomic and little-endian; time is `CLOCK_MONOTONIC` in nanoseconds, and comes in as an argument.
+//! - A reader never waits for the writer, never loops without bound, and survives arbitrary bytes.
+//! - Words are atomic and little-endian. Time is `CLOCK_MONOTONIC` in nanoseconds and is passed as an argument.
 //!
-//! This crate makes no system call and reads no clock: mapping the file, ringing the doorbell and telling the time
-//! are the caller's. The layout, byte by byte, stands in `docs/reference/heartbeat-page.md`.
+//! This crate makes no system call and reads no clock: the caller maps the file, rings the doorbell and reads the
+//! clock. `docs/reference/heartbeat-page.md` has the layout, byte by byte.
 
 mod beat;
 mod collective;

@@ -1,17 +1,17 @@
-//! The lifeline: a lock in the page that the claimant's first thread takes and never gives back. When that thread ends, for
-//! whatever reason, the kernel marks the lock's word and wakes who waits for it, before it takes the process apart: the
-//! memory of a large process takes the kernel tens of milliseconds, that of one with a device seconds.
+//! The lifeline: a lock in the page that the claimant's first thread takes and never releases. When that thread
+//! ends, for any reason, the kernel marks the lock's word and wakes its waiters before it tears the process down.
+//! Freeing the memory of a large process takes tens of milliseconds, that of a process with a device seconds.
 
 use crate::layout::*;
 use crate::page::Page;
 use crate::words::Words;
 
-/// Since this minor the page can hold it.
+/// The first minor with this field.
 const SINCE_MINOR: u64 = 4;
 
 impl Page<'_> {
-    /// Where in the page the word lies that changes when the claimant dies, if it laid out a lifeline. Aligned, and
-    /// within [`LIFELINE`]'s room, whatever the page says.
+    /// The offset of the word that changes when the claimant dies, if the claimant has a lifeline. It is aligned
+    /// and within [`LIFELINE`]'s room, even in a corrupt page.
     #[must_use]
     pub fn lifeline(&self) -> Option<usize> {
         let reported = usize::try_from(self.words.load_acquire(LIFELINE_WORD)).ok()?;
@@ -26,16 +26,16 @@ pub(crate) fn has_room(words: Words<'_>) -> bool {
     words.load(MINOR_AT) >= SINCE_MINOR
 }
 
-/// Says where the word lies. The lock is taken already.
+/// Stores the offset of the word. The lock is already taken.
 pub(crate) fn lay(words: Words<'_>, word_at: usize) {
     if has_room(words) {
         words.store_release(LIFELINE_WORD, word_at as u64);
     }
 }
 
-/// A new process claims the page: the lock of the one before is nobody's.
+/// A new process claims the page: the previous lock has no owner any more.
 pub(crate) fn forget(words: Words<'_>) {
-    // In a page of an older minor the word is a reserved one, which is zero.
+    // In a page of an older minor the word is reserved and zero.
     if words.load(LIFELINE_WORD) != 0 {
         words.store(LIFELINE_WORD, 0);
     }
@@ -54,14 +54,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lifeline_is_where_its_claimant_says() {
+    fn a_lifeline_is_where_its_claimant_put_it() {
         assert_eq!(page(|_| {}), None);
         assert_eq!(page(|words| lay(words, LIFELINE)), Some(LIFELINE));
         assert_eq!(page(|words| lay(words, LIFELINE + 4)), Some(LIFELINE + 4));
     }
 
     #[test]
-    fn what_cannot_be_one_is_none() {
+    fn an_invalid_lifeline_is_none() {
         for reported in [1, LIFELINE - 4, LIFELINE + 2, LIFELINE + LIFELINE_BYTES, usize::MAX] {
             assert_eq!(page(|words| lay(words, reported)), None, "{reported}");
         }

@@ -4,15 +4,15 @@ use crate::layout::*;
 use crate::page::Page;
 use crate::words::Words;
 
-/// How a process came to its end, by its own word.
+/// How a process ended, as it reported itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExitKind {
-    /// An exception that nobody caught.
+    /// An uncaught exception.
     Exception,
     /// The program ran to its end.
     Clean,
-    /// Something else the message tells.
+    /// Another end, described in the message.
     Other,
 }
 
@@ -25,11 +25,11 @@ pub struct Note<'a> {
     pub exception: &'a str,
     /// The message; its first [`MESSAGE_BYTES`] are kept.
     pub message: &'a str,
-    /// The traceback; its last [`TRACEBACK_BYTES`] are kept, for the innermost frames stand at its end.
+    /// The traceback; its last [`TRACEBACK_BYTES`] are kept, because the innermost frames are at its end.
     pub traceback: &'a str,
 }
 
-/// A note as it was left.
+/// A note as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExitNote {
@@ -49,7 +49,7 @@ pub struct ExitNote {
     pub message_cut: bool,
     /// The traceback.
     pub traceback: String,
-    /// Whether the traceback lost its beginning.
+    /// Whether the start of the traceback was cut off.
     pub traceback_cut: bool,
 }
 
@@ -88,7 +88,7 @@ impl Page<'_> {
     }
 }
 
-/// Leaves the note unless this claim has left one; says whether it did. Needs no lock.
+/// Leaves the note unless this claim has left one; returns whether it did. Needs no lock.
 pub(crate) fn write(words: Words<'_>, now_ns: u64, note: &Note<'_>) -> bool {
     if words.exchange(NOTE_STATE, note_state::NONE, note_state::WRITING).is_err() {
         return false;

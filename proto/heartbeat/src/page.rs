@@ -1,20 +1,21 @@
-//! The reader's side: a page as anyone but its client sees it.
+//! The reader's side: a page as seen by everyone but its client.
 
 use crate::error::LayoutError;
 use crate::layout::*;
 use crate::words::{PageWords, Words};
 
-/// How often a read is tried again while the writer changes what is being read. A beat takes the writer tens of
-/// nanoseconds, so a handful would do; the bound is there for pages whose content lies.
+/// How often a read is retried while the writer changes the data. A beat takes the writer tens of nanoseconds, so a
+/// few tries suffice; the bound is for corrupt pages.
 pub(crate) const ATTEMPTS: usize = 1000;
 
-/// A page to read. Whatever its bytes are, no method panics, waits, or allocates more than the page itself holds.
+/// A page to read. No method panics, waits, or allocates more than the page itself holds, even if the bytes are
+/// corrupt.
 #[derive(Clone, Copy)]
 pub struct Page<'m> {
     pub(crate) words: Words<'m>,
 }
 
-/// What went wrong for this claim, quietly, rather than hold up training.
+/// Problems of this claim that the client counts and does not report, so as not to stop training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Counters {
@@ -38,7 +39,7 @@ impl<'m> Page<'m> {
         Ok(Self { words: Words(words) })
     }
 
-    /// What went wrong, quietly.
+    /// The problems that the client has counted.
     #[must_use]
     pub fn counters(&self) -> Counters {
         Counters {
@@ -56,7 +57,7 @@ impl std::fmt::Debug for Page<'_> {
     }
 }
 
-/// The checks that come before anything else is believed.
+/// The checks that must pass before any other field is used.
 pub(crate) fn check(words: Words<'_>) -> Result<(), LayoutError> {
     let found = words.load_acquire(MAGIC_AT);
     if found != MAGIC {

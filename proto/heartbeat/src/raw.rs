@@ -1,4 +1,4 @@
-//! From a mapping to words: the one place with unsafe code in this crate.
+//! From a mapping to words: the only unsafe code in this crate.
 
 use std::sync::atomic::AtomicU64;
 
@@ -12,7 +12,7 @@ use crate::writer::Writer;
 ///
 /// # Safety
 /// `start` must point to `length` mapped, readable bytes that stay mapped for `'m`. Other threads and processes may
-/// change them at any time, but this process may not access them otherwise than atomically.
+/// change them at any time, but this process may access them only atomically.
 unsafe fn words<'m>(start: *const u8, length: usize) -> Result<&'m PageWords, LayoutError> {
     if length < PAGE_BYTES {
         return Err(LayoutError::TooShort { length, needed: PAGE_BYTES });
@@ -26,13 +26,13 @@ unsafe fn words<'m>(start: *const u8, length: usize) -> Result<&'m PageWords, La
 }
 
 impl<'m> Page<'m> {
-    /// Reads the page that lies in a mapping, read-only or not.
+    /// Reads the page in a mapping, read-only or not.
     ///
     /// # Errors
     /// When the mapping is too short or unaligned, or does not hold a page of this major version.
     ///
     /// # Safety
-    /// `start` must point to `length` mapped, readable bytes that stay mapped for `'m`, of a file that nobody
+    /// `start` must point to `length` mapped, readable bytes that stay mapped for `'m`, of a file that no process
     /// truncates; this process may access them only through this crate.
     pub unsafe fn from_raw(start: *const u8, length: usize) -> Result<Self, LayoutError> {
         // SAFETY: passed on to the caller.
@@ -41,7 +41,7 @@ impl<'m> Page<'m> {
 }
 
 impl<'m> Writer<'m> {
-    /// Writes into the page that lies in a mapping.
+    /// Writes into the page in a mapping.
     ///
     /// # Errors
     /// When the mapping is too short or unaligned, or does not hold a page of this major version.

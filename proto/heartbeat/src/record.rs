@@ -1,7 +1,7 @@
-//! The ring of step records: what each of the last steps took, and where the time went.
+//! The ring of step records: how long each of the last steps took, and where the time went.
 //!
 //! Record number k (from 1) goes into entry (k-1) mod 512, under its own sequence word as beats do; then the head
-//! becomes k. A reader keeps the last number it has seen and learns what it was too late for.
+//! becomes k. A reader keeps the last number it has seen and learns which records it missed.
 
 use crate::layout::*;
 use crate::page::Page;
@@ -12,19 +12,19 @@ use crate::words::Words;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepRecord {
-    /// The record's own number, from 1, over the page's whole life.
+    /// The record's number, from 1, over the page's whole life.
     pub number: u64,
     /// The claim it belongs to (its lower 32 bits).
     pub claim: u32,
     /// The step.
     pub step: u64,
-    /// When it began: the end of the step before, or the claim if it is the [`first`](Self::first).
+    /// When it started: the end of the previous step, or the claim if it is the [`first`](Self::first).
     pub start_mono_ns: u64,
     /// When it was complete.
     pub end_mono_ns: u64,
-    /// Whether it is the first of its claim, and so began with imports and setup.
+    /// Whether it is the first of its claim, and so includes imports and setup.
     pub first: bool,
-    /// Whether a hook counted it, from 0 in each process: the trainer itself tells no number.
+    /// Whether a hook counted it, from 0 in each process, because the trainer reports no number.
     pub counted: bool,
     /// Its loss, if given; NaN is a value.
     pub loss: Option<f64>,
@@ -47,7 +47,7 @@ pub struct SectionTime {
     pub ns: u64,
 }
 
-/// Where a reader stands after draining the ring.
+/// A reader's position after draining the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
     /// What to pass next time.

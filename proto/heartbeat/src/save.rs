@@ -1,5 +1,5 @@
-//! What a launcher tells its ranks about saving: "save now", because they are to end soon, and after which step a save is due by
-//! what the job's saves and failures cost. The rank looks; nothing is sent to it.
+//! The launcher's requests to save: "save now", because the ranks must end soon, and the step after which a save is
+//! due by the costs of the job's saves and failures. The rank polls; no message is sent to it.
 
 use std::io;
 
@@ -7,10 +7,10 @@ use crate::layout::*;
 use crate::page::Page;
 use crate::words::Words;
 
-/// Since this minor the page can hold a request.
+/// The first minor whose page can hold a request.
 const SINCE_MINOR: u64 = 2;
 
-/// Since this minor the page can say that a save is due.
+/// The first minor whose page can hold the step after which a save is due.
 const DUE_SINCE_MINOR: u64 = 5;
 
 /// Writes into a page's file with `put`, which takes an offset and bytes, that a save is due after `step`.
@@ -18,27 +18,28 @@ const DUE_SINCE_MINOR: u64 = 5;
 /// # Errors
 /// What `put` returns.
 pub fn write_save_due(step: u64, mut put: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
-    // One more than the step, so that 0 is none. One word: it is there whole or not at all.
+    // The step plus one, so that 0 means none. It is one word, so it is never half written.
     put(SAVE_DUE as u64, &step.saturating_add(1).to_le_bytes())
 }
 
-/// What is asked.
+/// A request to save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SaveRequest {
-    /// The step after which all ranks save, so that they save the same; none for as soon as they look.
+    /// The step after which all ranks save, so that they save the same step; none for as soon as they see the
+    /// request.
     pub at_step: Option<u64>,
-    /// When they are made to end, `CLOCK_MONOTONIC` in ns.
+    /// When they are forced to end, `CLOCK_MONOTONIC` in ns.
     pub by_ns: u64,
 }
 
 impl SaveRequest {
-    /// Writes the request into a page's file with `put`, which takes an offset and bytes: what it says first, then that
-    /// there is one.
+    /// Writes the request into a page's file with `put`, which takes an offset and bytes: first its content, then
+    /// the flag that there is one.
     ///
     /// # Errors
     /// What `put` returns.
     pub fn write(&self, mut put: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
-        // One more than the step, so that 0 is none.
+        // The step plus one, so that 0 means none.
         let step = self.at_step.map_or(0, |step| step.saturating_add(1));
         put(SAVE_AT_STEP as u64, &step.to_le_bytes())?;
         put(SAVE_BY_NS as u64, &self.by_ns.to_le_bytes())?;
@@ -47,7 +48,7 @@ impl SaveRequest {
 }
 
 impl Page<'_> {
-    /// What is asked of the rank, if anything is.
+    /// The current request to the rank, if any.
     #[inline]
     #[must_use]
     pub fn save_request(&self) -> Option<SaveRequest> {
@@ -58,7 +59,7 @@ impl Page<'_> {
         Some(SaveRequest { at_step: step.checked_sub(1), by_ns: self.words.load(SAVE_BY_NS) })
     }
 
-    /// The step after which a save was last said to be due.
+    /// The step after which the launcher last reported that a save is due.
     #[inline]
     #[must_use]
     pub fn save_due(&self) -> Option<u64> {
@@ -68,14 +69,14 @@ impl Page<'_> {
         self.words.load(SAVE_DUE).checked_sub(1)
     }
 
-    /// Whether the rank looks for requests: else it is not waited for.
+    /// Whether the rank polls for requests; if not, the launcher does not wait for it.
     #[must_use]
     pub fn listens_for_saves(&self) -> bool {
         self.words.load(SAVE_LISTENS) != 0
     }
 }
 
-/// Says that this rank looks for requests. Takes no lock: it is only ever set.
+/// Records that this rank polls for requests. Takes no lock: it is only ever set.
 pub(crate) fn listen(words: Words<'_>) {
     if words.load(SAVE_LISTENS) == 0 && knows_saves(words) {
         words.store(SAVE_LISTENS, 1);

@@ -54,7 +54,7 @@ impl<'m> Words<'m> {
         self.at(offset).store(value.to_le(), Ordering::Release);
     }
 
-    /// Stores `value` if `expected` still stands there.
+    /// Stores `value` if the word is still `expected`.
     #[inline(always)]
     pub(crate) fn exchange(self, offset: usize, expected: u64, value: u64) -> Result<(), u64> {
         #[cfg(all(test, not(loom)))]
@@ -80,14 +80,14 @@ impl<'m> Words<'m> {
         }
     }
 
-    /// Announces that what follows is being rewritten: `sequence` turns odd before any of it can be seen to change.
+    /// Marks the following words as being rewritten: `sequence` turns odd before any change is visible.
     #[inline(always)]
     pub(crate) fn begin(self, sequence_at: usize, writing: u64) {
         self.store(sequence_at, writing);
         fence(Ordering::Release);
     }
 
-    /// Reads what lies under a sequence word, and returns it only if it was whole throughout.
+    /// Reads the data under a sequence word, and returns it only if it was whole throughout.
     pub(crate) fn read_under<T>(
         self,
         sequence_at: usize,
@@ -128,7 +128,7 @@ impl<'m> Words<'m> {
         bytes
     }
 
-    /// Text of a stated length, which is not believed beyond `room`; bytes that are no UTF-8 are replaced.
+    /// Text of a stated length, limited to `room`; bytes that are not UTF-8 are replaced.
     pub(crate) fn load_text(self, offset: usize, length: u64, room: usize) -> String {
         let length = usize::try_from(length).map_or(room, |length| length.min(room));
         String::from_utf8_lossy(&self.load_bytes(offset, length)).into_owned()

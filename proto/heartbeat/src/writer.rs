@@ -1,10 +1,10 @@
 //! The client's side: the one process that writes the page.
 //!
-//! All of the writer's state lies in the page itself, under a lock word in the page. So a process may hold several
-//! copies of the client library (one in a Python extension, one in a C library) and they share one page in peace; and
-//! a claimant that takes over from a dead process finds whatever it left.
+//! All of the writer's state is in the page itself, under a lock word in the page. So a process may hold several
+//! copies of the client library (one in a Python extension, one in a C library) that share one page, and a claimant
+//! that takes over from a dead process finds its state.
 //!
-//! Nothing here blocks: a lock that is taken is tried a bounded number of times, and then the beat is dropped and
+//! Nothing here blocks: a taken lock is retried a bounded number of times, and then the beat is dropped and
 //! counted.
 
 use crate::beat::{self, shown, stack_at};
@@ -30,7 +30,7 @@ pub struct Writer<'m> {
     words: Words<'m>,
 }
 
-/// The process that claims a page, and with what.
+/// The process that claims a page, and its identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claiming<'a> {
     /// Its process id, as it sees itself.
@@ -49,8 +49,8 @@ pub struct Claiming<'a> {
 }
 
 impl Claiming<'_> {
-    /// A number that is this program image's own within the page's life, and never 0: process ids come again, and a
-    /// process that executes another program keeps its id and its start.
+    /// A number that is unique to this program image within the page's life, and never 0. Process ids are reused,
+    /// and a process that executes another program keeps its id and its start.
     #[must_use]
     pub fn key(&self) -> u64 {
         // Process ids have at most 22 bits on Linux (PID_MAX_LIMIT).
@@ -58,10 +58,10 @@ impl Claiming<'_> {
     }
 }
 
-/// What a step may be told along with.
+/// The values that can be reported with a step.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct Measures {
-    /// The loss; NaN is a value, and one that a judge wants to see.
+    /// The loss; NaN is a value, which shows that the run diverged.
     pub loss: Option<f64>,
     /// The gradient norm.
     pub grad_norm: Option<f64>,
@@ -69,7 +69,7 @@ pub struct Measures {
     pub digest: Option<u64>,
 }
 
-/// A page whose lock is held; everything it does is one beat. Dropping it gives the lock back.
+/// A page whose lock is held; everything it does is one beat. Dropping it releases the lock.
 pub struct Writing<'m> {
     words: Words<'m>,
 }
@@ -103,14 +103,15 @@ impl<'m> Writer<'m> {
         true
     }
 
-    /// Whether a lock may be laid out as this claim's lifeline: there is room, and no copy of the client did so before.
+    /// Whether a lock may be set up as this claim's lifeline: there is room, and no copy of the client did so
+    /// before.
     #[must_use]
     pub fn wants_lifeline(&self) -> bool {
         lifeline::has_room(self.words) && self.words.load(LIFELINE_WORD) == 0
     }
 
-    /// The claimant's first thread holds the lock in [`LIFELINE`](crate::layout::LIFELINE)'s room, whose word lies at
-    /// this offset in the page.
+    /// Records the lifeline: the claimant's first thread holds the lock in the room at
+    /// [`LIFELINE`](crate::layout::LIFELINE), whose word is at this offset in the page.
     pub fn lay_lifeline(&self, word_at: usize) {
         lifeline::lay(self.words, word_at);
     }
@@ -133,15 +134,16 @@ impl<'m> Writer<'m> {
         None
     }
 
-    /// Takes the page for one beat under the claimant's [key](Claiming::key); `None`, counted as skipped, when another
-    /// thread has it.
+    /// Takes the page for one beat under the claimant's [key](Claiming::key); `None`, counted as skipped, if
+    /// another thread holds it.
     #[inline]
     #[must_use]
     pub fn try_write(&self, key: u64) -> Option<Writing<'m>> {
         self.try_once(key).or_else(|| self.try_again(key))
     }
 
-    /// Takes the page under the claimant's key if nobody has it in this instant; a failure is not counted.
+    /// Takes the page under the claimant's key if no other thread holds it at this instant; a failure is not
+    /// counted.
     #[inline]
     #[must_use]
     pub fn try_once(&self, key: u64) -> Option<Writing<'m>> {
@@ -168,18 +170,18 @@ impl<'m> Writer<'m> {
         section::find(self.words, name)
     }
 
-    /// Says that this rank looks for requests to save. Takes no lock.
+    /// Records that this rank polls for requests to save. Takes no lock.
     pub fn listen_for_saves(&self) {
         save::listen(self.words);
     }
 
-    /// Says where in its data this rank reads now. Takes no lock: it is one word.
+    /// Records the rank's current position in its data. Takes no lock: it is one word.
     #[inline]
     pub fn data_at(&self, position: u64) {
         data::report(self.words, position);
     }
 
-    /// Leaves an exit note, unless this claim has left one; says whether it did. Takes no lock.
+    /// Leaves an exit note, unless this claim has left one; returns whether it did. Takes no lock.
     pub fn exit_note(&self, now_ns: u64, note: &Note<'_>) -> bool {
         note::write(self.words, now_ns, note)
     }
@@ -191,7 +193,7 @@ impl<'m> Writer<'m> {
     }
 }
 
-/// Whether this process was the last to claim the page, be it closed since.
+/// Whether this process was the last to claim the page, even if it has closed it.
 fn was_claimed_by(words: Words<'_>, who: &Claiming<'_>) -> bool {
     words.load(PID) == u64::from(who.pid)
         && words.load(START_TICKS) == who.start_ticks
@@ -220,8 +222,8 @@ impl Writing<'_> {
         words.store_release(CLAIM_STATE, claim_state::CLAIMED);
     }
 
-    /// The claimant begins again in the same process, as if it had just claimed the page: a claim of its own, so that
-    /// nothing that was told before counts any more. Steps made so far stay in the ring under the claim before.
+    /// The claimant starts again in the same process with a new claim, as if it had just claimed the page: nothing
+    /// reported before counts any more. Earlier steps stay in the ring under the previous claim.
     pub fn begin_round(&mut self, now_ns: u64) {
         let words = self.words;
         words.store(CLAIM_STATE, claim_state::CLAIMING);
@@ -239,7 +241,7 @@ impl Writing<'_> {
         for counter in [SKIPPED, UNMATCHED_LEAVES, NAMES_REFUSED, COLLECTIVES_REFUSED, COLLECTIVE_COUNT] {
             words.store(counter, 0);
         }
-        // A page of an older minor has no such word: there it is a reserved one, which is zero.
+        // In a page of an older minor this word is reserved and zero.
         if words.load(SAVE_LISTENS) != 0 {
             words.store(SAVE_LISTENS, 0);
         }
@@ -274,7 +276,8 @@ impl Writing<'_> {
         self.complete(now_ns, step, measures, 0);
     }
 
-    /// As [`step`](Self::step), for a step that nobody gave a number: a hook counts them, from 0 in each process.
+    /// As [`step`](Self::step), for a step without a number from the trainer: a hook counts them, from 0 in each
+    /// process.
     #[inline]
     pub fn counted_step(&mut self, now_ns: u64, step: u64, measures: Measures) {
         self.complete(now_ns, step, measures, given::COUNTED);
@@ -341,7 +344,7 @@ impl Writing<'_> {
         words.store_release(RING_HEAD, number);
     }
 
-    /// Section `id` begins.
+    /// Section `id` starts.
     #[inline]
     pub fn enter(&mut self, now_ns: u64, id: SectionId) {
         let words = self.words;
@@ -356,14 +359,14 @@ impl Writing<'_> {
         self.beat(now_ns);
     }
 
-    /// Section `id` ends, and with it any that were entered after it and not left. An id that is not open is ignored
-    /// and counted.
+    /// Section `id` ends, and with it any sections that were entered after it and not left. An id that is not open
+    /// is ignored and counted.
     #[inline]
     pub fn leave(&mut self, now_ns: u64, id: SectionId) {
         let words = self.words;
         let depth = words.load(DRAFT + slot::DEPTH);
         if depth > SECTION_DEPTH as u64 {
-            // Too deep to have a name: taken on trust to be the innermost.
+            // Too deep to have a name: assumed to be the innermost.
             words.store(DRAFT + slot::DEPTH, depth - 1);
             return self.beat(now_ns);
         }
@@ -387,8 +390,8 @@ impl Writing<'_> {
         })
     }
 
-    /// No progress is to be expected before `until_ns`: 0 takes it back, [`u64::MAX`] is a pause without end. Says whether
-    /// the page can hold it: one of minor 0 cannot.
+    /// No progress is expected before `until_ns`: 0 withdraws it, [`u64::MAX`] is an unlimited pause. Returns
+    /// whether the page can hold it: a page of minor 0 cannot.
     pub fn quiet_until(&mut self, now_ns: u64, until_ns: u64) -> bool {
         if self.words.load(MINOR_AT) < 1 {
             return false;
@@ -398,25 +401,26 @@ impl Writing<'_> {
         true
     }
 
-    /// What this rank is in its job. Not a beat. Says whether the page can hold it: one of a minor below 3 cannot.
+    /// Stores the role of this rank in its job. Not a beat. Returns whether the page can hold it: a page of a minor
+    /// below 3 cannot.
     pub fn role(&mut self, name: &str, stage: Option<u32>) -> bool {
         role::write(self.words, name, stage)
     }
 
-    /// A communicator has entered and completed so many operations. Not a beat: it may come from a thread that
-    /// moves while the training loop does not.
+    /// A communicator has entered and completed this many operations. Not a beat: it may come from a thread that
+    /// makes progress while the training loop does not.
     pub fn collective(&mut self, comm: u64, entered: u64, completed: u64) {
         self.collective_with(Collective { comm, entered, completed, signature: 0 });
     }
 
-    /// As [`collective`](Self::collective), with what the operation entered last is.
+    /// As [`collective`](Self::collective), with a description of the operation entered last.
     pub fn collective_with(&mut self, value: Collective) {
         if !collective::write(self.words, value) {
             self.words.count_one(COLLECTIVES_REFUSED);
         }
     }
 
-    /// Section `id` took `ns` more of the present step than its entering and leaving tell: time that passed elsewhere,
+    /// Section `id` took `ns` more of the current step than its enter and leave calls show: time spent elsewhere,
     /// on a device. Not a beat.
     pub fn spend(&mut self, id: SectionId, ns: u64) {
         self.add_spent(id.get().into(), ns);
@@ -436,7 +440,7 @@ impl Writing<'_> {
         if self.words.load(DRAFT + slot::DEPTH) > SECTION_DEPTH as u64 { given::OVERFLOW } else { 0 }
     }
 
-    /// Adds the time that the section at `level` took of the present step.
+    /// Adds the time that the section at `level` took of the current step.
     fn charge(&mut self, level: usize, now_ns: u64) {
         let words = self.words;
         let (id_at, start_at) = stack_at(DRAFT, level);

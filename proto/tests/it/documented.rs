@@ -1,4 +1,4 @@
-//! `docs/reference/api.md` names every method of the services that are meant for callers elsewhere.
+//! `docs/reference/api.md` names every method of the public services.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use prost::Message;

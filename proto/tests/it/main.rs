@@ -1,4 +1,4 @@
-//! The gRPC API: what it consists of, and what documents tell of it.
+//! The gRPC API: its content and its documentation.
 //!
 //! One executable for all of them: each module is a subject.
 

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use crate::place;
 use crate::script::{INVALID_VALUE, Script};
 
-/// By the number that stands for each, from 1.
+/// The kernels by their numbers, from 1.
 pub(crate) const NAMES: [&str; 3] = ["mainstay_fill", "mainstay_compare", "mainstay_product"];
 
 fn word(place: usize, seed: u32) -> u32 {

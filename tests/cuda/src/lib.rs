@@ -1,14 +1,14 @@
-//! A library with the functions of CUDA's driver that the agent's probe calls (their C ABI). It works on the host's own memory
-//! and does what the script beside it says, the file `cuda.json`:
+//! A library with the functions of CUDA's driver that the agent's probe calls (their C ABI). It works on the host's
+//! memory and follows the script next to it, the file `cuda.json`:
 //!
 //! ```json
 //! {"gpus": ["0000:3b:00.0"], "free": 67108864, "codes": {"cuInit": 100}, "hang": ["cuCtxSynchronize"],
 //!  "copy_ms": 40, "wrong": "product"}
 //! ```
 //!
-//! `codes` are what functions return instead of doing something; `copy_ms` is how long each copy within a GPU takes;
-//! `wrong` is what it gets wrong: `memory` or `product`. Kernels are known by name, and only those that the module
-//! which was loaded has.
+//! `codes` are returned by functions instead of doing their work; `copy_ms` is how long each copy within a GPU
+//! takes; `wrong` is the operation with a wrong result: `memory` or `product`. Kernels are known by name, and only
+//! those in the loaded module.
 
 mod kernels;
 mod script;
@@ -17,13 +17,13 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use script::{INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, Script, called};
 
-/// The script's name, beside the library.
+/// The script's name, next to the library.
 pub const SCRIPT: &str = "cuda.json";
 
 /// The library's name in the directory where cargo puts it: that of the test that uses it.
 pub const LIBRARY: &str = "libfake_cuda.so";
 
-/// Does it, unless the script has another word.
+/// Does the work, unless the script overrides it.
 fn entered(function: &str, does: impl FnOnce(&Script) -> c_int) -> c_int {
     match called(function) {
         Ok(script) => does(&script),
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut u64, bytes: usize) -> c_int
         if bytes == 0 || bytes > script.free {
             return OUT_OF_MEMORY;
         }
-        // Whole words, which go with the process.
+        // Whole words, which are freed with the process.
         let words: &'static mut [u32] = Box::leak(vec![0_u32; bytes.div_ceil(4)].into_boxed_slice());
         // SAFETY: the caller's promise.
         unsafe { pointer.write(words.as_mut_ptr().expose_provenance() as u64) };

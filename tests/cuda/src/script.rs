@@ -10,7 +10,7 @@ use serde::Deserialize;
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Script {
-    /// Where the GPUs sit.
+    /// The PCI addresses of the GPUs.
     pub(crate) gpus: Vec<String>,
     /// Bytes of each GPU's memory that are free.
     pub(crate) free: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Script {
     pub(crate) hang: Vec<String>,
     /// How long each copy within a GPU takes.
     pub(crate) copy_ms: u64,
-    /// What it gets wrong: "memory" or "product".
+    /// The operation with a wrong result: "memory" or "product".
     pub(crate) wrong: String,
 }
 
@@ -46,7 +46,7 @@ pub(crate) const NOT_FOUND: c_int = 500;
 /// CUDA_ERROR_UNKNOWN: the script cannot be read.
 const UNKNOWN: c_int = 999;
 
-/// The script, where the function is to do its work.
+/// The script, if the function must do its work.
 pub(crate) fn called(function: &str) -> Result<Script, c_int> {
     let read = beside_the_library().and_then(|path| std::fs::read(path).ok());
     let script: Script = read.and_then(|text| serde_json::from_slice(&text).ok()).ok_or(UNKNOWN)?;
@@ -61,7 +61,7 @@ pub(crate) fn called(function: &str) -> Result<Script, c_int> {
     }
 }
 
-/// Where the script is: the process knows from where it loaded us.
+/// The path of the script: next to the loaded library.
 fn beside_the_library() -> Option<&'static Path> {
     static PLACE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let find = || {

@@ -1,13 +1,13 @@
-//! A library with DCGM's functions (its C ABI, those that the agent calls) that says what a script tells it to.
+//! A library with DCGM's functions (its C ABI, those that the agent calls) that reports what a script contains.
 //!
-//! The script is the file `dcgm.json` beside the library, read anew at every call:
+//! The script is the file `dcgm.json` next to the library, read again at every call:
 //!
 //! ```json
 //! {"gpus": [0, 1], "codes": {"dcgmConnect_v2": -21}, "hang": [], "newest_response": 5,
 //!  "incidents": [{"gpu": 0, "system": 16, "health": 20, "code": 4, "message": "…"}]}
 //! ```
 //!
-//! As the real one, its first check after its watches were set finds nothing.
+//! As with the real library, the first check after its watches were set finds nothing.
 
 #![allow(
     clippy::not_unsafe_ptr_arg_deref,
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use serde::Deserialize;
 
-/// The script's name, beside the library.
+/// The script's name, next to the library.
 pub const SCRIPT: &str = "dcgm.json";
 
 /// The library's name in the directory where cargo puts it: that of the test that uses it.
@@ -44,12 +44,12 @@ struct Script {
     /// The newest version of the response that it knows.
     newest_response: u32,
     incidents: Vec<Incident>,
-    /// Where GPUs sit.
+    /// The PCI addresses of the GPUs.
     addresses: BTreeMap<u32, String>,
-    /// Policies that are violated: condition, GPU, value. Those that are added are told at the next check, where a policy of
-    /// that condition is set.
+    /// Policies that are violated: condition, GPU, value. Added ones are reported at the next check, if a policy
+    /// with that condition is set.
     violations: Vec<(u32, u32, u32)>,
-    /// Conditions of the policy that somebody else set.
+    /// Conditions of the policy that another client set.
     policy: u32,
 }
 
@@ -79,7 +79,7 @@ fn beside_the_library() -> Option<PathBuf> {
     Some(Path::new(&line[line.find('/')?..]).with_file_name(SCRIPT))
 }
 
-/// The script for a call of `function`; does not return if that is to hang.
+/// The script for a call of `function`; does not return if the call must hang.
 fn script(function: &str) -> Result<Script, c_int> {
     let text = std::fs::read(beside_the_library().ok_or(BAD)?).map_err(|_| BAD)?;
     let script: Script = serde_json::from_slice(&text).map_err(|_| BAD)?;
@@ -96,12 +96,12 @@ fn done(result: Result<(), c_int>) -> c_int {
     result.err().unwrap_or(0)
 }
 
-/// Writes to a caller's place.
+/// Writes to the caller's variable.
 fn put<T>(place: *mut T, value: T) -> Result<(), c_int> {
     if place.is_null() {
         return Err(BAD);
     }
-    // SAFETY: DCGM's contract: the caller's pointer is to a place for one of the type.
+    // SAFETY: DCGM's contract: the caller's pointer is to a variable of the type.
     unsafe { place.write(value) };
     Ok(())
 }
@@ -111,7 +111,7 @@ fn word(place: *const c_uint, index: usize) -> Result<c_uint, c_int> {
     if place.is_null() {
         return Err(BAD);
     }
-    // SAFETY: DCGM's contract: the struct has as many words as its version says, and it begins with that.
+    // SAFETY: DCGM's contract: the struct has as many words as its version says, and it starts with the version.
     Ok(unsafe { place.add(index).read_unaligned() })
 }
 
@@ -177,7 +177,7 @@ pub extern "C" fn dcgmHealthCheck(_: usize, _: usize, response: *mut c_uint) -> 
         let found = if CHECKED.swap(true, Ordering::Relaxed) { script.incidents } else { Vec::new() };
         let count = found.len().min(room);
         let write = |index: usize, value: c_uint| {
-            // SAFETY: as above; the index is within what the version says.
+            // SAFETY: as above; the index is within the bounds of the version.
             put(unsafe { response.add(index) }, value)
         };
         write(1, if count > 0 { 20 } else { 0 })?;
@@ -241,7 +241,8 @@ pub extern "C" fn dcgmPolicyGet(_: usize, _: usize, count: c_int, policies: *mut
     }))
 }
 
-/// DCGM's `dcgmPolicySet`: one that does anything but tell is refused, so that nobody sets it unseen.
+/// DCGM's `dcgmPolicySet`: a policy that does more than report is refused, so that the agent cannot set one
+/// unnoticed.
 #[unsafe(no_mangle)]
 pub extern "C" fn dcgmPolicySet(_: usize, _: usize, policy: *const c_uint, _: usize) -> c_int {
     done(script("dcgmPolicySet").and_then(|_| {
@@ -266,7 +267,7 @@ pub extern "C" fn dcgmPolicyRegister_v2(_: usize, _: usize, _: c_uint, listener:
     }))
 }
 
-/// DCGM's `dcgmEntitiesGetLatestValues`: of GPUs, where they sit (57), as text.
+/// DCGM's `dcgmEntitiesGetLatestValues`: the PCI addresses of GPUs (field 57), as text.
 #[unsafe(no_mangle)]
 pub extern "C" fn dcgmEntitiesGetLatestValues(
     _: usize,
@@ -279,7 +280,7 @@ pub extern "C" fn dcgmEntitiesGetLatestValues(
 ) -> c_int {
     const VALUE: usize = 4128;
     done(script("dcgmEntitiesGetLatestValues").and_then(|script| {
-        // SAFETY: DCGM's contract: the lists are as long as the caller says.
+        // SAFETY: DCGM's contract: the lists have the lengths that the caller passes.
         if field_count != 1 || unsafe { fields.read() } != 57 {
             return Err(BAD);
         }

@@ -1,4 +1,4 @@
-//! Events. One set is enough here: those that come after the registration are told, one for each wait.
+//! Events. One set is enough here: events after the registration are reported, one for each wait.
 #![allow(non_snake_case, reason = "the names are NVML's")]
 
 use std::ffi::{c_uint, c_ulonglong};
@@ -12,7 +12,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use crate::functions::{Handle, done, put};
 use crate::script::{INVALID, Script, TIMEOUT, beside_the_library, handle};
 
-/// How many events of the script were told, or had come before the registration.
+/// How many events of the script were reported, or were there before the registration.
 static TOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// NVML's `nvmlEventData_t`.
@@ -25,8 +25,8 @@ pub struct EventData {
     instances: [c_uint; 2],
 }
 
-/// What is written where the script is. A driver wakes who waits for it, and so do we: looking again and again would be
-/// counted as a cost of the agent.
+/// Changes in the script's directory. A driver wakes its waiters, and so does this library: polling would count as
+/// a cost of the agent.
 struct Changes(Option<OwnedFd>);
 
 impl Changes {
@@ -40,15 +40,15 @@ impl Changes {
         Changes(watch())
     }
 
-    /// Returns at the next change, and by then at the latest.
+    /// Returns at the next change, or at this time.
     fn wait(&self, until: Instant) {
-        // Where nothing can be watched the script is looked at now and then.
+        // If nothing can be watched, the script is polled.
         let longest = if self.0.is_some() { Duration::from_secs(1) } else { Duration::from_millis(5) };
         let left = until.saturating_duration_since(Instant::now()).min(longest);
         let mut watched: Vec<PollFd<'_>> =
             self.0.iter().map(|changes| PollFd::new(changes, PollFlags::IN)).collect();
         let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        // Whatever it comes to, the script is looked at next.
+        // Whatever the result, the script is read next.
         let _ = poll(&mut watched, Some(&left));
     }
 }
@@ -83,7 +83,7 @@ pub extern "C" fn nvmlDeviceRegisterEvents(device: Handle, kinds: c_ulonglong, _
 pub extern "C" fn nvmlEventSetWait_v2(_set: usize, place: *mut EventData, longest_ms: c_uint) -> u32 {
     let until = Instant::now() + Duration::from_millis(longest_ms.into());
     loop {
-        // Before the look, so that no change falls between it and the wait.
+        // Before the read, so that no change is lost between it and the wait.
         let changes = Changes::of_the_script();
         let script = match Script::for_call("nvmlEventSetWait_v2") {
             Ok(script) => script,
@@ -99,7 +99,7 @@ pub extern "C" fn nvmlEventSetWait_v2(_set: usize, place: *mut EventData, longes
         }
         if script.impatient {
             static ASKED: AtomicUsize = AtomicUsize::new(0);
-            // Far more than anybody asks who waits between.
+            // Far more calls than a caller that waits in between makes.
             if ASKED.fetch_add(1, Ordering::SeqCst) > 10_000 {
                 std::process::abort();
             }

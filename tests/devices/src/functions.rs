@@ -5,14 +5,14 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
 use crate::script::{FRESH, INVALID, OTHER_VERSION, Script, TOO_SMALL, handle};
 
-/// A device: its place in the script, from 1.
+/// A device: its index in the script, from 1.
 pub(crate) type Handle = usize;
 
 pub(crate) fn done(result: Result<(), u32>) -> u32 {
     result.err().unwrap_or(0)
 }
 
-/// Writes what a caller asked for.
+/// Writes the value that a caller asked for.
 pub(crate) fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
     if place.is_null() {
         return Err(INVALID);
@@ -37,7 +37,7 @@ fn put_bytes(place: *mut c_char, length: c_uint, text: &[u8]) -> Result<(), u32>
     Ok(())
 }
 
-/// The functions that give one number of a GPU: name, type, name in the script, value of a healthy one.
+/// The functions that return one number of a GPU: name, type, name in the script, value of a healthy GPU.
 macro_rules! numbers {
     ($( $function:ident: $type:ty = $name:literal, $healthy:expr; )*) => {
         $(
@@ -145,7 +145,7 @@ impl PciInfo {
         info
     }
 
-    /// The same in numbers alone: domain, bus, device.
+    /// The address as numbers only: domain, bus, device.
     pub(crate) fn in_numbers(address: &str) -> Option<PciInfo> {
         let mut info = PciInfo::of("");
         let parts = address.split_once('.').map_or(address, |(parts, _function)| parts).split(':');
@@ -248,7 +248,7 @@ pub extern "C" fn nvmlDeviceGetUtilizationRates(device: Handle, place: *mut [c_u
 pub extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, place: *mut [c_ulonglong; 3]) -> u32 {
     let total: u64 = 80 << 30;
     done(Script::gpu("nvmlDeviceGetMemoryInfo", device).and_then(|gpu| {
-        // What is reserved counts as used here, and only here.
+        // Reserved memory counts as used here, and only here.
         let used = (gpu.value("memory_used", 0)? + gpu.value("memory_reserved", 0)?) as u64;
         put(place, [total, total.saturating_sub(used), used])
     }))
@@ -311,7 +311,7 @@ pub extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     })
 }
 
-/// NVML's `nvmlDeviceGetComputeRunningProcesses`, of old.
+/// NVML's older `nvmlDeviceGetComputeRunningProcesses`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetComputeRunningProcesses(
     device: Handle,
@@ -342,7 +342,7 @@ pub extern "C" fn nvmlDeviceGetMarginTemperature(device: Handle, place: *mut Mar
     }))
 }
 
-/// A versioned struct must say which it is.
+/// A versioned struct must contain its version.
 pub(crate) fn right_version<T>(place: *const c_uint, number: u32) -> Result<c_uint, u32> {
     let right = size_of::<T>() as c_uint | (number << 24);
     if place.is_null() {
@@ -429,12 +429,12 @@ pub extern "C" fn nvmlDeviceGetGpuFabricInfoV(device: Handle, place: *mut Fabric
             mask: gpu.value("fabric_mask", 0)? as c_uint,
             summary: gpu.value("fabric_summary", 1)? as u8,
         };
-        // Some fill in no more than the first version had, whatever they are asked for.
+        // Some libraries fill in only the first version, whatever version the caller asks for.
         let whole = if newest == 3 { size_of::<Fabric>() } else { 36 };
         let written = gpu.value("fabric_bytes", whole as i64)? as usize;
         let written = written.min(whole);
-        // SAFETY: version 2 is as version 3 up to its last field, and 36 bytes long; the place has room for the version
-        // that its caller named.
+        // SAFETY: version 2 equals version 3 up to its last field, and is 36 bytes long; the caller's variable has
+        // room for the version that the caller named.
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const fabric).cast::<u8>(), place.cast::<u8>(), written)
         };
@@ -521,14 +521,14 @@ pub extern "C" fn nvmlDeviceGetRetiredPages(
     }))
 }
 
-/// NVML's `nvmlDeviceGetPciInfo_v2`, of old.
+/// NVML's older `nvmlDeviceGetPciInfo_v2`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetPciInfo_v2(device: Handle, place: *mut PciInfo) -> u32 {
     let gpu = Script::gpu("nvmlDeviceGetPciInfo_v2", device);
     done(gpu.and_then(|gpu| put(place, PciInfo::of(&gpu.pci))))
 }
 
-/// NVML's `nvmlDeviceGetP2PStatus`: over NVLink (2) the GPUs whose places are not among those that it lost.
+/// NVML's `nvmlDeviceGetP2PStatus`: over NVLink (2), the GPUs whose indices are not in the list of lost ones.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetP2PStatus(
     device: Handle,

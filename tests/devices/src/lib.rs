@@ -1,7 +1,7 @@
-//! A library with NVML's functions (its C ABI, those that the agent calls) that says what a script tells it to.
+//! A library with NVML's functions (its C ABI, those that the agent calls) that reports what a script contains.
 //!
-//! The script is the file `devices.json` beside the library, read anew when it was replaced, so that the world can
-//! change while the agent looks at it. A test copies the library to a directory of its own:
+//! The script is the file `devices.json` next to the library, read again when it was replaced, so that the hardware
+//! can change while the agent reads it. A test copies the library to its own directory:
 //!
 //! ```json
 //! {"driver": "550.54.15", "codes": {"nvmlInit_v2": 18}, "hang": ["nvmlDeviceGetTemperature"], "slow_ms": 0,
@@ -10,9 +10,9 @@
 //!  "events": [{"gpu": 0, "kind": 8, "data": 79}]}
 //! ```
 //!
-//! `codes` are what functions return instead of an answer, `*` all of a GPU's; a value that is not in `values` is one
-//! of a healthy GPU, `null` is not supported (3). Events are told that are added while someone waits. Functions of
-//! newer drivers are taken out of a copy with [`without`].
+//! `codes` are returned by functions instead of an answer, `*` by all functions of a GPU; a value that is not in
+//! `values` is that of a healthy GPU, `null` is not supported (3). Events that are added while a caller waits are
+//! reported. [`without`] removes functions of newer drivers from a copy.
 
 mod events;
 mod functions;
@@ -20,14 +20,14 @@ mod links;
 mod older;
 mod script;
 
-/// The script's name, beside the library.
+/// The script's name, next to the library.
 pub const SCRIPT: &str = "devices.json";
 
 /// The library's name in the directory where cargo puts it: that of the test that uses it.
 pub const LIBRARY: &str = "libfake_devices.so";
 
-/// A copy of the library in which these functions are not to be found: their names are written over in its table of
-/// symbols, where each stands between zeros.
+/// A copy of the library without these functions: their names are overwritten in its symbol table, where each is
+/// between zeros.
 pub fn without(library: &[u8], functions: &[&str]) -> Vec<u8> {
     let mut copy = library.to_vec();
     for function in functions {

@@ -79,7 +79,8 @@ pub extern "C" fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, values:
         for place in 0..usize::try_from(count).map_err(|_| INVALID)? {
             // SAFETY: the caller's array has `count` fields.
             let field = unsafe { &mut *values.add(place) };
-            // An unsigned long long; 0 is a floating-point number, and what stands there where nobody wrote.
+            // An unsigned long long; 0 means a floating-point number, and is the default if nothing wrote the
+            // field.
             field.kind = if script.untyped_fields { 0 } else { 3 };
             match value_of(&gpu, field.field, field.scope, &driver) {
                 Ok(value) => (field.code, field.value) = (0, value as c_ulonglong),
@@ -91,7 +92,7 @@ pub extern "C" fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, values:
 }
 
 fn value_of(gpu: &Gpu, field: u32, scope: u32, driver: &str) -> Result<i64, u32> {
-    // The numbers of these were changed with 580.82.
+    // These numbers changed with 580.82.
     let newer =
         driver.split('.').next().and_then(|major| major.parse().ok()).is_some_and(|major: u32| major > 580);
     let (heat, brake) = if newer { (270, 271) } else { (252, 253) };
@@ -99,7 +100,7 @@ fn value_of(gpu: &Gpu, field: u32, scope: u32, driver: &str) -> Result<i64, u32>
         gpu.link(scope)?;
         gpu.link_value(scope, name, 0)
     };
-    // Some know the numbers and count by their functions alone.
+    // Some libraries know the numbers and count only through their functions.
     let counted = |name: &str| if gpu.value("link_fields_stand_still", 0)? == 1 { Ok(0) } else { link(name) };
     match field {
         3 => gpu.value("ecc_corrected", 0),

@@ -1,4 +1,4 @@
-//! Functions as older and odder libraries have them.
+//! Functions of older and unusual libraries.
 #![allow(non_snake_case, reason = "the names are NVML's")]
 
 use std::ffi::{c_char, c_uint, c_ulonglong};
@@ -7,7 +7,7 @@ use crate::events::{EventData, nvmlEventSetWait_v2};
 use crate::functions::{Handle, PciInfo, done, put, right_version};
 use crate::script::{INVALID, Script, TOO_SMALL, handle};
 
-/// NVML's `nvmlInit`, of old.
+/// NVML's older `nvmlInit`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInit() -> u32 {
     done(Script::for_call("nvmlInit").map(drop))
@@ -19,14 +19,14 @@ pub extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {
     done(Script::for_call("nvmlInitWithFlags").map(drop))
 }
 
-/// NVML's `nvmlDeviceGetCount`, of old.
+/// NVML's older `nvmlDeviceGetCount`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetCount(place: *mut c_uint) -> u32 {
     let script = Script::for_call("nvmlDeviceGetCount");
     done(script.and_then(|script| put(place, script.gpus.len() as c_uint)))
 }
 
-/// NVML's `nvmlDeviceGetHandleByIndex`, of old.
+/// NVML's older `nvmlDeviceGetHandleByIndex`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetHandleByIndex(index: c_uint, place: *mut Handle) -> u32 {
     done(Script::now().and_then(|script| {
@@ -35,7 +35,7 @@ pub extern "C" fn nvmlDeviceGetHandleByIndex(index: c_uint, place: *mut Handle) 
     }))
 }
 
-/// NVML's `nvmlDeviceGetPciInfo`, of old: here it tells numbers and no text.
+/// NVML's older `nvmlDeviceGetPciInfo`: here it returns numbers and no text.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetPciInfo(device: Handle, place: *mut PciInfo) -> u32 {
     let gpu = Script::gpu("nvmlDeviceGetPciInfo", device);
@@ -86,13 +86,13 @@ pub extern "C" fn nvmlDeviceGetRetiredPages_v2(
     }))
 }
 
-/// NVML's `nvmlEventSetWait`, of old.
+/// NVML's older `nvmlEventSetWait`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlEventSetWait(set: usize, place: *mut EventData, longest_ms: c_uint) -> u32 {
     nvmlEventSetWait_v2(set, place, longest_ms)
 }
 
-/// A text, for a library that writes to the standard output of whoever loaded it.
+/// Writes a text, as a library does that writes to the standard output of its process.
 pub(crate) fn chatter() {
     const TEXT: &[u8] = b"fake NVML: a call\n";
     // SAFETY: the bytes live as long as the program.

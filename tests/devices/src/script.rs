@@ -18,23 +18,23 @@ pub(crate) struct Script {
     /// How long each call takes, in milliseconds.
     pub(crate) slow_ms: u64,
     pub(crate) gpus: Vec<Gpu>,
-    /// What happens: those that are added while someone waits are told.
+    /// Events: those that are added while a caller waits are reported.
     pub(crate) events: Vec<Event>,
     /// Whether each call writes to standard output.
     pub(crate) chatter: bool,
-    /// Whether waiting for events returns at once where there are none. Whoever asks again without end is ended.
+    /// Whether waiting for events returns at once if there are none. A caller that polls without end is aborted.
     pub(crate) impatient: bool,
-    /// How often the library has to have been begun by now: it forgets that it was.
+    /// How often the library must have been initialized by now: otherwise it acts as uninitialized.
     pub(crate) begins: u64,
     /// Kinds of events that GPUs offer; all if none are named.
     pub(crate) event_kinds: Option<u64>,
     /// Functions that end the process.
     pub(crate) crash: Vec<String>,
-    /// How many GPUs are counted, where that is another number.
+    /// The number of GPUs to report, if it differs.
     pub(crate) count: Option<u32>,
-    /// Whether each call gives a handle of its own for the same GPU.
+    /// Whether each call returns a different handle for the same GPU.
     pub(crate) fresh_handles: bool,
-    /// Whether values by number come without their type.
+    /// Whether values by number are returned without their type.
     pub(crate) untyped_fields: bool,
 }
 
@@ -44,11 +44,11 @@ pub(crate) struct Gpu {
     pub(crate) uuid: String,
     pub(crate) pci: String,
     pub(crate) codes: BTreeMap<String, u32>,
-    /// Functions that hang for this GPU alone.
+    /// Functions that hang for this GPU only.
     pub(crate) hang: Vec<String>,
-    /// Functions that end the process for this GPU alone.
+    /// Functions that end the process for this GPU only.
     pub(crate) crash: Vec<String>,
-    /// Its make and its own name as bytes, whatever they are.
+    /// Its product name as bytes, which may be invalid text.
     pub(crate) name_bytes: Option<Vec<u8>>,
     pub(crate) uuid_bytes: Option<Vec<u8>>,
     pub(crate) values: BTreeMap<String, Option<i64>>,
@@ -59,7 +59,7 @@ pub(crate) struct Gpu {
     /// Processes with their memory.
     pub(crate) processes: Vec<(u32, u64)>,
     pub(crate) vbios: Option<String>,
-    /// Places of GPUs that it does not reach over NVLink.
+    /// Indices of GPUs that it cannot reach over NVLink.
     pub(crate) peers_lost: Vec<usize>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Event {
     pub(crate) kind: u64,
     pub(crate) data: u64,
     pub(crate) instance: Option<u32>,
-    /// It is not told whose it is.
+    /// The event carries no device.
     pub(crate) of_nobody: bool,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Event {
 pub(crate) const UNKNOWN: u32 = 999;
 /// NVML_ERROR_UNINITIALIZED.
 const UNINITIALIZED: u32 = 1;
-/// How often it should have been begun when it was.
+/// The value of `begins` at the last initialization.
 static STARTED: AtomicU64 = AtomicU64::new(0);
 /// NVML_ERROR_INVALID_ARGUMENT.
 pub(crate) const INVALID: u32 = 2;
@@ -91,7 +91,7 @@ pub(crate) const TIMEOUT: u32 = 10;
 /// NVML_ERROR_ARGUMENT_VERSION_MISMATCH.
 pub(crate) const OTHER_VERSION: u32 = 25;
 
-/// Where the script is: the process knows from where it loaded us.
+/// The path of the script: next to the loaded library.
 pub(crate) fn beside_the_library() -> Option<&'static Path> {
     static PLACE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let find = || {
@@ -103,7 +103,7 @@ pub(crate) fn beside_the_library() -> Option<&'static Path> {
     PLACE.get_or_init(find).as_deref()
 }
 
-/// A script, and which file it was read from: one that is replaced is read anew.
+/// A script, and the file that it was read from: a replaced file is read again.
 type Kept = Option<((u64, i64), Arc<Script>)>;
 
 impl Script {
@@ -123,7 +123,7 @@ impl Script {
         Ok(script)
     }
 
-    /// The script as it is now, for a call of `function`; does not return if that is to hang.
+    /// The current script, for a call of `function`; does not return if the call must hang.
     pub(crate) fn for_call(function: &str) -> Result<Arc<Script>, u32> {
         let script = Script::now()?;
         if script.chatter {
@@ -137,7 +137,7 @@ impl Script {
             return Err(UNINITIALIZED);
         }
         if script.slow_ms > 0 {
-            // A slow driver is what is played here.
+            // This simulates a slow driver.
             std::thread::sleep(Duration::from_millis(script.slow_ms));
         }
         match script.codes.get(function) {
@@ -173,14 +173,14 @@ fn crash_if(crashing: &[String], function: &str) {
     }
 }
 
-/// Handles of one GPU are as far apart, where each call gives another.
+/// The distance between handles of one GPU, if each call returns another.
 pub(crate) const FRESH: usize = 4096;
 
 /// A handle for the GPU at a place of the script.
 pub(crate) fn handle(index: u32, script: &Script) -> usize {
     static GIVEN: AtomicUsize = AtomicUsize::new(1);
     let own = index as usize + 1;
-    // No address of anything: whoever looks behind it is ended.
+    // Not the address of anything: a caller that dereferences it crashes.
     if script.fresh_handles { GIVEN.fetch_add(1, Ordering::Relaxed) * FRESH + own } else { own }
 }
 
@@ -212,7 +212,7 @@ impl Gpu {
         }
     }
 
-    /// Whether it has such a link.
+    /// Whether it has this link.
     pub(crate) fn link(&self, link: u32) -> Result<(), u32> {
         if i64::from(link) < self.value("nvlinks", 18)? { Ok(()) } else { Err(INVALID) }
     }

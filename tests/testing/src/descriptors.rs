@@ -1,16 +1,18 @@
-//! A thread that has no file descriptor left.
+//! A thread without free file descriptors.
 
 use std::fs::File;
 use std::io;
 
 use nix::libc;
 
-/// Does some work in a thread of its own with a table of descriptors of its own, which is full: whatever is opened there fails with
-/// `EMFILE`. The other threads of the process notice nothing. Threads that the work starts have the full table too.
+/// Does some work in a separate thread with its own descriptor table, which is full: every open there fails with
+/// `EMFILE`. The other threads of the process are not affected. Threads that the work starts have the full table
+/// too.
 pub fn without_descriptors(work: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let working = scope.spawn(|| {
-            // SAFETY: it changes nothing but which table of descriptors this thread uses from now on; what is open stays open in both.
+            // SAFETY: it changes only which descriptor table this thread uses from now on; open descriptors stay
+            // open in both.
             let apart = unsafe { libc::unshare(libc::CLONE_FILES) };
             assert_eq!(apart, 0, "{}", io::Error::last_os_error());
             let one = File::open("/dev/null").expect("a descriptor is left");

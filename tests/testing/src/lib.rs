@@ -1,14 +1,14 @@
-//! What the tests of all crates share.
+//! Helpers that the tests of all crates share.
 //!
-//! - [`skip`], [`skip_part`]: a test that cannot run on this machine says so. `cargo xtask test` counts it as skipped,
-//!   not as passed, and its summary lists the reasons.
-//! - [`memory`]: where tests put what belongs on a tmpfs. The suite names a folder of its own, to see what is left.
-//! - [`free_port`]: a port that no outgoing connection takes.
-//! - [`silent`], [`lossy_disk`]: file systems that do not answer, and one that loses what was written, for root.
+//! - [`skip`], [`skip_part`]: report that a test cannot run on this machine. `cargo xtask test` counts it as
+//!   skipped, not as passed, and its summary lists the reasons.
+//! - [`memory`]: where tests put files that belong on a tmpfs. The suite sets its own folder, to find what is left.
+//! - [`free_port`]: a port that no outgoing connection uses.
+//! - [`silent`], [`lossy_disk`]: file systems that do not answer, and one that loses written data, for root.
 //! - [`without_descriptors`]: work in a thread that cannot open anything.
 //! - [`executable`]: an executable file that can be executed at once.
 //!
-//! Absent: conditions (each test decides what it needs), and anything of Mainstay's own.
+//! It has no conditions (each test decides what it needs), and no code of Mainstay.
 #![allow(clippy::expect_used, reason = "a panic is how a test reports")]
 
 mod descriptors;
@@ -28,7 +28,7 @@ pub use skip::{SKIPPED, SKIPPED_IN_PART, skip, skip_part};
 /// Names the folder of [`memory`].
 pub const MEMORY: &str = "MAINSTAY_TEST_SHM";
 
-/// A folder on a tmpfs: what `MAINSTAY_TEST_SHM` names, else `/dev/shm`. Paths of sockets in it stay short.
+/// A folder on a tmpfs: `MAINSTAY_TEST_SHM`, else `/dev/shm`. Paths of sockets in it stay short.
 pub fn memory() -> PathBuf {
     std::env::var_os(MEMORY).map_or_else(|| "/dev/shm".into(), PathBuf::from)
 }
@@ -36,8 +36,8 @@ pub fn memory() -> PathBuf {
 /// Makes an executable file with this content.
 ///
 /// Another process writes it. The kernel refuses to execute a file that is open for writing (ETXTBSY), and a child
-/// that another thread forks in that moment would hold a descriptor of ours open until it executes its program. The file
-/// appears whole under its name: one that was there may be being executed.
+/// that another thread forks in that moment would hold a descriptor of ours open until it executes its program. The
+/// file appears whole under its name, because an existing one may be in execution.
 pub fn executable(path: &Path, content: impl AsRef<[u8]>) {
     let mut writer = Command::new("sh")
         .args(["-c", r#"cat > "$0.$$" && chmod 755 "$0.$$" && mv "$0.$$" "$0""#])
@@ -51,8 +51,8 @@ pub fn executable(path: &Path, content: impl AsRef<[u8]>) {
     assert!(writer.wait().expect("our own child").success(), "{} cannot be written", path.display());
 }
 
-/// A port on which nobody listens, below those that the kernel gives to outgoing connections: none of those takes it before the
-/// test does. Each call of a process gives another one.
+/// A port on which no process listens, below those that the kernel gives to outgoing connections: none of those
+/// takes it before the test does. Each call in a process returns another one.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {

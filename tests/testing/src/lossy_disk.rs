@@ -1,12 +1,12 @@
-//! A disk that loses what was written to it, for the tests of what must not believe in it. Only root can mount one.
+//! A disk that loses written data, for tests of code that must not trust it. Only root can mount one.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use crate::silent::run;
 
-/// A file system on an image that is larger than the place where it is kept: what does not fit is accepted, and lost when it
-/// is written back. fdatasync(2) then fails twice at most, and succeeds when it is called again.
+/// A file system on an image that is larger than the disk where it is stored: data that does not fit is accepted,
+/// and lost when it is written back. fdatasync(2) then fails at most twice, and succeeds when it is called again.
 #[derive(Debug)]
 pub struct LossyDisk {
     at: PathBuf,
@@ -14,7 +14,7 @@ pub struct LossyDisk {
 }
 
 impl LossyDisk {
-    /// Mounts one over this directory that keeps `mib` MiB of 64; none where that cannot be done here.
+    /// Mounts one over this directory that stores `mib` MiB of 64; none if that is not possible here.
     #[must_use]
     pub fn over(at: &Path, mib: u32) -> Option<LossyDisk> {
         let backing = at.with_extension("backing");
@@ -29,7 +29,7 @@ impl LossyDisk {
         made.then_some(disk)
     }
 
-    /// From now on nothing is lost.
+    /// Stops losing data.
     ///
     /// # Panics
     /// If it cannot be done.

@@ -1,4 +1,4 @@
-//! File systems that do not answer, for the tests of what must not wait for them. Only root can mount them.
+//! File systems that do not answer, for tests of code that must not wait for them. Only root can mount them.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-/// A test that fails may itself wait for the file system: it goes by itself then.
+/// A failing test may itself wait for the file system: after this time the mount is removed.
 const AT_MOST: Duration = Duration::from_secs(150);
 
-/// A FUSE mount whose server never answers, over what was there. When this is dropped, what was there is back, and all who wait
-/// go on with an error.
+/// A FUSE mount whose server never answers, over an existing directory. When it is dropped, the directory is back,
+/// and all waiting calls return an error.
 #[derive(Debug)]
 pub struct SilentMount {
     at: PathBuf,
@@ -23,7 +23,7 @@ pub struct SilentMount {
 }
 
 impl SilentMount {
-    /// Mounts over this directory; none where that cannot be done here.
+    /// Mounts over this directory; none if that is not possible here.
     #[must_use]
     pub fn over(at: &Path) -> Option<SilentMount> {
         let device = Arc::new(File::options().read(true).write(true).open("/dev/fuse").ok()?);
@@ -55,15 +55,15 @@ fn abort(at: &Path) {
     let _ = umount2(at, MntFlags::MNT_DETACH | MntFlags::MNT_FORCE);
 }
 
-/// A small file system of its own that can be frozen: whoever writes then waits, unkillable, until it is thawed. It is thawed and
-/// unmounted when this is dropped.
+/// A small separate file system that can be frozen: a process that writes then waits, unkillable, until it is
+/// thawed. It is thawed and unmounted when this is dropped.
 #[derive(Debug)]
 pub struct FreezableDisk {
     at: PathBuf,
 }
 
 impl FreezableDisk {
-    /// Mounts one over this directory, with its image beside it; none where that cannot be done here.
+    /// Mounts one over this directory, with its image next to it; none if that is not possible here.
     #[must_use]
     pub fn over(at: &Path) -> Option<FreezableDisk> {
         let image = at.with_extension("image");
@@ -74,12 +74,12 @@ impl FreezableDisk {
         mounted.then(|| FreezableDisk { at: at.to_owned() })
     }
 
-    /// Nothing can be written from now on.
+    /// Blocks all writes from now on.
     pub fn freeze(&self) {
         assert!(run("fsfreeze", &["-f", &self.at.display().to_string()]), "fsfreeze");
     }
 
-    /// All goes on.
+    /// Lets all writes continue.
     pub fn thaw(&self) {
         run("fsfreeze", &["-u", &self.at.display().to_string()]);
     }

@@ -1,20 +1,20 @@
-//! Tests that cannot run here. The harness has no word for a test that finds that out by itself. So a line with a
-//! fixed prefix goes straight to standard error, past the harness, which shows nothing that a passing test prints.
+//! Tests that cannot run here. The harness has no way for a running test to report that it is skipped. So a line
+//! with a fixed prefix goes straight to standard error, past the harness, which hides the output of a passing test.
 
 use std::io::Write;
 
-/// What begins the line of a test that is skipped; `NAME: REASON` follows.
+/// The start of the line of a skipped test; `NAME: REASON` follows.
 pub const SKIPPED: &str = "test skipped: ";
 /// The same for a test that ran without a part of it.
 pub const SKIPPED_IN_PART: &str = "test skipped in part: ";
 
-/// Says that the calling test cannot run, and why; the caller returns then. The reason names what is missing, and what
-/// provides it.
+/// Reports that the calling test cannot run, and why; the caller then returns. The reason names what is missing,
+/// and what provides it.
 pub fn skip(reason: &str) {
     say(SKIPPED, reason);
 }
 
-/// Says that a part of the calling test cannot run, and why; the rest counts.
+/// Reports that a part of the calling test cannot run, and why; the rest counts.
 pub fn skip_part(reason: &str) {
     say(SKIPPED_IN_PART, reason);
 }
@@ -32,7 +32,7 @@ fn say(prefix: &str, reason: &str) {
 fn line(prefix: &str, program: &str, test: &str, reason: &str) -> String {
     let program = program.rsplit('/').next().unwrap_or(program);
     let reason = reason.replace('\n', " ");
-    // What the harness was writing may have no end yet.
+    // The harness may have written an incomplete line.
     format!("\n{prefix}{program}::{test}: {reason}\n")
 }
 

@@ -59,7 +59,7 @@ fn a_lost_context_takes_one_rank_a_hang_is_found_and_used_up_memory_is_named() {
 }
 
 #[test]
-fn a_checkpoint_comes_back_alike_and_its_digest_is_that_of_the_host() {
+fn a_checkpoint_is_loaded_unchanged_and_its_digest_is_that_of_the_host() {
     if !has_torch() {
         return skipped("the ranks' Python has no torch");
     }

@@ -1,4 +1,4 @@
-//! Agent and launcher can each be killed, held or started again; neither the ranks nor the job's history suffer.
+//! Agent and launcher can each be killed, stopped or restarted; the ranks and the job's history are not affected.
 
 use std::cell::Cell;
 
@@ -41,7 +41,7 @@ fn an_agent_that_is_killed_and_started_again_twice_disturbs_no_rank_and_loses_no
     let ranks = job.attempt(0).pids;
     for round in 1..=2 {
         wait_for_agents(&job, round);
-        // Two samples of the ranks with a step in between: they beat, and this agent hears of it.
+        // Two samples of the ranks with a step in between: the ranks beat, and this agent receives it.
         let before = wait_for_step_beyond(&agent, &stage, &id, 0);
         let now = wait_for_step_beyond(&agent, &stage, &id, before);
         agent.kill();
@@ -54,7 +54,7 @@ fn an_agent_that_is_killed_and_started_again_twice_disturbs_no_rank_and_loses_no
         assert!(processes::is_alive(*pid), "rank {rank} is the same process still");
     }
     assert_eq!(job.journal().iter().filter(|entry| is_start(entry)).count(), 1);
-    // A fault after all that is decided with the newest agent.
+    // A fault after that is decided with the newest agent.
     job.kill_rank(0, 0);
     job.attempt(1);
     stage.mark("end");
@@ -93,7 +93,7 @@ fn an_agent_that_hangs_during_a_fault_does_not_hold_up_the_launcher() {
     let end = job.end();
     end.assert_status(0);
     assert_eq!(journal::decisions(&end.journal)[0].by, DecidedBy::Launcher, "{end}");
-    // It wakes up and learns what it was told meanwhile.
+    // It continues and receives what happened meanwhile.
     agent.signal(Signal::SIGCONT);
     agent.wait_for(&format!("the end of {id}"), |entry| {
         let over = matches!(&entry.body, Body::Fact(Fact::JobEnded { .. } | Fact::LauncherLost { .. }));
@@ -120,7 +120,7 @@ fn an_agent_records_that_a_launcher_was_killed() {
 }
 
 #[test]
-fn an_agent_that_was_down_when_the_launcher_died_says_so_when_it_is_back() {
+fn an_agent_that_was_down_when_the_launcher_died_reports_it_when_it_is_back() {
     let stage = Stage::new();
     let agent = stage.agent();
     let job = stage.sh(r#"mark "ready.$RANK"; work"#).with(&agent).start();
@@ -146,7 +146,7 @@ fn a_job_that_ended_in_order_is_not_lost() {
 }
 
 #[test]
-fn an_agent_that_belongs_to_somebody_else_is_not_trusted() {
+fn an_agent_of_another_user_is_not_trusted() {
     let no_one = match as_unprivileged() {
         Ok(no_one) => no_one,
         Err(why) => return skipped(why),
@@ -166,7 +166,7 @@ fn an_agent_that_belongs_to_somebody_else_is_not_trusted() {
     assert!(!journal::facts(&agent.journal()).any(|fact| matches!(fact, Fact::JobStarted(_))));
 }
 
-/// Steps until it is told that it is enough.
+/// Steps until a file marks the end.
 const BEATING: &str = r#"
 import mainstay
 step = 0
@@ -176,7 +176,7 @@ while not os.path.exists(f"{MARKS}/end"):
     time.sleep(0.005)
 "#;
 
-/// Asks the agent until it tells of a step of the job beyond `step`; returns it.
+/// Asks the agent until it reports a step of the job beyond `step`; returns it.
 fn wait_for_step_beyond(agent: &Agent, stage: &Stage, job: &str, step: u64) -> u64 {
     let newest = Cell::new(0);
     processes::wait_until("the agent tells of a newer step", || {
@@ -193,8 +193,8 @@ fn wait_for_agents(job: &Job, count: usize) {
     job.wait_for("an agent", nth(count, |fact| matches!(fact, Fact::AgentFound { .. })));
 }
 
-/// Waits until the agent's own journal has the job. That a launcher found its agent is said before what it has
-/// to tell has been read.
+/// Waits until the agent's own journal has the job. The launcher reports that it found its agent before the agent
+/// has read the launcher's entries.
 fn wait_until_told(agent: &Agent, job: &Job) {
     agent.wait_for_fact(job.id(), "the job", |fact| matches!(fact, Fact::JobStarted(_)));
 }
@@ -222,14 +222,14 @@ fn bodies(journal: &[Entry], job: &str) -> Vec<Body> {
     journal.iter().filter(|entry| is_of(entry, job)).map(|entry| entry.body.clone()).collect()
 }
 
-/// What the agent took over of a job; what it says of it by itself has no origin.
+/// The entries of a job that the agent received; its own entries on the job have no origin.
 fn of_job(journal: &[Entry], job: &str) -> Vec<Body> {
     let taken = journal.iter().filter(|entry| is_of(entry, job) && entry.origin_seq.is_some());
     taken.map(|entry| entry.body.clone()).collect()
 }
 
 #[test]
-fn what_the_kernel_said_of_a_gpu_decides_whose_fault_it_was() {
+fn kernel_log_lines_about_a_gpu_decide_the_fault_domain() {
     if !has_client() {
         return;
     }
@@ -253,18 +253,18 @@ if ATTEMPT == 0:
     agent.wait_for("the XID", |entry| matches!(entry.body, Body::Fact(Fact::Xid(_))).then_some(()));
     stage.mark("lost");
     let end = job.end();
-    // Nothing is restarted on a host that lost a GPU: the scheduler is asked for another one.
+    // Nothing is restarted on a host that lost a GPU: the job asks the scheduler for another host.
     end.assert_status(75);
     end.assert_said("this host is not fit for training: gpu.0000:3b:00");
     let verdicts = journal::verdicts(&end.journal);
     let last = verdicts.last().expect("a verdict");
     assert_eq!(last.domain, FaultDomain::Hardware, "{end}");
     assert!(last.evidence.iter().any(|line| line.contains("fallen off the bus")), "{end}");
-    // What the words of the rank alone came to stands before it.
+    // The verdict from the rank's output alone comes first.
     assert_eq!((verdicts.len(), verdicts[0].domain), (2, FaultDomain::Unknown), "{end}");
 }
 
-/// As the kernel tells it, now.
+/// A current kernel log line.
 #[expect(clippy::expect_used, reason = "a panic is how a test reports")]
 fn a_gpu_falls_off_the_bus(log: &std::path::Path) {
     let uptime = std::fs::read_to_string("/proc/uptime").expect("the time since boot");
@@ -275,7 +275,7 @@ fn a_gpu_falls_off_the_bus(log: &std::path::Path) {
 }
 
 #[test]
-fn what_the_kernel_says_seconds_after_the_restart_still_changes_whose_fault_it_was() {
+fn a_kernel_log_line_seconds_after_the_restart_still_changes_the_fault_domain() {
     if !has_client() {
         return;
     }

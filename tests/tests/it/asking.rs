@@ -1,4 +1,5 @@
-//! While a job runs, `mainstay status` and `mainstay events` tell of it, and so does the standard health protocol.
+//! While a job runs, `mainstay status` and `mainstay events` report on it, and so does the standard health
+//! protocol.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader};
@@ -36,7 +37,7 @@ with mainstay.section("data"):
     job.mark("up.1.1");
     let ranks = job.attempt(1).pids;
     job.wait_for_fact("steps", |fact| matches!(fact, Fact::RanksStepping { attempt, .. } if attempt.0 == 1));
-    // Readers get a sample of the pages now and then; asked until one tells of the newest step.
+    // The API samples the pages now and then; the test polls until the newest step is reported.
     let reported = RefCell::new(Value::Null);
     processes::wait_until("status tells of step 41", || {
         let (_, status) = job.status(&stage);
@@ -85,7 +86,7 @@ fn events_can_be_followed_to_the_end_of_the_job() {
         let line = lines.next()?.expect("text");
         Some(serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")))
     };
-    // The past first; then what happens.
+    // The past events first, then new ones.
     let mut reported = vec![next().expect("an event")];
     assert_eq!(reported[0]["type"], "job_started", "{}", reported[0]);
     job.kill_rank(0, 1);
@@ -108,7 +109,7 @@ fn events_can_be_followed_to_the_end_of_the_job() {
 }
 
 #[test]
-fn who_follows_waits_for_a_server_that_does_not_answer_while_the_past_is_read() {
+fn a_follower_waits_for_a_server_that_does_not_answer_while_the_past_is_read() {
     let stage = Stage::new();
     let agent = stage.agent();
     agent.signal(Signal::SIGSTOP);
@@ -148,7 +149,7 @@ async fn the_standard_health_protocol_answers_at_the_launchers_socket() {
 }
 
 #[test]
-fn the_exit_status_of_status_tells_how_a_job_is() {
+fn the_exit_status_of_status_shows_the_state_of_a_job() {
     let stage = Stage::new();
     let job = stage.sh("mark up; wait_for end").start();
     job.mark("up");

@@ -1,5 +1,5 @@
-//! Training with PyTorch goes on from checkpoints to the very same parameters: out of memory after a restart, and on another host, from a
-//! peer's memory, when the first one is lost with its memory and its disk.
+//! Training with PyTorch continues from checkpoints with exactly the same parameters: from memory after a restart,
+//! and on another host, from a peer's memory, when the first one is lost with its memory and its disk.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,8 +15,8 @@ use std::fs;
 use hosts::{Hosts, ckpt, json};
 use mainstay_tests::{Stage, has_torch, processes};
 
-/// Saves after steps 4, 9, 14, ... and tells at the end what came of the parameters and of the optimiser, bit for bit. With `TROUBLE=kill`
-/// rank 1 dies in step 23 of the first attempt; with `TROUBLE=wait` all ranks stop there for ever.
+/// Saves after steps 4, 9, 14, ... and at the end prints the parameters and the optimiser state, bit for bit. With
+/// `TROUBLE=kill` rank 1 dies in step 23 of the first attempt; with `TROUBLE=wait` all ranks stop there forever.
 const TRAINER: &str = r#"
 import hashlib, os, signal, time
 import torch, torch.distributed as dist
@@ -55,7 +55,7 @@ mark(f"params.{RANK}", digest.hexdigest())
 dist.destroy_process_group()
 "#;
 
-/// What nobody disturbs comes to.
+/// The result of an undisturbed run.
 fn undisturbed() -> String {
     let stage = Stage::new();
     let job = stage.python(TRAINER).ranks(2).start();
@@ -70,14 +70,14 @@ fn ranks_that_are_started_again_go_on_from_memory_to_the_same_parameters() {
         return;
     }
     let stage = Stage::new();
-    // Nothing comes to the disk in time: it is memory that they go on from.
+    // Nothing reaches the disk in time: the ranks continue from memory.
     let job = stage
         .python(TRAINER)
         .ranks(2)
         .variable("TROUBLE", "kill")
         .variable("MAINSTAY_CHECKPOINT_BANDWIDTH", "1")
         .start();
-    // Each of them begins with PyTorch's imports.
+    // Each of them starts with PyTorch's imports.
     assert_eq!(job.mark("begins.0.0"), "0");
     job.attempt(1);
     assert_eq!(job.mark("begins.1.0"), "20");
@@ -115,7 +115,7 @@ fn a_host_that_is_lost_with_its_memory_and_disk_costs_no_sealed_step() {
         let steps = listed["steps"].as_array().cloned().unwrap_or_default();
         steps.iter().any(|step| step["step"] == 19 && step["least_copies"] == 2)
     });
-    // The host goes: its launcher and ranks, its agent, what was in memory and what its guardian saved of that.
+    // The host is lost: its launcher and ranks, its agent, its memory and what its guardian saved of it.
     job.kill_launcher();
     agents.remove(0).kill();
     let _ = fs::remove_dir_all(hosts.directory(0));

@@ -26,7 +26,7 @@ const TORCHRUN: [&str; 18] = [
     "OMP_NUM_THREADS",
 ];
 
-/// What Mainstay sets beside that.
+/// What Mainstay sets in addition.
 const OURS: [&str; 13] = [
     "MAINSTAY_ATTEMPT",
     "MAINSTAY_CHECKPOINT_DIR",
@@ -81,7 +81,7 @@ fn ranks_see_all_that_torchrun_sets_and_nothing_unexpected() {
         for name in TORCHRUN.iter().chain(&OURS) {
             assert!(seen.contains_key(*name), "{name} of rank {rank}");
         }
-        // Nothing else is slipped in: what else there is came from outside.
+        // All other variables must come from outside.
         let outside =
             ["PATH", "HOME", "LANG", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", "MARKS", "PYTHON_EXEC"];
         let tools = ["PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "RUST_BACKTRACE"];
@@ -102,11 +102,11 @@ fn ranks_inherit_nothing_of_the_launcher_but_their_streams() {
     let script = r#"
 files = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
 assert files["0"] == "/dev/null", files
-# Who started the launcher may have left it more; of the launcher's own there is nothing.
+# The process that started the launcher may have passed on more; nothing of the launcher itself may be there.
 own = ("anon_inode:", "socket:", os.path.dirname(os.environ["MAINSTAY_PAGE"]), os.environ["MAINSTAY_CHECKPOINT_DIR"][:-len("/checkpoints")])
 assert not any(file.startswith(own) for fd, file in files.items() if fd not in "12"), files
 assert os.getpgid(0) == os.getpid(), "each rank leads a process group of its own"
-# The program that a rank starts sees what the rank was given: the launcher blocks and ignores signals for itself alone.
+# The program that a rank starts sees the rank's signal settings: the launcher blocks and ignores signals only for itself.
 status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, restore_signals=False).stdout
 signals = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))
 assert int(signals["SigBlk"], 16) == 0, signals

@@ -1,5 +1,5 @@
-//! Commands that people type without looking anything up: the only job that runs is the one that is meant, and what the environment
-//! holds for other commands is in nobody's way.
+//! Commands that people type from memory: the only running job is the one that is meant, and variables for other
+//! commands have no effect.
 
 use std::process::{Command, Output};
 

@@ -1,5 +1,6 @@
-//! Silent corruption with PyTorch: replicas of a DDP run compare their parameters, or what they save is compared; the majority names the
-//! rank, and a restarted job goes on from before it where it is asked to.
+//! Silent corruption with PyTorch: replicas of a DDP run compare their parameters, or their saved shards are
+//! compared. The majority names the rank, and a restarted job continues from an earlier step if the policy asks for
+//! it.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
@@ -8,9 +9,10 @@ use mainstay_core::model::entry::Body;
 use mainstay_core::model::finding::{Finding, FindingKind};
 use mainstay_tests::{Job, Stage, has_torch};
 
-/// In step 11 of the first attempt a bit of the last rank's parameters flips. Digests are told after steps 1, 3, 5, ...; checkpoints are
-/// saved after steps 4, 9, 14, ... Before step 10 the ranks wait until it is known that they agreed on step 9 and that all of it is
-/// sealed. In step 30, when step 29 is sealed for all of them, a rank fails.
+/// In step 11 of the first attempt a bit of the last rank's parameters flips. Digests are reported after steps 1,
+/// 3, 5, ...; checkpoints are saved after steps 4, 9, 14, ... Before step 10 the ranks wait until it is known that
+/// they agreed on step 9 and that all of it is sealed. In step 30, when step 29 is sealed for all of them, a rank
+/// fails.
 const TRAINER: &str = r#"
 import os, struct, time
 import torch, torch.distributed as dist
@@ -31,7 +33,7 @@ mark(f"begins.{ATTEMPT}.{RANK}", str(begin))
 for step in range(begin, 40):
     if ATTEMPT == 0 and step == 10:
         page = open(os.path.join(os.environ["MAINSTAY_CHECKPOINT_POOL"], f"rank-{RANK:05d}", "control"), "rb", buffering=0)
-        # Word 14: the step to go back to, and one.
+        # Word 14: the step to return to, plus one.
         while struct.unpack("<Q", os.pread(page.fileno(), 8, 14 * 8))[0] != 10:
             time.sleep(0.001)
     if ATTEMPT == 0 and step == 11 and RANK == dist.get_world_size() - 1:
@@ -57,9 +59,9 @@ for step in range(begin, 40):
 dist.destroy_process_group()
 "#;
 
-/// The same without digests and without talking to each other: each rank saves the same 16 MiB in each step, but for a bit of the last
-/// rank's from step 5 of the first attempt on. A step is saved when the one before is sealed for all ranks, and step 5 when it is known
-/// that they have been alike. In step 7 a rank fails.
+/// The same without digests and without communication: each rank saves the same 16 MiB in each step, except for a
+/// bit of the last rank's from step 5 of the first attempt on. A step is saved when the previous one is sealed for
+/// all ranks, and step 5 when it is known that they have been alike. In step 7 a rank fails.
 const SAVER: &str = r#"
 import os, struct, time
 import torch
@@ -91,18 +93,18 @@ for step in range(begin, 9):
             wait_for(f"sealed.0.{step}.{rank}")
     if ATTEMPT == 0 and step == 4:
         page = open(pool, "rb", buffering=0)
-        # Word 14: the step to go back to, and one.
+        # Word 14: the step to return to, plus one.
         while struct.unpack("<Q", os.pread(page.fileno(), 8, 14 * 8))[0] != 5:
             time.sleep(0.001)
 "#;
 
-/// Runs it, waits for what the replicas come to, and for where the restarted job begins.
+/// Runs it, waits for the finding, and for the step at which the restarted job starts.
 fn run(trainer: &str, replicas: u32, stage: &Stage) -> (Job, Finding, u64) {
     let job = stage
         .python(trainer)
         .ranks(replicas)
         .variable("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
-        // What was saved after it must not push the last good step out.
+        // Later saves must not push the last good step out.
         .variable("MAINSTAY_CHECKPOINT_KEEP", "1")
         .start();
     let found = job.wait_for("replicas that differ", |entry| match &entry.body {
@@ -114,7 +116,7 @@ fn run(trainer: &str, replicas: u32, stage: &Stage) -> (Job, Finding, u64) {
         _ => None,
     });
     stage.mark("found");
-    // The wait for its first mark begins where its ranks do: with PyTorch's imports.
+    // The wait for its first mark starts when its ranks start: with PyTorch's imports.
     job.attempt(1);
     let starts = job.mark("begins.1.0");
     let starts = starts.parse().unwrap_or_else(|_| panic!("no step: {starts:?}"));
@@ -133,7 +135,7 @@ fn of_three_replicas_the_majority_names_the_rank_and_what_it_saved_since_is_skip
         (FindingKind::SilentCorruption, [Rank(2)].as_slice()),
         "{found:?}"
     );
-    // Steps this short may pass between two looks: then it is a later comparison that tells.
+    // Steps this short may pass between two polls: then a later comparison finds it.
     assert!(found.last_agreed_step == Some(9) && found.since_step >= 11, "{found:?}");
     assert_eq!(starts, 10, "after the last step that was saved while the replicas agreed");
     let end = job.end();
@@ -142,7 +144,7 @@ fn of_three_replicas_the_majority_names_the_rank_and_what_it_saved_since_is_skip
 }
 
 #[test]
-fn of_two_replicas_neither_is_believed_and_nothing_is_skipped() {
+fn of_two_differing_replicas_none_is_trusted_and_nothing_is_skipped() {
     if !has_torch() {
         return;
     }

@@ -1,5 +1,6 @@
-//! Faults of all kinds in one job of real processes, one after the other and one inside the other: it always goes on, two
-//! attempts never train at once, and nothing is left over. `MAINSTAY_TEST_FAULTS` says how many, `MAINSTAY_TEST_SEED` which.
+//! Faults of all kinds in one job of real processes, in sequence and nested: the job always continues, two attempts
+//! never train at once, and nothing is left over. `MAINSTAY_TEST_FAULTS` sets their number, `MAINSTAY_TEST_SEED`
+//! the seed.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
@@ -14,7 +15,7 @@ use nix::sys::signal::Signal;
 
 const RANKS: u32 = 3;
 
-/// Ranks that go step by step together, in memory that outlives them, and write down each step with its attempt.
+/// Ranks that step together, in memory that outlives them, and write down each step with its attempt.
 const TRAINING: &str = r#"
 import mainstay, mmap, struct
 WORLD = int(os.environ["WORLD_SIZE"])
@@ -38,7 +39,7 @@ def train():
 train()
 "#;
 
-/// What is done. `Twice` is a kill with another one in the attempt that follows, before it has made a step.
+/// The faults. `Twice` is a kill with another one in the attempt that follows, before it has made a step.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Kill,
@@ -52,7 +53,7 @@ enum Fault {
     Twice,
 }
 
-/// Hangs take seconds to be told from work: they are rarer.
+/// It takes seconds to distinguish a hang from work, so hangs are rarer.
 const FAULTS: [Fault; 16] = [
     Fault::Kill,
     Fault::Exception,
@@ -95,7 +96,7 @@ fn whatever_fails_in_whatever_order_the_job_goes_on_and_leaves_nothing() {
         let attempt = trace.attempt;
         let victim = random.below(u64::from(RANKS)) as u32;
         let rank = victim.to_string();
-        // Each kind comes, whatever the seed.
+        // Each kind occurs, whatever the seed.
         let fault = match FAULTS.get(count as usize) {
             Some(fault) => *fault,
             None => FAULTS[random.below(FAULTS.len() as u64) as usize],

@@ -1,5 +1,5 @@
-//! Agents that know each other tell how jobs failed: in doubt a job is handed back for one try on another host, and what comes
-//! there as well is not tried again.
+//! Agents that know each other report how jobs failed: in doubt a job is handed back for one try on another host,
+//! and a failure that recurs there is not tried again.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,14 +15,14 @@ use mainstay_core::model::verdict::Action;
 use mainstay_core::recovery::policy::HAND_BACK_EXIT;
 use mainstay_tests::{Agent, End, Stage, has_client, journal, processes, python};
 
-/// What a broken GPU and a bug of the program print alike.
+/// Output that a broken GPU and a bug of the program have in common.
 const SCRIPT: &str = r#"
 import mainstay, os
 mainstay.step(7)
 raise RuntimeError(f"CUDA error: unspecified launch failure (process {os.getpid()})")
 "#;
 
-/// Waits until `agent` knows that the other host's answers, and that it told of so many failures.
+/// Waits until `agent` knows that the other host's agent answers, and that it reported this many failures.
 fn wait_for_peer(agent: &Agent, failures: u64) {
     processes::wait_until("the other host", || {
         let listed = json(&ckpt(agent, &["ls", "--json"]));
@@ -68,7 +68,7 @@ fn in_doubt_another_host_is_tried_once_and_what_fails_there_too_is_the_programs(
     assert!(last.evidence.iter().any(|line| line.contains(&reported)), "{:?}", last.evidence);
     assert_eq!(last.domain.name(), "user", "{confirmed}");
 
-    // Back on the first host the same program is not sent round again.
+    // Back on the first host the same program is not sent to another host again.
     let again = run(&hosts.stages[0], &agents[0], &script);
     again.assert_status(1);
     assert!(

@@ -1,4 +1,5 @@
-//! An uncaught exception is the rank's own word on its end: it is heard at once, and not tried again for ever.
+//! An uncaught exception is the rank's own report on its end: the launcher acts on it at once, and does not retry
+//! forever.
 
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact};
@@ -11,7 +12,7 @@ fn a_rank_that_raised_is_not_waited_for_while_its_process_takes_its_time_to_die(
         return;
     }
     let stage = Stage::new();
-    // Hours to clean up after the exception, and deaf to SIGTERM.
+    // Hours to clean up after the exception, and SIGTERM is ignored.
     let job = stage
         .python(
             r#"
@@ -44,7 +45,7 @@ if ATTEMPT == 0:
 }
 
 #[test]
-fn the_same_exception_at_the_same_step_again_stops_the_job_and_says_why() {
+fn the_same_exception_at_the_same_step_again_stops_the_job_with_the_reason() {
     if !has_client() {
         return;
     }
@@ -62,14 +63,14 @@ time.sleep(36000)
     assert_eq!(end.summary().attempts, 2, "{end}");
     assert_eq!(journal::decisions(&end.journal)[1].action, Action::Stop { exit: 1 });
     assert!(end.summary().reason.contains("ValueError"), "{end}");
-    // torch's own form is written too, for what else reads it.
+    // torch's own format is written too, for other readers.
     let file = end.run_dir.join("attempt_1/1/error.json");
     let text = std::fs::read_to_string(file).expect("an error file");
     assert!(text.contains("ValueError: bad batch") && text.contains("py_callstack"), "{text}");
 }
 
 #[test]
-fn what_is_plainly_the_programs_own_fault_is_not_restarted_and_what_may_pass_is() {
+fn a_plain_program_error_is_not_restarted_and_one_that_may_pass_is() {
     if !has_client() {
         return;
     }
@@ -103,12 +104,12 @@ if RANK == 1 and ATTEMPT < 3:
 }
 
 #[test]
-fn the_same_exception_at_the_same_data_stops_the_job_at_whatever_step_and_is_called_the_datas() {
+fn the_same_exception_at_the_same_data_stops_the_job_at_any_step_and_is_called_the_datas() {
     if !has_client() {
         return;
     }
     let stage = Stage::new();
-    // Each attempt is some steps further when it comes to the bad batch.
+    // Each attempt is some steps further when it reaches the bad batch.
     let script = r#"
 import mainstay
 mainstay.step(3 + 4 * ATTEMPT)
@@ -123,7 +124,7 @@ time.sleep(36000)
     assert_eq!(end.summary().attempts, 2, "{end}");
     let verdicts = journal::verdicts(&end.journal);
     let last = verdicts.last().expect("a verdict");
-    // What it says speaks for nothing of the kind: where it comes again does.
+    // The message alone does not point to the data; the same exception at the same position does.
     assert_ne!(verdicts[0].class.as_deref(), Some("data"), "{end}");
     assert_eq!((last.data, last.class.as_deref()), (Some(640), Some("data")), "{end}");
     let said = |what: &str| last.evidence.iter().any(|line| line.contains(what));
@@ -194,9 +195,9 @@ mainstay.step(1)
 }
 
 #[test]
-fn of_a_rank_without_heartbeats_it_is_not_said_how_far_it_was() {
+fn a_rank_without_heartbeats_is_reported_without_a_step() {
     let stage = Stage::new();
-    // Plainly the program's own fault, but after who knows how many steps: it gets its restart.
+    // Plainly the program's own fault, but after an unknown number of steps: it gets its restart.
     let script = r#"
 if ATTEMPT == 0:
     no_such_name
@@ -208,7 +209,7 @@ if ATTEMPT == 0:
 }
 
 #[test]
-fn a_run_can_be_bundled_without_its_secrets_and_judged_anew_elsewhere() {
+fn a_run_can_be_bundled_without_its_secrets_and_replayed_elsewhere() {
     if !has_client() {
         return;
     }
@@ -238,7 +239,7 @@ raise ValueError("no run for token=abcdef0123456789")
         journal::verdicts(&end.journal).len(),
         "{reported}{end}"
     );
-    // What was judged otherwise is seen: as if this version knew better.
+    // A changed verdict is shown: as if this version decided differently.
     let changed = text.replace(r#""domain":"user""#, r#""domain":"hardware""#);
     assert_ne!(changed, text, "{text}");
     std::fs::write(&bundle, changed).expect("a file");

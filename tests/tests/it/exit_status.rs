@@ -1,4 +1,4 @@
-//! The launcher's exit status is the truth about the rank that failed first; the budget bounds the restarts.
+//! The launcher's exit status reflects the rank that failed first; the budget bounds the restarts.
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::verdict::Cause;
@@ -49,7 +49,7 @@ fn the_budget_ends_a_job_that_fails_again_and_again() {
 }
 
 #[test]
-fn restarts_that_lie_before_the_window_do_not_count() {
+fn restarts_before_the_window_do_not_count() {
     let stage = Stage::new();
     // Each attempt lives longer than the window: one restart in a window is enough for any number of them.
     let script = r#"[ "$ATTEMPT" = 4 ] && exit 0; sleep 0.1; exit 9"#;

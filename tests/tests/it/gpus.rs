@@ -1,4 +1,4 @@
-//! Rounds in which some ranks stay in their processes, on GPUs: the real agent over a library in NVML's place.
+//! Rounds in which some ranks stay in their processes, on GPUs: the real agent with a simulated NVML library.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::fs;
@@ -11,7 +11,7 @@ use mainstay_tests::{Agent, End, Job, Stage, has_client, journal, mainstay, proc
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-/// Two ranks, each on a GPU of its own. The first attempt lasts until one of them fails.
+/// Two ranks with a GPU each. The first attempt lasts until one of them fails.
 const TRAINING: &str = r#"
 import mainstay
 def train():
@@ -22,7 +22,7 @@ def train():
 mainstay.restartable(train)()
 "#;
 
-/// A rank that stands until it is killed.
+/// A rank that waits until it is killed.
 const STANDING: &str = r#"
 mark(os.environ["WHICH"], os.getpid())
 while True:
@@ -58,7 +58,7 @@ impl Host {
         self.stage.work().join("kmsg")
     }
 
-    /// The kernel says that the second GPU is lost; it does not know whose it was.
+    /// The kernel log reports that the second GPU is lost; it does not name the process.
     fn loses_the_second_gpu(&self, agent: &Agent) {
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
         let microseconds = now.tv_sec() * 1_000_000 + now.tv_nsec() / 1_000;
@@ -68,7 +68,7 @@ impl Host {
         agent.wait_for("the XID", |entry| matches!(&entry.body, Body::Fact(Fact::Xid(_))).then_some(()));
     }
 
-    /// A job of one rank that stands until it is killed.
+    /// A job of one rank that waits until it is killed.
     fn standing(&self, agent: &Agent, name: &str) -> (Job, i32) {
         let plan = self.stage.python(STANDING).ranks(1).options("--max-restarts 0").variable("WHICH", name);
         let job = plan.with(agent).start();
@@ -76,7 +76,7 @@ impl Host {
         (job, pid)
     }
 
-    /// Which processes are on each GPU, and how much of its memory is in use, from now on.
+    /// Sets the processes on each GPU, and how much of its memory is in use, from now on.
     fn gpus(&self, of: [(&[i32], u64); 2]) {
         let gpu = |(number, (processes, used)): (usize, (&[i32], u64))| {
             let processes: Vec<Value> = processes.iter().map(|pid| json!([pid, used])).collect();
@@ -90,7 +90,7 @@ impl Host {
         fs::rename(aside, script).expect("in its place");
     }
 
-    /// The agent's next look has seen both processes.
+    /// The agent's next reading has seen both processes.
     fn wait_until_shown(&self, agent: &Agent, pids: [i32; 2]) {
         processes::wait_until("the agent to show both ranks on their GPUs", || {
             let mut command = Command::new(mainstay());
@@ -111,7 +111,7 @@ impl Host {
     }
 }
 
-/// Whether a process of this number is told of anywhere in it.
+/// Whether the document contains this process id anywhere.
 fn is_reported(reported: &Value, pid: i32) -> bool {
     match reported {
         Value::Array(all) => all.iter().any(|one| is_reported(one, pid)),
@@ -141,7 +141,7 @@ fn a_round_waits_for_the_gpu_of_the_lost_rank_and_not_for_those_of_ranks_that_st
     }
     let (host, agent) = Host::new();
     let (job, pids) = host.job(&agent);
-    // The process is gone at once, its memory is not.
+    // The process ends at once, its memory is not freed yet.
     host.gpus([(&[pids[0]], 9 << 30), (&[], 9 << 30)]);
     job.kill_rank(0, 1);
     job.wait_until_said("waiting: this host is not ready for a restart: gpu.0000:02:00");
@@ -162,14 +162,14 @@ fn a_round_whose_lost_ranks_gpu_is_free_waits_for_nothing() {
     }
     let (host, agent) = Host::new();
     let (job, pids) = host.job(&agent);
-    // The one that stays has something on the GPU of the lost one as well, and a new process on its own.
+    // The rank that stays also uses the GPU of the lost one, and a new process uses its own.
     host.gpus([(&[pids[0], 4711], 9 << 30), (&[pids[0]], 1 << 30)]);
     job.kill_rank(0, 1);
     job.mark("in.1.1");
     let end = job.end();
     went_on_with(&end, pids);
     let decisions = journal::decisions(&end.journal);
-    // On a busy machine the driver may be waited for; a GPU is not.
+    // On a busy machine the launcher may wait for the driver, but not for a GPU.
     assert!(decisions.iter().all(|decision| !decision.why.contains("gpu.0000")), "{end}");
 }
 
@@ -213,7 +213,7 @@ fn a_line_of_the_kernel_that_comes_when_the_job_has_ended_changes_its_verdict() 
         "{:?}",
         verdict.evidence
     );
-    // Whoever asks the agent hears it.
+    // The agent reports it to a caller.
     let mut asked = Command::new(mainstay());
     let reported = asked.args(["explain", &id, "--socket"]).arg(agent.socket()).output().expect("an answer");
     let reported = String::from_utf8_lossy(&reported.stdout).into_owned();

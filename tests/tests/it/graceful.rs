@@ -1,4 +1,4 @@
-//! A job that is to end soon: its ranks save what they have, all after the same step, and end by themselves.
+//! A job that must end soon: its ranks save their state, all after the same step, and end by themselves.
 
 use mainstay_core::model::entry::{ExitStatus, Fact};
 use mainstay_tests::{Stage, has_client, journal};
@@ -40,7 +40,7 @@ fn ranks_that_ask_save_after_the_same_step_and_end_by_themselves() {
     assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RankRaised { .. })));
 }
 
-/// Trains until it is told that a save is due. Saves that cost next to nothing are soon due again.
+/// Trains until a save is due. Saves that cost almost nothing are soon due again.
 const DUE: &str = r#"
 import mainstay
 for step in range(1, 1_000_000):
@@ -55,7 +55,7 @@ for step in range(1, 1_000_000):
 "#;
 
 #[test]
-fn ranks_hear_that_a_save_is_due_by_what_saves_and_failures_cost() {
+fn ranks_learn_that_a_save_is_due_by_the_costs_of_saves_and_failures() {
     if !has_client() {
         return;
     }
@@ -97,7 +97,7 @@ for step in range(1, 1_000_000):
 }
 
 #[test]
-fn a_rank_that_asks_and_does_not_end_in_time_is_told_to() {
+fn a_rank_that_asks_and_does_not_end_in_time_is_terminated() {
     if !has_client() {
         return;
     }

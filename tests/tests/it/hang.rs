@@ -1,6 +1,6 @@
-//! Ranks that live and do not move: each kind of hang with eight real processes that wait for each other at every
-//! step, the culprit named, the job started again. `MAINSTAY_HANG_REPEATS` says how often each is done, and
-//! `MAINSTAY_HANG_RANKS` with how many processes.
+//! Ranks that are alive and make no progress: each kind of hang with eight real processes that wait for each other
+//! at every step. The culprit is named, and the job is restarted. `MAINSTAY_HANG_REPEATS` sets how often each is
+//! done, and `MAINSTAY_HANG_RANKS` with how many processes.
 
 #[path = "../../../agent/tests/it/support/ras.rs"]
 mod ras;
@@ -15,8 +15,8 @@ use ras::{Answerer, Ras};
 const RANKS: u32 = 8;
 const CULPRIT: u32 = 5;
 
-/// Eighty quick steps in lockstep, by a barrier over a socket; `hang()` comes in the culprit's 61st step of the first
-/// attempt.
+/// Eighty fast steps in lockstep, by a barrier over a socket; `hang()` is called in the culprit's 61st step of the
+/// first attempt.
 const LOCKSTEP: &str = r#"
 import ctypes, queue, socket, threading
 HANGS = os.environ["CULPRIT"] in (str(RANK), "all")
@@ -69,7 +69,7 @@ fn asked_for(variable: &str) -> Option<u32> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Runs a job with this hang, as often as asked for, and looks at each verdict.
+/// Runs a job with this hang, as often as requested, and checks each verdict.
 fn hangs(how: &str, culprit: &str, options: &str, kind: HangKind) {
     hangs_among(ranks(), how, culprit, options, kind);
 }
@@ -131,9 +131,9 @@ fn a_deadlock() {
     hangs(how, &CULPRIT.to_string(), "", HangKind::UserCode);
 }
 
-/// Nothing but the stacks tells where: no sections, all at the same step, all asleep.
+/// Only the stacks show the place: no sections, all at the same step, all asleep.
 #[test]
-fn the_stacks_of_all_ranks_are_written_down_and_tell_the_culprit() {
+fn the_stacks_of_all_ranks_are_recorded_and_show_the_culprit() {
     if !has_client() {
         return;
     }
@@ -156,7 +156,7 @@ fn the_stacks_of_all_ranks_are_written_down_and_tell_the_culprit() {
     }
 }
 
-/// As many jobs are started: a script of a shell sets the scene, and waits for the program that trains.
+/// As many jobs are started: a shell script prepares the environment, and waits for the program that trains.
 #[test]
 fn a_stopped_rank_behind_a_script_of_a_shell() {
     if !has_client() {
@@ -164,7 +164,7 @@ fn a_stopped_rank_behind_a_script_of_a_shell() {
     }
     let stage = Stage::new();
     let how = "def hang(): os.kill(os.getpid(), signal.SIGSTOP)";
-    // It lies beside the script, which goes on after it, so that the shell stays.
+    // It is next to the script, which continues after it, so that the shell stays.
     drop(stage.python(&format!("{how}\n{LOCKSTEP}")));
     let plan =
         stage.sh("\"$PYTHON_EXEC\" \"${0%/*}/ranks.py\"\nexit $?").ranks(4).options("--max-restarts 0");
@@ -185,7 +185,7 @@ fn a_stopped_rank_behind_a_script_of_a_shell() {
     assert_eq!(culprit["sections"], serde_json::json!(["forward"]), "{written}");
     assert_eq!(culprit["native"]["main"]["state"], "T", "{written}");
     assert!(culprit["native"]["main"]["wait_channel"].is_string(), "{written}");
-    // Where the kernel tells at all.
+    // If the kernel shows it at all.
     if std::fs::read_to_string("/proc/self/syscall").is_ok() {
         assert_eq!(victim["native"]["main"]["system_call_name"], "recvfrom", "{written}");
     }
@@ -196,17 +196,17 @@ fn a_stopped_rank_behind_a_script_of_a_shell() {
 }
 
 #[test]
-fn a_read_from_a_pipe_that_nobody_writes() {
+fn a_read_from_a_pipe_without_a_writer() {
     hangs("def hang(): os.read(os.pipe()[0], 1)", &CULPRIT.to_string(), "", HangKind::UserCode);
 }
 
 #[test]
-fn a_fifo_that_nobody_opens_for_writing() {
+fn a_fifo_that_no_process_opens_for_writing() {
     let how = "def hang():\n    os.mkfifo(f'{MARKS}/fifo')\n    open(f'{MARKS}/fifo')";
     hangs(how, &CULPRIT.to_string(), "", HangKind::UserCode);
 }
 
-/// As in a deadlock that all run into together: nothing tells them apart, not even their stacks.
+/// As in a deadlock of all ranks at once: nothing distinguishes them, not even their stacks.
 #[test]
 fn all_ranks_frozen() {
     let how = "def hang():\n    lock = threading.Lock()\n    lock.acquire()\n    lock.acquire()";
@@ -258,13 +258,13 @@ fn a_rank_that_never_registers() {
 
 #[test]
 fn a_rank_that_is_done_early() {
-    // What it leaves behind holds its end of the connection open, as a switch would.
+    // Its child holds its end of the connection open, as a switch would.
     let how = "def hang():\n    if os.fork(): os._exit(0)\n    time.sleep(1000)";
     hangs(how, &CULPRIT.to_string(), "", HangKind::FinishedEarly);
 }
 
 #[test]
-fn a_hang_that_only_is_to_be_told_of_stops_nobody() {
+fn a_hang_that_is_only_reported_stops_no_rank() {
     if !has_client() {
         return;
     }
@@ -275,7 +275,7 @@ fn a_hang_that_only_is_to_be_told_of_stops_nobody() {
         stage.python(&script).ranks(RANKS).options("--hang report --hang-limit working=1s,spinning=1s");
     let job = plan.variable("CULPRIT", "3").start();
     job.wait_for_fact("the hang", |fact| matches!(fact, Fact::RanksHung { acts: false, .. }));
-    // The board is shown anew with the next sample of the pages.
+    // The finding is published with the next sample of the pages.
     let ranks = job.asked(&stage, &["ranks", job.id(), "--json"]);
     let ranks: serde_json::Value = serde_json::from_str(&ranks).unwrap_or_default();
     assert_eq!(ranks["jobs"][0]["hang"]["culprits"], serde_json::json!([3]), "{ranks}");
@@ -289,7 +289,7 @@ fn a_hang_that_only_is_to_be_told_of_stops_nobody() {
     assert!(journal::verdicts(&end.journal).is_empty(), "{end}");
 }
 
-/// With no section at all: the stacks, or the collectives that the client counts, tell who it is.
+/// Without any section: the stacks, or the collectives that the client counts, show the culprit.
 #[test]
 fn a_rank_that_never_enters_a_collective_of_torch() {
     if !has_torch() {
@@ -308,7 +308,7 @@ for step in range(80):
 dist.destroy_process_group()
 "#;
     for _ in 0..repeats() {
-        // One start of torch is slow enough, and four of it.
+        // One start of torch is slow enough, and this starts four.
         let ranks = asked_for("MAINSTAY_HANG_RANKS").unwrap_or(4);
         let end = stage.python(script).ranks(ranks).options("--max-restarts 0").start().end();
         end.assert_status(1);
@@ -318,10 +318,10 @@ dist.destroy_process_group()
     }
 }
 
-/// With neither sections nor the client's own counters, only torch's flight recorders know: each writes its record when its
-/// pipe is written to. NCCL's listener is played by a thread, because gloo has none; the records are gloo's own.
+/// Without sections and the client's own counters, only torch's flight recorders know: each writes its record when
+/// its pipe is written to. A thread replaces NCCL's listener, because gloo has none; the records are gloo's own.
 #[test]
-fn the_flight_recorders_tell_who_never_entered() {
+fn the_flight_recorders_show_who_never_entered() {
     if !has_torch() {
         return;
     }
@@ -342,7 +342,7 @@ def listen():
 threading.Thread(target=listen, daemon=True).start()
 dist.init_process_group("gloo")
 def wait_for_all():
-    # In one function, so that the stacks do not tell the ranks apart.
+    # In one function, so that the stacks do not distinguish the ranks.
     if step == 60 and RANK == 2:
         time.sleep(1000)
     dist.all_reduce(torch.ones(1))
@@ -359,9 +359,9 @@ for step in range(80):
     assert!(verdict.evidence.iter().any(|line| line == reported), "{end}");
 }
 
-/// As above, where NCCL's RAS service knows: played at its edge, for there is no NCCL without a GPU.
+/// As above, with NCCL's RAS service as the source: it is mocked, because there is no NCCL without a GPU.
 #[test]
-fn the_ras_service_tells_who_never_entered() {
+fn the_ras_service_shows_who_never_entered() {
     if !has_torch() {
         return;
     }
@@ -411,7 +411,7 @@ for step in range(80):
     assert!(written.contains("8a5ed2b3ef4c0f3d"), "its report: {written}");
 }
 
-/// What healthy jobs do that looks like a hang to a clock.
+/// Phases of healthy jobs that look like a hang to a timer.
 #[test]
 fn a_healthy_job_with_long_phases_is_not_judged() {
     if !has_client() {
@@ -420,7 +420,7 @@ fn a_healthy_job_with_long_phases_is_not_judged() {
     let stage = Stage::new();
     let how = r#"
 def hang():
-    # Two phases that their names announce, and work that nobody announced.
+    # Two phases that their names announce, and work without an announcement.
     with mainstay.section("checkpoint"): time.sleep(4)
     with mainstay.section("evaluation"): time.sleep(4)
     end = time.monotonic() + 4
@@ -432,7 +432,7 @@ def hang():
     assert!(!journal::facts(&end.journal).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
 }
 
-/// A first step that compiles, and a pause in the middle: both are announced, and neither is judged.
+/// A first step that compiles, and a pause in the middle: both are announced, so no hang is reported.
 #[test]
 fn what_was_announced_is_not_judged() {
     if !has_client() {

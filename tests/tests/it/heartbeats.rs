@@ -1,5 +1,5 @@
-//! Heartbeats that fail are no failure of training: a client of another version, a child that was forked, a launcher
-//! that does not look.
+//! Failing heartbeats are no failure of training: a client of another version, a forked child, a launcher that does
+//! not read.
 
 use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Stage, has_client, journal};
@@ -12,8 +12,9 @@ fn a_client_of_another_version_refuses_its_page_and_trains_on() {
         return;
     }
     let stage = Stage::new();
-    // While the client looks, the page's major version (docs/reference/heartbeat-page.md) is that of a later launcher.
-    // It is set back at once, for it is the real launcher's page too, which reads the refusal from it.
+    // While the client opens it, the page's major version (docs/reference/heartbeat-page.md) is that of a later
+    // launcher. It is set back at once, because it is the real launcher's page too, which reads the refusal from
+    // it.
     let script = r#"
 def set_major(number):
     with open(os.environ["MAINSTAY_PAGE"], "r+b") as page:
@@ -49,7 +50,7 @@ fn training_goes_on_while_the_launcher_is_held() {
         return;
     }
     let stage = Stage::new();
-    // Many more beats than any buffer holds, while nobody looks.
+    // Many more beats than any buffer holds, while no process reads.
     let script = r#"
 import mainstay
 mainstay.step(0)
@@ -107,7 +108,7 @@ mainstay.step(2)
 }
 
 #[test]
-fn a_page_that_is_deleted_hurts_nobody() {
+fn a_deleted_page_does_no_harm() {
     if !has_client() {
         return;
     }

@@ -95,7 +95,7 @@ def fault(step, round):
     assert_eq!(verdict.culprit, Some(Rank(1)));
     assert_eq!(verdict.step, Some(4));
     let outcome = journal::outcomes(&end.journal)[0];
-    // Its peers had left the collective of step 4, but may not have said yet that they are done with it.
+    // Its peers had left the collective of step 4, but may not have reported yet that they are done with it.
     assert!(matches!((outcome.reached_before, outcome.step), (3 | 4, 0)), "{end}");
     assert!(end.output(0, 1, "stderr").contains("RuntimeError: injected"));
 }
@@ -212,7 +212,7 @@ fn a_rank_that_fails_again_before_a_step_gets_a_new_process_and_the_others_stay(
     let functions = r#"
 def fault(step, round):
     if (round, step) == (1, 0):
-        # A peer that is still making its connections when one leaves can be stuck in gloo, and is then the one that is replaced.
+        # A peer that is still making its connections when one leaves can be stuck in gloo, and is then replaced.
         dist.barrier()
     if RANK == 1 and (round, step) in ((0, 5), (1, 0)):
         raise RuntimeError(f"injected in the {['first', 'second'][round]} round")
@@ -295,12 +295,12 @@ def fault(step, round):
 }
 
 #[test]
-fn a_second_process_that_takes_itself_for_the_rank_is_not_heard() {
+fn messages_of_a_second_process_that_claims_to_be_the_rank_are_ignored() {
     if !has_client() {
         return;
     }
     let stage = Stage::new();
-    // One runs the function as the rank does; the other says what the rank would say if it failed.
+    // One runs the function as the rank does; the other sends what the rank would send if it failed.
     let script = r#"
 import json, mainstay, subprocess, sys
 DOUBLE = "import mainstay; print(mainstay.restartable(lambda: 5)())"
@@ -334,12 +334,12 @@ mark(f"end.{RANK}", work())
 }
 
 #[test]
-fn a_rank_that_dies_while_the_round_begins_is_started_again() {
+fn a_rank_that_dies_while_the_round_starts_is_restarted() {
     if !has_torch() {
         return;
     }
     let stage = Stage::new();
-    // The others are inside `init_process_group` then, where they wait for the one that is gone.
+    // At that time the others are inside `init_process_group`, where they wait for the rank that is gone.
     let functions = r#"
 def before(round):
     if round == 1 and RANK == 1:
@@ -361,7 +361,7 @@ fn a_rank_that_holds_the_interpreter_in_native_code_is_killed_and_the_others_wai
         return;
     }
     let stage = Stage::new();
-    // A call by PyDLL keeps the interpreter's lock; the peer cannot be interrupted.
+    // A call through PyDLL keeps the interpreter's lock; the peer cannot be interrupted.
     let functions = r#"
 def fault(step, round):
     if round == 0 and step == 5 and RANK == 0:
@@ -411,7 +411,7 @@ mark(f"end.{RANK}", work() == os.getpid())
         stage.python(script).ranks(2).options("--max-restarts 9 --no-warm --fault-timeout 100s").start();
     let end = job.end();
     end.assert_status(0);
-    // What is done with the rank that raised is the policy's to say: on a slow machine it may learn to start that one anew.
+    // The policy decides about the rank that raised: on a slow machine it may learn to restart that process.
     let waited: Vec<i32> = pids(&end.journal).iter().map(|of| of[&Rank(0)]).collect();
     assert_eq!((waited.len(), waited.windows(2).all(|two| two[0] == two[1])), (6, true), "{end}");
 }

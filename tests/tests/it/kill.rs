@@ -1,4 +1,4 @@
-//! A rank that is killed is named, all ranks are started again, and the job goes on to its end.
+//! A killed rank is named, all ranks are restarted, and the job runs to its end.
 
 use mainstay_core::base::id::{Attempt, Rank};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact};
@@ -6,7 +6,7 @@ use mainstay_core::model::verdict::{Action, Cause, DecidedBy};
 use mainstay_tests::{Stage, has_client, journal, processes};
 use nix::sys::signal::Signal;
 
-/// Twenty steps with a checkpoint at every fifth; the first attempt waits before step 7 for somebody to kill it.
+/// Twenty steps with a checkpoint at every fifth; the first attempt waits before step 7 until the test kills it.
 const TRAINER: &str = r#"
 import mainstay
 saved = mainstay.checkpoint.load()
@@ -50,8 +50,8 @@ fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint() {
     end.assert_said("restart 1 of 3");
 }
 
-/// The first thread of rank 1 ends as if killed while another one of its threads goes on: as the kernel sees it, a process
-/// that is ending and has not ended, for as long as we like.
+/// The first thread of rank 1 ends as if killed while another one of its threads continues: to the kernel this is a
+/// process that is ending and has not ended, for as long as the test needs.
 const LINGERER: &str = r#"
 import ctypes, platform, threading
 import mainstay
@@ -124,7 +124,7 @@ os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])
 }
 
 #[test]
-fn each_attempt_has_a_store_of_its_own_and_knows_its_number() {
+fn each_attempt_has_a_separate_store_and_knows_its_number() {
     let stage = Stage::new();
     let job = stage
         .sh(r#"mark "env.$RANK.$ATTEMPT" "$MASTER_PORT $TORCHELASTIC_RESTART_COUNT $MAINSTAY_ATTEMPT"
@@ -156,7 +156,7 @@ fn each_attempt_has_a_store_of_its_own_and_knows_its_number() {
 #[test]
 fn the_survivors_of_a_kill_are_victims_even_if_they_die_of_it_first_and_of_every_kind_of_end() {
     let stage = Stage::new();
-    // Rank 0 dies of the stop with a status of its own, rank 2 does not heed it, rank 3 is done already.
+    // Rank 0 dies of the stop with its own exit status, rank 2 ignores it, rank 3 is done already.
     let job = stage
         .sh(r#"[ "$ATTEMPT" = 1 ] && exit 0
                case $RANK in
@@ -187,7 +187,7 @@ fn ranks_that_die_together_are_one_failure() {
     let stage = Stage::new();
     let job = stage.sh(r#"[ "$ATTEMPT" = 1 ] && exit 0; mark "ready.$RANK"; work"#).ranks(3).start();
     (0..3).for_each(|rank| drop(job.mark(&format!("ready.{rank}"))));
-    // The launcher sees all three at once when it goes on.
+    // The launcher sees all three at once when it continues.
     job.signal(Signal::SIGSTOP);
     (0..3).for_each(|rank| job.kill_rank(0, rank));
     job.signal(Signal::SIGCONT);
@@ -201,7 +201,7 @@ fn ranks_that_die_together_are_one_failure() {
 #[test]
 fn a_launcher_that_was_held_during_a_fault_and_the_whole_recovery_sees_it_all_when_it_goes_on() {
     let stage = Stage::new();
-    // Rank 1 is done while nobody looks, rank 0 is killed.
+    // Rank 1 finishes while the launcher is stopped, rank 0 is killed.
     let script =
         r#"[ "$ATTEMPT" = 1 ] && exit 0; mark "ready.$RANK"; [ "$RANK" = 0 ] && work; wait_for held; exit 0"#;
     let job = stage.sh(script).ranks(2).start();
@@ -248,7 +248,7 @@ fn many_quick_kills_are_all_accounted_for_and_the_launcher_does_not_grow() {
         job.kill_rank(attempt, attempt % 2);
     }
     let last = job.attempt(KILLS);
-    // A file that the launcher just reads is open for a moment.
+    // A file that the launcher is reading is open for a moment.
     processes::wait_until("the launcher has no more files open than after the second kill", || {
         processes::open_files(job.launcher()) <= open_at_first
     });

@@ -1,4 +1,5 @@
-//! Whose checkpoints a job resumes from: its own directory's, whatever the names; another's only where the user says so.
+//! Whose checkpoints a job resumes from: its own directory's, whatever the names; another's only if the user
+//! requests it.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +18,7 @@ use crate::peers::{assert_is_in, save};
 
 const SIZE: usize = 1 << 20;
 
-/// A job that says which run its ranks save under.
+/// A job whose ranks print the run that they save under.
 fn launch(stage: &Stage, agent: Option<&Agent>, directory: &Path, options: &str) -> End {
     let plan = stage.sh("echo \"$MAINSTAY_LAUNCH\" > \"$SAID\"").variable("SAID", said(stage)).own_paths();
     let plan = match agent {
@@ -71,7 +72,7 @@ fn a_job_never_resumes_from_another_directorys_checkpoints_because_the_names_are
     assert_eq!(steps_in(&b), Vec::<String>::new());
     assert_ne!(plain(&run_of(stage)), plain(&of_a));
 
-    // The same directory, launched again, whatever it is called by now and whatever was lost in it.
+    // The same directory, launched again, whatever its present name and whatever was lost in it.
     launch(stage, Some(&agent), &a, "").assert_status(0).assert_said("checkpoint: step 40");
     assert_eq!(plain(&run_of(stage)), plain(&of_a));
     fs::remove_dir_all(a.join("step-000000000040")).unwrap();
@@ -92,7 +93,7 @@ fn a_job_never_resumes_from_another_directorys_checkpoints_because_the_names_are
     // And from then on it is that run's directory.
     launch(stage, Some(&agent), &a, "").assert_status(0).assert_said("checkpoint: step 40");
 
-    // On purpose into the other directory too, by the directory that wrote it.
+    // On purpose into the other directory too, with the name of the directory that wrote it.
     let resumed = launch(stage, Some(&agent), &b, &format!("--resume-from {}", a.display()));
     resumed.assert_status(0).assert_said("checkpoint: step 40");
     assert_is_in(&b, 40, 2, SIZE);

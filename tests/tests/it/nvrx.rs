@@ -1,4 +1,4 @@
-//! The client of NVRx itself asks our agent, as ft_launcher does before each rendezvous.
+//! The real client of NVRx asks our agent, as ft_launcher does before each rendezvous.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const OFF_BUS: &str = "4,100,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n";
 
-/// A Python that has NVRx 0.7, and 0.6 beside it: `MAINSTAY_TEST_NVRX`, which `cargo xtask test` provides.
+/// A Python that has NVRx 0.7, and 0.6 next to it: `MAINSTAY_TEST_NVRX`, which `cargo xtask test` provides.
 fn nvrx() -> Option<PathBuf> {
     let python = std::env::var_os("MAINSTAY_TEST_NVRX").map(PathBuf::from);
     if python.is_none() {
@@ -38,12 +38,12 @@ fn socket(stage: &Stage) -> PathBuf {
     stage.tmpfs().join("nvhcd.sock")
 }
 
-/// The client of which release answers.
+/// The release of the client.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Release {
-    /// What it does not understand is healthy to it.
+    /// It treats an answer that it does not understand as healthy.
     Newest,
-    /// What it does not understand is unhealthy to it.
+    /// It treats an answer that it does not understand as unhealthy.
     Older,
 }
 
@@ -69,7 +69,7 @@ fn the_client_of_nvrx_lets_a_node_in_that_is_well() {
     for release in [Release::Newest, Release::Older] {
         let answer = ask(&python, &stage, release, None);
         assert_eq!(answer["healthy"], true, "{release:?} {answer}");
-        // It is true too when the client could not ask: its log says that it did.
+        // The result is also true if the client could not ask: its log shows that it did.
         assert!(answer["said"].to_string().contains("success (fail_count=0)"), "{release:?} {answer}");
     }
 }
@@ -100,7 +100,7 @@ fn the_client_of_nvrx_reads_a_segment_file_as_we_write_it() {
     assert_eq!(ask(&python, &stage, Release::Newest, Some(&segments))["segment_healthy"], false);
 }
 
-/// Where the agent puts the file of job 77 (`agent/tests/it/nvrx.rs` holds that it does).
+/// The path of the agent's file for job 77 (`agent/tests/it/nvrx.rs` checks it).
 fn file_of_the_job(directory: &Path) -> PathBuf {
     directory.join("segment_health_check.77.77")
 }

@@ -1,6 +1,7 @@
-//! A rank that the kernel kills for lack of memory, for real: in a cgroup of its own with little of it.
+//! A rank that the kernel really kills for lack of memory: in a separate cgroup with a low limit.
 //!
-//! The kernel counts such kills for the whole machine: one test alone in its program, so that no other's SIGKILL is taken for one.
+//! The kernel counts such kills for the whole machine: this test is alone in its program, so that no other SIGKILL
+//! is counted as one.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use mainstay_core::model::verdict::Cause;
 use mainstay_tests::Stage;
 
-/// A memory cgroup, where this machine lets tests make one; deleted in the end.
+/// A memory cgroup, if this machine lets tests make one; deleted at the end.
 struct Cramped(PathBuf);
 
 impl Cramped {
@@ -18,7 +19,7 @@ impl Cramped {
         for (place, limit) in places {
             let group = Cramped(PathBuf::from(place).join(&name));
             if fs::create_dir(&group.0).is_ok() && fs::write(group.0.join(limit), "96M").is_ok() {
-                // It would only take longer.
+                // Swap would only make it take longer.
                 for (swap, none) in [("memory.swappiness", "0"), ("memory.swap.max", "0")] {
                     let _ = fs::write(group.0.join(swap), none);
                 }

@@ -1,5 +1,5 @@
-//! Orbax itself: with its own multi-tier checkpointing, as MaxText uses it on GKE, it asks our agents as it asks the replicator there;
-//! and what it writes without a word of that is watched.
+//! The real Orbax: with its own multi-tier checkpointing, as MaxText uses it on GKE, it asks our agents as it asks
+//! the replicator there; and checkpoints that it writes without it are watched.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,7 +32,7 @@ fn script(name: &str) -> PathBuf {
 
 /// The job's processes, one for each host; what they printed, of each.
 fn train(python: &Path, hosts: &Hosts) -> Vec<String> {
-    // An address that is the first host's alone.
+    // An address that only the first host has.
     let (address, _) = hosts.names[0].rsplit_once(':').unwrap();
     let trainers: Vec<Child> = (0..2)
         .map(|host| {
@@ -52,7 +52,7 @@ fn train(python: &Path, hosts: &Hosts) -> Vec<String> {
     ends.map(|end| {
         let said = String::from_utf8_lossy(&end.stdout).into_owned();
         assert!(end.status.success(), "{said}{}", String::from_utf8_lossy(&end.stderr));
-        // gloo speaks as well.
+        // gloo prints lines as well.
         let own = said.lines().filter(|line| line.starts_with("restored") || line.starts_with("saved"));
         own.collect::<Vec<&str>>().join("; ")
     })
@@ -74,7 +74,7 @@ fn wait_for_step(agent: &Agent, run: &str, step: u64) {
     });
 }
 
-/// A host goes with all that lay there.
+/// A host is lost with all its files.
 fn lose(hosts: &Hosts, host: usize, agent: Agent) {
     agent.kill();
     for lost in [hosts.directory(host), hosts.store(host), hosts.stages[host].work().join("agent-state")] {
@@ -92,7 +92,7 @@ fn orbax_finds_its_steps_on_a_host_that_was_replaced() {
     }
     wait_for_step(&agents[0], "orbax-job", 10);
 
-    // A host is lost with its agent, its directory and the replicas that it held; another one takes its place.
+    // A host is lost with its agent, its directory and its replicas; another one takes its place.
     lose(&hosts, 1, agents.pop().unwrap());
     let _new = agent(&hosts, 1);
     let said = train(&python, &hosts);

@@ -1,4 +1,4 @@
-//! What people order for a job: who may, what is done, and what the journal keeps of it.
+//! Orders for a job: who may send them, their effect, and their record in the journal.
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use mainstay_core::model::entry::Fact;
 use mainstay_tests::{End, Job, Stage, as_unprivileged, has_client, journal, mainstay, processes, skipped};
 
-/// Ranks that work until they are told to end.
+/// Ranks that work until SIGTERM.
 const WORKS: &str = r#"trap 'exit 0' TERM
 mark "up.$ATTEMPT.$RANK"
 work"#;
@@ -59,10 +59,11 @@ fn another_user_orders_nothing_even_where_the_socket_is_open() {
     job.mark("up.0.0");
     stage.open_to_all();
     let program = stage.work().join("mainstay");
-    // By a child: a program that any process that we fork meanwhile has open for writing cannot be executed.
+    // By a child: a program cannot be executed while any process that we fork meanwhile has it open for writing.
     let copied = Command::new("cp").arg(mainstay()).arg(&program).status().expect("cp can be started");
     assert!(copied.success(), "a copy that everybody may execute");
-    // What an operator may have done by hand: the door is open, and still it is not theirs.
+    // An operator may have changed the mode by hand: the socket can be opened, but orders of this user are still
+    // refused.
     let socket = job.socket();
     for path in socket.ancestors().take_while(|path| path.starts_with(stage.tmpfs())) {
         std::fs::set_permissions(path, Permissions::from_mode(0o777)).expect("our own");
@@ -140,7 +141,7 @@ fn an_order_without_a_reason_is_refused() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_be_done_and_ends() {
+fn a_dry_run_prints_what_would_be_done_and_ends() {
     let stage = Stage::new();
     let end = stage.sh("kill -9 $$").options("--dry-run").start().end();
     end.assert_status(137);
@@ -188,7 +189,7 @@ fn what_the_client_would_have_to_do_is_refused_where_there_is_none() {
     assert_eq!(ordered(&end, "fault_injected"), 0, "{end}");
 }
 
-/// Ranks that step until they are told to end, with a client.
+/// Ranks that step until SIGTERM, with a client.
 const STEPS: &str = r#"
 import mainstay
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -281,7 +282,8 @@ for step in range(1, 10_000_000):
     assert!(injected.status.success(), "{}", said(&injected));
     let at = |rank: u32| -> u64 { job.mark(&format!("at.{rank}")).parse().expect("a step") };
     let (first, second) = (at(0), at(1));
-    // Both go on by the same clock. On a busy machine the peer has to wait too, and it takes more steps until the difference is plain.
+    // Both continue by the same clock. On a busy machine the peer has to wait too, and it takes more steps until
+    // the difference is clear.
     processes::wait_until("a thousand steps of the peer beside less than half as many", || {
         let (peer, slow) = (at(0) - first, at(1) - second);
         peer >= 1000 && slow * 2 < peer

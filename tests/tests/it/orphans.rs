@@ -1,5 +1,5 @@
-//! What a rank starts goes with it: workers, helpers that left its process group, grandchildren. And all of it goes
-//! with the launcher, however that ends.
+//! Processes that a rank starts end with it: workers, helpers that left its process group, grandchildren. All of
+//! them end with the launcher, however that ends.
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
@@ -10,8 +10,8 @@ use mainstay_tests::{Job, Plan, Stage, is_root, journal, processes, skipped};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Each rank of the first attempt has a worker, a helper in a session of its own and a grandchild whose parent is
-/// gone; none of them heeds SIGTERM.
+/// Each rank of the first attempt has a worker, a helper in a separate session and a grandchild whose parent is
+/// gone; all of them ignore SIGTERM.
 const WITH_CHILDREN: &str = r#"
     [ "$ATTEMPT" = 1 ] && exit 0
     deaf() { trap '' TERM HUP INT; mark "$1.$RANK" "$(exec sh -c 'echo $PPID')"; work; }
@@ -127,7 +127,7 @@ fn ranks_die_with_the_launcher_even_without_the_guardian() {
     for pid in ranks.values() {
         processes::wait_until_gone(*pid);
     }
-    // Nobody is left who could.
+    // No process is left that could remove them.
     for cgroup in processes::cgroups_of(&id) {
         std::fs::remove_dir(cgroup).expect("it is empty");
     }
@@ -176,10 +176,10 @@ fn children(job: &Job) -> Vec<i32> {
     ready.map(|name| job.marked_pid(&name)).collect()
 }
 
-/// The guardian is the one process of a job that is no rank and was started by none.
+/// The guardian is the one process of a job that is no rank and was not started by one.
 fn kill_guardian(job: &Job, ranks: &BTreeMap<u32, i32>) {
     let children = processes::children(job.launcher());
-    // Its argument is the launch, whose name begins with the run id.
+    // Its argument is the launch, whose name starts with the run id.
     let mark = format!("MAINSTAY_LAUNCH={}~", job.id());
     let is_guardian =
         |pid: &i32| !ranks.values().any(|rank| rank == pid) && processes::reported(*pid).contains(&mark);

@@ -1,5 +1,5 @@
-//! What ranks write is kept in full and shown line by line with the rank before it; nobody who does not read it can
-//! hold up or end the job.
+//! The output of ranks is stored in full and shown line by line with the rank as prefix; a reader that does not
+//! read it cannot block or end the job.
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
@@ -28,7 +28,7 @@ fn lines_are_shown_with_their_rank_and_kept_without_it() {
 }
 
 #[test]
-fn the_last_words_of_a_killed_rank_are_kept_and_shown_though_it_never_flushed() {
+fn the_last_lines_of_a_killed_rank_are_kept_and_shown_though_it_never_flushed() {
     let stage = Stage::new();
     let script = r#"
 print("last words of", RANK, "in", ATTEMPT)
@@ -87,7 +87,7 @@ const TALKATIVE: &str = r#"
     work"#;
 
 #[test]
-fn a_terminal_that_nobody_reads_holds_up_neither_ranks_nor_recovery_nor_end() {
+fn a_terminal_without_a_reader_blocks_neither_ranks_nor_recovery_nor_end() {
     let stage = Stage::new();
     let (out, err) = (stuck_pipe(), stuck_pipe());
     let plan = stage.sh(TALKATIVE).ranks(2).stdout(Stdio::from(out.1)).stderr(Stdio::from(err.1));
@@ -102,7 +102,7 @@ fn a_terminal_that_nobody_reads_holds_up_neither_ranks_nor_recovery_nor_end() {
 }
 
 #[test]
-fn a_terminal_that_nobody_reads_does_not_hold_up_a_stop_either() {
+fn a_terminal_without_a_reader_does_not_block_a_stop_either() {
     let stage = Stage::new();
     let (out, err) = (stuck_pipe(), stuck_pipe());
     let plan =
@@ -125,7 +125,7 @@ fn stuck_pipe() -> (PipeReader, PipeWriter) {
 }
 
 #[test]
-fn a_terminal_that_is_gone_ends_neither_the_job_nor_its_ranks() {
+fn a_closed_terminal_ends_neither_the_job_nor_its_ranks() {
     let stage = Stage::new();
     let gone = || Stdio::from(std::io::pipe().expect("a pipe").1);
     let job = stage.sh(TALKATIVE).ranks(2).stdout(gone()).stderr(gone()).start();
@@ -202,7 +202,7 @@ fn each_line_of_a_killed_rank_has_the_number_of_steps_after_it() {
     assert_eq!(steps_after(&stdout, "iter 40:"), Some(9), "{stdout:?}");
     assert_eq!(steps_after(&stdout, "last line"), Some(0), "{stdout:?}");
     assert!(stdout.is_sorted_by_key(|(_, time)| time.at), "{stdout:?}");
-    // In another file: steps count that were printed after a look that had found the warning.
+    // In another file: steps printed after the poll that found the warning count.
     let stderr = timed(&end.journal, 1, true);
     assert!(steps_after(&stderr, "UserWarning").is_some_and(|steps| (2..50).contains(&steps)), "{stderr:?}");
 }
@@ -234,16 +234,16 @@ time.sleep(36000)
 }
 
 #[test]
-fn where_nothing_tells_of_steps_none_are_counted() {
+fn without_reported_steps_none_are_counted() {
     let stage = Stage::new();
     let end = stage.sh("echo nothing of steps; exit 9").options("--max-restarts 0").start().end();
     assert_eq!(steps_after(&timed(&end.journal, 0, false), "nothing of steps"), None);
 }
 
 #[test]
-fn a_long_traceback_is_kept_from_its_beginning() {
+fn a_long_traceback_is_kept_from_its_start() {
     let stage = Stage::new();
-    // Functions that differ, for Python leaves out frames that repeat.
+    // Functions that differ, because Python leaves out frames that repeat.
     let script = r#"
 for n in range(60):
     exec(f"def f{n}():\n    f{n + 1}()")
@@ -261,8 +261,8 @@ except ValueError as error:
     assert_eq!(stderr.last().map(|(line, _)| line.as_str()), Some("RuntimeError: deeper"));
 }
 
-/// torch.distributed collects what the exception hooks before it print, and prints it when they are done: after the client's
-/// note, at which the launcher acts.
+/// torch.distributed collects the output of the exception hooks before it, and prints it when they are done: after
+/// the client's note, on which the launcher acts.
 #[test]
 fn the_traceback_of_the_rank_that_failed_is_never_lost() {
     if !has_torch() {
@@ -286,7 +286,7 @@ dist.all_reduce(torch.ones(1))
         }
         let stderr = timed(&end.journal, 1, true);
         assert!(stderr.iter().any(|(line, _)| line.contains("ValueError: bad batch 17")), "{stderr:?}");
-        // The victim was told to end at once, and has nothing to say in its place.
+        // The victim was ended at once, and has printed nothing.
         let victim = end.output(0, 0, "stderr");
         assert!(!victim.contains("Traceback"), "{victim}");
         let verdict = end.verdict();
@@ -294,7 +294,8 @@ dist.all_reduce(torch.ones(1))
     }
 }
 
-/// A hook that prints nothing for a while and then the traceback: the launcher waits for it, and no longer than it must.
+/// A hook that prints nothing for a while and then the traceback: the launcher waits for it, and no longer than it
+/// must.
 #[test]
 fn a_rank_that_never_prints_its_traceback_is_not_waited_for_for_long() {
     if !has_client() {

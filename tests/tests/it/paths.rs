@@ -1,11 +1,11 @@
-//! Directories that cannot be written, and disks that are full: a clear error, or a job that goes on and says so.
+//! Directories that cannot be written, and full disks: a clear error, or a job that continues with a warning.
 
 use std::fs;
 
 use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Stage, has_client, is_root, journal, mainstay, processes, skipped};
 
-/// One step; the same in all scenarios here that ask whether training works.
+/// One step; used by all scenarios here that check whether training works.
 const TRAINER: &str = "import mainstay\nmainstay.step(1)\nprint('trained')\n";
 
 #[test]
@@ -99,7 +99,7 @@ fn a_log_directory_without_permission_is_named_with_its_option() {
     let options = format!("--log-dir {} --runtime-dir {}", locked.display(), stage.tmpfs().display());
     let mut plan = stage.sh("echo no").own_paths().options(&options);
     if is_root() {
-        // Root may write anywhere; without its capabilities it is like everybody else.
+        // Root may write anywhere; without its capabilities it is like any other user.
         plan = plan.under(&["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]);
     }
     let end = plan.start().end();
@@ -123,7 +123,7 @@ fn a_run_id_that_cannot_name_a_directory_is_refused_before_anything_is_started()
 }
 
 #[test]
-fn without_a_runtime_directory_the_job_runs_without_heartbeats_and_says_so() {
+fn without_a_runtime_directory_the_job_runs_without_heartbeats_and_reports_it() {
     if !has_client() {
         return;
     }
@@ -156,7 +156,7 @@ fn a_runtime_directory_that_others_may_write_to_is_not_used() {
 }
 
 #[test]
-fn on_a_full_tmpfs_the_job_runs_without_heartbeats_and_says_so() {
+fn on_a_full_tmpfs_the_job_runs_without_heartbeats_and_reports_it() {
     if !has_client() || !may_mount() {
         return;
     }
@@ -220,8 +220,8 @@ fn a_full_disk_for_the_logs_ends_no_job() {
     let small = stage.work().join("small");
     fs::create_dir(&small).expect("a directory");
     let mount = format!("mount -t tmpfs -o size=512k tmpfs {} && exec \"$0\" \"$@\"", small.display());
-    // More output than there is room for, and a script that does not mind; then a fault, judged without a journal
-    // that can grow.
+    // More output than there is room for, and a script that ignores the errors; then a fault, decided without a
+    // journal that can grow.
     let script = r#"
         head -c 2M /dev/zero 2>/dev/null
         mark "full.$RANK.$ATTEMPT"

@@ -1,5 +1,5 @@
-//! Real agents on loopback addresses of their own keep replicas of each other's shards: owners and holders are killed, disks are
-//! lost, and a job on another host goes on from the newest whole step.
+//! Real agents on separate loopback addresses keep replicas of each other's shards. Owners and holders are killed,
+//! disks are lost, and a job on another host continues from the newest whole step.
 
 #![allow(
     clippy::unwrap_used,
@@ -82,7 +82,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
     let pushed = ckpt(&agents[0], &["push", run, &owned.display().to_string(), "--wait", "90", "--json"]);
     assert_eq!(json(&pushed)["copies"], 2, "{}", String::from_utf8_lossy(&pushed.stderr));
 
-    // The host is lost with its disk; which of the others holds the replicas is not known here.
+    // The host is lost with its disk; the test does not know which of the others holds the replicas.
     let mut agents = agents.into_iter();
     agents.next().unwrap().kill();
     fs::remove_dir_all(&owned).unwrap();
@@ -111,11 +111,11 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
     );
     let verified = Command::new(mainstay()).args(["ckpt", "verify", "--json"]).arg(&place).output().unwrap();
     assert_eq!((verified.status.code(), &json(&verified)["good"]), (Some(0), &2.into()));
-    // The shard whose replica was on this host is replicated anew.
+    // The shard whose replica was on this host is replicated again.
     processes::wait_until("both shards on both hosts", || {
         json(&ckpt(&others[1], &["ls", "--run", run, "--json"]))["steps"][0]["least_copies"] == 2
     });
-    // A bit that flips is found without an agent.
+    // A flipped bit is found without an agent.
     let shard = place.join("step-000000000040/rank-00001/state.safetensors");
     let mut content = fs::read(&shard).unwrap();
     content[5 << 20] ^= 1;
@@ -123,7 +123,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
     let verified = Command::new(mainstay()).args(["ckpt", "verify"]).arg(&place).output().unwrap();
     assert_eq!(verified.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&verified.stdout).contains("chunk 1 is not what was sealed"));
-    // And mended from a peer.
+    // And repaired from a peer.
     let pulled = ckpt(&others[1], &["pull", run, &place.display().to_string(), "--json"]);
     assert_eq!(json(&pulled)["step"], 40);
     assert_is_in(&place, 40, 2, size);
@@ -131,7 +131,7 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
 
 #[test]
 fn a_holder_that_is_killed_in_the_middle_is_replaced_by_another() {
-    // Slow enough that it is in the middle for seconds.
+    // Slow enough that the transfer takes seconds.
     let hosts = Hosts::new(1, 3, &["RATE_LIMIT=4MiB", "STREAMS=1"]);
     let owner = hosts.agent(0);
     let mut holders: Vec<Option<Agent>> = vec![None, Some(hosts.agent(1)), Some(hosts.agent(2))];
@@ -164,7 +164,7 @@ fn an_owner_that_is_killed_in_the_middle_goes_on_where_it_was() {
     ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "0"]);
     processes::wait_until("a holder that takes chunks", || hosts.has_started(1));
     owner.kill();
-    // It finds by itself what it watched, without being told again.
+    // It finds by itself what it watched, without another request.
     let owner = hosts.agent(0);
     processes::wait_until("a replica", || {
         json(&ckpt(&holder, &["ls", "--run", run, "--json"]))["steps"][0]["least_copies"] == 2
@@ -191,12 +191,12 @@ fn a_step_that_is_removed_is_gone_everywhere_and_the_next_stays() {
         listed["steps"].as_array().unwrap().iter().map(|of| of["step"].as_u64().unwrap()).collect()
     };
     assert_eq!(steps(&agents[1]).len(), 2);
-    // Nothing is superfluous.
+    // There is nothing to collect.
     let collected = ckpt(&agents[1], &["gc", "--json"]);
     assert_eq!((collected.status.code(), &json(&collected)["replicas"]), (Some(0), &0.into()));
     assert_eq!(steps(&agents[1]).len(), 2);
 
-    // An agent that has only the replica shows no certificate: it is not to delete what ranks of another host wrote.
+    // An agent that has only the replica shows no certificate: it must not delete what ranks of another host wrote.
     let refused = ckpt(&agents[1], &["rm", run, "10", "--json"]);
     assert!(!refused.status.success());
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -261,7 +261,7 @@ fn agents_with_certificates_keep_replicas_and_one_without_is_no_peer_of_theirs()
     let pulled = ckpt(&holder, &["pull", run, &place.display().to_string(), "--json"]);
     assert_eq!(json(&pulled)["step"], 7);
     assert_is_in(&place, 7, 1, size);
-    // Each side is told what to do about the other.
+    // Each side reports what to do about the other.
     for (agent, word) in
         [(&plain, "uses TLS and this agent does not"), (&owner, "does not use TLS and this agent does")]
     {
@@ -273,7 +273,7 @@ fn agents_with_certificates_keep_replicas_and_one_without_is_no_peer_of_theirs()
 }
 
 #[test]
-fn an_agent_whose_certificate_is_of_no_use_says_which_key_names_it() {
+fn an_agent_with_an_unusable_certificate_names_its_key() {
     let hosts = Hosts::new(4, 1, &[]);
     let certificates = certificates(&hosts);
     let key = hosts.stages[0].work().join("KEY.pem");
@@ -296,7 +296,7 @@ fn an_agent_whose_certificate_is_of_no_use_says_which_key_names_it() {
 }
 
 #[test]
-fn a_directory_is_listed_without_an_agent_and_an_agent_without_peers_says_so() {
+fn a_directory_is_listed_without_an_agent_and_an_agent_without_peers_reports_it() {
     let stage = Stage::new();
     let directory = stage.work().join("checkpoints");
     save(&directory, "run-d", 7, 2, 1 << 20);
@@ -315,7 +315,7 @@ fn a_directory_is_listed_without_an_agent_and_an_agent_without_peers_says_so() {
 }
 
 #[test]
-fn ranks_of_two_hosts_that_should_have_saved_the_same_and_did_not_are_told_of_on_both() {
+fn ranks_of_two_hosts_that_should_have_saved_the_same_and_did_not_are_reported_on_both() {
     let hosts = Hosts::new(7, 2, &[]);
     let agents: Vec<Agent> = (0..2).map(|host| hosts.agent(host)).collect();
     let run = "run-u";
@@ -396,7 +396,7 @@ fn a_host_that_lost_a_gpu_keeps_no_replicas_until_an_operator_takes_it_on_himsel
     processes::wait_until("the host to be back", || excluded().is_none());
 }
 
-/// Seals what a rank saved of what others should have saved as well.
+/// Seals a shard that other ranks should have saved as well.
 fn save_alike(directory: &Path, run: &str, step: u64, rank: u32, content: char) {
     save_rank(
         directory,

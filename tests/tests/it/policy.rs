@@ -1,5 +1,5 @@
-//! A policy of one's own decides; one that is broken, or wants what is not allowed, gives way to the built-in one and it is
-//! said.
+//! A user's own policy decides. If it is broken, or wants a forbidden action, the built-in policy replaces it and
+//! the launcher reports it.
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ fn troubles(end: &End) -> Vec<String> {
 }
 
 #[test]
-fn what_it_says_is_done_and_nothing_is_said_of_trouble() {
+fn its_decision_is_carried_out_without_a_report_of_trouble() {
     let text =
         "def decide(case):\n    return decision('hand_back', 0, 'exit {}'.format(case.verdict.cause.code))\n";
     let end = under(text, "");
@@ -39,7 +39,7 @@ fn what_it_says_is_done_and_nothing_is_said_of_trouble() {
 }
 
 #[test]
-fn a_broken_one_gives_way_and_it_is_said_with_its_line() {
+fn a_broken_policy_is_replaced_and_reported_with_its_line() {
     let end = under("def decide(case):\n    return case.verdct\n", "");
     end.assert_status(0);
     end.assert_said("mine.star:2:16: there is no field verdct");
@@ -52,7 +52,7 @@ fn a_broken_one_gives_way_and_it_is_said_with_its_line() {
 }
 
 #[test]
-fn one_that_does_not_end_gives_way() {
+fn a_policy_that_does_not_end_is_replaced() {
     let loops = "for a in range(999):\n        for b in range(999):\n            for c in range(999):\n                pass";
     let end = under(&format!("def decide(case):\n    {loops}\n"), "");
     end.assert_status(0);
@@ -69,7 +69,7 @@ fn no_policy_restarts_beyond_the_budget() {
 }
 
 #[test]
-fn what_is_wrong_with_it_stands_on_the_screen_and_is_counted_while_the_job_runs() {
+fn trouble_with_a_policy_is_on_the_screen_and_counted_while_the_job_runs() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("mine.star");
     std::fs::write(&file, "def decide(case):\n    return case.verdct\n").expect("the policy is written");
@@ -88,7 +88,7 @@ fn what_is_wrong_with_it_stands_on_the_screen_and_is_counted_while_the_job_runs(
 }
 
 #[test]
-fn one_without_trouble_leaves_the_screen_and_the_count_alone() {
+fn a_policy_without_trouble_changes_neither_the_screen_nor_the_count() {
     let stage = Stage::new();
     let job = stage.sh(r#"[ "$ATTEMPT" = 0 ] && exit 9; mark again; wait_for enough"#).start();
     job.mark("again");
@@ -125,7 +125,7 @@ fn the_hosts_policy_holds_for_jobs_that_bring_none() {
 }
 
 #[test]
-fn a_run_is_judged_anew_as_it_was_with_the_policy_that_decided_then() {
+fn a_run_is_replayed_with_the_policy_that_decided_then() {
     let stage = Stage::new();
     let policy = stage.work().join("own.star");
     std::fs::write(&policy, hands_back("as I want it")).expect("the policy is written");
@@ -152,13 +152,13 @@ fn a_run_is_judged_anew_as_it_was_with_the_policy_that_decided_then() {
     assert!(status != Some(0) && reported.contains("own.star"), "{reported}");
 }
 
-/// What `mainstay status` shows, whatever it makes of the job's state.
+/// The output of `mainstay status`, whatever its exit status.
 fn screen(job: &Job) -> String {
     let asked = Command::new(mainstay()).args(["status", "--socket"]).arg(job.socket()).output();
     String::from_utf8_lossy(&asked.expect("mainstay can be started").stdout).into_owned()
 }
 
-/// What Prometheus is shown by the launcher.
+/// The launcher's metrics for Prometheus.
 fn metrics(job: &Job) -> String {
     let mut stream = UnixStream::connect(job.socket()).expect("the launcher listens");
     stream
@@ -203,7 +203,7 @@ def decide(case):
     assert!(second.starts_with("known: signal restart_in_job 1.0 "), "{second}");
     let forgets = known(stage.python(KILLED_ONCE).options(&format!("{with} --forget")).start().end());
     assert!(forgets.starts_with("known:  ("), "{forgets}");
-    // Somebody has spoilt it.
+    // The file was damaged.
     for file in std::fs::read_dir(stage.logs().join(".learned")).expect("what was learned") {
         std::fs::write(file.expect("a file").path(), "{\"version\":1,\"rungs\":7}").expect("our own file");
     }

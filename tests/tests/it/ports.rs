@@ -1,11 +1,11 @@
-//! The port of the ranks' store: a free one for each attempt and job, or the one that was asked for, or a clear error.
+//! The port of the ranks' store: a free one for each attempt and job, or the requested one, or a clear error.
 
 use std::net::TcpListener;
 
 use mainstay_tests::{Stage, has_client, journal};
 
 #[test]
-fn a_port_that_somebody_listens_on_is_named_with_the_option() {
+fn a_port_in_use_is_named_with_the_option() {
     let stage = Stage::new();
     let listener = TcpListener::bind("0.0.0.0:0").expect("a free port");
     let port = listener.local_addr().expect("it is bound").port();
@@ -27,7 +27,7 @@ fn a_port_on_the_loopback_alone_counts_as_taken_too() {
 }
 
 /// Rank 0 listens as torch's store does; the others connect. In the first attempt the connections are open when one
-/// of them is killed, so that the port has to be taken again from connections that linger.
+/// of them is killed, so that the port must be taken again from lingering connections.
 const STORE: &str = r#"
 import socket
 address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

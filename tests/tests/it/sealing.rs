@@ -1,5 +1,5 @@
-//! Trainers whose newest checkpoint is damaged when the job restarts: they find the newest whole one, in the job and with or without an
-//! agent, or the job ends with words.
+//! Trainers whose newest checkpoint is damaged when the job restarts: they find the newest whole one, in the job
+//! and with or without an agent, or the job ends with an explanation.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "in a test, a panic is the report")]
 
@@ -79,7 +79,7 @@ goes_on_from 10
 }
 
 #[test]
-fn a_job_without_a_whole_checkpoint_left_ends_and_says_why() {
+fn a_job_without_a_whole_checkpoint_left_ends_with_the_reason() {
     let stage = Stage::new();
     let script = r#"
 if [ "$ATTEMPT" = 0 ]; then
@@ -93,14 +93,14 @@ mark started-over
     end.assert_said("no whole checkpoint is left").assert_said("checkpoint-10/weights has 4 bytes");
     assert_eq!(end.status, 70, "{end}");
     assert!(!stage.marks().join("started-over").exists());
-    // A new launch says the same, before any rank.
+    // A new launch reports the same, before any rank starts.
     let again = watched(&stage, "mark started-over").start().end();
     again.assert_said("no whole checkpoint is left");
     assert!(!stage.marks().join("started-over").exists());
 }
 
 #[test]
-fn an_output_directory_that_is_away_for_a_moment_does_not_make_the_job_start_from_the_beginning() {
+fn an_output_directory_that_is_missing_for_a_moment_does_not_make_the_job_start_over() {
     let stage = Stage::new();
     let script = r#"
 if [ "$ATTEMPT" = 0 ]; then
@@ -118,7 +118,7 @@ goes_on_from 10
 }
 
 #[test]
-fn a_file_that_is_written_over_comes_back_as_it_was_sealed() {
+fn an_overwritten_file_is_restored_as_it_was_sealed() {
     let stage = Stage::new();
     let archive = stage.work().join("archive.py");
     fs::write(
@@ -146,7 +146,7 @@ python3 -c "import sys, zipfile; assert zipfile.ZipFile(sys.argv[1]).read('data.
 }
 
 #[test]
-fn a_checkpoint_whose_name_is_of_no_known_kind_is_said_to_be_unsealed() {
+fn a_checkpoint_name_of_no_known_kind_is_reported_as_unsealed() {
     let stage = Stage::new();
     let script = r#"
 if [ "$ATTEMPT" = 0 ]; then
@@ -160,7 +160,7 @@ fi
 }
 
 #[test]
-fn with_an_agent_a_checkpoint_whose_name_is_of_no_known_kind_is_said_to_be_unsealed() {
+fn with_an_agent_a_checkpoint_name_of_no_known_kind_is_reported_as_unsealed() {
     let hosts = Hosts::new(16, 2, &[]);
     let agents: Vec<_> = (0..2).map(|host| hosts.agent(host)).collect();
     let (stage, out) = (&hosts.stages[0], hosts.directory(0));
@@ -182,7 +182,7 @@ fn with_an_agent_a_checkpoint_whose_name_is_of_no_known_kind_is_said_to_be_unsea
 }
 
 #[test]
-fn with_an_agent_a_damaged_checkpoint_comes_back_from_a_peer_within_the_job() {
+fn with_an_agent_a_damaged_checkpoint_is_restored_from_a_peer_within_the_job() {
     let hosts = Hosts::new(13, 2, &[]);
     let agents: Vec<_> = (0..2).map(|host| hosts.agent(host)).collect();
     let (stage, out) = (&hosts.stages[0], hosts.directory(0));
@@ -194,7 +194,7 @@ if [ "$ATTEMPT" = 0 ]; then
 fi
 goes_on_from 20
 "#;
-    // Both hosts have asked before there is anything: their parts belong to one decision.
+    // Both hosts have asked before anything exists: their parts belong to one decision.
     let second = &hosts.stages[1];
     second
         .sh("true")

@@ -1,5 +1,5 @@
-//! File systems of the user's that stop to answer, one path after the other: the launcher sees deaths and hangs, restarts what can
-//! be restarted, and ends when it is told to.
+//! The user's file systems stop answering, one path after the other: the launcher sees deaths and hangs, restarts
+//! what can be restarted, and ends when it is asked to.
 
 use mainstay_tests::{Stage, has_client, is_root, journal, skipped};
 use nix::sys::signal::Signal;
@@ -14,7 +14,7 @@ fn silent(at: &Path) -> Option<SilentMount> {
     mount
 }
 
-/// Two ranks that work for ever in the first attempt and end at once in the next.
+/// Two ranks that work forever in the first attempt and end at once in the next.
 const WORKS: &str = r#"
 mark "pid.$RANK.$ATTEMPT" $$
 if [ $ATTEMPT = 0 ]; then work; fi
@@ -131,7 +131,7 @@ fn a_program_whose_directory_does_not_answer_is_not_waited_for() {
 }
 
 #[test]
-fn a_launcher_whose_log_directory_does_not_answer_ends_when_it_is_told_to() {
+fn a_launcher_whose_log_directory_does_not_answer_ends_when_asked_to() {
     let stage = Stage::new();
     let Some(mount) = silent(&stage.logs()) else { return };
     let job = stage.sh(WORKS).start();

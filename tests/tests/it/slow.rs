@@ -1,12 +1,12 @@
-//! Jobs that are slow and do not fail: the rank that makes the others wait is named, one that takes its turn is not.
+//! Slow jobs without a failure: the rank that makes the others wait is named, one that takes its turn is not.
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::Body;
 use mainstay_core::model::finding::{Finding, FindingKind};
 use mainstay_tests::{Stage, has_client, journal};
 
-/// Each step, a rank works for as long as `work` says and waits for the others until all have had their time. The ranks
-/// meet by the clock: whoever works longer waits less, as in a collective.
+/// In each step, a rank works for as long as `work` says and waits for the others until all have had their time.
+/// The ranks meet by the clock: a rank that works longer waits less, as in a collective.
 const TRAIN: &str = r#"
 import mainstay
 PERIOD = 0.16
@@ -54,7 +54,7 @@ fn a_rank_with_more_work_than_its_peers_is_named() {
 }
 
 #[test]
-fn ranks_that_take_turns_are_told_as_uneven_data() {
+fn ranks_that_take_turns_are_reported_as_uneven_data() {
     if !has_client() {
         return;
     }
@@ -86,7 +86,7 @@ fn no_rank_of_a_healthy_job_is_named() {
     );
     let end = stage.python(&script).ranks(8).start().end();
     end.assert_status(0);
-    // On a busy machine some rank is late in each step, and that may be told; but it is none's own fault.
+    // On a busy machine some rank is late in each step, and that may be reported; but no rank is the cause.
     let named: Vec<Finding> =
         findings(&end.journal).into_iter().filter(|finding| !finding.ranks.is_empty()).collect();
     assert!(named.is_empty(), "{named:?}");

@@ -1,8 +1,8 @@
-//! A soak: jobs of real processes of several kinds, hurt at random and one fault inside the other, each brought to one of
-//! several ends at last. Counted is what must never be: a wrong end, two attempts at once, something left over.
+//! A soak: jobs of real processes of several kinds with random, nested faults, each brought to one of several ends.
+//! It counts what must never happen: a wrong end, two attempts at once, something left over.
 //!
-//! `MAINSTAY_SOAK_FAULTS` says how many faults, `MAINSTAY_SOAK_SEED` which. `MAINSTAY_SOAK_REPORT` names a file for the
-//! counts: the soak then goes on after what is wrong, and whoever reads them judges.
+//! `MAINSTAY_SOAK_FAULTS` sets the number of faults, `MAINSTAY_SOAK_SEED` the seed. `MAINSTAY_SOAK_REPORT` names a
+//! file for the counts: the soak then continues after an error, and the reader of the counts decides.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
@@ -16,8 +16,8 @@ use drill::{Random, Trace, held, is_template, order, overlapping, signal};
 use mainstay_tests::{Job, Stage, has_client, has_torch, processes};
 use nix::sys::signal::Signal;
 
-/// Ranks that go step by step together and write down each step with its attempt. Shared memory outlives them; what they
-/// save does too. `meet` and `begin` are of the kind of job.
+/// Ranks that step together and write down each step with its attempt. Shared memory outlives them, and so do their
+/// saves. `meet` and `begin` depend on the kind of job.
 const TRAINING: &str = r#"
 import mainstay, mmap, struct
 WORLD = int(os.environ["WORLD_SIZE"])
@@ -80,12 +80,12 @@ def meet(step):
 const IN_PROCESS: &str = "mainstay.restartable(train, cleanup=cleanup)()\n";
 const PLAIN: &str = "train()\n";
 
-/// What kind of job.
+/// The kind of job.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Ranks that stay in their processes.
     InProcess,
-    /// Ranks that are all started anew.
+    /// Ranks that are all restarted.
     Plain,
     /// Ranks with PyTorch that stay in their processes, blocked in gloo when a peer fails.
     Gloo,
@@ -109,7 +109,7 @@ impl Kind {
     }
 }
 
-/// What is done. Those that hang take seconds to be told from work: they are rarer.
+/// The faults. It takes seconds to distinguish a hang from work, so hangs are rarer.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Kill,
@@ -158,14 +158,14 @@ const FAULTS: [Fault; 23] = [
     Fault::Hang,
 ];
 
-/// How a job comes to its end, and with which status.
+/// How a job ends, and with which status.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     /// All ranks return.
     Done,
-    /// One raises the same at the same step, again and again: a person has to act.
+    /// One rank raises the same exception at the same step, again and again: a person has to act.
     Bug,
-    /// The launcher is told to stop while it recovers.
+    /// The launcher is asked to stop while it recovers.
     Reported,
     /// The launcher is killed.
     Killed,
@@ -173,7 +173,7 @@ enum Ending {
 
 const ENDINGS: [Ending; 4] = [Ending::Done, Ending::Bug, Ending::Reported, Ending::Killed];
 
-/// What must never be.
+/// What must never happen.
 #[derive(Debug, Default)]
 struct Counts {
     faults: u64,
@@ -232,16 +232,16 @@ fn jobs_of_all_kinds_always_end_as_they_should_and_leave_nothing() {
     }
 }
 
-/// So many more may be held at one moment than at another: by a standby that is being made, by a save on its way to the disk.
-/// What each fault or each restart leaves behind comes to more.
+/// Short-lived resources may add this many at one moment: a standby that is being made, a save on its way to the
+/// disk. A leak per fault or restart adds up to more.
 const IN_PASSING: usize = 2;
 
-/// One job with so many faults, and its end.
+/// One job with this many faults, and its end.
 fn soak(kind: Kind, ending: Ending, first: u64, planned: u64, random: &mut Random, counts: &mut Counts) {
     let stage = Stage::new();
     let ranks = kind.ranks();
     std::fs::write(stage.marks().join("slots"), vec![0; 8 * ranks as usize]).expect("a file");
-    // A rank may be hung in the middle of a save, which may take minutes in a job of which nothing is known.
+    // A rank may be hung in the middle of a save, which may take minutes in a job without history.
     let options =
         "--allow-inject --max-restarts 1000000 --fault-timeout 5s --hang-limit step=3s,checkpoint=3s";
     let job = stage.python(&kind.script()).ranks(ranks).options(options).start();
@@ -252,7 +252,7 @@ fn soak(kind: Kind, ending: Ending, first: u64, planned: u64, random: &mut Rando
         if count == planned / 4 {
             at_first = held(&job, &stage, &pids);
         }
-        // Each kind comes, whatever the seed.
+        // Each kind occurs, whatever the seed.
         let fault = match FAULTS.get((first + count) as usize) {
             Some(fault) => *fault,
             None => FAULTS[random.below(FAULTS.len() as u64) as usize],
@@ -266,7 +266,7 @@ fn soak(kind: Kind, ending: Ending, first: u64, planned: u64, random: &mut Rando
     let pids = trace.wait_for(trace.attempt, 30);
     let at_last = held(&job, &stage, &pids);
     for (what, held) in at_last {
-        // The page of the process before stays for those who look back; a rank that stayed in its process has none.
+        // The page of the previous process stays for later analysis; a rank that stayed in its process has none.
         let in_passing = if what == "files on tmpfs" { ranks as usize } else { IN_PASSING };
         let most = at_first.get(what).map_or(held, |before| before + in_passing);
         if held > most {
@@ -282,7 +282,7 @@ fn soak(kind: Kind, ending: Ending, first: u64, planned: u64, random: &mut Rando
         println!("{:?}, {journal:?}", trace.overlaps);
         counts.overlaps += overlaps as u64;
     }
-    // Pages stay for those who look back, until another job begins.
+    // Pages stay for later analysis, until another job starts.
     stage.sh("exit 0").start().end().assert_status(0);
     if here.exists() {
         println!("left on tmpfs: {:?}", names(&here));
@@ -317,7 +317,7 @@ fn hurt(
         Fault::Terminate => signal(pids[&victim], Signal::SIGTERM),
         Fault::Abort => signal(pids[&victim], Signal::SIGABRT),
         Fault::Exit => signal(pids[&victim], Signal::SIGUSR1),
-        // Not by the client: what it throws may be caught by whoever the rank is in at that moment.
+        // Not through the client: the code that the rank runs at that moment may catch what the client raises.
         Fault::Exception => stage.mark(&format!("raise.{victim}")),
         Fault::Unclean => {
             stage.mark(&format!("unclean.{victim}"));

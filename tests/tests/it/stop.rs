@@ -1,10 +1,10 @@
-//! A launcher that is asked to stop stops its ranks in order, and by force when they do not heed it.
+//! A launcher that is asked to stop stops its ranks in order, and by force if they ignore it.
 
 use mainstay_core::model::entry::{ExitStatus, Fact};
 use mainstay_tests::{Stage, journal, processes};
 use nix::sys::signal::Signal;
 
-/// Saves in its handler, and ends with a status of its own.
+/// Saves in its handler, and ends with its own exit status.
 const SAVES: &str = r#"
     save() { mark "saved.$RANK" "$1"; exit "$2"; }
     trap 'save TERM 0' TERM

@@ -1,10 +1,11 @@
-//! The promise itself, with PyTorch: a DDP run that loses a rank ends with the same parameters as one that does not.
+//! The central guarantee, with PyTorch: a DDP run that loses a rank ends with the same parameters as one that does
+//! not.
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Job, Stage, has_torch, journal};
 
-/// Two ranks, gloo, a small model with an optimiser that has state of its own; all of it in the checkpoint.
+/// Two ranks, gloo, a small model with an optimiser that has state; all of it in the checkpoint.
 const TRAINER: &str = r#"
 import hashlib, torch, torch.distributed as dist
 import mainstay
@@ -89,7 +90,7 @@ fn a_rank_whose_peer_raised_is_a_victim_though_it_raises_too() {
         return;
     }
     let stage = Stage::new();
-    // Rank 0 sees a closed connection when rank 1 is gone, and may say so before rank 1's process has ended.
+    // Rank 0 sees a closed connection when rank 1 is gone, and may report it before rank 1's process has ended.
     let script = r#"
 import torch, torch.distributed as dist
 import mainstay

@@ -1,5 +1,5 @@
-//! What PyTorch's own launcher does with its command line on one host, `mainstay run` does too: every option works, or refuses
-//! with words. The options that other hosts need are tested with them.
+//! `mainstay run` handles torchrun's command line on one host as torchrun does: every option works, or is refused
+//! with an explanation. Options for several hosts are tested with those.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -233,7 +233,7 @@ fn a_reader_that_pauses_misses_no_line_of_a_job_that_ended_meanwhile() {
 }
 
 #[test]
-fn output_that_nobody_reads_is_named_and_the_closing_line_is_said() {
+fn output_without_a_reader_is_named_and_the_closing_line_is_printed() {
     let stage = Stage::new();
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let script = r#"i=0; while [ $i -lt 5000 ]; do echo "line $i of rank $RANK, longer than it need be"; i=$((i+1)); done"#;
@@ -246,7 +246,7 @@ fn output_that_nobody_reads_is_named_and_the_closing_line_is_said() {
 }
 
 #[test]
-fn what_the_launcher_says_is_in_a_file_whoever_reads_the_terminal() {
+fn the_launchers_output_is_in_a_file_whether_the_terminal_is_read_or_not() {
     let stage = Stage::new();
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let script =

@@ -60,9 +60,9 @@ fn an_elastic_job_starts_with_the_fewest_hosts_when_no_other_comes() {
 fn two_launchers_of_an_elastic_job_are_one_world() {
     let (first, second) = (Stage::new(), Stage::new());
     let (port, script) = (free_port(), r#"mark "ran.$RANK" "$WORLD_SIZE""#);
-    // It takes the second host, however late: the last call is longer than the test may last.
+    // It accepts the second host, however late: the last call is longer than the test may last.
     let jobs = [&first, &second].map(|stage| elastic(stage, "both-of-two", port, 3_600, script));
-    // Processes of both have the same job in their names: what each has left is looked at when both have ended.
+    // Processes of both have the same job in their names: leftovers are checked when both have ended.
     assert!(jobs.iter().all(Job::has_ended));
     for job in jobs {
         job.end().assert_status(0);

@@ -1,5 +1,5 @@
-//! Real agents, launchers and trainers that know nothing of Mainstay: what they write is replicated, and a host that lost it has it
-//! back before its ranks start. An agent that is killed while it brings a step into storage goes on with it.
+//! Real agents, launchers and trainers that know nothing of Mainstay: their checkpoints are replicated, and a host
+//! that lost them gets them back before its ranks start. An agent that is killed during an upload continues it.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ const SAVES: &str = "mkdir -p \"$DIR/iter_0000010\" && echo \"state of $HOST\" >
 const LOADS: &str = "test \"$(cat \"$DIR/latest_checkpointed_iteration.txt\")\" = 10 && \
                      test \"$(cat \"$DIR/iter_0000010/model.pt\")\" = \"state of $HOST\"";
 
-/// The hosts of a test have directories with different paths: `--resume-from` says that they are of one run.
+/// The hosts of a test have directories with different paths: `--resume-from` declares that they belong to one run.
 fn launch(hosts: &Hosts, agent: &Agent, host: usize, run: &str, script: &str) -> Job {
     let stage = &hosts.stages[host];
     let directory = hosts.directory(host);
@@ -58,7 +58,7 @@ fn a_trainer_without_a_line_of_ours_finds_its_files_on_a_host_that_lost_them() {
         let newest = &listed["steps"][0];
         newest["whole"] == true && newest["least_copies"] == 2
     });
-    // One host is lost with all that lay there.
+    // One host is lost with all its files.
     agents.pop().unwrap().kill();
     fs::remove_dir_all(hosts.directory(1)).unwrap();
     fs::remove_dir_all(hosts.store(1)).unwrap();
@@ -76,7 +76,7 @@ fn an_agent_that_is_killed_while_it_uploads_goes_on_where_it_was() {
     let url = format!("file://{}", bucket.path().display());
     let durable = format!("DURABLE={url}");
     let hosts = Hosts::new(9, 1, &[&durable, "REDUNDANCY=0"]);
-    // Slow enough that it is in the middle for long, whatever else goes on.
+    // Slow enough that the upload takes long, whatever else runs.
     let agent = hosts.agent_with(0, &["DURABLE_BANDWIDTH=1MiB"]);
     let directory = hosts.directory(0);
     fs::create_dir_all(directory.join("iter_0000010")).unwrap();
@@ -100,7 +100,7 @@ fn an_agent_that_is_killed_while_it_uploads_goes_on_where_it_was() {
     assert_ne!(list().status.code(), Some(0), "half a step is none");
     let _again = hosts.agent(0);
     processes::wait_until("the step in the storage", || list().status.code() == Some(0));
-    // Back from nothing but the bucket: a plain archive.
+    // Restored from nothing but the bucket: a plain archive.
     let out = tempfile::TempDir::new().unwrap();
     let mut pull = Command::new(mainstay());
     pull.args(["ckpt", "pull", "run-u:checkpoints"]).arg(out.path()).args(["--from", &url]);

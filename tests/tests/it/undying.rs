@@ -1,5 +1,5 @@
-//! Ranks that SIGKILL does not end, as inside a driver or a file system that hangs. Here the kernel's first freezer holds them,
-//! which only root can ask for.
+//! Ranks that SIGKILL does not end, as in a driver or file system that hangs. Here the kernel's v1 freezer holds
+//! them, which only root can use.
 #![allow(clippy::expect_used, reason = "a panic in a test is its report")]
 
 use std::fs;
@@ -9,11 +9,11 @@ use mainstay_tests::{Job, Stage, is_root, skipped};
 
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 
-/// Processes of which nothing moves, not even to die.
+/// Processes that cannot run, not even to die.
 struct Frozen(PathBuf);
 
 impl Frozen {
-    /// None where processes cannot be frozen so.
+    /// None if processes cannot be frozen this way.
     fn new(name: &str) -> Option<Frozen> {
         if !is_root() || !PathBuf::from(FREEZER).join("cgroup.procs").exists() {
             skipped("no freezer of the first kind, or not root");
@@ -59,7 +59,7 @@ fn with_one_that_does_not_die(stage: &Stage, frozen: &Frozen, options: &str) -> 
 }
 
 #[test]
-fn a_rank_that_does_not_die_is_not_waited_for_for_ever() {
+fn a_rank_that_does_not_die_is_not_waited_for_forever() {
     let Some(frozen) = Frozen::new("ever") else { return };
     let stage = Stage::new();
     let job = with_one_that_does_not_die(&stage, &frozen, "--ready-within 1s");

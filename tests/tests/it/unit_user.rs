@@ -1,5 +1,6 @@
-//! The agent as the shipped unit runs it: a user of its own with the unit's capabilities, which cannot become another user, in the file
-//! system that the unit's sandbox leaves. It replicates what launchers and `ckpt push` hand over, and says what it cannot do.
+//! The agent as the shipped unit runs it: a separate user with the unit's capabilities, which cannot become another
+//! user, in the file system that the unit's sandbox leaves. It replicates what launchers and `ckpt push` hand over,
+//! and reports what it cannot do.
 
 #![allow(
     clippy::unwrap_used,
@@ -59,7 +60,7 @@ if touch "$READ_ONLY/new" 2> /dev/null; then echo "the sandbox is not read-only"
 exec "$@"
 "#;
 
-/// `PR_SET_MDWE` with `PR_MDWE_REFUSE_EXEC_GAIN`: what `MemoryDenyWriteExecute` has systemd do since 254.
+/// `PR_SET_MDWE` with `PR_MDWE_REFUSE_EXEC_GAIN`: systemd sets it for `MemoryDenyWriteExecute` since version 254.
 fn deny_write_execute(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     let deny = || {
@@ -139,7 +140,7 @@ impl UnitAgent {
         self.run.join("agent.sock")
     }
 
-    /// What a user of the unit's group is answered.
+    /// The answer to a user of the unit's group.
     fn asked(&self, program: &str, uid: u32, arguments: &[&str]) -> Output {
         let (uid, group) = (uid.to_string(), UNIT.to_string());
         let mut command = Command::new("setpriv");
@@ -196,7 +197,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
+fn the_units_user_replicates_what_users_hand_over_and_reports_what_it_cannot_do() {
     if let Err(reason) = as_unprivileged() {
         return skipped(reason);
     }
@@ -211,7 +212,7 @@ fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
     let listed = json(&ckpt(&peer, &["ls", "--run", "train", "--json"]));
     assert_eq!(listed["steps"][0]["whole"], true, "{listed}");
 
-    // Another user of the group has nothing of it, and is told why.
+    // Another user of the group gets no access, and the error names the reason.
     let tried = agent.asked(&program, B, &["ckpt", "push", "theirs", &place, "--wait", "1"]);
     let said = text(&tried.stderr);
     assert!(
@@ -221,7 +222,7 @@ fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
     let seen = json(&agent.asked(&program, B, &["ckpt", "ls", "--json"]));
     assert!(seen["steps"].as_array().is_none_or(Vec::is_empty), "{seen}");
 
-    // What is restored comes into files that the user's process lends, and is whole and the user's own.
+    // Files are restored into files that the user's process lends, and are whole and owned by the user.
     let back = hosts.stages[0].work().join("back");
     fs::create_dir(&back).unwrap();
     give(&back, A);
@@ -233,7 +234,7 @@ fn the_units_user_replicates_what_users_hand_over_and_says_what_it_cannot_do() {
     assert!(text(&verified.stdout).contains("2 shard(s)"), "{verified:?}");
     assert_eq!(files_of(&back, A), files_of(&of_a, A), "nothing else is there, and all is the user's");
 
-    // Into another user's directory no files can be lent: nothing is written, and words say why.
+    // Files cannot be lent for another user's directory: nothing is written, and a message names the reason.
     let of_b = saved(&hosts, "of-b", B, 0o700).display().to_string();
     let pushed = agent.asked(&program, B, &["ckpt", "push", "train", &of_b, "--wait", "90", "--json"]);
     assert_eq!(json(&pushed)["copies"], 2, "{}", text(&pushed.stderr));
@@ -280,7 +281,7 @@ fn under_the_units_user_trainers_go_on_from_their_own_checkpoints_and_from_nothi
     };
     let outs = [hosts.directory(0), hosts.directory(1)];
     outs.iter().for_each(|out| closed(out));
-    // Both hosts have asked before there is anything: their parts belong to one decision.
+    // Both hosts have asked before anything exists: their parts belong to one decision.
     launch(1, &outs[1], "true").end().assert_status(0);
     let script = r#"
 if [ "$ATTEMPT" = 0 ]; then
@@ -319,7 +320,7 @@ goes_on_from 20
     launch(0, &outs[0], "goes_on_from 20").end().assert_status(0).assert_said("step 20 (decision");
     files_of(&outs[0], A);
 
-    // Within a job nobody makes a directory that is gone, and nothing starts from the beginning.
+    // Within a job a missing directory is not created, and no rank starts from step 0.
     let script = r#"
 if [ "$ATTEMPT" = 0 ]; then rm -r "$OUT"; exit 9; fi
 mark started-over
@@ -330,7 +331,7 @@ mark started-over
 }
 
 #[test]
-fn without_any_capability_what_others_may_read_is_replicated_and_the_rest_is_said() {
+fn without_any_capability_readable_files_are_replicated_and_the_rest_is_reported() {
     if let Err(reason) = as_unprivileged() {
         return skipped(reason);
     }

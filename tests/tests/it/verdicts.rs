@@ -1,5 +1,5 @@
-//! A slice of the live fault matrix (`cargo xtask bench verdicts`): real training programs that know nothing of the test, faults of
-//! known cause, and what the launcher says and decides.
+//! A part of the live fault matrix (`cargo xtask bench verdicts`): real training programs that know nothing of the
+//! test, faults of known cause, and the launcher's verdicts and decisions.
 //!
 //! The programs and the means to let faults happen are those of `tests/healthy`.
 
@@ -31,7 +31,7 @@ fn cell(fault: &'static str, program: (&'static str, u32), after: u32) -> Cell {
     Cell { fault, program, after, warning: false }
 }
 
-/// What is known of a fault: `faults.json`.
+/// The truth about a fault: `faults.json`.
 fn truth(fault: &str) -> Value {
     let text = std::fs::read_to_string(healthy().join("faults/faults.json")).expect("the table of faults");
     let table: Value = serde_json::from_str(&text).expect("JSON");
@@ -43,7 +43,7 @@ fn healthy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("healthy")
 }
 
-/// Starts the job; a fault that comes from outside is sent here, as soon as the rank is where it is wanted.
+/// Starts the job; a fault from outside is sent here, as soon as the rank has reached the right step.
 fn started(stage: &Stage, cell: &Cell, truth: &Value) -> Job {
     let (program, ranks) = cell.program;
     let script = healthy().join("programs").join(format!("{program}.py"));
@@ -81,7 +81,7 @@ fn judged(job: &Job) -> (Verdict, Action) {
     (verdict, action)
 }
 
-/// What is wrong with a cell; none where verdict and decision are right.
+/// What is wrong with a cell; none if verdict and decision are right.
 fn wrong(cell: &Cell) -> Option<String> {
     let (stage, truth) = (Stage::new(), truth(cell.fault));
     let job = started(&stage, cell, &truth);
@@ -118,7 +118,7 @@ fn a_signal_from_outside_has_no_domain_and_stops_no_job() {
 }
 
 #[test]
-fn an_exception_is_judged_by_its_own_words() {
+fn an_exception_is_diagnosed_by_its_own_text() {
     if !has_client() {
         return;
     }

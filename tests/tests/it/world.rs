@@ -1,4 +1,4 @@
-//! A job that comes back with another number of ranks: its trainers hear of it.
+//! A job that restarts with another number of ranks: its trainers are notified.
 
 use mainstay_tests::{Stage, has_client};
 
@@ -9,19 +9,19 @@ mainstay.step(ATTEMPT)
 mark(f"here.{RANK}")
 if ATTEMPT == 0 and RANK == 0:
     for rank in range(int(os.environ["WORLD_SIZE"])):
-        wait_for(f"here.{rank}")  # who is stopped while it still starts has heard nothing
+        wait_for(f"here.{rank}")  # a rank that is stopped while it still starts has not been notified
     raise RuntimeError("injected")
 "#;
 
 #[test]
-fn the_next_run_with_more_ranks_is_told_from_how_many_and_its_own_restart_is_not() {
+fn the_next_run_with_more_ranks_is_notified_and_its_own_restart_is_not() {
     if !has_client() {
         return;
     }
     let stage = Stage::new();
     let reported = |ranks: u32| -> Vec<String> {
         for rank in 0..ranks {
-            // Those of the run before; there are none before the first.
+            // Those of the previous run; there are none before the first.
             let _ = std::fs::remove_file(stage.marks().join(format!("here.{rank}")));
         }
         let end = stage.python(SCRIPT).ranks(ranks).options("--fault-timeout 100s").start().end();

@@ -1,4 +1,5 @@
-//! Jobs whose ranks send no heartbeats: judged by what their processes do, late and with less certainty.
+//! Jobs whose ranks send no heartbeats: the launcher judges by the activity of their processes, late and with less
+//! certainty.
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
@@ -11,7 +12,8 @@ use mainstay_tests::{End, Stage, journal};
 /// Three seconds of work with output, as training logs its steps.
 const WORK: &str = "i=0; while [ $i -lt 60 ]; do sleep 0.05; echo step $i; i=$((i+1)); done";
 
-/// So much that a launcher on a busy machine, which looks late and leaves out what it could not see, has seen enough of it.
+/// Long enough that a launcher on a busy machine, which polls late and leaves out what it could not see, has seen
+/// enough of it.
 const LONG_WORK: &str = "i=0; while [ $i -lt 240 ]; do sleep 0.05; echo step $i; i=$((i+1)); done";
 
 fn assert_not_judged(end: &End) {
@@ -79,7 +81,7 @@ fn a_hang_that_is_only_reported_passes_when_the_ranks_go_on() {
     assert!(end.run_dir.join("attempt_0/hang.json").exists(), "{end}");
 }
 
-/// What the first run learned, the second one knows before its first step.
+/// What the first run learned, the second run knows before its first step.
 #[test]
 fn what_was_learned_is_kept_for_the_next_run_unless_it_is_to_be_forgotten() {
     let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! Relative links: the file is there, and so is the heading.
+//! Relative links: the file exists, and so does the heading.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -40,7 +40,7 @@ pub fn not_in_the_book(pages: &[Page]) -> Vec<String> {
         .collect()
 }
 
-/// What is wrong with a link; links to other sites are not looked at.
+/// What is wrong with a link; links to other sites are not checked.
 fn wrong(root: &Path, pages: &[Page], from: &Page, target: &str) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -65,7 +65,7 @@ fn targets(line: &str) -> Vec<String> {
     ends.filter_map(|rest| closed(rest)).map(|target| target.trim().to_owned()).collect()
 }
 
-/// The text up to the parenthesis that closes it; those that are opened within belong to it.
+/// The text up to the parenthesis that closes it; parentheses opened within it belong to it.
 fn closed(rest: &str) -> Option<&str> {
     let mut open = 0;
     for (at, c) in rest.char_indices() {

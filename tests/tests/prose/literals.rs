@@ -1,4 +1,5 @@
-//! The texts that the program prints: string literals of its sources that read as prose. Tests and comments are left out.
+//! The texts that the program prints: string literals of its sources that are prose. Tests and comments are left
+//! out.
 
 /// The string literals of a Rust source before its tests, each with the number of the line on which it starts (from 1).
 pub fn of_rust(source: &str) -> Vec<(usize, String)> {
@@ -26,13 +27,14 @@ pub fn of_rust(source: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The bytes of `r#"`, where the text starts with it. Raw strings hold patterns, scripts and samples, not prose.
+/// The length of `r#"` in bytes, if the text starts with it. Raw strings hold patterns, scripts and samples, not
+/// prose.
 fn raw_string(text: &str) -> Option<usize> {
     let marks = text.strip_prefix('r')?.chars().take_while(|mark| *mark == '#').count();
     text[1 + marks..].starts_with('"').then_some(marks + 2)
 }
 
-/// Where the string ends whose first byte this is: the place of the quotation mark.
+/// The position of the quotation mark that ends the string with this first byte.
 fn end_of_string(text: &str) -> usize {
     let mut escaped = false;
     for (at, byte) in text.bytes().enumerate() {
@@ -45,7 +47,7 @@ fn end_of_string(text: &str) -> usize {
     text.len().saturating_sub(1)
 }
 
-/// The bytes of a character literal, whose quotation mark starts no string; none for a lifetime.
+/// The length of a character literal, whose quotation mark starts no string; none for a lifetime.
 fn character(text: &str) -> Option<usize> {
     let inside = text.strip_prefix('\'')?;
     let length = if inside.starts_with('\\') { 2 } else { inside.chars().next()?.len_utf8() };

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A document, read.
+/// A parsed document.
 pub struct Page {
     /// Where it is, from the root of the repository.
     pub name: PathBuf,

@@ -1,4 +1,4 @@
-//! What people read is checked: links, code blocks, line lengths, and words that must not come back
+//! Checks the texts for people: links, code blocks, line lengths, and words that must not come back
 //! (`docs/style.md`).
 
 mod blocks;
@@ -117,7 +117,7 @@ fn the_built_in_policy_and_the_catalogue_of_hardware_have_none_of_them_either() 
     assert_none("texts", &complaints);
 }
 
-/// Whether a source is part of what ships: no test, no example, and not the simulator.
+/// Whether a source is part of the released program: no test, no example, and not the simulator.
 fn is_of_the_program(path: &Path) -> bool {
     let name = path.to_string_lossy();
     !["/tests/", "/examples/", "/tests.rs", "/sim/"].iter().any(|part| name.contains(part))

@@ -1,4 +1,4 @@
-//! Which file of a crate uses which: read from the text of its `use` declarations and of its inline paths.
+//! Which file of a crate uses which: read from its `use` declarations and inline paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 use super::super::{code_only, rust_files};
 use super::module_of;
 
-/// Aliases are followed at most so far.
+/// The maximum depth of aliases to follow.
 const DEEPEST: usize = 6;
 
 /// The files of a crate by their module paths.
@@ -16,7 +16,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Of the sources below a folder.
+    /// Reads the sources below a folder.
     pub fn read(source: &Path) -> Graph {
         let files: Vec<(String, String)> = rust_files(source)
             .iter()
@@ -30,7 +30,7 @@ impl Graph {
         Graph::of(&files)
     }
 
-    /// Of these modules and their texts.
+    /// Makes the graph of these modules and their texts.
     pub fn of(files: &[(&str, &str)]) -> Graph {
         let modules: BTreeSet<&str> = files.iter().map(|(module, _)| *module).collect();
         let paths: BTreeMap<&str, Vec<Used>> =
@@ -81,13 +81,13 @@ impl Graph {
     }
 }
 
-/// A path that a file uses, from the crate's root, and the name under which it has it.
+/// A path that a file uses, from the crate's root, and its local name.
 struct Used {
     path: Vec<String>,
     name: String,
 }
 
-/// One is above the other, or they are the same.
+/// Whether one is above the other, or they are the same.
 fn are_related(one: &str, other: &str) -> bool {
     let above = |above: &str, below: &str| {
         above.is_empty()
@@ -97,7 +97,8 @@ fn are_related(one: &str, other: &str) -> bool {
     above(one, other) || above(other, one)
 }
 
-/// The module that has what a path names: the deepest module on the path, or where that one has the name from.
+/// The module that has the item at a path: the deepest module on the path, or the one that it re-exports the name
+/// from.
 fn resolve(
     path: &[String],
     modules: &BTreeSet<&str>,
@@ -121,7 +122,7 @@ fn resolve(
     }
 }
 
-/// The paths that a text uses: `use` trees taken apart, and inline paths that begin at the crate's root.
+/// The paths that a text uses: `use` trees taken apart, and inline paths that start at the crate's root.
 fn used(module: &str, code: &str, modules: &BTreeSet<&str>) -> Vec<Used> {
     let mut found = Vec::new();
     for statement in code.split(';') {
@@ -144,13 +145,13 @@ fn used(module: &str, code: &str, modules: &BTreeSet<&str>) -> Vec<Used> {
     found
 }
 
-/// Whether what stands before `use` leaves it a declaration: the end of something else, attributes, a visibility.
+/// Whether the text before `use` makes it a declaration: the end of another item, attributes, a visibility.
 fn is_a_use(before: &str) -> bool {
     let line = before.rsplit('\n').next().unwrap_or("").trim();
     line.is_empty() || line == "pub" || (line.starts_with("pub(") && line.ends_with(')'))
 }
 
-/// Takes a tree of `use` apart: each leaf's path, and the name that it gets.
+/// Takes a `use` tree apart: each leaf's path, and its local name.
 fn open(before: &[String], tree: &str, leaves: &mut Vec<(Vec<String>, String)>) {
     let tree = tree.trim();
     let Some(at) = tree.find('{') else {
@@ -191,7 +192,7 @@ fn open(before: &[String], tree: &str, leaves: &mut Vec<(Vec<String>, String)>) 
     }
 }
 
-/// The same path from the crate's root; nothing for what other crates have.
+/// The path from the crate's root; none for items of other crates.
 fn from_root(module: &str, path: &[String], modules: &BTreeSet<&str>) -> Option<Vec<String>> {
     let own: Vec<String> = module.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect();
     let mut rest = path;

@@ -1,7 +1,7 @@
-//! The rooms of the core are in order, and no two files of a crate need each other.
+//! The modules of the core are in order, and no two files of a crate depend on each other.
 //!
-//! A parent lists its children and a child may use what its parent has: edges between a module and what is below it do
-//! not count. Paths are followed through `use` to the file that has the name.
+//! A parent lists its children and a child may use items of its parent: edges between a module and its descendants
+//! do not count. Paths are followed through `use` to the file that defines the name.
 
 mod graph;
 
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use graph::Graph;
 
-/// The rooms of the core in the order of `agent/core/src/lib.rs`: each uses only those before it.
+/// The modules of the core in the order of `agent/core/src/lib.rs`: each uses only those before it.
 const ROOMS: [&str; 11] = [
     "base",
     "model",
@@ -25,7 +25,7 @@ const ROOMS: [&str; 11] = [
     "view",
 ];
 
-/// Crates in which no two files need each other.
+/// Crates in which no two files depend on each other.
 const CRATES: [&str; 8] = [
     "agent",
     "agent/core",
@@ -37,7 +37,7 @@ const CRATES: [&str; 8] = [
     "proto/heartbeat",
 ];
 
-/// Files that still need each other. The list may only get shorter: one that is no cycle any more must go from it.
+/// Files that still depend on each other. The list may only get shorter: remove a cycle that no longer exists.
 const STILL: [&str; 0] = [];
 
 #[test]

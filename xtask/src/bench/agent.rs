@@ -1,5 +1,5 @@
-//! What watching costs: memory and CPU of agent and launcher with 8 beating ranks, beside NVRx's launcher and
-//! monitors.
+//! The cost of monitoring: memory and CPU of agent and launcher with 8 beating ranks, compared with NVRx's launcher
+//! and monitors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ const WINDOW: Duration = Duration::from_secs(20);
 /// Eight ranks of the peer each import PyTorch.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// What some processes weigh.
+/// Memory and CPU of some processes.
 #[derive(Clone, Copy, Default)]
 struct Weight {
     rss_mib: f64,
@@ -56,7 +56,7 @@ pub fn measure(progress: &Progress, bed: &Bed, report: &mut Report) {
     }
 }
 
-/// Agent and launcher, the agent beside the peer if that was measured.
+/// Figures of agent and launcher, the agent compared with the peer if that was measured.
 fn figures((agent, launcher): (Weight, Weight), theirs: Option<Weight>) -> Vec<Figure> {
     let figure = |id: &str, unit: &str, value: f64, peer: Option<f64>| {
         let figure = Figure::median(id, unit, &[value])?;
@@ -113,7 +113,7 @@ fn nvrx(bed: &Bed) -> Result<Weight> {
     Ok(weigh(&[&watching])?[0])
 }
 
-/// Weighs several groups of processes over the same window.
+/// Measures several groups of processes over the same window.
 fn weigh(groups: &[&[i32]]) -> Result<Vec<Weight>> {
     let cpu = |group: &[i32]| group.iter().filter_map(|pid| process::cpu_seconds(*pid)).sum::<f64>();
     let before: Vec<f64> = groups.iter().map(|group| cpu(group)).collect();

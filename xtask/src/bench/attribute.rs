@@ -1,5 +1,5 @@
-//! Attribution: how fast logs are read, how soon 8 ranks with 100 MB have a verdict, and how right it is on labelled cases
-//! whose source it is not allowed to remember. Beside NVRx's deterministic stage (its L0) over the same text.
+//! Attribution: how fast logs are read, how soon 8 ranks with 100 MB have a verdict, and how accurate it is on
+//! labelled cases without their source. Compared with NVRx's deterministic stage (its L0) over the same text.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,10 +13,10 @@ use crate::paths;
 use crate::progress::Progress;
 use crate::{nvrx, venv};
 
-/// How NVRx is called in these figures: the release that has the stage.
+/// The name of NVRx in these figures: the release that has the stage.
 const NVRX: &str = "NVRx 0.7.0 L0";
 
-/// Of the 8 logs NVRx reads this many, since it takes seconds for each MB that we take milliseconds for.
+/// NVRx reads this many of the 8 logs, because it takes seconds for each MB that we read in milliseconds.
 const PEER_LOGS: usize = 1;
 
 /// NVRx's stage over some files: prints MB/s of each, one a line.
@@ -40,7 +40,7 @@ struct Line {
     max: f64,
 }
 
-/// Runs the example of the core, and NVRx where it can be had.
+/// Runs the example of the core, and NVRx if it is available.
 pub fn measure(progress: &Progress, peers: bool, report: &mut Report) {
     let measured = progress.step("attribute: 100 MB of logs of 8 ranks, and labelled cases", ours);
     let speed = measured.as_ref().ok();
@@ -94,7 +94,7 @@ fn example() -> Command {
     cargo
 }
 
-/// The labelled cases beside the project, or those that the environment names.
+/// The labelled cases next to the project, or those that the environment names.
 fn labelled_cases() -> Option<PathBuf> {
     let file = std::env::var_os("MAINSTAY_LABELLED_CASES")
         .map_or_else(|| paths::root().join("../shared/attribution/dev.jsonl"), PathBuf::from);
@@ -108,7 +108,7 @@ fn theirs(progress: &Progress) -> Result<Vec<f64>> {
     let dir = paths::cache()?.join("bench-logs");
     std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
     let spoken = read_by_nvrx(progress, &python, &dir);
-    // 100 MB are not left behind.
+    // The 100 MB are removed.
     std::fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
     let spoken = spoken?;
     spoken.lines().map(|line| line.trim().parse().context("a figure of NVRx")).collect()

@@ -1,5 +1,6 @@
-//! Checkpoints: what a save costs training, and how soon a state is back, as ratios to one warm memcpy of the same bytes that was made
-//! just before. Beside torch.save, DCP's async_save, NVRx's local manager, alone and with replication, and DLRover's flash checkpoints, all on the same tmpfs.
+//! Checkpoints: the cost of a save for training, and how soon a state is loaded, as ratios to one warm memcpy of
+//! the same bytes just before. Compared with torch.save, DCP's async_save, NVRx's local manager, alone and with
+//! replication, and DLRover's flash checkpoints, all on the same tmpfs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,8 @@ const SCRIPT: &str = "checkpoint.py";
 /// One tool at one size.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Sizes of a rank's state, by the name of their figures, and how often each is saved at most: a large one waits for the disk each time.
+/// Sizes of a rank's state, by the name of their figures, and how often each is saved at most: a large one waits
+/// for the disk each time.
 const SIZES: [(&str, f64, usize); 2] = [("1g", 1.0, usize::MAX), ("4g", 4.0, 4)];
 
 /// Peers by the script's names and by those of the figures; some need an environment of their own.
@@ -33,15 +35,15 @@ const PEERS: [(&str, &str); 5] = [
     ("dlrover", DLROVER_NAME),
 ];
 
-/// Those of them that come with PyTorch.
+/// The peers that come with PyTorch.
 const OF_PYTORCH: [&str; 2] = ["torch_save", "dcp_async"];
 
-/// A peer's state: the largest for which several of them fit beside each other into a small host.
+/// The size of a peer's state: the largest of which several fit into a small host.
 const PEERS_UP_TO_GIB: f64 = 1.0;
 
 /// Measures each size `samples` times; only those of at most `most_gib`.
 pub fn measure(progress: &Progress, bed: &Bed, samples: usize, most_gib: f64, report: &mut Report) {
-    // A smaller state stands for both where that is asked for, under its own name.
+    // A smaller state replaces both if that is requested, under its own name.
     let sizes = SIZES.into_iter().filter(|(_, gib, _)| *gib <= most_gib);
     let mut sizes: Vec<(&str, f64, usize)> = sizes.collect();
     if sizes.is_empty() {
@@ -79,7 +81,7 @@ fn wanted(report: &Report) -> bool {
     families.iter().any(|family| report.wants_some_of(family))
 }
 
-/// Ours, once beside each peer that was measured.
+/// Our figures, compared with each peer that was measured.
 fn figures(name: &str, ours: &Times, peers: &[(&str, Times)]) -> Vec<Figure> {
     let of = |id: String, unit: &str, of: &dyn Fn(&Times) -> Vec<f64>| -> Vec<Figure> {
         let Some(figure) = Figure::median(&id, unit, &of(ours)) else { return Vec::new() };
@@ -93,20 +95,21 @@ fn figures(name: &str, ours: &Times, peers: &[(&str, Times)]) -> Vec<Figure> {
         of(format!("checkpoint.first_save_{name}"), "x memcpy", &|times| times.ratios("first")),
         of(format!("checkpoint.save_stall_s_{name}"), "s", &|times| times.seconds("save")),
         of(format!("checkpoint.behind_s_{name}"), "s", &|times| times.behind()),
-        // Into tensors that are there already, as a training script has them when it loads; dcp.load does nothing else.
+        // Into existing tensors, as a training script has them when it loads; dcp.load does nothing else.
         of(restore(name, ""), "x memcpy", &|times| times.speeds("load into")),
         of(restore(name, "_s"), "s", &|times| times.seconds("load into")),
     ];
     if peers.is_empty() {
-        // Into memory that nobody had before: new pages set the speed.
+        // Into memory that no process has used before: new pages limit the speed.
         all.push(of(restore(name, "_new"), "x memcpy", &|times| times.speeds("load")));
-        // What the kernel's new pages cost alone, in the same terms: no restore into new memory is quicker than that.
+        // The cost of the kernel's new pages alone, in the same unit: no restore into new memory is faster than
+        // that.
         all.push(of(restore(name, "_new_pages"), "x memcpy", &|times| times.speeds("new memory")));
     }
     all.concat()
 }
 
-/// The figures of restores speak of 1 GiB where they say no size.
+/// The name of a restore figure; figures without a size are for 1 GiB.
 fn restore(size: &str, what: &str) -> String {
     let size = if size == "1g" { String::new() } else { format!("_{size}") };
     format!("checkpoint.restore_memory{what}{size}")
@@ -142,7 +145,7 @@ impl Times {
         self.of(what).map(|event| event.took).collect()
     }
 
-    /// From the call to where the step can be offered.
+    /// From the call until the step can be offered.
     fn behind(&self) -> Vec<f64> {
         self.of("save").map(|event| event.behind).collect()
     }
@@ -172,7 +175,7 @@ fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Times> {
     Ok(times)
 }
 
-/// Where peers keep their checkpoints: memory, which one that is killed does not give back.
+/// Where peers keep their checkpoints: memory, which a killed peer does not free.
 struct Place(PathBuf);
 
 impl Place {
@@ -185,25 +188,26 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // What cannot be removed is no worse than before.
+        // A failed removal is no worse than before.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// A large state leaves room for two slots only on a small host; then each save comes to the disk before the next.
+/// On a small host a large state leaves room for two slots only; then each save reaches the disk before the next.
 const THREE_SLOTS_UP_TO_GIB: f64 = 1.0;
 
 fn command(bed: &Bed, tool: &str, gib: f64, folder: &Path) -> Result<Command> {
     Ok(match tool {
         "mainstay" => {
             let mut command = Command::new(paths::release_mainstay());
-            // The launcher takes the checksums of one save while the next memcpy is measured, as in life; the disk is another matter.
+            // The launcher computes the checksums of one save while the next memcpy is measured, as in production;
+            // the disk is measured separately.
             command.args(["run", "--no-agent", "--no-warm", "--max-restarts", "0"]);
             let slots = if gib <= THREE_SLOTS_UP_TO_GIB { 3 } else { 2 };
             if slots == 3 {
                 command.args(["--checkpoint-bandwidth", "50M"]);
             }
-            // What a slot of that size has to spare, and a little.
+            // Room for the slots of that size, and a little more.
             let memory = (gib * 1.02 * f64::from(slots) * 1024.0) as u64 + 64;
             command.args([
                 "--checkpoint-slots",

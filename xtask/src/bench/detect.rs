@@ -16,7 +16,7 @@ use crate::journal::{self, Follower};
 use crate::paths;
 use crate::progress::Progress;
 
-/// Ranks of the job; they only sleep, because the launcher's eyes are measured and not Python's start.
+/// Ranks of the job; they only sleep, because this measures the launcher and not Python's start.
 const RANKS: u64 = 4;
 
 const LIMIT: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! What ranks of the restart benchmarks record themselves, and the faults that they are given.
+//! Events that ranks of the restart benchmarks record, and the faults injected into them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::journal;
 
-/// How a rank comes to its end.
+/// How a rank ends.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Fault {
     /// SIGKILL.
@@ -26,11 +26,11 @@ pub struct Restart {
     pub to_python: f64,
     /// To the first step of the last rank.
     pub to_step: f64,
-    /// What the launcher has in memory after it, MiB.
+    /// The launcher's resident memory after it, MiB.
     pub resident_mib: Option<f64>,
 }
 
-/// Brings the fault about, and says when.
+/// Injects the fault, and returns when.
 pub fn strike(fault: Fault, events: &Path, victim: u64, pid: Option<i32>) -> Result<u64> {
     let at = journal::now();
     match fault {
@@ -67,12 +67,12 @@ pub struct Events {
 }
 
 impl Events {
-    /// The record of so many ranks, which may not be there yet.
+    /// The record of this many ranks, which may not exist yet.
     pub fn of(path: PathBuf, world: usize) -> Events {
         Events { path, world, read_to: 0, all: Vec::new() }
     }
 
-    /// Takes in what was written since the last time.
+    /// Reads new entries.
     pub fn poll(&mut self) {
         let Ok(text) = fs::read_to_string(&self.path) else { return };
         let new = text.get(self.read_to..).unwrap_or_default();
@@ -89,7 +89,7 @@ impl Events {
         (pids.len() == self.world).then_some(pids)
     }
 
-    /// The process of each rank, once all of them have made so many steps since a place in the record and in
+    /// The process of each rank, once all of them have made this many steps since a position in the record and in
     /// processes that are not old.
     pub fn stepping(
         &mut self,
@@ -107,12 +107,13 @@ impl Events {
         all.then(|| made.into_iter().map(|(rank, (pid, _))| (rank, pid)).collect())
     }
 
-    /// When the last of the ranks made its first step since a place in the record, in a process that is not old.
+    /// When the last of the ranks made its first step since a position in the record, in a process that is not old.
     pub fn last_first_step(&self, since: usize, old: &BTreeSet<i32>) -> Option<u64> {
         self.last_first("step", since, old)
     }
 
-    /// When the last of the ranks was at something for the first time since a place in the record, in a process that is not old.
+    /// When the last of the ranks first had this event since a position in the record, in a process that is not
+    /// old.
     pub fn last_first(&self, event: &str, since: usize, old: &BTreeSet<i32>) -> Option<u64> {
         self.first(event, since, old).into_values().max()
     }
@@ -124,7 +125,7 @@ impl Events {
         ended.iter().filter_map(took).max()
     }
 
-    /// When each rank was first at something.
+    /// When each rank first had this event.
     fn first(&self, event: &str, since: usize, old: &BTreeSet<i32>) -> BTreeMap<u64, u64> {
         let mut first: BTreeMap<u64, u64> = BTreeMap::new();
         for seen in self.all.iter().skip(since).filter(|e| e.event == event && !old.contains(&e.pid)) {

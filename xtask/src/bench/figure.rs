@@ -9,22 +9,22 @@ use serde::Serialize;
 
 use super::stop;
 
-/// One measured figure, or one comparison of it with a peer.
+/// One measured figure, alone or compared with a peer.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Figure {
     /// Its stable name, such as `restart.kill_to_step`.
     pub id: String,
-    /// The median, unless the name says p99.
+    /// The median, unless the name contains p99.
     pub value: f64,
     /// The unit of all its values.
     pub unit: String,
-    /// How many samples it is made of.
+    /// The number of samples.
     pub n: usize,
     /// The smallest sample.
     pub min: f64,
     /// The largest sample.
     pub max: f64,
-    /// With whom it is compared, with the version; null where there is nobody.
+    /// The peer that it is compared with, and its version; null if there is none.
     pub peer: Option<String>,
     /// The peer's value of the same kind, from the same run.
     pub peer_value: Option<f64>,
@@ -70,12 +70,12 @@ impl Figure {
         })
     }
 
-    /// The same figure beside a peer's samples.
+    /// The same figure, compared with a peer's samples.
     pub fn beside(&self, peer: &str, samples: &[f64]) -> Self {
         self.beside_at(peer, samples, 0.5)
     }
 
-    /// The same figure beside that value of a peer's samples which this share does not exceed.
+    /// The same figure, compared with this quantile of a peer's samples.
     pub fn beside_at(&self, peer: &str, samples: &[f64], share: f64) -> Self {
         let value = Self::quantile_of(samples, share);
         let ratio = value.filter(|value| *value > 0.0).map(|value| self.value / value);
@@ -121,11 +121,11 @@ struct Machine {
     cores: usize,
     memory_gib: f64,
     kernel: String,
-    /// Load average of the last minute when the run began and when it ended: others may be at work here.
+    /// Load average of the last minute at the start and the end of the run: other users may be active.
     load: [f64; 2],
 }
 
-/// With `--quick`, no measurement of a bench starts after so long, so that the bench ends within three minutes.
+/// With `--quick`, no measurement of a bench starts after this time, so that the bench ends within three minutes.
 const QUICK: Duration = Duration::from_secs(100);
 
 /// All figures of a run. Each is printed and written as soon as it is measured: a run that is stopped loses none.
@@ -140,7 +140,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Begins a run that measures only the figures whose names begin like one of `only` (all, if it is empty), and
+    /// Starts a run that measures only the figures whose names start with one of `only` (all, if it is empty), and
     /// writes them to `file`.
     pub fn begin(only: Vec<String>, file: PathBuf, quick: bool) -> Self {
         Self { load_before: load(), figures: Vec::new(), only, file, quick, since: Instant::now() }
@@ -161,7 +161,7 @@ impl Report {
         wanted && !late && !stop::is_stopping()
     }
 
-    /// The same for figures whose names begin like this and are not known before they are measured.
+    /// The same for figures with this prefix whose names are unknown before they are measured.
     pub fn wants_some_of(&self, family: &str) -> bool {
         let named =
             self.only.iter().any(|only| only.starts_with(family) || family.starts_with(only.as_str()));
@@ -172,13 +172,14 @@ impl Report {
         self.only.is_empty() || self.only.iter().any(|only| id.starts_with(only.as_str()))
     }
 
-    /// The words of `--only` that no measured figure begins with.
+    /// The words of `--only` that no measured figure starts with.
     pub fn not_found(&self) -> Vec<&str> {
         let found = |only: &&String| !self.figures.iter().any(|figure| figure.id.starts_with(only.as_str()));
         self.only.iter().filter(found).map(String::as_str).collect()
     }
 
-    /// Takes in what was measured: a line for people, and the file. A figure with a peer replaces the same one without.
+    /// Adds figures: prints a line for people and writes the file. A figure with a peer replaces the same one
+    /// without.
     pub fn add(&mut self, figures: impl IntoIterator<Item = Figure>) {
         let is_new = |figure: &Figure| self.is_chosen(&figure.id) && !self.figures.contains(figure);
         let chosen: Vec<Figure> = figures.into_iter().filter(is_new).collect();
@@ -196,7 +197,7 @@ impl Report {
         }
     }
 
-    /// A part that gave its figures, or could not run and says why.
+    /// Adds the figures of a part, or reports why it could not run.
     pub fn part(&mut self, name: &str, measured: Result<Vec<Figure>>) {
         match measured {
             Ok(figures) => self.add(figures),
@@ -252,7 +253,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Four digits that matter, whatever the size.
+/// Four significant digits, whatever the size.
 fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -294,7 +295,7 @@ mod tests {
         let figure = |id: &str| Figure::median(id, "ms", &[2.0]).expect("samples");
         report.add([figure("a.b"), figure("c.d")]);
         assert_eq!(written(&report), [("a.b".to_owned(), None)]);
-        // The peers come later, and take the place of the figure without one.
+        // The peers are measured later, and replace the figure without one.
         report.add([figure("a.b").beside("torchrun", &[4.0]), figure("a.b").beside("NVRx", &[8.0])]);
         let peer = |name: &str| ("a.b".to_owned(), Some(name.to_owned()));
         assert_eq!(written(&report), [peer("torchrun"), peer("NVRx")]);

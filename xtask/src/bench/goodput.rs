@@ -1,7 +1,7 @@
-//! Goodput of a run that loses a rank every 20 s: `mainstay run` beside the peers, one after the other.
+//! Goodput of a run that loses a rank every 20 s: `mainstay run` and the peers, measured in sequence.
 //!
-//! Goodput is the work that counts over the time: the newest step times the length of a step, over the time since the
-//! first step. Steps that are done again count once.
+//! Goodput is the useful work per time: the newest step times the length of a step, divided by the time since the
+//! first step. Repeated steps count once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -54,7 +54,7 @@ pub fn measure(progress: &Progress, bed: &Bed, quick: bool, report: &mut Report)
     }
 }
 
-/// Ours alone if there is no peer yet, else once beside each.
+/// Our figure alone if there is no peer yet, else compared with each.
 fn compare(by_launcher: &[(Launcher, f64)]) -> Vec<Figure> {
     let of = |launcher| by_launcher.iter().find(|(of, _)| *of == launcher).map(|(_, percent)| *percent);
     let ours = of(Launcher::Mainstay).and_then(|ours| Figure::median(ID, "%", &[ours]));
@@ -103,7 +103,7 @@ fn goodput(bed: &Bed, launcher: Launcher, length: Duration) -> Result<f64> {
         if Instant::now() >= next {
             next += EVERY;
             let newest: BTreeMap<u64, i32> = events().iter().map(|event| (event.rank, event.pid)).collect();
-            // One that is in the middle of a restart has no process to lose; that costs it nothing here.
+            // A launcher in the middle of a restart has no process to lose, which costs it nothing here.
             if let Some(pid) = newest.get(&(kills % WORLD as u64))
                 && kill(Pid::from_raw(*pid), Signal::SIGKILL).is_ok()
             {

@@ -1,5 +1,5 @@
-//! A host with eight GPUs that is none: the agent over a library in NVML's place and a tree in sysfs' place. What
-//! watching them costs, and how long an error takes from a counter to the verdict.
+//! A host with eight simulated GPUs: the agent with a library that replaces NVML and a tree that replaces sysfs.
+//! Measures the cost of monitoring them, and how long an error takes from a counter to the verdict.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -22,10 +22,10 @@ use crate::progress::Progress;
 const GPUS: usize = 8;
 const CARDS: usize = 8;
 
-/// How long CPU time is counted: what is read seldom is read once a minute.
+/// How long CPU time is counted: the slowest readings are made once a minute.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Time from one reading of GPUs to the next, as the agent has it if nobody says otherwise.
+/// Time between two readings of GPUs, the agent's default.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Counters of a card that the agent reads.
@@ -73,7 +73,7 @@ pub fn detect(progress: &Progress, errors: usize, report: &mut Report) {
     report.part("detect.nvml_counter", figures);
 }
 
-/// The library with its script, and a sysfs whose cards are ours; all else in it is this host's.
+/// The library with its script, and a sysfs with simulated cards; all other entries are this host's.
 struct FakeHost {
     name: &'static str,
     folder: PathBuf,
@@ -180,7 +180,7 @@ impl FakeHost {
         let count = self.script["gpus"].as_array().map_or(0, Vec::len);
         let mut samples = Vec::new();
         for index in 0..count {
-            // All parts of the interval, in no order.
+            // All parts of the interval, in mixed order.
             thread::sleep(INTERVAL * u32::try_from(index * 7 % 10)? / 10);
             self.script["gpus"][index]["values"]["ecc_volatile"] = json!(1);
             let at = journal::now();

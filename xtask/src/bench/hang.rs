@@ -1,6 +1,7 @@
-//! From the SIGSTOP of a rank to the verdict that it hangs: ours by the launcher's journal, NVRx's by the end of the rank,
-//! which its monitor kills as soon as it takes it to hang. In seconds beyond what is asked for: two seconds, or one and a half
-//! of the step time that only one step in a thousand exceeds, whichever is longer; below zero is sooner.
+//! From the SIGSTOP of a rank to the verdict that it hangs. Ours is measured by the launcher's journal, NVRx's by
+//! the end of the rank, which its monitor kills as soon as it considers it hung. In seconds beyond the limit: two
+//! seconds, or one and a half times the step time that only one step in a thousand exceeds, whichever is longer;
+//! below zero is sooner.
 
 use std::fs;
 use std::path::Path;
@@ -22,18 +23,18 @@ const RANKS: usize = 4;
 /// Starting, importing and the warm-up.
 const WARM_WITHIN: Duration = Duration::from_secs(120);
 
-/// No verdict after so long is none.
+/// If there is no verdict after this time, none is counted.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Each launcher is measured for so long at most, with as many hangs as that gives: a restart under NVRx takes a quarter of a
-/// minute, and both together shall be done within six.
+/// Each launcher is measured for at most this time, with as many hangs as fit: a restart under NVRx takes a quarter
+/// of a minute, and both together must finish within six.
 const BUDGET: Duration = Duration::from_secs(160);
 
-/// So few hangs are no measurement.
+/// Fewer hangs are no measurement.
 const LEAST: usize = 5;
 
-/// What NVRx can be set to at the tightest without killing healthy ranks here: a heartbeat every 50 ms, and a monitor that looks
-/// twice a second.
+/// The tightest settings of NVRx that do not kill healthy ranks here: a heartbeat every 50 ms, and a monitor that
+/// polls twice a second.
 const NVRX_SETTINGS: [&str; 3] = [
     "--ft-param-workload_check_interval=0.5",
     "--ft-param-rank_heartbeat_timeout=1",
@@ -66,7 +67,7 @@ pub fn measure(progress: &Progress, bed: &Bed, hangs: usize, report: &mut Report
     report.part("detect.hang_p95", figures);
 }
 
-/// Ours, beside theirs if they were measured.
+/// Our figures, compared with theirs if they were measured.
 fn figures(ours: &Samples, theirs: Option<&Samples>) -> Vec<Figure> {
     let p95 = Figure::p95("detect.hang_p95", "s over the limit", &ours.beyond);
     let p95 = p95.map(|figure| match theirs {
@@ -84,7 +85,7 @@ fn figures(ours: &Samples, theirs: Option<&Samples>) -> Vec<Figure> {
 #[derive(Default)]
 struct Samples {
     seconds: Vec<f64>,
-    /// The same less the limit.
+    /// The same minus the limit.
     beyond: Vec<f64>,
 }
 
@@ -110,7 +111,8 @@ fn detect(bed: &Bed, launcher: Launcher, hangs: usize) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Stops the last rank of each attempt once it is warm, until there are enough samples, time is over, or the launcher restarts no more.
+/// Stops the last rank of each attempt once it is warm, until there are enough samples, the time is over, or the
+/// launcher does not restart any more.
 fn one_job(
     bed: &Bed,
     launcher: Launcher,
@@ -168,7 +170,7 @@ fn one_job(
     Ok(())
 }
 
-/// The same program, which is asked to stop when this process is killed: stopped ranks would stay for ever.
+/// The same program, which is asked to stop when this process is killed: stopped ranks would stay forever.
 fn ends_with_us(command: std::process::Command) -> std::process::Command {
     let known = std::process::Command::new("setpriv").arg("--version").output();
     if known.is_err() {
@@ -181,7 +183,7 @@ fn ends_with_us(command: std::process::Command) -> std::process::Command {
     tied
 }
 
-/// Dead, though perhaps not yet waited for.
+/// Dead, though perhaps not reaped yet.
 fn is_gone(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.map_or(true, |stat| {
@@ -189,7 +191,7 @@ fn is_gone(pid: i32) -> bool {
     })
 }
 
-/// What is asked for, in seconds, by the steps of the first rank. The steps in which a rank was stopped have no end.
+/// The limit in seconds, from the steps of the first rank. The steps in which a rank was stopped have no end.
 fn limit(folder: &Path) -> Result<f64> {
     let text = fs::read_to_string(folder.join("took.0")).context("reading what the steps took")?;
     let took: Vec<f64> = text.lines().filter_map(|line| line.parse().ok()).collect();

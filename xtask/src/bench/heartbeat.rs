@@ -1,4 +1,4 @@
-//! What a heartbeat costs the training process: from Rust, from C, from Python; beside NVRx's client.
+//! The cost of a heartbeat for the training process: from Rust, from C, from Python; compared with NVRx's client.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use crate::progress::Progress;
 /// Groups of four steps of the paired measurement with `--quick`, about 0.2 s each.
 const QUICK_FOURS: &str = "60";
 
-/// Measures what can be measured here. Each program reports a median of many batches; several runs of it show how far
-/// runs differ.
+/// Measures everything that is available here. Each program reports a median of many batches; several runs of it
+/// show how far runs differ.
 pub fn measure(progress: &Progress, bed: &Bed, runs: usize, quick: bool, report: &mut Report) {
     let mut step = |ids: &[&str], work: &dyn Fn() -> Result<Vec<Figure>>| {
         if report.wants(ids) {
@@ -63,7 +63,7 @@ fn c(bed: &Bed, runs: usize) -> Result<Vec<Figure>> {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let mut compile = Command::new(compiler);
     compile.arg("-O2").arg("-o").arg(&program).arg(sources.join("beat_cost.c")).arg("-I").arg(&sources);
-    // The archive: what is measured is then surely what was just built.
+    // The archive: then the measured code is certainly the code just built.
     compile.arg(release.join("libmainstay_client.a")).args(["-lpthread", "-ldl", "-lm", "-lgcc_s"]);
     command::output(&mut compile)?;
     let runs = repeat(runs, || {
@@ -107,7 +107,7 @@ fn python(bed: &Bed, runs: usize) -> Result<Vec<Figure>> {
     Ok(ours.into_iter().map(beside).collect())
 }
 
-/// What the hooks for PyTorch add to a step, hook by hook.
+/// The time that the hooks for PyTorch add to a step, hook by hook.
 fn torch(bed: &Bed, runs: usize) -> Result<Vec<Figure>> {
     let watched = repeat(runs, || {
         let page = Page::fresh(bed)?;
@@ -133,14 +133,14 @@ fn torch_paired(bed: &Bed, runs: usize, quick: bool) -> Result<Vec<Figure>> {
     Ok(figures(&paired, &wanted))
 }
 
-/// A script that says itself when watching begins, to measure before and after.
+/// A script that starts watching itself, so that it can measure before and after.
 fn unwatched(bed: &Bed, page: &Page, script: &str) -> Command {
     let mut command = Command::new(bed.venv.python());
     command.arg(script_path(script)).env("MAINSTAY_PAGE", &page.path).env("MAINSTAY_TORCH", "0");
     command
 }
 
-/// One rank under ft_launcher, with its monitor beside it as in training.
+/// One rank under ft_launcher, with its monitor running as in training.
 fn nvrx(bed: &Bed) -> Result<Value> {
     let folder = paths::target().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
@@ -195,7 +195,7 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // In memory and some kilobytes: not worth failing a benchmark for.
+        // It is in memory and has some kilobytes: a failed removal must not fail a benchmark.
         let _ = fs::remove_file(&self.path);
     }
 }

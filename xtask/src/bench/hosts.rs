@@ -1,5 +1,5 @@
-//! Jobs of several hosts on this machine: a rank that is killed, a leader that is lost, a host that loses power and that a spare
-//! replaces, a host that is lost and comes back, and a round of many launchers.
+//! Jobs of several hosts on this machine: a killed rank, a lost leader, a host that loses power and is replaced by
+//! a spare, a host that is lost and comes back, and a round of many launchers.
 
 mod kill;
 mod leader;
@@ -23,14 +23,14 @@ use crate::packages;
 use crate::paths;
 use crate::progress::Progress;
 
-/// A job that needs longer than this has hung. torchrun takes a host for lost after 15 s.
+/// A job that needs longer than this has hung. torchrun considers a host lost after 15 s.
 const LIMIT: Duration = Duration::from_secs(150);
 
 /// Measures all five.
 pub fn measure(progress: &Progress, bed: &Bed, args: &Args, report: &mut Report) {
     kill::measure(progress, bed, args.samples(5, 2), args.quick, report);
     if report.wants(&leader::IDS) {
-        // Without it, the part says that it is left out, and why.
+        // Without it, the part reports why it is left out.
         let _ = progress.step("etcd-server and etcd-client (apt-get)", packages::etcd);
     }
     leader::measure(progress, bed, args.at_most(5, 2), report);
@@ -39,14 +39,14 @@ pub fn measure(progress: &Progress, bed: &Bed, args: &Args, report: &mut Report)
     round::measure(progress, args.samples(9, 3), report);
 }
 
-/// When a peer does something about a lost host: it writes no verdict, so the end of a rank on a host that is left counts.
+/// When a peer reacts to a lost host: it writes no verdict, so the end of a rank on a remaining host counts.
 fn end_of_one(launcher: &mut Running, left: &[i32]) -> Result<u64> {
     launcher.wait_for("the end of a rank that is left", LIMIT, || {
         left.iter().any(|pid| !Path::new(&format!("/proc/{pid}")).exists()).then(journal::now)
     })
 }
 
-/// Waits until this launcher has printed this.
+/// Waits until this launcher has printed this text.
 fn wait_until_said(launcher: &mut Running, what: &str) -> Result<()> {
     let log = launcher.log.clone();
     let said = || fs::read_to_string(&log).is_ok_and(|text| text.contains(what)).then_some(());

@@ -1,7 +1,7 @@
-//! In process: from a rank that raises, while its peers are blocked in a collective, to all ranks in their function
-//! again. Beside NVRx's wrapper, with its defaults. What is ours of it is told apart: from the raise until the launcher knows,
-//! and from the last rank that has left its collectives to the last that is in its function; between the two the ranks take
-//! the framework's process groups down.
+//! In process: from a rank that raises, while its peers are blocked in a collective, until all ranks are in their
+//! function again. Compared with NVRx's wrapper, with its defaults. Our part is also reported separately: from the
+//! raise until the launcher knows, and from the last rank that has left its collectives to the last that is in its
+//! function; between the two the ranks destroy the framework's process groups.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -73,7 +73,7 @@ pub fn measure(progress: &Progress, bed: &Bed, faults: usize, quick: bool, repor
 struct Round {
     /// From the raise to the last rank that is in its function again.
     whole: f64,
-    /// Of that, what launcher and client add to the framework's part; none where no journal tells it.
+    /// The part of it that launcher and client add to the framework's; none if no journal shows it.
     added: Option<f64>,
 }
 
@@ -112,7 +112,7 @@ fn mainstay(bed: &Bed, world: usize, folder: &Path) -> Result<Vec<Running>> {
     Ok(vec![Running::start(command, &folder.join("launcher.log"))?])
 }
 
-/// NVRx's wrapper stands by itself: a launcher would take the job down at the first fault of a process.
+/// NVRx's wrapper runs alone: a launcher would stop the job at the first fault of a process.
 fn nvrx(bed: &Bed, world: usize, folder: &Path) -> Result<Vec<Running>> {
     let python = bed.peers.as_ref().context("no peers")?.join("bin/python");
     let port = free_ports()?.to_string();
@@ -133,7 +133,7 @@ fn variables(command: &mut Command, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A port with free ones behind it, as far as anybody can tell.
+/// A port with free ones after it, as far as this process can tell.
 fn free_ports() -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free port")?;
     Ok(listener.local_addr().context("looking for a free port")?.port())
@@ -169,7 +169,8 @@ fn durations(events: &[Event], journal: &[Entry], world: usize) -> Vec<Round> {
     raised.filter_map(next).collect()
 }
 
-/// From when the launcher knew of the raise at `raised_at` until no rank was in its collectives any more, in nanoseconds.
+/// From when the launcher knew of the raise at `raised_at` until no rank was in its collectives any more, in
+/// nanoseconds.
 fn framework(journal: &[Entry], raised_at: u64) -> Option<u64> {
     let after = journal.iter().skip_while(|entry| entry.mono < raised_at);
     let mut after = after.skip_while(|entry| !entry.rank_raised());

@@ -1,4 +1,5 @@
-//! The judges on simulated jobs of up to 131,072 ranks: how long a tick takes, how many are right, how many false.
+//! The judges on simulated jobs of up to 131,072 ranks: the time of a tick, and the numbers of right and false
+//! verdicts.
 
 use std::process::{Command, Stdio};
 

@@ -1,4 +1,4 @@
-//! The kernel log: from an XID's line to the verdict in the API's stream, and what a storm of lines costs.
+//! The kernel log: from an XID's line to the verdict in the API's stream, and the cost of a storm of lines.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -14,11 +14,11 @@ use crate::journal;
 use crate::paths;
 use crate::progress::Progress;
 
-/// Lines of the storm in a second, and for how long.
+/// Lines of the storm per second, and its duration.
 const RATE: u64 = 100_000;
 const SECONDS: u64 = 10;
 
-/// XIDs within the storm, each of a GPU of its own.
+/// XIDs within the storm, each of a different GPU.
 const XIDS: u64 = 100;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -44,7 +44,7 @@ pub fn measure(progress: &Progress, xids: usize, report: &mut Report) {
     report.part("detect.kmsg_storm_cpu", figures);
 }
 
-/// An agent over a pipe in place of the kernel log, and its events as they come.
+/// An agent that reads a pipe instead of the kernel log, and its events as they arrive.
 pub(super) struct Bed {
     agent: Running,
     events: Child,
@@ -66,7 +66,7 @@ impl Bed {
         self.agent.pid()
     }
 
-    /// Follows the events no longer.
+    /// Stops following the events.
     pub(super) fn stop_listening(&mut self) {
         // It may have ended by itself.
         let _ = self.events.kill();
@@ -99,7 +99,7 @@ impl Bed {
         Ok(Bed { agent, events, lines: BufReader::new(stdout), log })
     }
 
-    /// Waits for the event that has all these words, and tells when it was here.
+    /// Waits for the event that contains all these words, and returns when it arrived.
     pub(super) fn wait_for(&mut self, words: &[&str]) -> Result<u64> {
         let mut line = String::new();
         loop {
@@ -129,11 +129,11 @@ fn verdicts(xids: usize) -> Result<Vec<f64>> {
     Ok(samples)
 }
 
-/// CPU of the agent in percent of a core, and XIDs of which it did not tell.
+/// CPU of the agent in percent of a core, and the number of XIDs that it did not report.
 fn storm() -> Result<(f64, f64)> {
     let mut bed = Bed::new("bench/kmsg_storm")?;
     bed.wait_for(&["host.kernel_log is HEALTHY"])?;
-    // As much as an unprivileged process may have: the kernel's own buffer is not smaller.
+    // The maximum for an unprivileged process: the kernel's own buffer is not smaller.
     let _ = nix::fcntl::fcntl(&bed.log, nix::fcntl::FcntlArg::F_SETPIPE_SZ(1 << 20));
     let pid = bed.agent.pid();
     let cpu = || process::cpu_seconds(pid).with_context(|| format!("process {pid} is gone"));
@@ -147,7 +147,7 @@ fn storm() -> Result<(f64, f64)> {
         }
         bed.log.write_all(text.as_bytes()).context("writing the storm")?;
         let due = Duration::from_millis((tick + 1) * 10);
-        // The storm has a pace.
+        // Keeps the pace of the storm.
         std::thread::sleep(due.saturating_sub(began.elapsed()));
     }
     bed.log.write_all(b"NVRM: Xid (PCI:ffff:ff:1f): 79, the last\n").context("writing the last line")?;

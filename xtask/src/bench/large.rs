@@ -1,5 +1,5 @@
-//! From the SIGKILL of a rank with much memory to the launcher's knowledge of it, and to the end of its process, which is what
-//! everybody else waits for.
+//! From the SIGKILL of a rank with much memory until the launcher knows of it, and until its process ends, which
+//! all other ranks wait for.
 
 use std::fs;
 use std::process::Command;
@@ -38,7 +38,7 @@ pub fn measure(progress: &Progress, bed: &Bed, deaths: usize, report: &mut Repor
     report.part("detect.death_4g", figures);
 }
 
-/// Milliseconds to the first word of the death, and to the end of the process.
+/// Milliseconds to the first report of the death, and to the end of the process.
 fn detect(bed: &Bed, deaths: usize) -> Result<(Vec<f64>, Vec<f64>)> {
     let folder = paths::target().join("bench/large");
     if folder.exists() {
@@ -68,7 +68,8 @@ fn detect(bed: &Bed, deaths: usize) -> Result<(Vec<f64>, Vec<f64>)> {
             journal.poll().ok()?;
             let of_it = || journal.entries[from..].iter().filter(|entry| entry.mono >= at);
             let first = of_it().find(|entry| entry.rank_died() == Some(pid))?.mono;
-            // The lifeline's word is kept as the time of its end: what comes after it in the journal is the attempt's end.
+            // The journal records the lifeline's mark as the end of the rank, so the end of the attempt is used: it
+            // follows when the process is gone.
             let last = of_it().find(|entry| entry.attempt_ended())?.mono;
             Some((since(first), since(last)))
         })?;

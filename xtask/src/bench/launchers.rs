@@ -10,7 +10,7 @@ use crate::demo::activate;
 use crate::paths;
 use crate::venv::Venv;
 
-/// What the benchmarks stand on.
+/// The environments of the benchmarks.
 pub struct Bed {
     /// Ours, with the wheel.
     pub venv: Venv,
@@ -20,12 +20,12 @@ pub struct Bed {
     pub torchrun: bool,
 }
 
-/// Who starts the ranks.
+/// The launcher that starts the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Launcher {
     /// `mainstay run`.
     Mainstay,
-    /// `torchrun` with a store of its own per attempt; without, its restarts fail or hang now and then.
+    /// `torchrun` with a separate store per attempt; without it, its restarts fail or hang now and then.
     Torchrun,
     /// NVRx's `ft_launcher`.
     Nvrx,
@@ -35,7 +35,7 @@ pub enum Launcher {
 pub struct OneOf {
     /// Its number.
     pub number: usize,
-    /// How many there are, as `--nnodes` has it.
+    /// The number of hosts, as in `--nnodes`.
     pub nodes: String,
     /// Its address.
     pub address: String,
@@ -46,7 +46,7 @@ pub struct OneOf {
 }
 
 impl Launcher {
-    /// As the figures call it.
+    /// Its name in the figures.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mainstay => "mainstay",
@@ -65,7 +65,7 @@ impl Bed {
         all
     }
 
-    /// A Python script of this folder as a job, with restarts without end.
+    /// A Python script of this folder as a job, with unlimited restarts.
     pub fn job(&self, launcher: Launcher, ranks: usize, logs: &Path, script: &str) -> Result<Command> {
         let ranks = ranks.to_string();
         let mut command = match launcher {
@@ -117,7 +117,7 @@ impl Bed {
                 command.args(["-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", &ranks]);
                 command.args(["--rdzv-backend", "c10d", "--rdzv-id", "bench", "--local-addr", address]);
                 command.args(["--rdzv-endpoint", &format!("{first}:{port}"), "--max-restarts", "100000"]);
-                // It looks for itself by name, and all namespaces have the same.
+                // It searches for itself by name, and all namespaces have the same name.
                 command.args(["--rdzv-conf", &format!("is_host={}", *number == 0)]);
                 command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
                 command

@@ -1,4 +1,5 @@
-//! `cargo xtask bench NAME`: measures, and never judges. What cannot be measured here is left out and says why.
+//! `cargo xtask bench NAME`: measures, and never judges. A figure that cannot be measured here is left out with the
+//! reason.
 
 mod agent;
 mod attribute;
@@ -59,7 +60,7 @@ pub struct Args {
     /// States of `checkpoint` are of this size in GiB at most: 0.1 to see that it works.
     #[arg(long, default_value_t = 4.0)]
     most_gib: f64,
-    /// Only figures whose names begin like this, such as `heartbeat.rust,detect.hang`.
+    /// Only figures whose names start with one of these, such as `heartbeat.rust,detect.hang`.
     #[arg(long, value_name = "ID,...", value_delimiter = ',')]
     only: Vec<String>,
     /// Of `verdicts`, only cells whose name contains this, such as `sigkill` or `gpt`.
@@ -78,21 +79,22 @@ pub struct Args {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Name {
-    /// What a heartbeat costs in Rust, C and Python.
+    /// The cost of a heartbeat in Rust, C and Python.
     Heartbeat,
     /// Memory and CPU of the agent with 8 beating ranks.
     Agent,
-    /// Memory and CPU of the agent with 8 GPUs, 144 NVLinks and 8 cards, of which a library plays. Part of agent.
+    /// Memory and CPU of the agent with 8 GPUs, 144 NVLinks and 8 cards, simulated by a library. Part of agent.
     Gpus,
     /// From the death of a rank to the fact in the journal.
     Detect,
     /// From the SIGKILL of a rank with much memory to the fact, and to the end of its process. Part of detect.
     Large,
-    /// From the SIGSTOP of a rank to the verdict that it hangs, beside NVRx. Part of detect.
+    /// From the SIGSTOP of a rank to the verdict that it hangs, compared with NVRx. Part of detect.
     Hang,
     /// From a counter of NVML to the verdict in the API's stream. Part of detect.
     Counters,
-    /// From an XID in the kernel log to the verdict in the API's stream, and what a storm of lines costs. Part of detect.
+    /// From an XID in the kernel log to the verdict in the API's stream, and the cost of a storm of lines. Part of
+    /// detect.
     KernelLog,
     /// From a fault to the first Python line and to the first step of the new ranks; then what Goodput measures.
     Restart,
@@ -102,30 +104,31 @@ enum Name {
     Hosts,
     /// From a rank that raises to all ranks in their function again, in process. Part of restart.
     InProcess,
-    /// Real jobs that are hurt at random, one fault inside the other: what of it went wrong.
+    /// Real jobs with random, nested faults: what went wrong.
     Soak,
-    /// Work that counts over time, with a SIGKILL every 20 s.
+    /// Useful work per time, with a SIGKILL every 20 s.
     Goodput,
-    /// What a save costs training, and how soon a state is back: as ratios to one memcpy of the same bytes.
+    /// The cost of a save for training, and how soon a state is loaded: as ratios to one memcpy of the same bytes.
     Checkpoint,
-    /// What training pays while its steps go to a peer. Part of checkpoint.
+    /// The cost for training while its steps are sent to a peer. Part of checkpoint.
     Training,
     /// The judges on simulated jobs of up to 131,072 ranks.
     Judge,
-    /// Jobs of 100,000 ranks, simulated: their leader, their rounds, hosts taken for lost, time in training.
+    /// Jobs of 100,000 ranks, simulated: their leader, their rounds, hosts wrongly considered lost, time in
+    /// training.
     Simulate,
     /// How fast logs are read, how soon there is a verdict, and how right it is on labelled cases.
     Attribute,
-    /// Real programs with faults of known cause: what the verdict and the decision were.
+    /// Real programs with faults of known cause: the verdicts and the decisions.
     Verdicts,
-    /// A checkpoint's shard to a peer and back, beside plain TCP.
+    /// A checkpoint's shard to a peer and back, compared with plain TCP.
     Replicate,
     /// A cold release build, and the size of the program.
     Build,
 }
 
 impl Name {
-    /// Whether it needs neither the program nor ranks, or has them made by itself.
+    /// Whether it needs neither the program nor ranks, or builds and starts them itself.
     fn needs_no_program(self) -> bool {
         matches!(
             self,
@@ -151,7 +154,7 @@ impl Args {
     }
 }
 
-/// Measures everything that was named.
+/// Measures everything that was requested.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let progress = Progress::begin();
     let _alone = stop::alone()?;
@@ -221,7 +224,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Checkpoint, Some(bed)) => {
                 let most_gib = if args.quick { args.most_gib.min(1.0) } else { args.most_gib };
                 checkpoint::measure(&progress, bed, args.samples(9, 3), most_gib, &mut report);
-                // A pair of jobs takes some four minutes: `training --quick` is a bench of its own.
+                // A pair of jobs takes some four minutes: `training --quick` is a separate bench.
                 if !args.quick {
                     training::measure(&progress, bed, 2, &mut report);
                 }
@@ -243,7 +246,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The program, our Python environment, and the peers' if they can be had.
+/// The program, our Python environment, and the peers' if available.
 fn prepare(progress: &Progress, args: &Args) -> Result<Bed> {
     building::release(progress)?;
     let venv = venv::ensure(progress)?;

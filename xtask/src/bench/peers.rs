@@ -1,4 +1,4 @@
-//! The peers that we are measured beside, in an environment of their own over the one with PyTorch.
+//! The peers that we are compared with, in a separate environment over the one with PyTorch.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,13 +14,13 @@ use crate::venv;
 /// The newest NVRx whose wheel installs on a system with glibc 2.36; named beside each of its figures.
 const NVRX: &str = "nvidia-resiliency-ext==0.4.1";
 
-/// DLRover, whose flash checkpoints need gRPC also where nobody is called.
+/// DLRover, whose flash checkpoints need gRPC even without any call.
 const DLROVER: [&str; 2] = ["dlrover==0.6.1", "grpcio"];
 
-/// How DLRover is called in the figures.
+/// The name of DLRover in the figures.
 pub const DLROVER_NAME: &str = "DLRover 0.6.1";
 
-/// How NVRx is called in the figures.
+/// The name of NVRx in the figures.
 pub const NVRX_NAME: &str = "NVRx 0.4.1";
 
 /// The peers' environment, or none and the reason on standard error.

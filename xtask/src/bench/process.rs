@@ -1,4 +1,4 @@
-//! What the kernel says of processes, and a started program that ends with its owner.
+//! Process data from the kernel, and a started program that ends with its owner.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use super::stop;
 use crate::command;
 
-/// A program in a process group of its own. Dropped, it is asked to stop, and made to if it does not.
+/// A program in a separate process group. When dropped, it is asked to stop, and killed if it does not.
 pub struct Running {
     child: Child,
     /// Where its output goes.
@@ -44,8 +44,8 @@ impl Running {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Looks again and again until there is what was waited for; an error when the program ends first or time runs
-    /// out. A look is cheap, and its frequency no part of any figure: events carry their own times.
+    /// Polls until the expected value is there; an error when the program ends first or time runs out. A poll is
+    /// cheap, and its frequency affects no figure: events carry their own times.
     pub fn wait_for<T>(
         &mut self,
         what: &str,
@@ -58,7 +58,7 @@ impl Running {
                 return Ok(found);
             }
             if let Some(status) = self.ended() {
-                // What it wrote last counts too.
+                // Its last output counts too.
                 return look().with_context(|| format!("ended with {status} before {what}\n{}", self.said()));
             }
             if began.elapsed() > limit {
@@ -68,7 +68,7 @@ impl Running {
         }
     }
 
-    /// The end of what it said.
+    /// The end of its output.
     pub fn said(&self) -> String {
         command::tail(&fs::read_to_string(&self.log).unwrap_or_default(), 12)
     }
@@ -78,7 +78,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let group = Pid::from_raw(self.pid());
         if self.ended().is_none() {
-            // It may end between the two lines; then there is nobody to tell.
+            // It may end between the two lines; then there is no process to signal.
             let _ = kill(group, Signal::SIGTERM);
             let began = Instant::now();
             while self.ended().is_none() && began.elapsed() < Duration::from_secs(20) {
@@ -137,7 +137,7 @@ pub fn memory_mib(pid: i32, field: &str) -> Option<f64> {
     Some(line.split_whitespace().nth(1)?.parse::<f64>().ok()? / 1024.0)
 }
 
-/// The command line of a process, its words parted by blanks.
+/// The command line of a process, its words separated by blanks.
 pub fn command_line(pid: i32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).replace('\0', " ")

@@ -1,6 +1,6 @@
-//! Checkpoints on peers: a shard to another agent and back over loopback, beside plain TCP with the same bytes in the same run, and NVRx's
-//! replication over gloo. Back to
-//! a host that stood by and has memory ready, and (`fresh`) to one that has begun just now and has not.
+//! Checkpoints on peers: a shard to another agent and back over loopback, compared with plain TCP with the same
+//! bytes in the same run, and NVRx's replication over gloo. The restore goes to a host that was on standby and has
+//! memory ready, and (`fresh`) to one that has just started and has not.
 
 use std::fs;
 use std::path::Path;
@@ -18,13 +18,13 @@ use crate::command;
 use crate::paths;
 use crate::progress::Progress;
 
-/// What plain sockets are called in the figures.
+/// The name of plain sockets in the figures.
 const PLAIN: &str = "plain TCP";
 
-/// Behind the names of what was measured by TLS.
+/// The suffix of figures measured with TLS.
 const TLS: &str = "_tls";
 
-/// What the folders of runs are called, with the number of their process behind it.
+/// The prefix of the folders of runs; the process id follows.
 const SCRATCH: &str = "mainstay-bench-";
 
 /// Sizes in GiB, how often each is measured, and how long that may take.
@@ -34,7 +34,7 @@ const SIZES: [(usize, usize, Duration); 2] =
 /// The time of the only size with `--quick`.
 const QUICK: Duration = Duration::from_secs(90);
 
-/// The size of which the figures without a size in their name speak.
+/// The size of the figures without a size in their name.
 const SPOKEN_OF: usize = 1;
 
 /// Measures shards of these sizes, each `rounds` times at most.
@@ -56,7 +56,7 @@ pub fn measure(progress: &Progress, rounds: usize, quick: bool, with_peers: bool
     }
 }
 
-/// What NVRx sends a second in each round; nothing, and the reason on standard error, where it cannot be measured.
+/// The rate of NVRx in each round; empty, with the reason on standard error, if it cannot be measured.
 fn nvrx(progress: &Progress, rounds: usize) -> Vec<f64> {
     let Some(peers) = peers::ensure(progress) else { return Vec::new() };
     let measured =
@@ -82,7 +82,7 @@ fn build() -> Result<()> {
 }
 
 fn shard(gibibytes: usize, rounds: usize, within: Duration, nvrx: &[f64]) -> Result<Vec<Figure>> {
-    // The shard, its replica and what comes back lie in memory.
+    // The shard, its replica and the restored shard are in memory.
     let memory = Path::new("/dev/shm");
     remove_what_cut_runs_left(memory);
     let scratch = memory.join(format!("{SCRATCH}{}", std::process::id()));
@@ -92,7 +92,7 @@ fn shard(gibibytes: usize, rounds: usize, within: Duration, nvrx: &[f64]) -> Res
     }
     let measured = timed(gibibytes, rounds, within, &scratch);
     let measured = measured.map(|reported| figures(gibibytes, &reported, nvrx));
-    // If it was stopped, it could not tidy up.
+    // A stopped benchmark could not clean up.
     let _ = fs::remove_dir_all(&scratch);
     measured
 }
@@ -103,7 +103,7 @@ fn timed(gibibytes: usize, rounds: usize, within: Duration, scratch: &Path) -> R
     run.arg((gibibytes << 10).to_string()).arg(rounds.to_string()).arg(scratch);
     let log = paths::target().join("bench/replicate.log");
     fs::create_dir_all(paths::target().join("bench"))?;
-    // It ends with this process, and is stopped when its time is over; the log says how far it came.
+    // It ends with this process, and is stopped when its time is over; the log shows its progress.
     let mut running = Running::start(run, &log)?;
     running.wait_for("figures", within, || {
         let said = fs::read_to_string(&log).ok()?;
@@ -111,7 +111,7 @@ fn timed(gibibytes: usize, rounds: usize, within: Duration, scratch: &Path) -> R
     })
 }
 
-/// Gigabytes lie in memory until somebody takes them away, and a run that was killed could not.
+/// Gigabytes stay in memory until they are removed, and a killed run could not remove them.
 fn remove_what_cut_runs_left(memory: &Path) {
     for entry in fs::read_dir(memory).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -133,7 +133,7 @@ fn figures(gibibytes: usize, reported: &Value, nvrx: &[f64]) -> Vec<Figure> {
         reported.get(name).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_f64).collect()
     };
     let gigabytes = |name: &str| -> Vec<f64> { samples(name).into_iter().map(|bytes| bytes / 1e9).collect() };
-    // Each transfer beside the plain one that was made just before it; those by TLS have their own.
+    // Each transfer is compared with the plain one just before it; those with TLS have their own.
     let plain = |suffix: &str| gigabytes(&format!("plain_tcp_bytes_per_s{suffix}"));
     let share = |name: &str, key: &str, suffix: &str, unit: &str| {
         let (ours, plain) = (gigabytes(&format!("{key}{suffix}")), plain(suffix));
@@ -146,7 +146,7 @@ fn figures(gibibytes: usize, reported: &Value, nvrx: &[f64]) -> Vec<Figure> {
         let suffix = if key.ends_with(TLS) { TLS } else { "" };
         Figure::median(&id(name), "GB/s", &gigabytes(key)).map(|figure| figure.beside(PLAIN, &plain(suffix)))
     };
-    // Its rounds are other ones than those of plain TCP.
+    // Its rounds differ from those of plain TCP.
     let link = Figure::quantile_of(&plain(""), 0.5).unwrap_or(f64::NAN);
     let nvrx: Vec<f64> = nvrx.iter().map(|rate| rate / 1e9 / link).collect();
     let beside_nvrx = |figure: Figure| if nvrx.is_empty() { figure } else { figure.beside(NVRX_NAME, &nvrx) };
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_stands_beside_that_of_plain_tcp() {
+    fn a_rate_is_compared_with_that_of_plain_tcp() {
         let reported =
             serde_json::json!({"plain_tcp_bytes_per_s": [2e9, 2e9], "replicate_bytes_per_s": [1.8e9, 2.2e9]});
         let figures_of = |nvrx: &[f64]| super::figures(1, &reported, nvrx);
@@ -189,7 +189,7 @@ mod tests {
             reported,
             [("checkpoint.replicate", 1.0, None), ("checkpoint.replicate_1gib", 2.0, Some(1.0))]
         );
-        // A tenth of what plain TCP does.
+        // A tenth of the rate of plain TCP.
         let beside = &figures_of(&[2e8, 2e8])[0];
         assert_eq!((beside.peer.as_deref(), beside.ratio), (Some(NVRX_NAME), Some(10.0)));
     }

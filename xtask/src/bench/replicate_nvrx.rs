@@ -1,4 +1,5 @@
-//! NVRx's clique replication, beside which replicas to a peer are measured: two ranks that send each other their states over gloo.
+//! NVRx's clique replication, with which replicas to a peer are compared: two ranks that send each other their
+//! states over gloo.
 
 use std::fs;
 use std::path::Path;
@@ -14,12 +15,13 @@ use crate::paths;
 
 const SCRIPT: &str = "replicate_nvrx.py";
 
-/// A rank's state: it has a copy of its own and one of the other's beside it, twice on this machine. What it sends a second does not depend on it.
+/// The size of a rank's state: it has its own copy and one of the other's, twice on this machine. The rate does not
+/// depend on it.
 const STATE_MIB: usize = 256;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Bytes of one rank's state a second, of each round; `peers` is the environment with NVRx.
+/// Bytes of one rank's state per second, in each round; `peers` is the environment with NVRx.
 pub fn rates(peers: &Path, rounds: usize) -> Result<Vec<f64>> {
     let mut command = Command::new(peers.join("bin/python"));
     command.arg(script_path(SCRIPT)).args([STATE_MIB, rounds].map(|number| number.to_string()));
@@ -30,7 +32,7 @@ pub fn rates(peers: &Path, rounds: usize) -> Result<Vec<f64>> {
     running.wait_for("NVRx's figures", LIMIT, || reported(&fs::read_to_string(&log).ok()?))
 }
 
-/// The rates in what the script said, beside what gloo has to say.
+/// The rates in the script's output, among gloo's own lines.
 fn reported(said: &str) -> Option<Vec<f64>> {
     let found = said.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok())?;
     let rates: Vec<f64> = found.get("bytes_per_s")?.as_array()?.iter().filter_map(Value::as_f64).collect();
@@ -42,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_found_among_what_gloo_says_and_nowhere_else() {
+    fn rates_are_found_among_the_lines_of_gloo_and_nowhere_else() {
         let said = "[Gloo] Rank 0 is connected to 1 peer ranks.\n{\"bytes_per_s\": [3e8, 2e8]}\n";
         assert_eq!(reported(said), Some(vec![3e8, 2e8]));
         assert_eq!(reported("[Gloo] Rank 0\n{\"bytes_per_s\": []}\n"), None);

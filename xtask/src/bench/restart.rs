@@ -1,5 +1,5 @@
-//! From a fault to the first Python line of the new ranks, and to their first step: `mainstay run` beside the peers,
-//! with the same script on the same machine.
+//! From a fault to the first Python line of the new ranks, and to their first step: `mainstay run` compared with
+//! the peers, with the same script on the same machine.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,13 +17,13 @@ use crate::progress::Progress;
 /// Ranks of the job.
 const WORLD: usize = 2;
 
-/// Steps between two faults, so that a launcher has come to rest.
+/// Steps between two faults, so that a launcher is idle again.
 const SETTLE_STEPS: usize = 30;
 
 /// Steps before the first fault, 15 s: the same for all, and time enough for `mainstay run` to have its template.
 const FIRST_SETTLE_STEPS: usize = 300;
 
-/// A rank that dies early dies so long after its first line: it imports, and nothing is warm yet.
+/// A rank that dies early dies this long after its first line: it imports, and nothing is warm yet.
 const EARLY: Duration = Duration::from_secs(3);
 
 /// A launcher that needs longer than this for a restart has hung.
@@ -52,14 +52,15 @@ pub fn measure(progress: &Progress, bed: &Bed, faults: usize, report: &mut Repor
                 Ok(restarts) => by_launcher.push((launcher, restarts)),
                 Err(error) => eprintln!("{what}: left out: {error:#}"),
             }
-            // With each launcher anew: ours alone first, then beside the peers that are measured.
+            // Again after each launcher: ours alone first, then compared with the peers measured so far.
             report.add(compare(&ids[0], &by_launcher, |restart| restart.to_python));
             report.add(compare(&ids[1], &by_launcher, |restart| restart.to_step));
         }
     }
 }
 
-/// Measures the first SIGKILL of jobs, of each its own: what a launcher does once is in it, such as reading its catalogue.
+/// Measures the first SIGKILL of separate jobs: it includes what a launcher does once, such as reading its
+/// catalogue.
 pub fn measure_first(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     for (first, name) in [(First::Settled, "first"), (First::Early, "early")] {
         let mut by_launcher = Vec::new();
@@ -81,7 +82,7 @@ pub fn measure_first(progress: &Progress, bed: &Bed, jobs: usize, report: &mut R
     }
 }
 
-/// Our figure alone if there is no peer, else once beside each.
+/// Our figure alone if there is no peer, else compared with each.
 fn compare(id: &str, runs: &[(Launcher, Vec<Restart>)], field: impl Fn(&Restart) -> f64) -> Vec<Figure> {
     let samples = |restarts: &[Restart]| restarts.iter().map(&field).collect::<Vec<f64>>();
     let Some((_, ours)) = runs.iter().find(|(launcher, _)| *launcher == Launcher::Mainstay) else {
@@ -94,7 +95,7 @@ fn compare(id: &str, runs: &[(Launcher, Vec<Restart>)], field: impl Fn(&Restart)
     if beside.is_empty() { vec![figure] } else { beside }
 }
 
-/// A job and what its ranks record.
+/// A job and the record of its ranks.
 fn job(bed: &Bed, launcher: Launcher) -> Result<(Running, Events)> {
     let folder = paths::target().join("bench/restart");
     if folder.exists() {

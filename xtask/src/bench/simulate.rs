@@ -1,5 +1,5 @@
-//! Jobs of 100,000 ranks, simulated: what their leader needs, how soon all hosts start again, how often a host that lives is
-//! taken for lost, and how much of the time is training.
+//! Jobs of 100,000 ranks, simulated: the cost of their leader, how soon all hosts restart, how often a living host
+//! is considered lost, and the share of time in training.
 
 use std::process::{Command, Stdio};
 
@@ -10,14 +10,14 @@ use super::figure::{Figure, Report};
 use crate::paths;
 use crate::progress::Progress;
 
-/// The parts of the simulation, with what their figures begin with.
+/// The parts of the simulation, with the prefixes of their figures.
 const PARTS: [(&str, &[&str]); 3] = [
     ("ettr", &["simulate.ettr"]),
     ("lost", &["simulate.false_lost", "simulate.suspected"]),
     ("leader", &["simulate.leader", "simulate.store", "simulate.round", "simulate.start", "simulate.record"]),
 ];
 
-/// With whom the time in training is compared.
+/// The peer that the time in training is compared with.
 const PEER: &str = "scheduler restarts";
 
 /// A figure as the simulation prints it.
@@ -32,7 +32,7 @@ struct Line {
     peer_value: Option<f64>,
 }
 
-/// Measures the parts of which figures are wanted.
+/// Measures the parts with requested figures.
 pub fn measure(progress: &Progress, quick: bool, report: &mut Report) {
     for (part, families) in PARTS {
         if families.iter().any(|family| report.wants_some_of(family)) {

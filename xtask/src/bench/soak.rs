@@ -1,5 +1,5 @@
-//! A soak of restarts: jobs of real processes that are hurt at random, one fault inside the other, and what of it went wrong.
-//! The jobs are those of the scenario `tests/tests/it/soak.rs`, with the program and the Python of the benchmarks.
+//! A soak of restarts: jobs of real processes with random, nested faults, and what went wrong. The jobs are those
+//! of the scenario `tests/tests/it/soak.rs`, with the program and the Python of the benchmarks.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::command;
 use crate::paths;
 use crate::progress::Progress;
 
-/// What the scenario counts.
+/// The counts of the scenario.
 #[derive(Deserialize)]
 struct Counts {
     faults: u64,
@@ -23,7 +23,7 @@ struct Counts {
     leaks: u64,
 }
 
-/// Injects so many faults.
+/// Injects this many faults.
 pub fn measure(progress: &Progress, bed: &Bed, faults: usize, report: &mut Report) {
     let measured = progress.step(&format!("soak: {faults} faults in real jobs"), || soak(bed, faults));
     report.part("restart.soak_wrong_ends", measured);

@@ -1,4 +1,4 @@
-//! Benches on one machine exclude each other, and a bench that is stopped takes along all that it has started.
+//! Benches on one machine exclude each other, and a stopped bench ends everything that it has started.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 use super::process::family;
 
-/// How long what was started has, from SIGTERM to SIGKILL: a launcher ends its ranks in that time.
+/// The time from SIGTERM to SIGKILL for started processes: a launcher ends its ranks in that time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Holds the lock of this machine's benches until it is dropped; the kernel frees it if this process dies.
@@ -40,22 +40,22 @@ fn hold(path: &Path) -> Result<File> {
         );
     }
     let place = std::env::current_dir().unwrap_or_default();
-    // Only words for the message above: the lock is what counts.
+    // Only a text for the message above: the lock is what counts.
     let _ = file.set_len(0);
     let _ = file.rewind();
     let _ = writeln!(file, "process {} in {}", std::process::id(), place.display());
     Ok(file)
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP end everything below this process first. Jobs are in process groups of their
-/// own, which a terminal's Ctrl-C does not reach.
+/// From now on SIGINT, SIGTERM and SIGHUP end everything below this process first. Jobs are in separate process
+/// groups, which a terminal's Ctrl-C does not reach.
 ///
 /// # Errors
 /// The signals cannot be blocked, or the thread cannot be started.
 pub fn end_children_with_us() -> Result<()> {
-    // What loses its parent becomes a child of this process, and is found below it.
+    // An orphan becomes a child of this process, and is found below it.
     prctl::set_child_subreaper(true).context("adopting orphans")?;
-    // Not by a mask and sigwait: programs that are started inherit a mask, and would not hear of SIGTERM either.
+    // Not with a mask and sigwait: started programs inherit a mask, and would not receive SIGTERM either.
     let note = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         // SAFETY: the handler only stores into an atomic, which is allowed in a signal handler.
@@ -105,7 +105,7 @@ fn end_all(patience: Duration) {
             if late || reported.insert(pid) {
                 // It may have ended in between.
                 let _ = kill(Pid::from_raw(pid), signal);
-                // A stopped process takes no signal but SIGKILL and this one.
+                // A stopped process receives no signal but SIGKILL and this one.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
             }
         }
@@ -116,7 +116,7 @@ fn end_all(patience: Duration) {
     }
 }
 
-/// The processes below this one that still run. Those that have ended wait for a parent that no longer looks.
+/// The processes below this one that still run. Ended ones wait for a parent that no longer polls.
 fn below() -> Vec<i32> {
     let own = std::process::id().cast_signed();
     let runs = |pid: &i32| {
@@ -133,20 +133,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_bench_is_refused_and_told_of_the_first() {
+    fn a_second_bench_is_refused_and_the_first_is_named() {
         let path = std::env::temp_dir().join(format!("mainstay-lock-{}", std::process::id()));
         let first = hold(&path).expect("the first");
         let refused = hold(&path).expect_err("the second").to_string();
         assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
         drop(first);
-        // A test beside this one that starts a program has a copy of the lock between fork and exec.
+        // A parallel test that starts a program has a copy of the lock between fork and exec.
         while hold(&path).is_err() {
             thread::yield_now();
         }
         fs::remove_file(&path).expect("the lock file goes");
     }
 
-    /// In a process of its own, for it adopts orphans and ends all below it.
+    /// In a separate process, because it adopts orphans and ends all processes below it.
     #[test]
     fn a_bench_that_is_stopped_ends_children_and_their_orphans() {
         if std::env::var_os("MAINSTAY_STOPPED_BENCH").is_some() {
@@ -175,9 +175,9 @@ mod tests {
         kill(Pid::from_raw(bench.id().cast_signed()), Signal::SIGTERM).expect("stopping it");
         let status = bench.wait().expect("its end");
         assert_eq!(status.code(), Some(128 + 15));
-        // It was told by SIGTERM, which nothing that is started finds blocked.
+        // It received SIGTERM, which started processes do not block.
         assert!(lines.any(|line| line.is_ok_and(|line| line == "ended")));
-        // Ended before the bench did, and reaped by nobody: what is left of it is no running process.
+        // It ended before the bench did, and no process reaped it: the rest of it is no running process.
         let stat = fs::read_to_string(format!("/proc/{orphan}/stat")).unwrap_or_default();
         assert!(!stat.contains(") S") && !stat.contains(") R"), "{stat}");
     }

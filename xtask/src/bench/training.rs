@@ -1,8 +1,10 @@
-//! What training pays while its steps go to a peer: the time of steps between saves, with a peer and without.
+//! The cost for training while its steps are sent to a peer: the time of steps between saves, with a peer and
+//! without.
 //!
-//! Both agents are on this machine, and so the peer's work is counted too; training itself has one core. On a machine that is shared with
-//! others a step takes up to a tenth more in one minute than in the next. So the job with a peer and the one without take turns of a few
-//! seconds, and each turn is compared with the one beside it. A third job's bytes go through a bare TCP connection: no replica costs less.
+//! Both agents are on this machine, so the peer's work is counted too; training itself has one core. On a shared
+//! machine a step takes up to a tenth more in one minute than in the next. So the job with a peer and the one
+//! without take turns of a few seconds, and each turn is compared with the one next to it. A third job's bytes go
+//! through a bare TCP connection: no replica costs less.
 
 mod job;
 
@@ -24,10 +26,10 @@ const AT_THE_LIMIT: Load = Load { state_mib: 512, steps: 10, turns: 45, warm: 20
 /// 128 MiB a second: more than the hosts of a large job save, and an eighth of the limit.
 const STEADY: Load = Load { state_mib: 256, steps: 40, turns: 20, warm: 5 };
 
-/// After a turn the replica of its last save is sent, which must not take from the other job's turn.
+/// After a turn the replica of its last save is sent, which must not take time from the other job's turn.
 const SETTLES: Duration = Duration::from_millis(700);
 
-/// Of two benchmarks on one machine the second one is refused: what has such a name and is not this one's has no owner.
+/// A second benchmark on one machine is refused, so a folder with such a name that is not this one's has no owner.
 const FOLDER: &str = "mainstay-bench-training-";
 
 /// The end of a figure's id, its unit, and where it is.
@@ -45,7 +47,7 @@ const FIGURES: [FigureOf; 8] = [
     ("new_memory", "s/GiB", |measured| measured.new_memory),
 ];
 
-/// What jobs of a load were like.
+/// The results of the jobs of a load.
 struct Measured {
     /// Percent that a step took longer with a peer, and the standard error of that.
     slowed: f64,
@@ -54,17 +56,18 @@ struct Measured {
     contended: f64,
     /// Percent that a step took longer while its bytes went through a bare connection.
     bare: f64,
-    /// Percent that a step took longer with a peer by what the agent found: it holds replicas back by that.
+    /// Percent that a step took longer with a peer, as measured by the agent, which delays replicas by that.
     counted: f64,
-    /// Percent of the saves that came to the peer, in the first turns and later; the others were passed over for newer ones.
+    /// Percent of the saves that reached the peer, in the first turns and later; the others were skipped for newer
+    /// ones.
     replicated_first: f64,
     replicated: f64,
-    /// Seconds until the launchers had a GiB of memory for saves: what new memory costs on this machine, and so the peer for its first
-    /// replicas.
+    /// Seconds until the launchers had a GiB of memory for saves: the cost of new memory on this machine, and so
+    /// for the peer with its first replicas.
     new_memory: f64,
 }
 
-/// Measures so many jobs of each load.
+/// Measures this many jobs of each load.
 pub fn measure(progress: &Progress, bed: &Bed, rounds: usize, report: &mut Report) {
     for (prefix, load) in [("checkpoint.training", AT_THE_LIMIT), ("checkpoint.training_steady", STEADY)] {
         let id = |name: &str| format!("{prefix}_{name}");
@@ -88,7 +91,7 @@ pub fn measure(progress: &Progress, bed: &Bed, rounds: usize, report: &mut Repor
 }
 
 fn round(bed: &Bed, load: Load) -> Result<Measured> {
-    // What the disks of two hosts do is not what is measured. What a run that was killed has left takes gigabytes from this one.
+    // The disks of two hosts are not measured. The remains of a killed run would take gigabytes from this one.
     let memory = Path::new("/dev/shm");
     let entries = fs::read_dir(memory).into_iter().flatten().flatten();
     let left = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(FOLDER));
@@ -110,7 +113,7 @@ fn in_folder(bed: &Bed, folder: &Path, load: Load) -> Result<Measured> {
         if turn == load.warm {
             counted_before = jobs[1].counted_s()?;
         }
-        // Each is first, second and last as often: what gets slower all the time is no price.
+        // Each is first, second and last equally often: a constant slowdown is no cost.
         for place in 0..jobs.len() {
             let at = if turn % 2 == 0 { place } else { jobs.len() - 1 - place };
             jobs[at].take_turn(turn)?;
@@ -134,15 +137,17 @@ fn in_folder(bed: &Bed, folder: &Path, load: Load) -> Result<Measured> {
     })
 }
 
-/// Percent that a product took longer in the turns of one job than in those of another one beside them, and the standard error.
+/// Percent that a product took longer in the turns of one job than in the neighbouring turns of another, and the
+/// standard error.
 fn percent_more(job: &Job, other: &Job, of: fn(&Cycle) -> f64) -> (f64, f64) {
     let (turns, others) = (job.turns(), other.turns());
     let all = turns.iter().zip(&others).skip(job.load.warm);
-    // The mean: what is paid seldom is paid all the same.
+    // The mean: rare costs count too.
     mean(all.map(|(with, alone)| 100.0 * (a_product(with, of) / a_product(alone, of) - 1.0)))
 }
 
-/// What a product took in a turn, seconds. The first cycle does not count: no replica of a save before is on its way in it.
+/// The seconds of a product in a turn. The first cycle does not count: no replica of an earlier save is being sent
+/// in it.
 fn a_product(turn: &[Cycle], of: fn(&Cycle) -> f64) -> f64 {
     mean(turn.iter().skip(1).map(|cycle| of(cycle) / cycle.steps / cycle.count)).0
 }

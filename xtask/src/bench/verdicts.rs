@@ -1,5 +1,6 @@
 //! The live fault matrix: real training programs (`tests/healthy/programs`) with faults of known cause
-//! (`tests/healthy/faults`) under `mainstay run`. Of each the first verdict and the first decision are held against the truth.
+//! (`tests/healthy/faults`) under `mainstay run`. The first verdict and the first decision of each are compared
+//! with the truth.
 //!
 //! Each cell is written to `target/bench/verdicts/cells.jsonl` as soon as it is measured.
 
@@ -27,10 +28,10 @@ use table::{Cell, Table};
 
 /// Jobs at a time: each has one rank or two.
 const AT_ONCE: usize = 2;
-/// `--quick` begins no cell after so long.
+/// With `--quick` no cell starts after this time.
 const QUICK: Duration = Duration::from_secs(150);
 
-/// Runs the cells whose name contains one of the words of `only`, of them one part, or a sample.
+/// Runs the cells whose name contains one of the words of `only`, one part of them, or a sample.
 pub fn measure(progress: &Progress, only: &str, part: Option<Part>, quick: bool, report: &mut Report) {
     report.part("verdicts", figures(progress, only, part, quick));
 }

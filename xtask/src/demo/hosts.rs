@@ -1,6 +1,6 @@
-//! `cargo xtask demo --hosts 3`: one job over several launchers, each of which plays a host; where namespaces are allowed, with a
-//! network of its own. A rank is killed, a whole host vanishes and a spare replaces it, a launcher is killed and comes back; the
-//! job ends with the same bits as one that nothing happened to.
+//! `cargo xtask demo --hosts 3`: one job over several launchers, each of which simulates a host, with a separate
+//! network if namespaces are allowed. A rank is killed, a whole host vanishes and a spare replaces it, a launcher
+//! is killed and comes back; the job ends with the same bits as an undisturbed one.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,13 +21,13 @@ use crate::progress::{LiveLine, Progress};
 use crate::status;
 use crate::venv::Venv;
 
-/// How often the journal is looked at.
+/// The interval of polling the journal.
 const LOOK: Duration = Duration::from_millis(40);
-/// How often the first host is asked how far the ranks are.
+/// The interval of asking the first host for the ranks' progress.
 const ASK: Duration = Duration::from_millis(150);
-/// A run of this demo takes seconds; one that takes this long will not end.
+/// A run of this demo takes seconds; a run that takes this long will not end.
 const LIMIT: Duration = Duration::from_secs(300);
-/// A launcher that needs longer than this to say something has hung.
+/// A launcher that prints nothing expected for this long has hung.
 const SAID_WITHIN: Duration = Duration::from_secs(60);
 /// The host that vanishes: not the one that leads, which a job with one endpoint cannot lose.
 const LOST: usize = 1;
@@ -106,7 +106,7 @@ fn print_timeline(incidents: &[Incident]) {
     }
 }
 
-/// What must hold for the demo to have shown what it says.
+/// The conditions under which the demo has succeeded.
 fn checks(
     incidents: &[Incident],
     undisturbed: &Trained,
@@ -138,21 +138,21 @@ fn checks(
     ]
 }
 
-/// What is done to the run.
+/// A fault in the run.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// SIGKILL to a rank.
     Rank(u64),
     /// A host loses power. Its place is free for the spare.
     Host(usize),
-    /// SIGKILL to the launcher of a host, which is then started again: the host comes back.
+    /// SIGKILL to the launcher of a host, which is then restarted: the host comes back.
     Launcher(usize),
 }
 
-/// The launchers of a job, and where each has its files.
+/// The launchers of a job, and the directories of their files.
 struct Cluster {
     folder: PathBuf,
-    /// Sockets have short paths.
+    /// Sockets need short paths.
     runtime: PathBuf,
     /// One for each host, and one more for a spare.
     launchers: Vec<Option<Child>>,
@@ -173,7 +173,7 @@ impl Cluster {
         self.folder.join(format!("host-{host}/logs"))
     }
 
-    /// What a launcher has said.
+    /// The output of a launcher.
     fn said_by(&self, host: usize) -> String {
         fs::read_to_string(self.logs(host).join("launcher.log")).unwrap_or_default()
     }
@@ -224,13 +224,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs the job to its end, and does to it what is due on the way; the last of `faults` comes first. The journal of the
-    /// first host, which has the whole job.
+    /// Runs the job to its end, and injects the faults when they are due; the last of `faults` comes first. Returns
+    /// the journal of the first host, which has the whole job.
     fn follow(&mut self, venv: &Venv, faults: &mut Vec<(u64, Fault)>) -> Result<Vec<Entry>> {
         for host in 0..self.hosts {
             self.start(venv, host)?;
             if host == 0 {
-                // The others come to it.
+                // The others join it.
                 self.wait_until_said(host, "this host leads the job")?;
             }
         }
@@ -258,7 +258,7 @@ impl Cluster {
                     (step, fresh_step) = (now, true);
                 }
             }
-            // One after the other: the ranks step again after the first.
+            // In sequence: the ranks must step again after the first fault.
             let stepping =
                 attempt.as_ref().is_none_or(|of: &journal::Attempt| of.number == struck) && fresh_step;
             let due = |(at, fault): &mut (u64, Fault)| stepping && step >= *at && self.is_ready(*fault, step);
@@ -279,7 +279,8 @@ impl Cluster {
         Ok(journal.entries)
     }
 
-    /// Whether a fault may happen now: the spare is to be ready for that of a host, unless the run is nearly over.
+    /// Whether a fault may happen now: the spare must be ready for the loss of a host, unless the run is nearly
+    /// over.
     fn is_ready(&self, fault: Fault, step: u64) -> bool {
         let nearly_over = step * 10 >= self.steps * 7;
         !matches!(fault, Fault::Host(_))
@@ -287,7 +288,7 @@ impl Cluster {
             || self.said_by(self.hosts).contains("imports are done")
     }
 
-    /// The step that all ranks have done, by the API of the first host; none while not all of them say.
+    /// The step that all ranks have completed, from the API of the first host; none while some ranks report none.
     fn step(&self) -> Option<u64> {
         let run = fs::read_dir(self.runtime.join("0")).ok()?.flatten().next()?;
         let mut ask = Command::new(paths::release_mainstay());
@@ -364,7 +365,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         for launcher in self.launchers.iter_mut().flatten() {
-            // It may have ended this very moment; its guardian ends the ranks.
+            // It may have ended in this moment; its guardian ends the ranks.
             let _ = launcher.kill();
             let _ = launcher.wait();
         }

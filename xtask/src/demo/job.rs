@@ -17,13 +17,13 @@ use crate::paths;
 use crate::progress::LiveLine;
 use crate::status;
 
-/// How often the journal is looked at. What is waited for are its entries; this is only how soon they are seen.
+/// The interval of polling the journal. It only determines how soon its entries are seen.
 const LOOK: Duration = Duration::from_millis(40);
 
-/// How often the health API is asked for the live line.
+/// The interval of asking the health API for the live line.
 const ASK: Duration = Duration::from_millis(250);
 
-/// A run of this demo takes seconds; one that takes this long will not end.
+/// A run of this demo takes seconds; a run that takes this long will not end.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Which rank is killed, and when.
@@ -84,7 +84,7 @@ impl Job {
         let began = Instant::now();
         let mut asked = Instant::now();
         let status = loop {
-            // Whether it has ended is asked before the journal is read, so that nothing of the journal is missed.
+            // The exit is polled before the journal is read, so that no entry is missed.
             let ended = self.launcher.try_wait().context("waiting for the launcher")?;
             let fresh = self.take_in_journal()?;
             if let Some(kill) = planned
@@ -100,7 +100,7 @@ impl Job {
                 line.show(&self.progress_line());
                 asked = Instant::now();
             }
-            // The API tells the story: once when the decision has fallen, once when the ranks are stepping again.
+            // Ask the API twice: after the decision, and when the ranks step again.
             let seen = &self.journal.entries[fresh..];
             let decided = seen.iter().any(journal::Entry::decides_restart);
             let resumed = followed.killed_at.is_some()
@@ -133,7 +133,7 @@ impl Job {
         Ok(followed)
     }
 
-    /// Reads on in the journal; the new entries begin at the returned place.
+    /// Reads new journal entries; they start at the returned position.
     fn take_in_journal(&mut self) -> Result<usize> {
         let fresh = self.journal.poll()?;
         for entry in &self.journal.entries[fresh..] {
@@ -153,7 +153,7 @@ impl Job {
         self.attempt.as_ref().is_some_and(|attempt| attempt.number > 0)
     }
 
-    /// Kills a rank by the process that the journal names, and says when.
+    /// Kills a rank by the process id in the journal, and returns when.
     fn kill_rank(&self, rank: u64) -> Result<u64> {
         let attempt = self.attempt.as_ref().context("the journal has steps but no start")?;
         let pid = attempt
@@ -166,7 +166,8 @@ impl Job {
         Ok(at)
     }
 
-    /// Asks over gRPC, as `mainstay status` does for a person. A run that is just starting or ending has no answer.
+    /// Asks over gRPC, as `mainstay status` does for a person. A run that is just starting or ending does not
+    /// answer.
     fn ask_api(&mut self) {
         let mut ask = Command::new(paths::release_mainstay());
         let Ok(answer) = command::output(ask.args(["status", "--json"])) else { return };
@@ -175,7 +176,8 @@ impl Job {
             return;
         }
         if let Some(slowest) = ranks.iter().map(|rank| rank.step).min().flatten() {
-            // While ranks come back, the slowest may not have told a step yet; the journal's last word stands.
+            // While ranks restart, the slowest may not have reported a step yet; the journal's last entry remains
+            // valid.
             self.step = slowest;
         }
         self.loss = ranks.iter().find_map(|rank| rank.loss).or(self.loss);
@@ -220,7 +222,7 @@ impl Job {
 
     fn stop(&mut self) -> Result<()> {
         let pid = i32::try_from(self.launcher.id()).context("a process id")?;
-        // It may have ended this very moment; then there is nothing to stop.
+        // It may have ended in this moment; then there is nothing to stop.
         let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
         self.launcher.wait().context("waiting for the launcher")?;
         Ok(())

@@ -1,5 +1,5 @@
 //! `cargo xtask demo`: a real training run loses a rank in the middle and ends with the same bits as one that did
-//! not. Exit status 0 says that all of it held; the times are shown, not judged.
+//! not. Exit status 0 means that all checks passed; the times are shown, not checked.
 
 mod hosts;
 mod job;
@@ -116,7 +116,7 @@ fn end(progress: &Progress, folder: &Path, held: bool) -> ExitCode {
     if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Everything that must be there before training starts.
+/// Prepares everything that training needs.
 fn prepare(progress: &Progress) -> Result<Venv> {
     build::release(progress)?;
     let venv = venv::ensure(progress)?;
@@ -163,7 +163,7 @@ impl Run {
     }
 }
 
-/// The environment's Python comes first, as after `source bin/activate`; what an outer job set does not reach in.
+/// The environment's Python comes first, as after `source bin/activate`; variables of an outer job are removed.
 pub fn activate(command: &mut Command, venv: &Venv) {
     let bin = venv.file("bin");
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -185,7 +185,7 @@ pub fn activate(command: &mut Command, venv: &Venv) {
     }
 }
 
-/// What following a run to its end has shown.
+/// The result of following a run to its end.
 pub struct Followed {
     /// When the signal was sent, on [`journal::now`]'s clock.
     pub killed_at: Option<u64>,

@@ -1,15 +1,15 @@
-//! The end of the demo: the timeline, what was lost, and whether it all held.
+//! The end of the demo: the timeline, what was lost, and whether all checks passed.
 
 use super::{Followed, Kill, Trained};
 use crate::journal::{self, Incident, Summary};
 
-/// Everything that the report is made of.
+/// The input of the report.
 pub struct RunSummary<'a> {
-    /// What was done to the run.
+    /// The kill.
     pub kill: Kill,
-    /// What was seen of it.
+    /// The observed run.
     pub followed: &'a Followed,
-    /// What the launcher wrote at the end.
+    /// The launcher's summary.
     pub summary: &'a Summary,
     /// The script's result without the kill.
     pub undisturbed: &'a Trained,
@@ -17,7 +17,7 @@ pub struct RunSummary<'a> {
     pub disturbed: &'a Trained,
 }
 
-/// Prints it, and says whether all of it held.
+/// Prints it, and returns whether all checks passed.
 pub fn print(reported: &RunSummary) -> bool {
     let incident = journal::first_incident(&reported.followed.entries).unwrap_or_default();
     let fault = reported.followed.killed_at.unwrap_or(0);
@@ -44,7 +44,7 @@ pub fn print(reported: &RunSummary) -> bool {
     held
 }
 
-/// The rows that are known, in the order of time.
+/// The known rows, in the order of time.
 fn timeline(reported: &RunSummary, incident: &Incident, fault: u64) -> Vec<(u64, &'static str, String)> {
     let kill = format!("SIGKILL to rank {} at step {}", reported.kill.rank, reported.followed.killed_at_step);
     let mut rows = vec![(fault, "fault", kill)];
@@ -94,12 +94,12 @@ fn print_losses(undisturbed: &Trained, disturbed: &Trained) {
     println!("            {}", if equal { "equal, bit for bit" } else { "NOT EQUAL" });
 }
 
-/// What must hold for the demo to have shown what it says.
+/// The conditions under which the demo has succeeded.
 fn checks(reported: &RunSummary, incident: &Incident) -> Vec<(String, bool)> {
     let RunSummary { disturbed, undisturbed, .. } = reported;
     let restarts = reported.followed.entries.iter().filter(|entry| entry.decides_restart()).count();
     let starts = reported.followed.entries.iter().filter(|entry| entry.attempt_started().is_some()).count();
-    // How far the run was when the signal struck; what the demo had read of its progress was already old then.
+    // The progress of the run when the signal arrived; the demo's last reading was already old then.
     let reached = incident.reached_before.unwrap_or(0);
     vec![
         (

@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use crate::venv::{self, Venv};
 use crate::wheel;
 
-/// Those that could be made; none where no test of theirs is wanted.
+/// The environments that could be made; none if no test needs them.
 #[derive(Default)]
 pub struct Environments {
     /// PyTorch and the wheel.
@@ -44,7 +44,7 @@ impl Environments {
     }
 }
 
-/// The environment with the wheel in it; none, and a failure in the books, if it cannot be made.
+/// The environment with the wheel in it; none, with a recorded failure, if it cannot be made.
 fn python(checks: &mut Checks) -> Option<Venv> {
     let mut made = None;
     checks.run("Python environment and wheel", || {
@@ -57,7 +57,7 @@ fn python(checks: &mut Checks) -> Option<Venv> {
     made
 }
 
-/// What tests are skipped without.
+/// Makes an environment without which tests are skipped.
 fn optional<T>(
     checks: &mut Checks,
     name: &str,

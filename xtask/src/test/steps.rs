@@ -14,10 +14,10 @@ use crate::paths;
 use crate::test_programs::{TestProgram, TestPrograms, mostly_waits};
 use crate::venv::Venv;
 
-/// Simulated jobs of several hosts where they have no step of their own.
+/// The number of simulated jobs of several hosts without a separate step.
 const FEW_SEEDS: &str = "2000";
 
-/// The folder of the scenarios' package, and its test program that looks at sources alone.
+/// The folder of the scenarios' package, and its test program that reads only sources.
 const SCENARIOS: &str = "tests";
 const FLOORS: &str = "floors";
 
@@ -35,13 +35,13 @@ impl Suite<'_> {
     /// Tests that start no ranks.
     pub fn unit(&self, checks: &mut Checks) {
         checks.run("unit and property tests (cargo test)", || {
-            // The scenarios' package is left to its own step, and so are most simulated jobs of several hosts.
+            // The scenarios' package has its own step, and so have most simulated jobs of several hosts.
             self.programs.run(
                 self.own,
                 |program| !program.is_of(SCENARIOS),
                 None,
                 |test| {
-                    // The checkpoint tier is tried on what each library writes.
+                    // The checkpoint tier is tested with files of each library.
                     test.envs(self.environments.variables());
                     mostly_waits(test.env("MAINSTAY_SEEDS", FEW_SEEDS));
                 },
@@ -60,7 +60,7 @@ impl Suite<'_> {
         });
     }
 
-    /// A minute and a half on two processors. `MAINSTAY_SEEDS` asks for more: a million by hand.
+    /// A minute and a half on two processors. `MAINSTAY_SEEDS` sets more: a million by hand.
     pub fn simulation(&self, checks: &mut Checks) {
         checks.run("a job of several hosts, simulated 100,000 times (cargo test)", || {
             let seeds = std::env::var("MAINSTAY_SEEDS").unwrap_or_else(|_| "100000".to_owned());
@@ -96,7 +96,7 @@ impl Suite<'_> {
         let venv = python.context("there is no environment to test in")?;
         let tests = paths::root().join("client/python/tests").join(of.first().unwrap_or(&""));
         let mut pytest = Command::new(venv.python());
-        // From a folder without sources, so that what is imported is the installed wheel.
+        // From a folder without sources, so that the installed wheel is imported.
         pytest
             .args(["-m", "pytest", "-p", "no:cacheprovider", "-rs"])
             .arg(&tests)

@@ -1,11 +1,11 @@
-//! What a rank's processes do while no counter moves: the difference between a rank that is dead still and one that
-//! is at something long that nobody announced.
+//! What a rank's processes do while no counter moves. Distinguishes a rank that does nothing from one that does long
+//! work that it did not announce.
 
 use serde::{Deserialize, Serialize};
 
 use crate::base::time::{Mono, Span};
 
-/// A rank's process and its children at one time, as the kernel counts. All counts only grow.
+/// Kernel counters of a rank's process and its children at one time. All counts only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
     /// When it was read.
@@ -14,7 +14,7 @@ pub struct Probe {
     pub state: ProcessState,
     /// CPU time used by all threads of the rank's processes.
     pub cpu: Span,
-    /// One of the processes ran or waited for a CPU: one that is kept from it by others is not dead still.
+    /// At least one process ran or waited for a CPU. A process that waits for a CPU is not idle.
     pub runnable: bool,
     /// Bytes read and written by system calls.
     pub bytes: u64,
@@ -22,11 +22,11 @@ pub struct Probe {
     pub faults: u64,
     /// Processes of the rank.
     pub processes: u32,
-    /// One of them holds an accelerator, or cannot be asked: what that does is not seen in its process.
+    /// At least one process holds an accelerator, or this is unknown. Work on a device does not show in the process.
     pub holds_device: bool,
 }
 
-/// The state of a process, or of the thread of it that stands out.
+/// The state of a process, or of its most conspicuous thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessState {
@@ -35,16 +35,16 @@ pub enum ProcessState {
     Normal,
     /// Stopped by a signal.
     Stopped,
-    /// Held by a debugger.
+    /// Stopped by a debugger.
     Traced,
-    /// It waits for a device or a file system: in uninterruptible sleep, or for an answer of FUSE.
+    /// In uninterruptible sleep (device or file system), or waiting for an answer of FUSE.
     Uninterruptible,
 }
 
 /// What a rank's processes do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Activity {
-    /// Next to nothing.
+    /// Almost nothing.
     Still,
     /// It uses CPU time and does nothing else: a loop, or a wait that spins.
     Spinning,
@@ -52,17 +52,17 @@ pub enum Activity {
     Working,
 }
 
-/// CPU time below this share of one core is what idle threads of a hung process use.
+/// Idle threads of a hung process use less than this share of one core.
 const STILL: f64 = 0.01;
-/// A rank that used so much of a core all the time computes by itself.
+/// A rank that uses at least this share of a core all the time computes on the CPU.
 const HALF_A_CORE: f64 = 0.5;
-/// Bytes a second below which system calls are somebody's idle chatter.
+/// System calls that move fewer bytes per second are background noise.
 const CHATTER: f64 = 4096.0;
-/// New pages a second below which a process only spins.
+/// A process that touches fewer new pages per second only spins.
 const FEW_FAULTS: f64 = 20.0;
-/// The shortest time between two probes from which anything can be told.
+/// Two probes must be at least this far apart to be compared.
 const APART: Span = Span::millis(700);
-/// How long a probe is of interest.
+/// Probes older than this are dropped.
 const KEPT: Span = Span::millis(2500);
 
 /// The last probes of a rank.
@@ -85,7 +85,7 @@ impl Probes {
     pub(crate) fn state(&self) -> ProcessState {
         let mut newest = self.kept.iter().rev().map(|probe| probe.state);
         match (newest.next(), newest.next()) {
-            // A disk is waited for now and then; only who is found so twice is stuck there.
+            // Any process waits for a disk now and then. It is stuck only if two probes in a row show it.
             (Some(ProcessState::Uninterruptible), before)
                 if before != Some(ProcessState::Uninterruptible) =>
             {
@@ -96,20 +96,20 @@ impl Probes {
         }
     }
 
-    /// Whether whatever the rank does for its steps is seen in its processes: it holds no accelerator, and used at least half a core
-    /// from when it began until nothing moved any more, be it by work or by waiting.
+    /// Whether the rank's work shows in its processes: it holds no accelerator, and used at least half a core from
+    /// its start until nothing moved any more, by computing or by spinning.
     pub(crate) fn works_in_the_open(&self, began: Mono, moved: Mono) -> bool {
         let Some(last) = self.kept.last() else { return false };
         !last.holds_device && last.cpu.as_seconds() >= HALF_A_CORE * moved.since(began).as_seconds()
     }
 
-    /// What the rank did since the earliest probe that is kept; none if the probes are too close to tell.
+    /// What the rank did since the oldest probe that is kept. `None` if the probes are too close together.
     pub(crate) fn activity(&self) -> Option<Activity> {
         let (first, last) = (self.kept.first()?, self.kept.last()?);
         if last.at.since(first.at) < APART {
             return None;
         }
-        // Two of the probes; one may have hit upon a thread that wakes now and then.
+        // At least two probes: a single one may catch a thread that wakes up now and then.
         let runs = self.kept.iter().filter(|probe| probe.runnable).count() > 1;
         match between(first, last)? {
             Activity::Still if runs => Some(Activity::Spinning),
@@ -118,7 +118,7 @@ impl Probes {
     }
 }
 
-/// What a rank's processes did between two probes; none if there is no time between them.
+/// What a rank's processes did between two probes. `None` if both have the same time.
 pub(crate) fn between(first: &Probe, last: &Probe) -> Option<Activity> {
     let seconds = last.at.since(first.at).as_seconds();
     if seconds <= 0.0 {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_threads_are_no_work_and_a_loop_is_not_either() {
+    fn idle_threads_are_still_and_a_loop_is_spinning() {
         assert_eq!(activity(2, 100, 0), Some(Activity::Still));
         assert_eq!(activity(990, 100, 1), Some(Activity::Spinning));
         assert_eq!(activity(2, 1 << 20, 0), Some(Activity::Working));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn one_look_tells_nothing() {
+    fn one_probe_shows_no_activity() {
         let mut probes = Probes::default();
         probes.add(Probe { at: Mono(1), ..Probe::default() });
         assert_eq!(probes.activity(), None);

@@ -1,10 +1,10 @@
-//! Collective counters of all ranks, in flat vectors: one look over 131,072 ranks touches memory in order.
+//! Collective counters of all ranks, in flat vectors: a scan of 131,072 ranks reads memory in order.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// One communicator's counters, as a rank's page, NCCL RAS or the flight recorder tells them.
+/// The counters of one communicator, from a rank's page, NCCL RAS or the flight recorder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// The communicator: the same number on all its ranks.
@@ -13,11 +13,11 @@ pub struct Count {
     pub entered: u64,
     /// Operations completed.
     pub completed: u64,
-    /// Kind, type and size of the operation entered last as one number; 0 if it is not told.
+    /// Kind, type and size of the newest operation as one number; 0 if unknown.
     pub signature: u64,
 }
 
-/// A count with its communicator's row in place of its name.
+/// A count with the row of its communicator instead of its name.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) row: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether the rank waits in this communicator, or has work under way there.
+    /// Whether the rank waits in this communicator or has work in progress there.
     pub(crate) fn is_open(&self) -> bool {
         self.count.entered > self.count.completed
     }
@@ -61,7 +61,7 @@ impl Counters {
         Counters { rooms: vec![Room::default(); ranks], ..Counters::default() }
     }
 
-    /// Whether anybody counts.
+    /// Whether no rank has counters.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -91,7 +91,7 @@ impl Counters {
         let counts = &counts[..counts.len().min(usize::from(u16::MAX))];
         let mut room = room;
         if usize::from(room.held) < counts.len() {
-            // A rank names its communicators one by one as it makes them; some room beyond spares it moving each time.
+            // A rank adds its communicators one by one as it creates them. Spare room avoids a move for each.
             let held = counts.len().next_power_of_two().max(4);
             room = Room {
                 start: u32::try_from(self.entries.len()).unwrap_or(u32::MAX),
@@ -121,9 +121,9 @@ impl Counters {
         &self.entries[room.start as usize..room.start as usize + usize::from(room.used)]
     }
 
-    /// The memory that they take, in bytes.
+    /// The memory that the counters use, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        // A node of the tree of names has room for eleven and is on average two thirds full.
+        // A B-tree node holds eleven entries and is two thirds full on average.
         self.rooms.capacity() * size_of::<Room>()
             + self.entries.capacity() * size_of::<Entry>()
             + self.names.capacity() * size_of::<u64>()

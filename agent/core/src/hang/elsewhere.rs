@@ -1,5 +1,5 @@
-//! What launchers of other hosts report of their ranks, so that one judge of hangs has all ranks of the job: a rank that waits
-//! for one on another host looks as one that hangs.
+//! Reports of the launchers of other hosts about their ranks. With them one judge sees all ranks of the job: a rank
+//! that waits for a rank on another host looks like a rank that hangs.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,15 +10,16 @@ use crate::hang::counters::Count;
 use crate::hang::phase::{PhaseId, Phases};
 use crate::hang::rank::Sight;
 
-/// What changed of a rank is reported so often at most, in a job of up to [`SMALL`] hosts. The counters of collectives change all
-/// the time, so hosts of larger jobs report as much less often as there are more of them.
+/// The shortest interval between reports of a changed rank, in a job of up to [`SMALL`] hosts. Collective counters
+/// change all the time, so the interval grows with the number of hosts.
 const APART: Span = Span::millis(200);
 const SMALL: u64 = 256;
 
-/// What did not change is reported again after this time: the leader may have missed it. No host reports less often.
+/// A rank that did not change is reported again after this time, in case the leader missed it. It is also the longest
+/// interval between two reports.
 const AGAIN: Span = Span::seconds(1);
 
-/// How often a host reports what changed, in a job of so many.
+/// How often a host reports changes, by the number of hosts.
 fn apart(hosts: u32) -> Span {
     Span((APART.0.saturating_mul(hosts.into()) / SMALL).clamp(APART.0, AGAIN.0))
 }
@@ -26,22 +27,22 @@ fn apart(hosts: u32) -> Span {
 /// A rank as its own host sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankSeen {
-    /// Which.
+    /// The rank.
     pub rank: Rank,
-    /// What its page shows. Phases are numbers of that host, and named below.
+    /// What its page shows. Phase numbers are those of the reporting host; the names are below.
     pub sight: Sight,
-    /// The innermost open section; none if it is at the step.
+    /// The innermost open section. `None` if none is open.
     pub section: Option<String>,
-    /// An open section that is long by its name.
+    /// The name of an open section that is long by its name.
     pub long: Option<String>,
     /// Its collective counters.
     pub counts: Vec<Count>,
-    /// What its processes do, where that was looked at since the last report.
+    /// What its processes do, if they were probed since the last report.
     pub probe: Option<Probe>,
 }
 
 impl RankSeen {
-    /// With its times on another clock.
+    /// The same with its times converted to another clock.
     pub fn on_clock(mut self, at: &dyn Fn(Mono) -> Mono) -> RankSeen {
         let Sight { beat_at, since, quiet_until, .. } = self.sight;
         self.sight =
@@ -52,7 +53,7 @@ impl RankSeen {
         self
     }
 
-    /// The sight with the numbers that phases have here.
+    /// The sight with this host's phase numbers.
     pub(crate) fn sight_here(&self, phases: &mut Phases) -> Sight {
         let phase = self.section.as_ref().map_or(PhaseId::STEP, |name| phases.section(name));
         let long = self.long.as_ref().map(|name| phases.section(name));
@@ -60,11 +61,11 @@ impl RankSeen {
     }
 }
 
-/// What a host has to report of its ranks to the judge on another host.
+/// What a host reports of its ranks to the judge on another host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ToReport {
     ranks: Vec<Seen>,
-    /// How often at most, by the size of the job.
+    /// The shortest interval between reports, by the size of the job.
     apart: Span,
     reported: Mono,
     again: Mono,
@@ -79,7 +80,7 @@ struct Seen {
 }
 
 impl ToReport {
-    /// For ranks of a host in a job of so many hosts.
+    /// For the ranks of a host in a job of `hosts` hosts.
     pub(crate) fn of(ranks: usize, hosts: u32) -> ToReport {
         ToReport { ranks: vec![Seen::default(); ranks], apart: apart(hosts), ..ToReport::default() }
     }
@@ -103,7 +104,7 @@ impl ToReport {
         }
     }
 
-    /// What is to be reported now; `first` is the number of the first rank.
+    /// The reports that are due now. `first` is the number of the first rank.
     pub(crate) fn due(&mut self, first: Rank, phases: &Phases, now: Mono) -> Vec<RankSeen> {
         let all = now.since(self.again) >= AGAIN;
         if !all && now.since(self.reported) < self.apart {

@@ -1,33 +1,33 @@
-//! What the judge of hangs says.
+//! What the judge of hangs concludes.
 
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
 use crate::model::hang::Hang;
 
-/// What a look came to.
+/// The result of one look.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outlook {
     /// Something moves, or nothing is overdue.
     Calm,
     /// Nothing moves for longer than usual, and there is a reason to wait.
     Waiting(Suspicion),
-    /// A signal stopped ranks. Whoever sent it may let them go on, so that is waited for.
+    /// A signal stopped ranks. The sender may resume them, so the judge waits.
     Stopped(Suspicion),
-    /// It looks like a hang, and cannot be told from work: said, and never acted on.
+    /// It looks like a hang, but may be work. It is reported and never acted on.
     Doubt(Suspicion),
-    /// Nothing moves, and nothing will.
+    /// Nothing moves, and nothing will move.
     Hang(Box<Hang>),
 }
 
-/// A rank or several that hold up the job for longer than usual.
+/// One or several ranks that hold up the job for longer than usual.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suspicion {
-    /// Whom everybody waits for; empty if that cannot be told.
+    /// The ranks that all others wait for; empty if unknown.
     pub ranks: Vec<Rank>,
     /// Since when nothing has moved.
     pub since: Mono,
-    /// How long that is waited for in all.
+    /// How long the judge waits in all.
     pub limit: Span,
-    /// Why, in plain words.
+    /// The reason, as a sentence.
     pub why: String,
 }

@@ -1,7 +1,8 @@
-//! What PyTorch's flight recorder of one rank holds: the collectives that it entered last, by process group.
+//! The contents of PyTorch's flight recorder of one rank: its newest collectives by process group.
 //!
-//! A dump is a pickle of dicts and lists, or the same as JSON (`json`). Of it only how far the rank is in each group is kept; an
-//! operation counts as complete when the recorder has retired it or says so. `dumps` compares the records of all ranks.
+//! A dump is a pickle of dicts and lists, or the same as JSON (`json`). Only the progress of the rank in each group
+//! is kept. An operation counts as complete when the recorder has retired it or marks it complete. `dumps` compares
+//! the records of all ranks.
 
 mod dumps;
 mod json;
@@ -15,62 +16,63 @@ use crate::formats::pickle::{Node, Pickle, PickleError};
 use crate::hang::counters::Count;
 use crate::hang::witness::Counted;
 
-/// A dump of the 2000 operations that are kept by default has some two megabytes with stacks.
+/// A dump of the 2000 operations that the recorder keeps by default has about two megabytes with stacks.
 pub const DUMP_BYTES: usize = 64 << 20;
 
 /// Why a dump cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlightError {
-    /// Nothing writes such a long one.
+    /// Longer than any dump that PyTorch writes.
     #[error("a dump of {0} bytes is refused: at most {DUMP_BYTES} are read")]
     TooLong(usize),
-    /// It is no pickle, or one of something else than dicts and lists.
+    /// It is not a pickle, or contains something other than dicts and lists.
     #[error(transparent)]
     Pickle(#[from] PickleError),
-    /// It is no JSON, or too much of it.
+    /// It is not JSON, or too large.
     #[error("it is not JSON that can be read: {0}")]
     Json(String),
-    /// It holds no list of operations.
+    /// It contains no list of operations.
     #[error("it holds no list of operations")]
     NoEntries,
 }
 
-/// How far a rank is in its process groups.
+/// The progress of a rank in its process groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlightRecord {
     /// By the group's name, which is the same on all its ranks.
     pub groups: BTreeMap<String, GroupProgress>,
-    /// When the newest operation was entered, in nanoseconds since 1970; 0 if that is not recorded.
+    /// When the newest operation was entered, in nanoseconds since 1970; 0 if the recorder did not store it.
     pub newest: u64,
 }
 
-/// How far a rank is in one process group.
+/// The progress of a rank in one process group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupProgress {
-    /// The number of the newest collective that it entered.
+    /// The number of the newest collective that the rank entered.
     pub entered: u64,
-    /// The number of the last one before which all are complete.
+    /// The number of the last collective up to which all are complete.
     pub completed: u64,
-    /// The newest: `all_reduce of [[8]] Float`.
+    /// The newest operation: `all_reduce of [[8]] Float`.
     pub operation: String,
-    /// What has to be equal on all ranks for the newest to be one and the same; 0 if that is not told.
+    /// A hash of what must be equal on all ranks for the newest operation; 0 if unknown.
     pub signature: u64,
     /// Whether it is the group of all ranks.
     pub is_world: bool,
-    /// Its ranks, where the recorder knows them.
+    /// Its ranks, if the recorder knows them.
     pub ranks: Vec<u32>,
-    /// The oldest of those that it entered and that are not complete, by number: what each is.
+    /// The oldest operations that the rank entered and that are not complete, by number.
     pub open: BTreeMap<u64, String>,
 }
 
-/// Operations of one group that are kept as open. A rank waits in the oldest; NCCL's are launched ahead of it.
+/// The most open operations that are kept for a group. A rank waits in the oldest; NCCL operations are launched ahead
+/// of it.
 const MOST_OPEN: usize = 256;
 
-/// How much of a file is looked at by [`looks_like_one`].
+/// How many bytes of a file [`looks_like_one`] reads.
 pub const BEGINNING: usize = 4096;
 
-/// Whether a file that begins so may be a flight record, by what it holds and not by its name: any pickle, or a JSON object
-/// with the recorder's own keys.
+/// Whether a file that starts with these bytes may be a flight record, by content and not by name: any pickle, or a
+/// JSON object with the recorder's own keys.
 #[must_use]
 pub fn looks_like_one(begin: &[u8]) -> bool {
     if let [0x80, 2..=5, ..] = begin {
@@ -85,10 +87,10 @@ pub fn looks_like_one(begin: &[u8]) -> bool {
 }
 
 impl FlightRecord {
-    /// Reads a dump, of either form.
+    /// Reads a dump in either form.
     ///
     /// # Errors
-    /// [`FlightError`]: it is none.
+    /// [`FlightError`]: the bytes are not a dump.
     pub fn read(bytes: &[u8]) -> Result<FlightRecord, FlightError> {
         if bytes.len() > DUMP_BYTES {
             return Err(FlightError::TooLong(bytes.len()));
@@ -105,7 +107,7 @@ impl FlightRecord {
         let mut record = FlightRecord::default();
         let mut oldest_open: BTreeMap<String, u64> = BTreeMap::new();
         for entry in entries.iter().map(|entry| Entry { pickle: &pickle, of: pickle.node(*entry) }) {
-            // Sends and receives have numbers of their own, which only two ranks share.
+            // Sends and receives have a separate numbering, which only two ranks share.
             if entry.flag("is_p2p") {
                 continue;
             }
@@ -142,8 +144,8 @@ impl FlightRecord {
     }
 }
 
-/// The counters of all ranks by what their recorders hold; of those without a record nothing is known. A member of a group
-/// of which its own recorder has nothing has entered nothing there.
+/// The counters of all ranks by their recorders. Ranks without a record have no counters. A member of a group that
+/// its own recorder does not list has entered nothing there.
 pub fn counted(all: &[Rank], records: &BTreeMap<Rank, FlightRecord>) -> Counted {
     let mut groups: BTreeMap<&str, (u64, BTreeSet<Rank>)> = BTreeMap::new();
     for record in records.values() {
@@ -213,7 +215,7 @@ impl<'a> Entry<'a> {
         Some((name.to_owned(), texts.next().flatten().unwrap_or("")))
     }
 
-    /// What it is, in words, and what of it has to be equal on all ranks as a number.
+    /// The operation as text, and a hash of what must be equal on all ranks.
     fn operation(&self) -> (String, u64) {
         let whole = self.text("profiling_name").unwrap_or("");
         let kind = whole.rsplit(':').next().unwrap_or(whole);
@@ -221,21 +223,21 @@ impl<'a> Entry<'a> {
         let types =
             self.pickle.item(self.of, "input_dtypes").map_or(String::new(), |node| self.written(node));
         let words = format!("{kind} of {sizes} {types}");
-        // Of these the ranks give inputs of one size; with others (scatter, all_to_all) each may give its own.
+        // For these operations all ranks pass inputs of one size. For others (scatter, all_to_all) sizes may differ.
         let even =
             ["all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base"];
         let same = if even.contains(&kind) { words.as_str() } else { kind };
         (words.clone(), if kind.is_empty() { 0 } else { hash(same).max(1) })
     }
 
-    /// A list of numbers, texts and lists, shortened.
+    /// A shortened list of numbers, texts and lists.
     fn written(&self, node: &Node) -> String {
         match node {
             Node::Int(number) => number.to_string(),
             Node::Text(text) => text.chars().take(40).collect(),
             Node::Sequence(parts) => {
                 let shown = parts.iter().take(8).map(|part| match self.pickle.node(*part) {
-                    // Two levels are all there are; a list that holds itself ends here.
+                    // Dumps have at most two levels. This also ends a list that contains itself.
                     Node::Sequence(inner) => {
                         let numbers = inner.iter().take(8).map(|part| match self.pickle.node(*part) {
                             Node::Int(number) => number.to_string(),
@@ -254,7 +256,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// The ranks of a group, which the recorder writes down as a text: `[0, 1, 2]`.
+/// The ranks of a group, which the recorder stores as text: `[0, 1, 2]`.
 fn ranks_of(pickle: &Pickle, name: &str) -> Vec<u32> {
     let configured = pickle.item(pickle.root(), "pg_config").and_then(|groups| pickle.item(groups, name));
     match configured.and_then(|group| pickle.item(group, "ranks")) {

@@ -1,8 +1,9 @@
-//! Jobs whose ranks send no heartbeats, judged by what their processes do: CPU time, reading and writing, new memory,
-//! processes that come and go, output. That is weaker than steps, so it takes long, and each verdict says so.
+//! Judges jobs whose ranks send no heartbeats by the activity of their processes: CPU time, reading and writing, new
+//! memory, processes that start and end, output. That is weaker evidence than steps, so the limits are long, and each
+//! verdict states it.
 //!
-//! Idleness alone is no fault. Only a job that was at work nearly all its life is judged, and only after a rest that is
-//! much longer than any that it took before: a program that sleeps by design, or waits for requests, never is.
+//! Idleness alone is no fault. A job is judged only if it worked nearly all its life, and only after a rest that is
+//! much longer than any before. A program that sleeps by design or waits for requests is never judged.
 
 mod devices;
 
@@ -15,36 +16,37 @@ use crate::model::hang::{ACTIVITY, Hang, HangKind, listed};
 
 use devices::Devices;
 
-/// A rest is out of the ordinary when it is so many times the longest before.
+/// A rest is unusual if it is this many times as long as the longest before.
 const BEYOND: u64 = 5;
-/// Of a job's life, the share that it may rest and still be one that always works: one in so many.
+/// A job counts as one that always works if it rested for at most one part in this many of its life.
 const SELDOM: u64 = 10;
-/// Ranks that a signal stopped are reported after this part of the time after which they are a hang.
+/// Ranks that a signal stopped are reported after this fraction (one part in this many) of the time after which they
+/// count as hung.
 const STOPPED_REPORTED: u64 = 10;
-/// So many times as long is waited where something may be under way that is not seen from here.
+/// The limit is multiplied by this if work that is not visible here may be in progress.
 const UNSEEN: u64 = 3;
-/// Output, I/O or new memory has to come so often before its absence means something.
+/// Output, I/O or new memory must have occurred this often before its absence means anything.
 const REGULAR: u32 = 20;
-/// Bytes a second over the host's network that may be the job's.
+/// Bytes per second on the host's network that may belong to the job.
 const NETWORK: f64 = 1e6;
 
-/// What a rank's processes were at at one time.
+/// The activity of a rank's processes at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ActivitySample {
-    /// What the kernel counts.
+    /// The kernel's counters.
     pub probe: Probe,
     /// Bytes of output so far.
     pub output: u64,
-    /// Bytes that the network of its namespace carried so far, in both directions.
+    /// Bytes that the network of its namespace has carried so far, in both directions.
     pub network: u64,
 }
 
-/// A rank as it was seen last.
+/// The last state of a rank.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     pulse: Option<ActivitySample>,
     activity: Option<Activity>,
-    /// Since when it is stopped by a signal.
+    /// Since when a signal stops it.
     stopped: Option<Mono>,
     /// Since when it waits for a device or a file system.
     blocked: Option<Mono>,
@@ -54,27 +56,27 @@ struct Seen {
 #[derive(Clone, Debug)]
 pub struct Idle {
     first_rank: u32,
-    /// The shortest rest that is taken for a hang.
+    /// The shortest rest that counts as a hang.
     floor: Span,
     ranks: Vec<Seen>,
     looked: Option<Mono>,
-    /// When any rank was last at work, and when one last did more than use CPU time.
+    /// When any rank last worked, and when one last did more than use CPU time.
     active: Mono,
     worked: Mono,
     at_work: Span,
     rested: Span,
     longest: Span,
-    /// Times that something more than CPU time was seen, and the longest time between two.
+    /// How often more than CPU time was seen, and the longest time between two such signs.
     signs: u32,
     gap: Span,
     network: f64,
     devices: Devices,
-    /// When NCCL was last asked, and what it said since nothing but CPU time is seen.
+    /// When NCCL was last asked, and its answers since nothing but CPU time is seen.
     asked: Option<Mono>,
     collectives: Option<Collectives>,
 }
 
-/// What NCCL's RAS service said of the ranks' collectives: the same for some time.
+/// An answer of NCCL's RAS service about the ranks' collectives, unchanged for some time.
 #[derive(Clone, Debug)]
 struct Collectives {
     counts: String,
@@ -105,7 +107,7 @@ impl Idle {
         }
     }
 
-    /// New processes; what was learned of the job stays.
+    /// Starts a new attempt: new processes. What was learned about the job is kept.
     pub fn begin_attempt(&mut self) {
         self.ranks.fill(Seen::default());
         self.looked = None;
@@ -113,14 +115,14 @@ impl Idle {
         self.devices.forget_the_present();
     }
 
-    /// Takes in for how long none of the devices that the ranks hold has had work, by their driver or libtpu; zero while one
-    /// has. To be told again and again: a word that is half a minute old counts no more.
+    /// Records how long all devices that the ranks hold have been idle, as their driver or libtpu reports; zero while
+    /// one has work. Call it repeatedly: a report older than 30 seconds does not count.
     pub fn devices(&mut self, now: Mono, idle: Span) {
         self.devices.take(now, idle);
     }
 
-    /// Whether NCCL should be asked how far the ranks are: seldom, and only while they do nothing but use CPU time, for each
-    /// question goes through all processes of the job. Whoever asks takes it as asked.
+    /// Whether the caller should ask NCCL how far the ranks are. True rarely, and only while the ranks do nothing but
+    /// use CPU time, because each query involves all processes of the job. A returned `true` counts as asked.
     pub fn wants_collectives(&mut self, now: Mono) -> bool {
         let due = self.looked.is_some()
             && now.since(self.worked) >= Span(self.floor.0 / 2)
@@ -131,7 +133,7 @@ impl Idle {
         due
     }
 
-    /// Takes in what NCCL said: all counts in writing, and whom the ranks wait for by them.
+    /// Records NCCL's answer: all counts as text, and which ranks the others wait for.
     pub fn collectives(&mut self, now: Mono, counts: String, waits: Waits) {
         match &mut self.collectives {
             Some(known) if known.counts == counts => known.last = now,
@@ -144,12 +146,12 @@ impl Idle {
         self.longest
     }
 
-    /// Takes in how long earlier runs of the job rested.
+    /// Records the longest rest of earlier runs of the job.
     pub fn recall(&mut self, rest: Span) {
         self.longest = self.longest.max(rest);
     }
 
-    /// How far looks are apart.
+    /// The interval between looks.
     pub fn interval(&self) -> Span {
         Span(self.floor.0 / 20).max(Span::millis(200)).min(Span::seconds(5))
     }
@@ -164,8 +166,8 @@ impl Idle {
         self.active
     }
 
-    /// Takes in a look at the ranks that live (none for those that ended) and judges. `unseen` tells whether the ranks
-    /// may be at work where it is not seen, on a device; it is asked only when that matters.
+    /// Records a look at the ranks (`None` for those that have ended) and judges. `unseen` returns whether the ranks
+    /// may be working where it is not visible, on a device. It is called only when that matters.
     pub fn look(
         &mut self,
         now: Mono,
@@ -182,7 +184,7 @@ impl Idle {
             (self.active, self.worked) = (now, now);
             return Outlook::Calm;
         }
-        // Devices that are known to do nothing are not unseen.
+        // Devices that are known to be idle are not unseen work.
         let unseen = || self.devices.rest(now).is_none_or(|rest| rest < self.interval()) && unseen();
         let known = self.stopped(now).or_else(|| self.waits_in_collectives(now));
         let outlook =
@@ -192,12 +194,12 @@ impl Idle {
             });
         match outlook {
             Outlook::Hang(_) => outlook,
-            // That says more than that nothing moves.
+            // This is more specific than that nothing moves.
             _ => self.stopped_of_late(now).unwrap_or(outlook),
         }
     }
 
-    /// A look that is so late comes of a launcher that was held up itself, and perhaps the ranks with it.
+    /// A look later than this means that the launcher was held up itself, and perhaps the ranks with it.
     fn held_up(&self) -> Span {
         Span(self.interval().0.saturating_mul(3)).plus(Span::seconds(1))
     }
@@ -250,21 +252,21 @@ impl Idle {
         }
     }
 
-    /// Ranks that a signal stopped: that is no rest of the program's own.
+    /// Ranks that a signal stopped. Such a rest is not the program's own.
     fn stopped(&self, now: Mono) -> Option<Outlook> {
         let (culprits, since) = self.stopped_for(now, self.floor)?;
         let reported = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
         Some(self.hang(now, HangKind::Stopped, &culprits, since, self.floor, 0.9, reported))
     }
 
-    /// The same, not yet for so long that it is a hang.
+    /// Ranks that a signal stopped too recently to count as hung.
     fn stopped_of_late(&self, now: Mono) -> Option<Outlook> {
         let (ranks, since) = self.stopped_for(now, Span(self.floor.0 / STOPPED_REPORTED))?;
         let why = "a signal stopped them".to_owned();
         Some(Outlook::Stopped(Suspicion { ranks: self.numbers(&ranks), since, limit: self.floor, why }))
     }
 
-    /// Ranks that have been stopped for this time, and since when.
+    /// Ranks that have been stopped for at least `span`, and since when.
     fn stopped_for(&self, now: Mono, span: Span) -> Option<(Vec<usize>, Mono)> {
         let stopped = |rank: &usize| self.ranks[*rank].stopped.is_some_and(|at| now.since(at) >= span);
         let ranks: Vec<usize> = (0..self.ranks.len()).filter(stopped).collect();
@@ -272,7 +274,7 @@ impl Idle {
         Some((ranks, since))
     }
 
-    /// Ranks do nothing but use CPU time, and by NCCL's counters some wait for others, the same ones all the while.
+    /// Ranks do nothing but use CPU time, and NCCL's counters show that some wait for others, always the same ones.
     fn waits_in_collectives(&self, now: Mono) -> Option<Outlook> {
         let Collectives { waits, since, last, .. } = self.collectives.as_ref()?;
         let limit = self.floor.max(Span(self.gap.0.saturating_mul(BEYOND)));
@@ -287,7 +289,7 @@ impl Idle {
         Some(self.hang(now, kind, &culprits, self.worked, limit, 0.7, reported))
     }
 
-    /// The devices always had work and have none, and all that the processes do is to use CPU time.
+    /// The devices always had work and are now idle, and the processes do nothing but use CPU time.
     fn devices_rest(&self, now: Mono) -> Option<Outlook> {
         let rest = self.devices.rest(now)?;
         let limit = self.floor.max(Span(self.devices.longest().0.saturating_mul(BEYOND)));
@@ -301,15 +303,15 @@ impl Idle {
         Some(self.hang(now, HangKind::AllStill, &[], now_minus(now, rest), limit, 0.6, reported))
     }
 
-    /// Nothing of the job does anything.
+    /// No process of the job does anything.
     fn rests(&self, now: Mono, rest: Span, unseen: impl FnOnce() -> bool) -> Outlook {
         let usual = self.floor.max(Span(self.longest.0.saturating_mul(BEYOND)));
         let long_enough = self.at_work >= Span(self.floor.0 / 2);
         let at_work = long_enough
             && self.rested.0.saturating_mul(SELDOM) <= self.at_work.0.saturating_add(self.rested.0);
-        // Of a rank that cannot be read nothing is known.
+        // Nothing is known about a rank whose processes cannot be read.
         let known = self.ranks.iter().all(|seen| seen.pulse.is_none() || seen.activity.is_some());
-        // No program waits for a file system by design, however short it was at work before.
+        // No program waits for a file system by design, even if it worked only briefly before.
         let blocked = self
             .ranks
             .iter()
@@ -350,8 +352,8 @@ impl Idle {
         }
     }
 
-    /// It stands still, and was at work too shortly before to be known as a program that works: a hang early in the run, or a program
-    /// that waits by design. That is told and never acted on.
+    /// The job does nothing, and worked too briefly before to show that it always works: a hang early in the run, or
+    /// a program that waits by design. It is reported and never acted on.
     fn rests_since_early(&self, rest: Span, usual: Span) -> Outlook {
         let limit = Span(usual.0.saturating_mul(UNSEEN));
         if self.at_work == Span::default() || rest < limit {
@@ -367,8 +369,8 @@ impl Idle {
         Outlook::Doubt(Suspicion { ranks: self.numbers(&living), since: self.active, limit, why })
     }
 
-    /// CPU time is used and nothing else happens, for much longer than ever before: a loop, or a wait that spins, or work
-    /// that looks like it. That is told and never acted on.
+    /// For much longer than ever before, CPU time is used and nothing else happens: a loop, a wait that spins, or
+    /// work that looks like it. It is reported and never acted on.
     fn only_spins(&self, now: Mono) -> Outlook {
         let quiet = now.since(self.worked);
         let limit = Span(self.floor.0.max(self.gap.0.saturating_mul(2)).saturating_mul(UNSEEN));

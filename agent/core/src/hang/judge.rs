@@ -1,5 +1,5 @@
-//! The judge of hangs of one job: it takes in what the ranks' pages and processes show, judges by heartbeats where there are
-//! any and by activity where there are none, and returns what is to be recorded.
+//! The judge of hangs of one job. It receives what the ranks' pages and processes show, judges by heartbeats if there
+//! are any and by activity otherwise, and returns the facts to record.
 
 use std::collections::BTreeMap;
 
@@ -20,38 +20,38 @@ use crate::model::observation::{Observation, Weight};
 /// Shorter waits are not reported.
 const REPORT_AFTER: Span = Span::seconds(10);
 
-/// The judge of hangs of one job. Ranks are named by their place among those of the host, from 0.
+/// The judge of hangs of one job. Ranks are given by their index among those of the host, from 0.
 #[derive(Clone, Debug)]
 pub struct HangJudge {
-    /// Whether ranks that hang are stopped, and not only reported.
+    /// Whether hung ranks are stopped, and not only reported.
     acts: bool,
     watch: Watch,
-    /// Judges as long as no rank sends heartbeats.
+    /// Judges while no rank sends heartbeats.
     idle: Idle,
-    /// Whether the ranks' GPUs have work, as the agent reported last.
+    /// Whether the ranks' GPUs have work, as last reported by the agent.
     gpus: BTreeMap<Rank, bool>,
-    /// Since when none of them has work.
+    /// Since when all of them are idle.
     gpus_idle: Option<Mono>,
-    /// Since when none of those has work that had some.
+    /// Since when all those that had work before are idle.
     gpus_rest: Option<Mono>,
     first: Rank,
     ranks: usize,
     over: Scope,
     attempt: Attempt,
-    /// When nothing had moved as of the suspicion that was reported last.
+    /// The time of the last movement at the last suspicion that was reported.
     reported: Option<Mono>,
-    /// The hang that was found, until it passes or the attempt ends.
+    /// The current hang, until it passes or the attempt ends.
     found: Option<Found>,
 }
 
-/// Whose ranks are judged by their heartbeats.
+/// Which ranks are judged by their heartbeats.
 #[derive(Clone, Debug)]
 enum Scope {
-    /// Those of this host, which are all or are judged by themselves.
+    /// Those of this host, which are all ranks or are judged alone.
     Here,
-    /// Those of all hosts of the job, so many.
+    /// Those of all hosts of the job, with the number of hosts.
     Job(usize),
-    /// None: what is seen here goes to the judge on another host.
+    /// None: sights of this host are sent to the judge on another host.
     OtherHosts(ToReport),
 }
 
@@ -60,12 +60,12 @@ enum Scope {
 struct Found {
     kind: HangKind,
     confirmed: Mono,
-    /// By what the processes do, as there are no heartbeats.
+    /// Found by process activity, because there are no heartbeats.
     by_activity: bool,
 }
 
 impl HangJudge {
-    /// The judge of `ranks` ranks, of which the first has the number `first`. `acts`: ranks that hang are stopped.
+    /// The judge of `ranks` ranks, starting with rank `first`. `acts`: hung ranks are stopped.
     pub fn new(limits: Limits, acts: bool, first: Rank, ranks: usize, now: Mono) -> HangJudge {
         HangJudge {
             acts,
@@ -83,7 +83,7 @@ impl HangJudge {
         }
     }
 
-    /// Judges the ranks of all hosts from now on; `hosts` has the host of each rank. What was learned stays.
+    /// Judges the ranks of all hosts from now on. `hosts` gives the host of each rank. What was learned is kept.
     pub fn judge_all(&mut self, hosts: Vec<u32>, now: Mono) {
         let mut watch = Watch::new(self.watch.phases.limits().clone(), Rank(0), hosts.len(), now);
         std::mem::swap(&mut watch.phases, &mut self.watch.phases);
@@ -93,12 +93,12 @@ impl HangJudge {
         (self.reported, self.found) = (None, None);
     }
 
-    /// Leaves the ranks with heartbeats to the judge on another host, of a job with so many hosts.
+    /// Leaves ranks with heartbeats to the judge on another host, in a job of `hosts` hosts.
     pub fn judged_elsewhere(&mut self, hosts: u32) {
         self.over = Scope::OtherHosts(ToReport::of(self.ranks, hosts));
     }
 
-    /// What is to be reported to the judge on another host.
+    /// What to report to the judge on another host.
     pub fn to_report(&mut self, now: Mono) -> Vec<RankSeen> {
         match &mut self.over {
             Scope::OtherHosts(seen) => seen.due(self.first, &self.watch.phases, now),
@@ -106,7 +106,7 @@ impl HangJudge {
         }
     }
 
-    /// Takes in what another host reports of a rank.
+    /// Records what another host reports about a rank.
     pub fn seen_elsewhere(&mut self, now: Mono, seen: &RankSeen) {
         if !matches!(self.over, Scope::Job(_)) {
             return;
@@ -126,7 +126,7 @@ impl HangJudge {
         }
     }
 
-    /// The place of a rank of this host among those that are judged.
+    /// The index of a rank of this host among those that are judged.
     fn place(&self, place: usize) -> usize {
         match self.over {
             Scope::Job(_) => place.saturating_add(self.first.0 as usize),
@@ -134,7 +134,7 @@ impl HangJudge {
         }
     }
 
-    /// Whether ranks that hang are stopped, and not only reported.
+    /// Whether hung ranks are stopped, and not only reported.
     pub fn acts(&self) -> bool {
         self.acts
     }
@@ -144,17 +144,17 @@ impl HangJudge {
         self.ranks
     }
 
-    /// What is known of how long things take, to be read and taught.
+    /// The learned durations of phases, to read and to teach.
     pub fn phases(&mut self) -> &mut Phases {
         self.watch.phases()
     }
 
-    /// The judge by activity: for what devices and NCCL report, and for what earlier runs learned.
+    /// The judge by activity, for reports of devices and NCCL and for what earlier runs learned.
     pub fn idle(&mut self) -> &mut Idle {
         &mut self.idle
     }
 
-    /// New processes; what was learned of the job stays.
+    /// Starts a new attempt: new processes. What was learned about the job is kept.
     pub fn begin_attempt(&mut self, attempt: Attempt, now: Mono) {
         self.attempt = attempt;
         let ranks = match &mut self.over {
@@ -170,7 +170,7 @@ impl HangJudge {
         (self.reported, self.found) = (None, None);
     }
 
-    /// Takes in whether ranks' GPUs have work, as the agent reports it; empty when there is no agent.
+    /// Records whether ranks' GPUs have work, as the agent reports it; empty if there is no agent.
     pub fn gpus_at_work(&mut self, at_work: &BTreeMap<Rank, bool>, now: Mono) {
         let any = |of: &BTreeMap<Rank, bool>| of.values().any(|at_work| *at_work);
         if at_work.is_empty() || any(at_work) {
@@ -181,7 +181,7 @@ impl HangJudge {
         self.gpus.clone_from(at_work);
     }
 
-    /// For how long none of the GPUs of the `living` ranks has had work; none where that is not known of all of them.
+    /// How long all GPUs of the `living` ranks have been idle. `None` unless it is known for all of them.
     pub fn gpus_idle(&mut self, living: &[Rank], now: Mono) -> Option<Span> {
         if living.is_empty() || !self.gpus_are_known(living) {
             self.gpus_idle = None;
@@ -203,7 +203,7 @@ impl HangJudge {
         self.watch.finished(self.place(place), now);
     }
 
-    /// Takes in what a rank's page shows.
+    /// Records what a rank's page shows.
     pub fn sight(&mut self, place: usize, now: Mono, sight: &Sight, counts: &[Count]) {
         if let Scope::OtherHosts(seen) = &mut self.over {
             seen.sight(place, sight, counts);
@@ -213,17 +213,17 @@ impl HangJudge {
         self.watch.counts(place, now, counts);
     }
 
-    /// Whether the processes are to be looked at, as no rank sends heartbeats.
+    /// Whether to sample the processes, because no rank sends heartbeats.
     pub fn wants_pulses(&self, now: Mono) -> bool {
         !self.watch.receives_any() && self.idle.wants_look(now)
     }
 
-    /// Whether the processes are to be probed, as the pages show nothing that moves.
+    /// Whether to probe the processes, because the pages show no movement.
     pub fn wants_probes(&self, now: Mono) -> bool {
         self.found.is_none() && self.watch.receives_any() && self.watch.wants_probes(now)
     }
 
-    /// Takes in a probe of a rank's processes.
+    /// Records a probe of a rank's processes.
     pub fn probe(&mut self, place: usize, probe: Probe) {
         if let Scope::OtherHosts(seen) = &mut self.over {
             seen.probe(place, probe);
@@ -231,8 +231,8 @@ impl HangJudge {
         self.watch.probe(self.place(place), probe);
     }
 
-    /// Judges after a look at all pages, and at the processes where that was wanted. `living` are the ranks that have not ended.
-    /// Returns what is to be recorded.
+    /// Judges after a look at all pages, and at the processes if that was wanted. `living` are the ranks that have
+    /// not ended. Returns the facts to record.
     pub fn judge(
         &mut self,
         now: Mono,
@@ -250,7 +250,7 @@ impl HangJudge {
             Some(outlook) => outlook,
             None if self.watch.receives_any() && matches!(self.over, Scope::OtherHosts(_)) => Outlook::Calm,
             None if self.watch.receives_any() => {
-                // Of GPUs of other hosts nothing is known.
+                // Nothing is known about GPUs of other hosts.
                 let known = matches!(self.over, Scope::Here) && self.gpus_are_known(living);
                 self.watch.devices_rest(self.gpus_rest.filter(|_| known));
                 self.watch.look(now)
@@ -272,12 +272,12 @@ impl HangJudge {
         Fact::RanksHung { attempt: self.attempt, hang: Box::new(hang), acts: self.acts }
     }
 
-    /// Whether what was taken for a hang has moved again: then it was none, and the job goes on.
+    /// Whether a hang that was found has moved again. Then it was none, and the job continues.
     pub fn passed(&mut self, now: Mono) -> Option<Fact> {
         let Found { kind, confirmed, by_activity } = self.found?;
         let moved = match kind {
             _ if by_activity && !self.watch.receives_any() => self.idle.last_active(),
-            // It beats all the time.
+            // A livelock sends heartbeats all the time.
             HangKind::Livelock => self.watch.last_completed(),
             _ => self.watch.last_moved(),
         };
@@ -289,7 +289,7 @@ impl HangJudge {
         Some(Fact::HangPassed { attempt: self.attempt, after: moved.since(confirmed) })
     }
 
-    /// A suspicion is reported once, and only if nobody announced what is waited for.
+    /// Reports a suspicion once, and only if the rank did not announce the wait.
     fn suspicion(
         &mut self,
         suspicion: &Suspicion,
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_come_to_rest_when_those_that_had_work_are_reported_to_have_none() {
+    fn gpus_rest_when_all_that_had_work_are_reported_idle() {
         let mut judge = judge(2);
         let mut report = |at_work: &[bool], now: u64| {
             let reported = (0..).map(Rank).zip(at_work.iter().copied()).collect();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_idle_only_where_all_living_ranks_are_known() {
+    fn gpus_are_idle_only_if_all_living_ranks_are_known() {
         let mut judge = judge(2);
         let ranks = [Rank(0), Rank(1)];
         assert_eq!(judge.gpus_idle(&ranks, Mono(5)), None);
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(judge.gpus_idle(&[], Mono(11)), None);
     }
 
-    /// A job without heartbeats that works and then does nothing: the hang is reported once, and passes when it moves.
+    /// A job without heartbeats works and then does nothing: the hang is reported once, and passes when it moves.
     #[test]
     fn a_hang_is_reported_once_and_passes_when_something_moves() {
         let mut judge = judge(1);
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_a_signal_stopped_is_reported_long_before_it_is_a_hang() {
+    fn a_rank_stopped_by_a_signal_is_reported_long_before_it_is_a_hang() {
         let mut judge = judge(1);
         let mut pulse = ActivitySample::default();
         let mut facts = Vec::new();

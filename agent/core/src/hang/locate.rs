@@ -1,5 +1,5 @@
-//! Whom everybody waits for, from one snapshot of all ranks: by collective counters where there are any, else by what
-//! sets some ranks apart from the others.
+//! Finds the ranks that all others wait for in one snapshot of all ranks: by collective counters if there are any,
+//! else by what distinguishes some ranks from the others.
 
 use crate::base::time::Mono;
 use crate::hang::activity::{Activity, ProcessState};
@@ -11,9 +11,9 @@ use crate::model::hang::HangKind;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Suspects {
     pub(crate) kind: HangKind,
-    /// Whom everybody waits for; empty if that cannot be told.
+    /// The ranks that all others wait for; empty if unknown.
     pub(crate) culprits: Vec<u32>,
-    /// Among whom it lies.
+    /// The ranks among which the culprit is.
     pub(crate) among: Vec<u32>,
     pub(crate) confidence: f64,
     pub(crate) evidence: Vec<String>,
@@ -25,7 +25,7 @@ impl Suspects {
     }
 }
 
-/// Of ranks that count as roots: whoever has at least this share of the votes of the first.
+/// A rank is a root if it has at least one part in this many of the votes of the first.
 pub(crate) const ROOT_SHARE: u32 = 10;
 
 impl Watch {
@@ -85,8 +85,9 @@ impl Watch {
         })
     }
 
-    /// The host of which nothing is heard and for which most wait, of those that fell silent last: the job trained on after
-    /// others had fallen silent, so it is not for them that it stands still. Of ranks that never registered all.
+    /// The host that sends nothing and that most ranks wait for, of those that fell silent last. The job continued
+    /// after the others had fallen silent, so it does not wait for them. Of ranks that never registered it returns
+    /// all.
     fn silent(&self, located: &Located) -> Suspects {
         let mut hosts: std::collections::BTreeMap<u32, (u32, Vec<(u32, u32)>)> =
             std::collections::BTreeMap::new();
@@ -126,7 +127,7 @@ impl Watch {
         Suspects::of(kind, silent, 0.8, reported)
     }
 
-    /// Whether a rank's counters can be taken at their word.
+    /// Whether a rank's counters are current.
     fn presence(&self, rank: usize) -> Presence {
         let state = &self.ranks[rank];
         if !self.lives(rank) || state.sight.closed {
@@ -156,7 +157,7 @@ impl Watch {
         }
     }
 
-    /// Without counters: what sets the fewer apart from the many.
+    /// Without counters: what distinguishes the few from the many.
     fn by_place(&self) -> Suspects {
         let registered = self.those(|rank| self.lives(rank) && self.ranks[rank].sight.registered);
         let never = self.those(|rank| self.lives(rank) && !self.ranks[rank].sight.registered);
@@ -194,7 +195,7 @@ impl Watch {
         })
     }
 
-    /// A rank that is done and made fewer steps than one that waits: uneven data.
+    /// A rank that has finished with fewer steps than one that waits: uneven data.
     fn finished_early(&self) -> Option<Suspects> {
         let most = self.newest_step();
         let done = self.those(|rank| !self.lives(rank) || self.ranks[rank].sight.closed);
@@ -205,7 +206,7 @@ impl Watch {
         })
     }
 
-    /// Those that completed the fewest steps.
+    /// The ranks that completed the fewest steps.
     fn behind(&self, registered: &[u32]) -> Vec<u32> {
         let step = |rank: u32| self.ranks[rank as usize].sight.step;
         let least = registered.iter().map(|rank| step(*rank)).min().flatten();

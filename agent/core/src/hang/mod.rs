@@ -1,9 +1,12 @@
-//! Hangs: ranks that live and do not move. Detected by counters and not by a clock, located by who waits for whom.
+//! Hangs: ranks that are alive and make no progress. Detected by counters and not by a clock, located by who waits
+//! for whom.
 //!
-//! In reading order: `sketch` (how long something usually takes), `phase` (what a rank can be at, and the limits),
-//! `activity` (what its processes do), `rank`, `counters` (collective counters in flat vectors), `wait_for` (who holds
-//! up whom), `finding` (what is said), `stacks` (ranks by where they stand), `locate` (from one snapshot),
-//! `watch` (judges by heartbeats), `idle` (judges by activity), `judge` (the judge of a job, which joins both), `elsewhere` (ranks of other hosts); then what is asked for once all stands still: `flight` (PyTorch's recorder), `witness`.
+//! In reading order: `sketch` (how long something usually takes), `phase` (what a rank can be doing, and the limits),
+//! `activity` (what its processes do), `rank`, `counters` (collective counters in flat vectors), `wait_for` (who
+//! holds up whom), `finding` (the conclusions), `stacks` (groups ranks by stack), `locate` (from one snapshot),
+//! `watch` (judges by heartbeats), `idle` (judges by activity), `judge` (the judge of a job, which combines both),
+//! `elsewhere` (ranks of other hosts). Then the evidence that is collected once nothing moves: `flight` (PyTorch's
+//! recorder), `witness`.
 
 mod activity;
 mod counters;

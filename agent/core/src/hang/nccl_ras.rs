@@ -1,10 +1,11 @@
-//! What NCCL's RAS service tells of a job, and the judge of it: the component `nccl`, which is shown only once
+//! The report of NCCL's RAS service about a job, and its judge: the component `nccl`, which is shown only after
 //! something was wrong.
 //!
-//! - Counts are of operations that were launched, and while a job runs some rank is always behind for a moment: ranks
-//!   that differ are a sign only when nothing has moved for a long time. Even then they may be waiting in order (for a
-//!   checkpoint of one of them): whether it is a hang is not said here.
-//! - Where several jobs run, each report is of whichever answered. What one job told is not taken back by another.
+//! - Counts are of launched operations, and while a job runs some rank is always behind for a moment. Ranks that
+//!   differ are a sign only if nothing has moved for a long time. Even then they may be waiting in order, such as for
+//!   a checkpoint of one of them. Whether it is a hang is not decided here.
+//! - If several jobs run, each report comes from the one that answered. A report of one job does not clear a problem
+//!   of another.
 
 mod json;
 mod report;
@@ -32,7 +33,7 @@ settings! {
     pub struct NcclLimits {
         /// How long the ranks of a communicator must have stood at different places, without any of them moving.
         still_for: Period = Period::seconds(600),
-        /// How long what a job told is held against it when only others answer.
+        /// How long a reported problem of a job counts while only other jobs answer.
         forget_after: Period = Period::seconds(300),
     }
     sections {}
@@ -41,30 +42,30 @@ settings! {
 /// The component.
 const NAME: &str = "nccl";
 
-/// What came of asking.
+/// The result of asking the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Not asked: no job runs here.
     NoJob,
-    /// Nothing listens: no process uses NCCL, or one without this service.
+    /// Nothing listens: no process uses NCCL, or its version has no RAS service.
     Refused,
-    /// Something listens and gives no report: why.
+    /// Something listens and gives no report, with the reason.
     Failed(String),
     /// A report.
     Reported(RasReport),
 }
 
-/// Judges what the service tells.
+/// Judges the service's reports.
 #[derive(Clone, Debug)]
 pub struct NcclJudge {
     limits: NcclLimits,
-    /// Where the ranks of a communicator stood, since when, and when that was last told.
+    /// The position of each communicator's ranks, since when, and when it was last reported.
     places: BTreeMap<String, Place>,
     troubles: BTreeMap<String, Trouble>,
-    /// NCCL answered for the present jobs, and what was last said of an answer that failed.
+    /// Whether NCCL answered for the present jobs, and the last error of an answer that failed.
     answered: bool,
     failed: Option<String>,
-    /// Something was wrong once.
+    /// Set once something was wrong.
     shown: Option<(HealthState, Mono)>,
 }
 
@@ -80,19 +81,19 @@ struct Trouble {
     event: &'static str,
     detail: String,
     action: RecommendedAction,
-    /// The communicator, for what is one's alone.
+    /// The communicator, if the problem belongs to a single one.
     of: Option<String>,
     reported: Mono,
 }
 
 impl NcclJudge {
-    /// A judge that was told nothing yet.
+    /// A judge without reports.
     pub fn new(limits: NcclLimits) -> NcclJudge {
         let (places, troubles) = (BTreeMap::new(), BTreeMap::new());
         NcclJudge { limits, places, troubles, answered: false, failed: None, shown: None }
     }
 
-    /// Judges what came of asking at `now`.
+    /// Judges the result of a query at `now`.
     pub fn step(&mut self, now: Mono, asked: &Asked) -> SensorReport {
         let mut facts = Vec::new();
         let mut unread = None;
@@ -100,7 +101,7 @@ impl NcclJudge {
             Asked::NoJob => self.forget_job(),
             Asked::Refused => {}
             Asked::Failed(why) => {
-                // Before NCCL ever answered, it is something else that listens there.
+                // If NCCL has never answered, something else listens there.
                 unread = self.answered.then(|| why.clone());
                 if self.answered && self.failed.replace(why.clone()).is_none() {
                     let detail = format!("the RAS service does not answer any more: {why}");
@@ -151,12 +152,12 @@ impl NcclJudge {
             let since = self.stands_since(now, communicator);
             if communicator.mismatch() && now.since(since) >= self.limits.still_for.0 {
                 let detail = format!("communicator {hash}: {}", standing_words(communicator));
-                // One stands at one place only, however its words change.
+                // One entry per communicator, even if the text changes.
                 let key = format!("stands {hash}");
                 found.insert(key, trouble("ranks_apart", detail, Some(hash), RecommendedAction::None));
             }
         }
-        // What this report is about, it also takes back.
+        // A report clears the problems of the communicators that it lists.
         let reported: Vec<&str> =
             report.communicators.iter().map(|communicator| communicator.hash.as_str()).collect();
         let listed_all = report.in_order == 0 && !reported.is_empty();
@@ -172,7 +173,7 @@ impl NcclJudge {
         }
     }
 
-    /// Since when the ranks of a communicator have stood where they stand.
+    /// Since when the ranks of a communicator are where they are.
     fn stands_since(&mut self, now: Mono, communicator: &Communicator) -> Mono {
         let place = self.places.entry(communicator.hash.clone()).or_insert_with(|| Place {
             communicator: communicator.clone(),
@@ -264,7 +265,7 @@ fn ranks(count: u32, named: &[CommRank]) -> String {
     }
 }
 
-/// How the ranks of a communicator stand apart.
+/// How the ranks of a communicator differ.
 fn standing_words(communicator: &Communicator) -> String {
     let mut words = Vec::new();
     for operation in &communicator.operations {

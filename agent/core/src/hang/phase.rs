@@ -1,4 +1,4 @@
-//! What a rank can be at, and how long that may take: learned from the job itself, or given.
+//! What a rank can be doing, and how long that may take: learned from the job itself, or given.
 
 use std::collections::BTreeMap;
 
@@ -7,36 +7,36 @@ use serde::{Deserialize, Serialize};
 use crate::base::time::Span;
 use crate::hang::sketch::Sketch;
 
-/// So many steps have to be seen before what they took is believed.
+/// A phase needs this many steps before its durations are trusted.
 const ENOUGH: u32 = 50;
 
-/// No tail is followed further than so many times the longest that was seen.
+/// An extrapolated tail ends at this many times the longest duration seen.
 const BEYOND_LONGEST: u64 = 8;
 
-/// What earlier runs saw counts as so many samples: this run soon outweighs it.
+/// The observations of earlier runs count as this many samples. The present run soon outweighs them.
 const RECALLED: u64 = 1000;
 
-/// Until this run has seen enough itself, no phase is judged sooner by what earlier runs saw.
+/// Until the present run has enough samples of a phase, its limit is at least this, whatever earlier runs took.
 const RECALLED_FLOOR: Span = Span::seconds(60);
 
-/// The first step of another run may find no compiled code.
+/// The first step of another run may have to compile its code.
 const RECALLED_FIRST: Span = Span::seconds(600);
 
-/// What was learned of a phase, to be kept for the next run.
+/// What was learned about a phase, to be kept for the next run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseMemory {
     /// `first_step`, `step`, or a section's name.
     pub name: String,
     /// Steps in which it was seen.
     pub steps: u32,
-    /// The longest that it took.
+    /// Its longest duration.
     pub longest: Span,
-    /// How often it took how long, by buckets that grow by two percent.
+    /// The histogram of its durations, in buckets that grow by two percent.
     pub parts: Vec<(u16, u32)>,
 }
 
 impl PhaseMemory {
-    /// Whether it can be believed.
+    /// Whether it is consistent.
     pub(crate) fn is_sound(&self) -> bool {
         let sum = self.parts.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
         let known = self.steps > 0 && self.longest.0 > 0 && sum > 0;
@@ -44,7 +44,7 @@ impl PhaseMemory {
     }
 }
 
-/// What a rank is at: the number of a row in [`Phases`].
+/// What a rank is doing: the number of a row in [`Phases`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PhaseId(pub u16);
 
@@ -58,41 +58,41 @@ impl PhaseId {
 /// How a phase is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// By what it usually takes.
+    /// By its usual duration.
     Learned,
-    /// It comes rarely and takes long: never judged by what steps take.
+    /// Rare and long: never judged by the duration of steps.
     Long,
 }
 
-/// Limits that were given rather than learned, and those that hold while nothing is learned.
+/// Limits that were given, and those that apply until a phase is learned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// By phase: `first_step`, `step`, or a section's name. Holds instead of what was learned.
+    /// By phase: `first_step`, `step`, or a section's name. Replaces what was learned.
     pub given: BTreeMap<String, Span>,
-    /// While nothing is learned of a phase.
+    /// For a phase that is not learned yet.
     pub unlearned: Span,
     /// The first step of an attempt.
     pub first_step: Span,
-    /// Checkpoints, evaluation and other phases known to be long.
+    /// For checkpoints, evaluation and other phases known to be long.
     pub long: Span,
-    /// Nothing moved for at least so long before anything is confirmed.
+    /// Nothing must have moved for this long before anything is confirmed.
     pub confirm: Span,
-    /// What often passes by itself: a process in uninterruptible sleep, a collective that all have entered.
+    /// For what often passes by itself: a process in uninterruptible sleep, a collective that all have entered.
     pub passing: Span,
-    /// The culprit spins: it uses CPU time and does nothing else.
+    /// For a culprit that spins: it uses CPU time and does nothing else.
     pub spinning: Span,
-    /// The culprit works: it reads, writes, touches new memory, or has children that do.
+    /// For a culprit that works: it reads, writes, touches new memory, or has children that do.
     pub working: Span,
-    /// Beats and no step.
+    /// For heartbeats without a step.
     pub livelock: Span,
-    /// Nothing of a job without heartbeats does anything.
+    /// For a job without heartbeats that does nothing.
     pub idle: Span,
-    /// No phase and no excuse lasts longer than this, whatever was learned, unless it has been seen to.
+    /// No phase and no excuse lasts longer than this, whatever was learned, unless it lasted longer before.
     pub cap: Span,
 }
 
 impl Limits {
-    /// The longest that anything may take which took as long as `longest` before.
+    /// The longest that something may take whose longest duration so far was `longest`.
     pub(crate) fn most(&self, longest: Span) -> Span {
         self.cap.max(Span(longest.0.saturating_add(longest.0 / 5)))
     }
@@ -105,7 +105,7 @@ impl Default for Limits {
             unlearned: Span::seconds(600),
             first_step: Span::seconds(1800),
             long: Span::seconds(1800),
-            // With the time of a look it stays within two seconds.
+            // Together with the interval between looks, detection takes at most two seconds.
             confirm: Span::millis(1800),
             passing: Span::seconds(30),
             spinning: Span::seconds(120),
@@ -117,7 +117,7 @@ impl Default for Limits {
     }
 }
 
-/// How long a phase may take, and where that comes from.
+/// How long a phase may take, and the source of that limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// The limit.
@@ -126,16 +126,16 @@ pub struct Limit {
     pub from: LimitFrom,
 }
 
-/// Where a limit comes from.
+/// The source of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitFrom {
-    /// A person gave it.
+    /// A person configured it.
     Given,
-    /// From what the phase took in this job.
+    /// Durations of the phase in this job.
     Learned,
-    /// From what it took in earlier runs of the job.
+    /// Durations of the phase in earlier runs of the job.
     Recalled,
-    /// Too little was seen of the phase.
+    /// The default, because too few durations are known.
     Default,
 }
 
@@ -150,9 +150,9 @@ struct Phase {
     steps: u32,
     newest_step: Option<u64>,
     limit: Limit,
-    /// Samples since the limit was computed.
+    /// Samples since the limit was last computed.
     fresh: u32,
-    /// What earlier runs saw: in how many steps, and the longest.
+    /// Observations of earlier runs: the number of steps, and the longest duration.
     before: (u32, Span),
 }
 
@@ -170,7 +170,7 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// Nothing learned yet.
+    /// Phases without anything learned.
     pub fn new(limits: Limits) -> Phases {
         let mut phases = Phases { limits, rows: Vec::new() };
         phases.push("first_step", Class::Long);
@@ -178,17 +178,17 @@ impl Phases {
         phases
     }
 
-    /// The limits that it was made with.
+    /// The limits passed to `new`.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The phase of a section's name, new if need be.
+    /// The phase with a section's name; it is created if needed.
     pub fn section(&mut self, name: &str) -> PhaseId {
         let known = self.rows.iter().skip(2).position(|row| row.name == name);
         let index = match known {
             Some(index) => index + 2,
-            // A job that makes up names without end is judged by the step.
+            // A job that invents names without end is judged by the step.
             None if self.rows.len() >= 4096 => 1,
             None => self.push(name, class_of(name)),
         };
@@ -216,7 +216,7 @@ impl Phases {
         self.rows.len() - 1
     }
 
-    /// Takes in what a phase took in a step of any rank.
+    /// Records the duration of a phase in a step of any rank.
     pub fn learn(&mut self, phase: PhaseId, step: u64, took: Span) {
         let Some(row) = self.rows.get_mut(usize::from(phase.0)) else { return };
         row.sketch.add(took);
@@ -227,7 +227,7 @@ impl Phases {
         row.fresh = row.fresh.saturating_add(1);
     }
 
-    /// A new attempt counts its steps from wherever it goes on; what was learned stays.
+    /// A new attempt counts its steps from where it resumes. What was learned is kept.
     pub fn begin_attempt(&mut self) {
         for row in &mut self.rows {
             row.newest_step = None;
@@ -238,7 +238,7 @@ impl Phases {
     pub fn remembered(&self) -> Vec<PhaseMemory> {
         let of = |row: &Phase| {
             let own = row.sketch.longest();
-            // What took very long once is forgotten by and by.
+            // A single long duration fades over the runs.
             let longest = match (row.before.1, own) {
                 (before, Span(0)) => before,
                 (before, own) => own.max(Span(own.0.saturating_add(before.0) / 2)),
@@ -249,7 +249,7 @@ impl Phases {
         self.rows.iter().map(of).filter(PhaseMemory::is_sound).collect()
     }
 
-    /// Takes in what earlier runs of the job learned.
+    /// Loads what earlier runs of the job learned.
     pub fn recall(&mut self, remembered: &[PhaseMemory]) {
         for phase in remembered.iter().filter(|phase| phase.is_sound()) {
             let index = match phase.name.as_str() {
@@ -264,7 +264,7 @@ impl Phases {
         }
     }
 
-    /// Computes the limits of the phases of which something was learned since.
+    /// Computes the limits of the phases that have new samples.
     pub fn refresh(&mut self) {
         for row in self.rows.iter_mut().filter(|row| row.fresh > 0) {
             row.fresh = 0;
@@ -277,12 +277,12 @@ impl Phases {
         self.row(phase).limit
     }
 
-    /// Whether the phase is one of reading data.
+    /// Whether the phase reads data.
     pub fn is_data(&self, phase: PhaseId) -> bool {
         self.row(phase).is_data
     }
 
-    /// Whether the phase is one in which ranks wait for each other.
+    /// Whether ranks wait for each other in the phase.
     pub fn is_collective(&self, phase: PhaseId) -> bool {
         self.row(phase).is_collective
     }
@@ -292,18 +292,18 @@ impl Phases {
         self.row(phase).class
     }
 
-    /// What a phase is called: `first_step`, `step`, or the section's name.
+    /// The name of a phase: `first_step`, `step`, or the section's name.
     pub fn name(&self, phase: PhaseId) -> &str {
         &self.row(phase).name
     }
 
-    /// What a phase takes in the middle, if it is known.
+    /// The median duration of a phase, if known.
     pub fn median(&self, phase: PhaseId) -> Option<Span> {
         let row = self.row(phase);
         (row.steps >= ENOUGH).then(|| row.sketch.quantile(0.5))
     }
 
-    /// The longest that a phase took.
+    /// The longest duration of a phase.
     pub fn longest(&self, phase: PhaseId) -> Span {
         self.row(phase).longest()
     }
@@ -313,7 +313,7 @@ impl Phases {
     }
 }
 
-/// Sections that come rarely and take long, by the words in their names.
+/// Classifies a section as rare and long by the words in its name.
 fn class_of(name: &str) -> Class {
     const LONG: [&str; 12] = [
         "checkpoint",
@@ -329,7 +329,7 @@ fn class_of(name: &str) -> Class {
         "init",
         "setup",
     ];
-    // "dataload", "load_batch" and "offload" are everyday work.
+    // "dataload", "load_batch" and "offload" are part of every step.
     let everyday = has_word(name, &["data", "batch", "offload", "upload"]);
     if !everyday && has_word(name, &LONG) { Class::Long } else { Class::Learned }
 }
@@ -352,7 +352,8 @@ fn by_what_is_known(limits: &Limits, row: &Phase) -> Limit {
     if row.class == Class::Long {
         let first = row.name == "first_step";
         let floor = match row.steps {
-            // Rare phases have few samples; and a first step may compile what the one before found compiled.
+            // Rare phases have few samples. A first step may also have to compile what the step before found
+            // compiled.
             1.. if first => Span::seconds(120),
             _ if first && row.before.0 > 0 => RECALLED_FIRST.min(limits.first_step),
             steps if steps.saturating_add(row.before.0) >= 3 => Span::seconds(300),
@@ -370,14 +371,14 @@ fn by_what_is_known(limits: &Limits, row: &Phase) -> Limit {
     Limit { span: learned(&row.sketch).max(Span(row.before.1.0 / 10 * 11)), from: LimitFrom::Learned }
 }
 
-/// What a phase may take when it is known what it takes: beyond what its own tail promises.
+/// The limit of a phase with known durations: beyond what its own tail predicts.
 fn learned(sketch: &Sketch) -> Span {
     let (median, q99, q999) = (sketch.quantile(0.5), sketch.quantile(0.99), sketch.quantile(0.999));
     let far = Span((q999.0 as f64 * 1.4) as u64);
     let spread = median.plus(Span(sketch.scaled_mad().0.saturating_mul(8)));
     // Each power of ten in rarity multiplies a heavy tail by about the same: three more take it to one in a million.
     let decade = (q999.0.max(1) as f64 / q99.0.max(1) as f64).max(1.0);
-    // But one stall among few samples is both of these quantiles' only witness, and its cube may be hours.
+    // With few samples, both quantiles may come from one stall, and its cube may be hours.
     let most = Span(sketch.longest().0.saturating_mul(BEYOND_LONGEST));
     let tail = Span((q999.0 as f64 * decade.powi(3)) as u64).min(most);
     let seen = Span((sketch.longest().0 as f64 * 1.1) as u64);

@@ -1,17 +1,17 @@
-//! What is known of one rank.
+//! The state of one rank.
 
 use serde::{Deserialize, Serialize};
 
 use crate::base::time::Mono;
 use crate::hang::phase::PhaseId;
 
-/// What a look at a rank's page, or a report about it, told.
+/// The contents of a rank's page at one look, or of a report about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sight {
-    /// Its client connected.
+    /// Its client has connected.
     pub registered: bool,
-    /// Its client said goodbye.
+    /// Its client has disconnected in order.
     pub closed: bool,
     /// How many processes have claimed the page.
     pub claim: u64,
@@ -21,32 +21,32 @@ pub struct Sight {
     pub beat_at: Mono,
     /// The last step that it completed in this attempt.
     pub step: Option<u64>,
-    /// What it is at: its innermost open section, or the step.
+    /// What it is doing: its innermost open section, or the step.
     #[serde(skip)]
     pub phase: PhaseId,
-    /// When that began.
+    /// When that started.
     pub since: Mono,
-    /// A section that is long by its name is open, at whatever depth.
+    /// An open section, at any depth, that is long by its name.
     #[serde(skip)]
     pub long: Option<PhaseId>,
-    /// It said not to expect progress before this time; [`Mono::NEVER`] for a pause.
+    /// The rank announced that it makes no progress before this time; [`Mono::NEVER`] for a pause.
     pub quiet_until: Mono,
 }
 
-/// Where a rank's process is.
+/// Whether a rank's process runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Life {
     #[default]
     Lives,
-    /// Ended with status 0 while others go on.
+    /// Ended with status 0 while others continue.
     Finished,
 }
 
-/// A rank in the judge's memory.
+/// A rank as the judge stores it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RankState {
     pub(crate) sight: Sight,
-    /// When it was last heard of.
+    /// When its page was last read or a report about it last received.
     pub(crate) received: Mono,
     pub(crate) life: Life,
 }

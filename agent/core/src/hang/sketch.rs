@@ -2,16 +2,16 @@
 
 use crate::base::time::Span;
 
-/// The shortest span that is told from shorter ones.
+/// Shorter spans are all in one bucket.
 const SHORTEST: Span = Span(1_000);
-/// Each bucket is so much wider than the one before: the error of every quantile.
+/// Each bucket is wider than the one before by this factor: the error of every quantile.
 const GROWTH: f64 = 1.02;
-/// Up to eleven days.
+/// Covers up to eleven days.
 const BUCKETS: usize = 1_400;
-/// At so many samples all counts are halved, so that a job whose pace changes is learned anew.
+/// At this many samples all counts are halved, so that a new pace of the job is learned.
 const HALVE_AT: u64 = 1 << 16;
 
-/// The spread of a kind of span.
+/// The distribution of a kind of span.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sketch {
     counts: Vec<u32>,
@@ -20,7 +20,7 @@ pub struct Sketch {
 }
 
 impl Sketch {
-    /// Takes in one span.
+    /// Adds one span.
     pub fn add(&mut self, span: Span) {
         if self.counts.is_empty() {
             self.counts = vec![0; BUCKETS];
@@ -33,12 +33,12 @@ impl Sketch {
         self.longest = self.longest.max(span);
     }
 
-    /// The longest of all that were taken in.
+    /// The longest span that was added.
     pub fn longest(&self) -> Span {
         self.longest
     }
 
-    /// The span that the fraction `q` of all samples does not exceed; up to two percent too long, never too short.
+    /// The span that the fraction `q` of all samples does not exceed. At most two percent too long, never too short.
     pub fn quantile(&self, q: f64) -> Span {
         let wanted = ((self.total as f64 * q).ceil() as u64).clamp(1, self.total.max(1));
         let mut seen = 0;
@@ -51,7 +51,7 @@ impl Sketch {
         self.longest
     }
 
-    /// The median distance from the median, scaled to the standard deviation of a normal distribution.
+    /// The median absolute deviation from the median, scaled to the standard deviation of a normal distribution.
     pub fn scaled_mad(&self) -> Span {
         let median = self.quantile(0.5);
         let mut distances: Vec<(u64, u32)> = self
@@ -73,19 +73,19 @@ impl Sketch {
         Span::default()
     }
 
-    /// The buckets that hold anything, with their counts; all together at most `most`, the shape kept.
+    /// The buckets that are not empty, with their counts, scaled down to about `most` samples in total.
     pub(crate) fn parts(&self, most: u64) -> Vec<(u16, u32)> {
         let total = self.total.max(1);
         let scaled = |count: u32| match total <= most {
             true => count,
-            // Rounded up: what was seen once stays known.
+            // Rounded up, so that a single sample is not lost.
             false => u32::try_from((u64::from(count) * most).div_ceil(total)).unwrap_or(count),
         };
         let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         filled.filter_map(|(index, count)| Some((u16::try_from(index).ok()?, scaled(*count)))).collect()
     }
 
-    /// Adds what an earlier sketch gave as [`parts`](Self::parts). The longest span is not in it.
+    /// Adds the [`parts`](Self::parts) of an earlier sketch. They do not include the longest span.
     pub(crate) fn add_parts(&mut self, parts: &[(u16, u32)]) {
         if self.counts.is_empty() {
             self.counts = vec![0; BUCKETS];
@@ -99,7 +99,7 @@ impl Sketch {
     }
 
     fn halve(&mut self) {
-        // Rounded up: what was seen once stays known.
+        // Rounded up, so that a single sample is not lost.
         for count in &mut self.counts {
             *count = count.div_ceil(2);
         }

@@ -1,5 +1,5 @@
-//! What ranks are at, by their stacks: the texts of Python's faulthandler and of py-spy, folded into groups of ranks
-//! that stand in the same place.
+//! What ranks are doing, by their stacks: text from Python's faulthandler and from py-spy, folded into groups of
+//! ranks in the same place.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use crate::base::id::Rank;
 use crate::formats::wait_channel;
 use crate::model::hang::{Hang, HangKind, PlaceGroup, listed};
 
-/// How sure it is that a rank hangs because of the storage that the kernel has it wait for.
+/// The confidence that a rank hangs because of the storage that it waits for in the kernel.
 const IN_STORAGE: f64 = 0.9;
 
-/// The innermost frame of the main thread as `function (file:line)`, from a dump of faulthandler: the last one in
-/// `text`, whose current thread is the one that took the signal.
+/// The innermost frame of the main thread as `function (file:line)`, from a faulthandler dump: the last dump in
+/// `text`, whose current thread is the one that received the signal.
 pub fn innermost_of_faulthandler(text: &str) -> Option<String> {
     let (_, current) = text.rsplit_once("Current thread")?;
     first_frame(current)
 }
 
-/// The same from a dump of faulthandler that a thread without Python made, PyTorch's worker server: Python lists its newest
-/// thread first, so that the main thread is the last.
+/// The same from a faulthandler dump that was made by a thread without Python, such as PyTorch's worker server.
+/// Python lists its newest thread first, so the main thread is the last.
 pub fn innermost_of_worker_server(text: &str) -> Option<String> {
     let (_, main) = text.rsplit_once("\nThread ")?;
     first_frame(main)
@@ -33,7 +33,7 @@ fn first_frame(thread: &str) -> Option<String> {
     })
 }
 
-/// The same from py-spy's text: the thread that is named `MainThread`, else the first.
+/// The same from py-spy's text: the thread named `MainThread`, else the first.
 pub fn innermost_of_py_spy(text: &str) -> Option<String> {
     let threads: Vec<&str> = text.split("\nThread ").skip(1).collect();
     let main =
@@ -51,7 +51,7 @@ fn place(function: &str, file: &str, line: &str) -> String {
     format!("{function} ({file}:{line})")
 }
 
-/// Groups ranks by their place, the smallest group first: where it differs is where to look.
+/// Groups ranks by place, the smallest group first: the odd ones out are where to look.
 pub fn fold(places: impl IntoIterator<Item = (Rank, String)>) -> Vec<PlaceGroup> {
     let mut groups: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
     for (rank, place) in places {
@@ -64,14 +64,14 @@ pub fn fold(places: impl IntoIterator<Item = (Rank, String)>) -> Vec<PlaceGroup>
 }
 
 impl Hang {
-    /// Names the culprit by the stacks, if nothing else could: ranks that wait for storage in the kernel, or the few that stand
-    /// elsewhere than the many.
+    /// Names the culprit by the stacks if nothing else did: ranks that wait for storage in the kernel, or the few
+    /// that are in another place than the many.
     pub fn refine(&mut self, groups: &[PlaceGroup]) {
         if self.refine_by_storage(groups) {
             return;
         }
         let all: usize = groups.iter().map(|group| group.ranks.len()).sum();
-        // Ranks of one function are together: in which line each side of it waits is its own affair.
+        // Ranks in one function are together: they may wait in different lines of it.
         let function =
             |place: &str| place.rsplit_once(':').map_or(place, |(function, _)| function).to_owned();
         let places =
@@ -89,7 +89,7 @@ impl Hang {
         self.evidence.push(format!("of {all} ranks only {} stands there, by the stacks", listed(&few.ranks)));
     }
 
-    /// A rank that seems to be in its own code, or like all others, may wait for a file system in the kernel.
+    /// A rank that seems to be in its own code, or like all others, may be waiting for a file system in the kernel.
     fn refine_by_storage(&mut self, groups: &[PlaceGroup]) -> bool {
         let in_doubt = matches!(self.kind, HangKind::AllStill | HangKind::UserCode);
         let of_storage = groups.iter().filter(|group| waits_for_storage(&group.place));
@@ -155,7 +155,7 @@ Thread 77 (active): \"MainThread\"
     }
 
     #[test]
-    fn a_rank_that_the_kernel_has_wait_for_a_file_system_is_not_in_its_own_code() {
+    fn a_rank_that_waits_for_a_file_system_in_the_kernel_is_not_in_its_own_code() {
         let at = |place: &str| {
             fold([
                 (Rank(0), "futex_do_wait of the kernel (sleeping)".to_owned()),
@@ -179,7 +179,8 @@ Thread 77 (active): \"MainThread\"
             );
             assert_eq!(hang.evidence, ["rank 1 waits for a file system, by the kernel's wait channel"]);
         }
-        // A function of the program of that name, a pipe, and a rank that others do not wait for are no storage.
+        // None of these is storage: a function of the program with that name, a pipe, a rank that others do not wait
+        // for.
         for other in [at("nfs_read (data.py:7)"), at("pipe_read of the kernel (sleeping)")] {
             let mut hang = own_code_of(Rank(1));
             hang.refine(&other);

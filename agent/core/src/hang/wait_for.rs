@@ -1,27 +1,29 @@
-//! Who holds up whom, by collective counters.
+//! Finds who holds up whom, by collective counters.
 //!
-//! A rank that waits in a communicator waits for the members that have not entered the operation it is in. Following
-//! that from rank to rank ends at a rank that waits in no communicator (the root), at one that does not report, at an
-//! operation that all members have entered and none leaves (the network), or goes round in a circle (orders of
-//! collectives that do not fit). Every blocked rank is followed; paths that are known are not walked again, so the
-//! work is proportional to the number of counters.
+//! A rank that waits in a communicator waits for the members that have not entered the operation it is in. A walk
+//! from rank to rank ends at a rank that waits in no communicator (the root), at a rank that does not report, at an
+//! operation that all members have entered and none has left (the network), or in a circle (incompatible orders of
+//! collectives). Every blocked rank is followed. Known paths are not walked again, so the work is proportional to the
+//! number of counters.
 //!
-//! A walk that ends at silence may end too early: the silent rank may itself wait for somebody. It does if one of its
-//! communicators has a member that reports, has not entered and waits elsewhere; then the walk goes on from that member.
+//! A walk that ends at a silent rank may end too early: the silent rank may itself wait for another. It does if one
+//! of its communicators has a member that reports, has not entered and waits elsewhere. Then the walk continues from
+//! that member.
 
 use std::collections::BTreeMap;
 
 use crate::base::time::{Mono, Span};
 use crate::hang::counters::Counters;
 
-/// What the judge knows of a rank besides its counters.
+/// What the judge knows about a rank in addition to its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// What it told is of now.
+    /// Its counters are current.
     Reports,
-    /// What it told is from before the others stood still, and from when.
+    /// Its counters are from before the others stopped; the time of its last report.
     Silent(Mono),
-    /// It is away from all communicators whatever its counters say: stopped, ended, or in a section of its own.
+    /// It takes part in no communicator, whatever its counters show: stopped, ended, or in a section outside of
+    /// collectives.
     OtherHosts,
 }
 
@@ -34,47 +36,47 @@ pub(crate) enum End {
     Silent(u32),
     /// At an operation that members entered with different kinds, types or sizes.
     Mismatch(u32),
-    /// Ranks wait for each other in a circle; the lowest of them.
+    /// Ranks wait for each other in a circle; its lowest rank.
     Cycle(u32),
-    /// At an operation that all have entered.
+    /// At an operation that all members have entered.
     Network(u32),
 }
 
 /// What the walks found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Located {
-    /// Ends with the number of other ranks that wait for them, most first.
+    /// Ends with the number of other ranks that wait for them, the most first.
     pub(crate) ends: Vec<(End, u32)>,
-    /// Members of the circle, if one was found.
+    /// The members of the circle, if there is one.
     pub(crate) circle: Vec<u32>,
     /// Ranks that wait.
     pub(crate) waiting: u32,
 }
 
-/// What is known of a communicator's members.
+/// The members of a communicator, summarized.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     least: u64,
-    /// A member with the least, and how many there are.
+    /// A member with the lowest count.
     late: u32,
     most: u64,
-    /// A member that is elsewhere though it may have entered.
+    /// A member that is elsewhere, even if it may have entered.
     away: u32,
-    /// Silent members, with what they had entered: the one that was heard last, for it fell silent with the job, and
-    /// the one that had entered least.
+    /// Silent members, with the operations that they had entered: the one that reported last, because it fell silent
+    /// together with the job, and the one that had entered the fewest.
     last_received: (Mono, u64, u32),
     least_received: (u64, u32),
-    /// A member that reports and waits for nothing here.
+    /// A member that reports and waits for nothing in this communicator.
     idle: u32,
     signature: u64,
-    /// Members at the most with another signature than `signature`, and one of them.
+    /// The number of members at the highest count with a signature other than `signature`, and one of them.
     others: u32,
     other: u32,
     agreeing: u32,
     one: u32,
 }
 
-/// Who was heard last within this time of each other fell silent together, as far as reports that get lost tell.
+/// Ranks whose last reports are within this time of each other fell silent together. Allows for lost reports.
 pub(crate) const TOGETHER: Span = Span::seconds(5);
 
 const NO_ONE: u32 = u32::MAX;
@@ -101,7 +103,7 @@ enum Next {
     Ends(End),
 }
 
-/// Walks from every rank that waits. `host` tells which ranks fall silent together.
+/// Walks from every rank that waits. `host` gives the host of a rank: its ranks fall silent together.
 pub(crate) fn locate(
     counters: &Counters,
     presence: impl Fn(usize) -> Presence,
@@ -212,19 +214,19 @@ fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence
         if row.away != NO_ONE {
             return Next::To(row.away);
         }
-        // Who told of having entered before it fell silent is not waited for.
+        // A rank that reported having entered before it fell silent is not waited for.
         let found = if row.last_received.1 < wanted {
             End::Silent(row.last_received.2)
         } else if row.least_received.0 < wanted {
             End::Silent(row.least_received.1)
         } else if row.others > 0 && row.least == row.most {
-            // The few are taken to be wrong.
+            // The minority is assumed to be wrong.
             End::Mismatch(if row.others <= row.agreeing { row.other } else { row.one })
         } else {
             End::Network(entry.row)
         };
-        // Not in a communicator is the weakest: it holds only if nothing is open. Of the rest the first kind counts, and of
-        // silent ranks the one that fell silent last.
+        // Not being in a communicator is the weakest evidence: it counts only if nothing is open. Of the others the
+        // first kind counts, and of silent ranks the one that fell silent last.
         best = match (best, found) {
             (End::Root(_), found) => found,
             (End::Silent(a), End::Silent(b)) if received(presence, b) > received(presence, a) => found,
@@ -235,7 +237,7 @@ fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence
     Next::Ends(best)
 }
 
-/// When a silent rank was last heard.
+/// When a silent rank last reported.
 fn received(presence: &impl Fn(usize) -> Presence, rank: u32) -> Mono {
     match presence(rank as usize) {
         Presence::Silent(since) => since,
@@ -243,7 +245,7 @@ fn received(presence: &impl Fn(usize) -> Presence, rank: u32) -> Mono {
     }
 }
 
-/// Leads on the walks that end at silent hosts whose ranks are themselves waiting for somebody.
+/// Continues the walks that end at silent hosts whose ranks are themselves waiting.
 fn beyond_silence(
     counters: &Counters,
     rows: &[Row],
@@ -264,9 +266,9 @@ fn beyond_silence(
         let idle = counters.entries_of(rank as usize).iter().map(|entry| rows[entry.row as usize].idle);
         let on =
             idle.filter(|idle| *idle != NO_ONE).map(|idle| ends[idle as usize].unwrap_or(End::Root(idle)));
-        // Who waits for this very host does not explain why it would wait; nor does an operation that all have entered,
-        // which may only stand in line behind another.
-        // And who was silent long before the job stood still trained on for all that: it explains nobody who was not.
+        // A rank that waits for this same host does not explain why the host would wait. Nor does an operation that
+        // all have entered, which may only be queued behind another. A rank that fell silent long before the job
+        // stopped does not explain ranks that did not: the job continued without it.
         let since = received(presence, rank);
         let elsewhere = |end: &End| match end {
             End::Root(_) => true,
@@ -288,7 +290,7 @@ fn beyond_silence(
             let Some(on) = leads.get(&host(rank as usize)) else { return Some(end) };
             end = *on;
         }
-        // Silent hosts that explain each other explain nothing.
+        // Silent hosts that only wait for each other explain nothing.
         None
     };
     for rank in waiting {
@@ -298,7 +300,7 @@ fn beyond_silence(
     }
 }
 
-/// Counts for each end the ranks that wait for it, itself not counted.
+/// Counts for each end the ranks that wait for it, without the end itself.
 fn tally(ends: &[Option<End>], waiting: &[usize]) -> Vec<(End, u32)> {
     let mut found: Vec<(End, u32)> = Vec::new();
     let mut sorted: Vec<End> = waiting
@@ -314,7 +316,7 @@ fn tally(ends: &[Option<End>], waiting: &[usize]) -> Vec<(End, u32)> {
             _ => found.push((end, 1)),
         }
     }
-    // Evidence first: a rank that is known to be elsewhere, before one of which nothing is known, before the network.
+    // Strongest evidence first: a rank that is known to be elsewhere, then a silent rank, then the network.
     found.sort_by_key(|(end, votes)| (kind_order(*end), std::cmp::Reverse(*votes), *end));
     found
 }
@@ -347,8 +349,8 @@ mod tests {
     }
 
     #[test]
-    fn the_rank_that_never_enters_is_the_root_through_a_chain() {
-        // 0 and 1 wait in A for 2, which waits in B for 3, which is in none.
+    fn the_rank_that_never_enters_is_the_root_of_a_chain() {
+        // 0 and 1 wait in A for 2, which waits in B for 3, which waits in none.
         let found = located(
             &[&[count(1, 5, 4)], &[count(1, 5, 4)], &[count(1, 4, 4), count(2, 9, 8)], &[count(2, 8, 8)]],
             |_| Presence::Reports,
@@ -357,13 +359,13 @@ mod tests {
     }
 
     #[test]
-    fn all_entered_and_none_left_is_the_network() {
+    fn an_operation_that_all_entered_and_none_left_is_the_network() {
         let found = located(&[&[count(7, 5, 4)], &[count(7, 5, 4)]], |_| Presence::Reports);
         assert_eq!(found.ends, [(End::Network(0), 2)]);
     }
 
     #[test]
-    fn a_silent_member_is_named_only_when_nobody_known_is_late() {
+    fn a_silent_member_is_named_only_if_no_reporting_member_is_late() {
         let silent = |rank| if rank == 2 { Presence::Silent(Mono(1)) } else { Presence::Reports };
         let ranks: [&[Count]; 3] = [&[count(7, 5, 4)], &[count(7, 5, 4)], &[count(7, 4, 4)]];
         assert_eq!(located(&ranks, silent).ends, [(End::Silent(2), 2)]);
@@ -372,8 +374,8 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_rank_that_waits_itself_is_passed_over() {
-        // 0 waits for 1, of which nothing is heard; 1 can only wait for 2, which has not entered and waits for 3.
+    fn a_silent_rank_that_waits_itself_is_skipped() {
+        // 0 waits for 1, which is silent; 1 can only wait for 2, which has not entered and waits for 3.
         let ranks: [&[Count]; 4] = [
             &[count(1, 5, 4)],
             &[count(1, 4, 4), count(2, 4, 4)],
@@ -386,14 +388,14 @@ mod tests {
     }
 
     #[test]
-    fn who_entered_before_it_fell_silent_is_not_waited_for() {
+    fn a_rank_that_entered_before_it_fell_silent_is_not_waited_for() {
         let silent = |rank| if rank > 0 { Presence::Silent(Mono(1)) } else { Presence::Reports };
         let ranks: [&[Count]; 3] = [&[count(7, 5, 4)], &[count(7, 5, 4)], &[count(7, 4, 4)]];
         assert_eq!(located(&ranks, silent).ends, [(End::Silent(2), 1)]);
     }
 
     #[test]
-    fn orders_that_do_not_fit_are_a_circle() {
+    fn incompatible_orders_are_a_circle() {
         let found = located(&[&[count(1, 1, 0), count(2, 0, 0)], &[count(1, 0, 0), count(2, 1, 0)]], |_| {
             Presence::Reports
         });
@@ -402,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn different_operations_under_one_number_are_a_mismatch_of_the_few() {
+    fn different_operations_with_one_number_are_a_mismatch_of_the_minority() {
         let with = |signature| Count { signature, ..count(7, 5, 4) };
         let counts = [[with(1)], [with(1)], [with(2)]];
         let ranks: Vec<&[Count]> = counts.iter().map(<[Count; 1]>::as_slice).collect();
@@ -410,10 +412,10 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_with_work_under_way_that_is_stopped_is_the_root() {
+    fn a_stopped_rank_with_work_in_progress_is_the_root() {
         let stopped = |rank| if rank == 1 { Presence::OtherHosts } else { Presence::Reports };
         let found = located(&[&[count(7, 5, 4)], &[count(7, 5, 4)]], stopped);
-        // It has entered, but it can take no part in what it entered.
+        // It has entered, but takes no part in the operation.
         assert_eq!(found.ends, [(End::Root(1), 1)]);
     }
 }

@@ -1,9 +1,9 @@
 //! The judge of hangs of one job.
 //!
-//! Two stages, both counted from the last time that anything in the job moved. Suspicion: whoever everybody waits for
-//! is at something for longer than that takes in this job. Confirmation: no counter of any rank of the job moved for
-//! a while, two snapshots name the same ranks, and what these ranks' processes do is not work. How long is waited is
-//! decided in `patience`, what is said in `verdict`.
+//! There are two stages, both counted from the last time that anything in the job moved. Suspicion: the ranks that
+//! all others wait for take longer than usual in this job. Confirmation: no counter of any rank moved for a while,
+//! two snapshots name the same ranks, and the processes of these ranks do not work. `patience` decides how long to
+//! wait, `verdict` writes the conclusion.
 
 mod patience;
 mod verdict;
@@ -17,27 +17,27 @@ use crate::hang::phase::{Limits, PhaseId, Phases};
 use crate::hang::rank::{Life, RankState, Sight};
 use crate::model::hang::listed;
 
-/// When nothing has moved for so long, the processes are looked at too.
+/// When nothing has moved for this long, the processes are probed too.
 const PROBE_AFTER: Span = Span::millis(400);
-/// Probes are taken so long before a confirmation can come, and so far apart.
+/// Probes start this long before the earliest confirmation.
 const PROBED_BEFORE: Span = Span::millis(1400);
 const PROBES_APART: Span = Span::millis(340);
-/// A judge that did not look for so long was held up itself, and perhaps the ranks with it: its clock starts anew.
+/// A judge that did not look for this long was held up itself, and perhaps the ranks with it. Its clock restarts.
 const HELD_UP: Span = Span::seconds(1);
 
-/// The judge. Ranks are given by their place, from 0, in the order in which the job numbers them.
+/// The judge. Ranks are given by their index, from 0, in the order of their numbers.
 #[derive(Clone, Debug)]
 pub struct Watch {
     first_rank: u32,
     pub(crate) phases: Phases,
     pub(crate) ranks: Vec<RankState>,
     pub(crate) counters: Counters,
-    /// The host of each rank; empty if all are on one, or it is not known.
+    /// The host of each rank; empty if all are on one host, or if unknown.
     hosts: Vec<u32>,
     probes: Vec<Probes>,
     probed: bool,
     probed_at: Mono,
-    /// When the ranks' devices, which had work, were first told to have none.
+    /// When the ranks' devices, which had work, were first reported idle.
     devices_rest: Option<Mono>,
     began: Mono,
     looked: Mono,
@@ -45,7 +45,7 @@ pub struct Watch {
     pub(crate) moved: Mono,
     /// When a step or a collective was last completed, or a phase that may take long was last open.
     completed: Mono,
-    /// Nothing before this counts.
+    /// Anything before this time does not count.
     restarted: Mono,
     first: Option<(Mono, Vec<u32>)>,
     beats_then: Option<(Mono, Vec<u64>)>,
@@ -76,7 +76,7 @@ impl Watch {
         watch
     }
 
-    /// New processes: nothing is known of them, and what was learned of the job stays.
+    /// Starts a new attempt: new processes, about which nothing is known. What was learned about the job is kept.
     pub fn begin_attempt(&mut self, now: Mono, ranks: usize) {
         self.ranks = vec![RankState::default(); ranks];
         self.probes = vec![Probes::default(); ranks];
@@ -88,12 +88,12 @@ impl Watch {
         self.restart_clock(now);
     }
 
-    /// Tells on which host each rank is: those that fall silent together are then judged together.
+    /// Sets the host of each rank, so that ranks that fall silent together are judged together.
     pub fn set_hosts(&mut self, hosts: Vec<u32>) {
         self.hosts = hosts;
     }
 
-    /// The memory that it holds, in bytes, without what the phases learned.
+    /// The memory that it uses, in bytes, without what the phases learned.
     pub fn bytes(&self) -> usize {
         let rank = size_of::<RankState>() + size_of::<Probes>() + size_of::<u32>();
         size_of::<Self>() + self.ranks.capacity() * rank + self.counters.bytes()
@@ -104,7 +104,7 @@ impl Watch {
         &mut self.phases
     }
 
-    /// Takes in what a look at a rank's page told.
+    /// Records a look at a rank's page.
     pub fn sight(&mut self, rank: usize, now: Mono, sight: &Sight) {
         let Some(state) = self.ranks.get_mut(rank) else { return };
         let before = &state.sight;
@@ -116,7 +116,7 @@ impl Watch {
             || before.closed != sight.closed
             || before.quiet_until != sight.quiet_until;
         if moved {
-            // The rank's own time is exact; a look is up to its interval late. It may not lie in the future.
+            // The rank's own time is exact, while a look is late by up to its interval. It must not be in the future.
             let at = if sight.beat_at > before.beat_at && sight.beat_at <= now { sight.beat_at } else { now };
             self.moved = self.moved.max(at);
         }
@@ -127,7 +127,7 @@ impl Watch {
         state.received = now;
     }
 
-    /// Takes in a rank's collective counters.
+    /// Records a rank's collective counters.
     pub fn counts(&mut self, rank: usize, now: Mono, counts: &[Count]) {
         let moved = self.counters.set(rank, counts);
         if moved.any {
@@ -138,7 +138,7 @@ impl Watch {
         }
     }
 
-    /// A rank ended in order while others go on.
+    /// A rank ended in order while others continue.
     pub fn finished(&mut self, rank: usize, now: Mono) {
         if let Some(state) = self.ranks.get_mut(rank) {
             state.life = Life::Finished;
@@ -146,17 +146,17 @@ impl Watch {
         }
     }
 
-    /// Whether nothing has moved for so long that the processes should be looked at, with [`probe`](Self::probe).
+    /// Whether nothing has moved for so long that the processes should be probed with [`probe`](Self::probe).
     pub fn wants_probes(&self, now: Mono) -> bool {
         let silence = self.silence(now);
-        // Not at every look, and for long steps not from their beginning: reading all threads costs.
+        // Not at every look, and for long steps not from their start: reading all threads costs time.
         let from = PROBE_AFTER.max(self.confirmation().minus(PROBED_BEFORE));
         let apart =
             if silence < self.confirmation().plus(PROBED_BEFORE) { PROBES_APART } else { Span::seconds(1) };
         silence >= from && now.since(self.probed_at) >= apart
     }
 
-    /// Takes in what the kernel tells of a rank's processes.
+    /// Records the kernel's counters of a rank's processes.
     pub fn probe(&mut self, rank: usize, probe: Probe) {
         if let Some(probes) = self.probes.get_mut(rank) {
             self.probed_at = self.probed_at.max(probe.at);
@@ -165,13 +165,13 @@ impl Watch {
         }
     }
 
-    /// Takes in when the devices of all ranks, which had work, were first told to have none by their driver; none while one has work,
-    /// and where nobody tells.
+    /// Records when the devices of all ranks, which had work, were first reported idle by their driver. `None` while
+    /// one has work, and if nothing reports it.
     pub fn devices_rest(&mut self, since: Option<Mono>) {
         self.devices_rest = since;
     }
 
-    /// For how long nothing has moved, as far as the judge was awake to see it.
+    /// How long nothing has moved, as far as the judge was awake to see it.
     pub fn silence(&self, now: Mono) -> Span {
         now.since(self.moved.max(self.restarted))
     }
@@ -181,12 +181,12 @@ impl Watch {
         self.moved
     }
 
-    /// When a step or a collective was last completed, or something long was under way.
+    /// When a step or a collective was last completed, or something long was in progress.
     pub fn last_completed(&self) -> Mono {
         self.completed
     }
 
-    /// Judges. To be called after each look at all pages.
+    /// Judges. Call it after each look at all pages.
     pub fn look(&mut self, now: Mono) -> Outlook {
         if now.since(self.looked) > HELD_UP {
             self.restart_clock(now);
@@ -221,7 +221,7 @@ impl Watch {
         Outlook::Hang(Box::new(self.hang(now, suspects, usual)))
     }
 
-    /// Nothing before now counts: the judge was held up, or a hang was found to have passed.
+    /// Forgets everything before now: the judge was held up, or a hang passed.
     pub fn restart_clock(&mut self, now: Mono) {
         self.restarted = now;
         self.completed = self.completed.max(now);
@@ -236,17 +236,17 @@ impl Watch {
         Outlook::Waiting(Suspicion { ranks, since: self.moved, limit, why })
     }
 
-    /// Whether any rank is under way whose client is connected: without one nothing is known, and nothing is judged.
+    /// Whether any living rank has a connected client. Without one nothing is known, and nothing is judged.
     fn anybody_trains(&self) -> bool {
         self.ranks.iter().any(|rank| rank.life == Life::Lives && rank.sight.registered && !rank.sight.closed)
     }
 
-    /// Whether any rank's client has connected in this attempt: else there are only its processes to judge by.
+    /// Whether any rank's client has connected in this attempt. Otherwise only the processes can be judged.
     pub fn receives_any(&self) -> bool {
         self.ranks.iter().any(|rank| rank.sight.registered)
     }
 
-    /// Whether this snapshot names the same ranks as one taken long enough before.
+    /// Whether this snapshot names the same ranks as one that was taken long enough before.
     fn agreed(&mut self, now: Mono, culprits: &[u32]) -> bool {
         let apart = Span(self.phases.limits().confirm.0 / 3).min(Span::seconds(1));
         match &self.first {
@@ -258,7 +258,7 @@ impl Watch {
         }
     }
 
-    /// A rank's host; each its own where nothing is known, so that nothing is judged together.
+    /// A rank's host. If unknown, each rank counts as a host, so that no ranks are judged together.
     pub(crate) fn host(&self, rank: usize) -> u32 {
         self.hosts.get(rank).copied().unwrap_or_else(|| u32::try_from(rank).unwrap_or(u32::MAX))
     }
@@ -275,7 +275,7 @@ impl Watch {
         self.probes.get(rank).and_then(Probes::activity)
     }
 
-    /// What a rank is at.
+    /// What a rank is doing.
     fn phase(&self, rank: usize) -> PhaseId {
         let sight = &self.ranks[rank].sight;
         if sight.step.is_none() { PhaseId::FIRST_STEP } else { sight.phase }

@@ -1,5 +1,5 @@
-//! Collective counters that were asked for after everything had come to rest: of NCCL's RAS service, or of PyTorch's
-//! flight recorders. They find whom the ranks wait for where the ranks' own pages tell too little.
+//! Collective counters that are read once nothing moves: from NCCL's RAS service or from PyTorch's flight recorders.
+//! They find the ranks that the others wait for if the ranks' own pages do not show it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,21 +11,21 @@ use crate::hang::locate::ROOT_SHARE;
 use crate::hang::wait_for::{End, Presence, locate};
 use crate::model::hang::{Hang, HangKind, Waits, listed};
 
-/// Below this a verdict gives way to a witness.
+/// Such counters replace the culprits of a verdict below this confidence.
 const SURE: f64 = 0.9;
 
-/// What a witness counted.
+/// The counters from one source.
 #[derive(Clone, Debug, Default)]
 pub struct Counted {
     /// The counters of the ranks, zero in groups of which a silent rank is known to be a member.
     pub counts: BTreeMap<Rank, Vec<Count>>,
-    /// Ranks of which the witness knows nothing of now.
+    /// Ranks about which the source has nothing current.
     pub silent: BTreeSet<Rank>,
-    /// What the communicators are called.
+    /// The names of the communicators.
     pub names: BTreeMap<u64, String>,
 }
 
-/// Whom the ranks wait for, by what `by` counted; none if that cannot be told.
+/// The ranks that others wait for, according to the source `by`. `None` if unknown.
 pub fn waits(by: &str, counted: &Counted) -> Option<Waits> {
     let all: Vec<Rank> = counted.counts.keys().copied().collect();
     let mut counters = Counters::of(all.len());
@@ -59,7 +59,7 @@ pub fn waits(by: &str, counted: &Counted) -> Option<Waits> {
             let what = format!("{} wait for each other in a circle", listed(&circle));
             (Some(HangKind::Mismatch), circle, what)
         }
-        // Of whom nothing is known may be the one that has not entered.
+        // A silent rank may be the one that has not entered.
         End::Network(_) if !counted.silent.is_empty() => return None,
         End::Network(row) => {
             let name = counted.names.get(&counters.name(row)).map_or("a communicator", String::as_str);
@@ -71,12 +71,13 @@ pub fn waits(by: &str, counted: &Counted) -> Option<Waits> {
 }
 
 impl Hang {
-    /// Takes in what a witness says: it names the culprits where the verdict is not sure of them.
+    /// Adds the evidence of the counters: they name the culprits if the verdict is not sure of them.
     pub fn weigh(&mut self, waits: &Waits) {
         if self.confidence >= SURE || self.kind == HangKind::Livelock {
             return;
         }
-        // That all have entered does not clear a rank against which something else speaks: launches run ahead.
+        // An operation that all have entered does not clear a rank with other evidence against it: launches run
+        // ahead.
         if waits.culprits.is_empty() && !self.culprits.is_empty() {
             return;
         }
@@ -84,7 +85,7 @@ impl Hang {
         all.sort_unstable();
         self.culprits.clone_from(&waits.culprits);
         self.victims = all.into_iter().filter(|rank| !waits.culprits.contains(rank)).collect();
-        // What the pages tell of a rank (it waits for data, for a disk) is more than that it is waited for.
+        // What a rank's page shows, such as a wait for data or a disk, is more specific than that others wait for it.
         if let Some(kind) = waits.kind
             && (kind != HangKind::UserCode || self.kind == HangKind::AllStill)
         {

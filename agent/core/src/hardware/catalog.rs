@@ -1,5 +1,5 @@
-//! What XIDs, SXIDs and kernel lines mean. The words are data (`agent/catalog/hardware/*.toml`, read by the shell); here are
-//! their types and how they are looked up.
+//! What XIDs, SXIDs and kernel lines mean: the types and lookups. The data is in `agent/catalog/hardware/*.toml`, which
+//! the agent reads.
 
 mod nvlink5;
 mod overrides;
@@ -41,11 +41,11 @@ pub struct KernelFile {
     pub kernel: Vec<KernelMeaning>,
 }
 
-/// Whose fault a code speaks of.
+/// Which party a code blames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FaultOrigin {
-    /// The program that ran.
+    /// The program that was running.
     Application,
     /// The GPU.
     Device,
@@ -53,7 +53,7 @@ pub enum FaultOrigin {
     Fabric,
     /// The driver or its firmware.
     Driver,
-    /// Nobody's: it only informs.
+    /// None: the code is informational.
     None,
 }
 
@@ -63,35 +63,35 @@ pub enum FaultOrigin {
 pub struct CodeMeaning {
     /// The codes.
     pub ids: Vec<u32>,
-    /// In a few words: "the GPU has fallen off the bus".
+    /// A few words: "the GPU has fallen off the bus".
     pub name: String,
-    /// In a sentence or two.
+    /// One or two sentences.
     pub meaning: String,
-    /// Whose fault.
+    /// Which party is to blame.
     pub blame: FaultOrigin,
-    /// What the device is after it, on its own.
+    /// The device's state after this code alone.
     pub state: HealthState,
-    /// The mildest thing that mends it.
+    /// The mildest action that fixes it.
     pub action: RecommendedAction,
-    /// Codes in whose wake it follows.
+    /// Codes that this one can follow as a consequence.
     #[serde(default)]
     pub echo_of: BTreeSet<u32>,
-    /// Codes whose fault is over when this one comes.
+    /// Codes whose fault ends when this one is logged.
     #[serde(default)]
     pub cancels: BTreeSet<u32>,
-    /// Whether the line tells how bad it is.
+    /// Whether the severity is in the log line.
     #[serde(default)]
     pub by_line: bool,
-    /// Where the meaning is from.
+    /// The source of the meaning.
     #[serde(default)]
     pub source: String,
-    /// Who sees it otherwise.
+    /// Which source disagrees, and how.
     #[serde(default)]
     pub differs: Option<String>,
-    /// A line of it.
+    /// An example line.
     #[serde(default)]
     pub example: String,
-    /// The file that the entry came from; none if it is compiled in.
+    /// The file of the entry; `None` if it is compiled in.
     #[serde(skip)]
     pub origin: Option<String>,
 }
@@ -102,30 +102,30 @@ pub struct CodeMeaning {
 pub struct KernelMeaning {
     /// The class.
     pub class: KernelClass,
-    /// In a few words.
+    /// A few words.
     pub name: String,
-    /// In a sentence or two.
+    /// One or two sentences.
     pub meaning: String,
-    /// The component that shows it; none for what is only an event.
+    /// The component that shows it; `None` if it is only an event.
     #[serde(default)]
     pub component: Option<String>,
-    /// What that component is after it.
+    /// The component's state after it.
     pub state: HealthState,
-    /// The mildest thing that mends it.
+    /// The mildest action that fixes it.
     pub action: RecommendedAction,
-    /// How long it counts after the last such line; until the next boot if none.
+    /// How long it counts after the last such line; `None`: until the next boot.
     #[serde(default)]
     pub window: Option<Period>,
-    /// Lines about one device within the window from which it counts.
+    /// How many lines about one device within the window are needed for it to count.
     #[serde(default = "first")]
     pub count: u64,
-    /// The class whose reports about the same device are over when this one comes.
+    /// The class whose reports about the same device end when this one is logged.
     #[serde(default)]
     pub cancels: Option<KernelClass>,
-    /// A line of it.
+    /// An example line.
     #[serde(default)]
     pub example: String,
-    /// The file that the entry came from; none if it is compiled in.
+    /// The file of the entry; `None` if it is compiled in.
     #[serde(skip)]
     pub origin: Option<String>,
 }
@@ -134,7 +134,7 @@ fn first() -> u64 {
     1
 }
 
-/// The catalogues together.
+/// All catalogues.
 #[derive(Clone, Debug)]
 pub struct Catalog {
     xids: BTreeMap<u32, CodeMeaning>,
@@ -163,35 +163,35 @@ pub enum CatalogError {
         /// How often.
         times: usize,
     },
-    /// An entry's example is not read as what it is an example of.
+    /// An entry's example does not parse as the entry's kind.
     #[error("{entry}: its example is not read as one: {example:?}")]
     Example {
         /// Which entry.
         entry: String,
-        /// What stands there.
+        /// The example.
         example: String,
     },
-    /// A rule for registers has no register or bit that there is.
+    /// A register rule names a register or bit that does not exist.
     #[error("register rule {number}: write a register from 1 to 7 and bits from 0 to 31")]
     Register {
         /// Which rule, from 1.
         number: usize,
     },
-    /// A pattern of intrinfo is not 32 of `0`, `1` and `-`.
+    /// An intrinfo pattern is not 32 characters of `0`, `1` and `-`.
     #[error("NVLink rule {number}: {pattern:?} is no pattern: write 32 of 0, 1 and -")]
     Pattern {
         /// Which rule, from 1.
         number: usize,
-        /// What stands there.
+        /// The pattern.
         pattern: String,
     },
 }
 
 impl Catalog {
-    /// Puts the files together.
+    /// Combines the files.
     ///
     /// # Errors
-    /// They contradict themselves.
+    /// The files contradict each other or themselves.
     pub fn new(
         xids: XidFile,
         sxids: SxidFile,
@@ -214,18 +214,18 @@ impl Catalog {
         })
     }
 
-    /// What an XID means; none if it is not known.
+    /// What an XID means; `None` if it is unknown.
     pub fn xid(&self, code: u32) -> Option<&CodeMeaning> {
         self.xids.get(&code)
     }
 
-    /// The XIDs that come in the wake of one.
+    /// The XIDs that can follow `code` as a consequence.
     pub fn echoes_of(&self, code: u32) -> BTreeSet<u32> {
         let echoes = self.xids.iter().filter(|(_, meaning)| meaning.echo_of.contains(&code));
         echoes.map(|(echo, _)| *echo).collect()
     }
 
-    /// What an SXID means; none if it is not known.
+    /// What an SXID means; `None` if it is unknown.
     pub fn sxid(&self, code: u32) -> Option<&CodeMeaning> {
         self.sxids.get(&code)
     }
@@ -235,17 +235,17 @@ impl Catalog {
         self.kernel.get(&class)
     }
 
-    /// All that is known of kernel lines.
+    /// All meanings of kernel lines.
     pub fn kernel_meanings(&self) -> impl Iterator<Item = &KernelMeaning> {
         self.kernel.values()
     }
 
-    /// What the registers of links mean that XID 74 prints.
+    /// What the link registers printed by XID 74 mean.
     pub fn register_rules(&self) -> &[RegisterRule] {
         &self.registers
     }
 
-    /// The rules of NVLink 5.
+    /// The rules for NVLink 5.
     pub fn nvlink_rules(&self) -> &[NvlinkRule] {
         &self.nvlink
     }

@@ -1,12 +1,12 @@
-//! What NVIDIA's DCGM tells, where it runs: a second opinion on GPUs, on the component that each of them has by its PCI
-//! address. GPUs of which DCGM does not tell where they sit are components of their own (`dcgm.gpu0`).
+//! What NVIDIA's DCGM reports, if it runs: a second opinion on GPUs, shown on each GPU's component by PCI address. A
+//! GPU whose address DCGM does not report is a component `dcgm.gpu0`.
 //!
-//! - Its first check after its watches were set says nothing, and is not taken for health.
-//! - Its history of XIDs goes back to the start of its host engine and never heals, and its table of them contradicts
-//!   NVIDIA's own: an XID that it tells of is an event and evidence, no fault. The kernel log is read for those.
-//! - Power at the cap, and what only its diagnostics test, is no fault either.
-//! - What it does not warn of loudly (`WARN`) makes no GPU unhealthy.
-//! - That a policy of the operator's was violated is an event: what it means is judged by what is read.
+//! - The first check after its watches are set has no results yet; the GPUs get no opinion from it.
+//! - Its XID history goes back to the start of its host engine and never heals, and its table of XIDs contradicts
+//!   NVIDIA's own. An XID from DCGM is an event and evidence, not a fault. The kernel log is the source for XIDs.
+//! - Power at the cap, and what only its diagnostics test, is not a fault either.
+//! - What DCGM only warns about (`WARN`) makes no GPU unhealthy.
+//! - A violation of an operator's policy is an event: the readings decide what it means.
 
 mod catalog;
 mod exporter;
@@ -27,15 +27,15 @@ use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
 use crate::model::report::SensorReport;
 
-/// What came of asking the probe.
+/// The result of asking the probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DcgmReport {
-    /// There is none, or its host engine does not run.
+    /// DCGM is not installed, or its host engine does not run.
     Absent(String),
-    /// It refused or failed; in its words.
+    /// It refused or failed; its message.
     Failed(String),
-    /// It has not answered in time.
+    /// It did not answer in time.
     Silent,
     /// It answered.
     Health(DcgmHealth),
@@ -48,10 +48,10 @@ pub struct DcgmHealth {
     pub gpus: Vec<u32>,
     /// What it found.
     pub incidents: Vec<Incident>,
-    /// It has only now begun to watch.
+    /// Its watches were only just set.
     #[serde(default)]
     pub first: bool,
-    /// Where its GPUs sit, by its numbers, as far as it tells.
+    /// PCI addresses of its GPUs by its numbers, as far as it reports them.
     #[serde(default)]
     pub addresses: BTreeMap<u32, PciAddress>,
     /// Policies that were violated since the last answer.
@@ -59,14 +59,14 @@ pub struct DcgmHealth {
     pub violations: Vec<Violation>,
 }
 
-/// A policy of DCGM was violated.
+/// A violation of a DCGM policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violation {
     /// Which condition, by its bit.
     pub condition: u32,
-    /// The GPU by DCGM's number, where it tells.
+    /// The GPU by DCGM's number, if reported.
     pub gpu: Option<u32>,
-    /// What goes with it: a count, a temperature in degrees Celsius, the code of an XID.
+    /// The value: a count, a temperature in degrees Celsius or an XID.
     pub value: u64,
 }
 
@@ -89,26 +89,26 @@ impl Violation {
 /// One thing that DCGM found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Incident {
-    /// The GPU by DCGM's number; none for what is of no GPU (a switch, the host).
+    /// The GPU by DCGM's number; `None` if it concerns no GPU (a switch, the host).
     pub gpu: Option<u32>,
-    /// The part that it watches, by its bit.
+    /// The watched subsystem, by its bit.
     pub system: u32,
-    /// How bad it is: 10 warn, 20 fail.
+    /// The severity: 10 warn, 20 fail.
     pub health: u32,
     /// Its code.
     pub code: u32,
-    /// Its words.
+    /// Its message.
     pub message: String,
 }
 
-/// DCGM's word for a failure, as a number.
+/// DCGM's number for a failure.
 const FAIL: u32 = 20;
 
-/// Judges what DCGM tells.
+/// Judges DCGM's reports.
 #[derive(Clone, Debug)]
 pub struct DcgmJudge {
     catalog: DcgmCatalog,
-    /// The operator said that it runs here.
+    /// The operator configured DCGM as running on this host.
     expected: bool,
     known: bool,
     shown: BTreeMap<String, (HealthState, Mono)>,
@@ -118,19 +118,19 @@ pub struct DcgmJudge {
 }
 
 impl DcgmJudge {
-    /// A judge that has heard nothing yet. `expected`: without DCGM something is wrong.
+    /// A judge without any report yet. `expected`: missing DCGM is a problem.
     pub fn new(catalog: DcgmCatalog, expected: bool) -> DcgmJudge {
         let (shown, reported) = (BTreeMap::new(), BTreeSet::new());
         let opinions = BTreeMap::new();
         DcgmJudge { catalog, expected, known: false, shown, reported, read_at: None, opinions }
     }
 
-    /// What DCGM says of each GPU whose place is known, by its last answer; nothing if there was none.
+    /// DCGM's opinion on each GPU with a known address, from its last answer; empty if it did not answer.
     pub fn opinions(&self) -> &BTreeMap<PciAddress, Vec<Opinion>> {
         &self.opinions
     }
 
-    /// Judges the answer that came at `at`.
+    /// Judges the answer received at `at`.
     pub fn step(&mut self, at: Mono, report: &DcgmReport) -> SensorReport {
         self.opinions.clear();
         let unknown = match report {
@@ -139,7 +139,7 @@ impl DcgmJudge {
             DcgmReport::Failed(why) => format!("DCGM fails: {why}"),
             DcgmReport::Silent => "DCGM has not answered in time".to_owned(),
         };
-        // One that never answered and that nobody promised is none of ours.
+        // If DCGM never answered and is not expected, it is not shown.
         if !self.expected && !self.known {
             return SensorReport::default();
         }
@@ -171,7 +171,7 @@ impl DcgmJudge {
         SensorReport { components, facts }
     }
 
-    /// What is of one GPU, or of none, as a component.
+    /// Sums up the incidents of one GPU, or those of no GPU, as a component.
     fn summed_up(
         &mut self,
         name: &str,
@@ -207,9 +207,9 @@ impl DcgmJudge {
         Opinion { state, action, reason, evidence, checks: checks.unwrap_or_default() }
     }
 
-    /// How much an incident weighs, and what is needed.
+    /// State, action and words for an incident.
     fn weigh(&self, incident: &Incident) -> (HealthState, RecommendedAction, String) {
-        // What DCGM itself only warns of is not made worse here.
+        // What DCGM only warns about is at most degraded.
         let most = if incident.health >= FAIL { HealthState::Unhealthy } else { HealthState::Degraded };
         match self.catalog.meaning(incident.code) {
             Some(meaning) => {
@@ -223,7 +223,7 @@ impl DcgmJudge {
         }
     }
 
-    /// What was not there at the last answer becomes an event, once.
+    /// Returns one event for each incident that the last answer did not have.
     fn events(&mut self, health: &DcgmHealth) -> Vec<Fact> {
         let incidents = &health.incidents;
         let now: BTreeSet<(Option<u32>, u32)> =
@@ -263,7 +263,7 @@ impl DcgmJudge {
     }
 }
 
-/// The component of one of DCGM's GPUs, or its own.
+/// The component of one of DCGM's GPUs, or of DCGM itself.
 fn component_of(gpu: Option<u32>, health: &DcgmHealth) -> String {
     let Some(gpu) = gpu else { return "dcgm".to_owned() };
     let address = health.addresses.get(&gpu);

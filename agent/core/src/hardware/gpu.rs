@@ -1,12 +1,12 @@
-//! The judge of GPUs and of the switches between them, one component each: `gpu.0000:3b:00`, `nvswitch.0000:c1:00`,
-//! and one for each NVLink that is ill: `nvlink.0000:3b:00/4`.
+//! The judge of GPUs and of the switches between them, one component each: `gpu.0000:3b:00`, `nvswitch.0000:c1:00`, and
+//! one for each faulty NVLink: `nvlink.0000:3b:00/4`.
 //!
-//! - A fault of a program condemns no GPU: that a kernel was wrong says nothing of what it ran on.
-//! - What follows in the wake of a fault is folded into it; the driver's own word on what is needed goes with it.
-//! - A fault stays until its condition is gone: until the driver says so or was loaded anew (what a reset heals),
-//!   until the next boot, or, where new processes are all that is needed, for a while. Another board has no past.
-//! - Counters are judged by what they gain, limits by several readings, the driver's own words at once.
-//! - What cannot be read is unknown, and heavier evidence still counts.
+//! - A fault of a program does not count against the GPU: a faulty kernel shows nothing about the hardware.
+//! - A consequence of a fault is folded into the fault, together with the driver's recommended action.
+//! - A fault lasts until its condition is gone: until the driver reports so or is reloaded (what a reset heals), until
+//!   the next boot, or for a limited time if new processes fix it. A replaced board starts without faults.
+//! - Counters are judged by their increase, limits by several readings, the driver's own reports at once.
+//! - What cannot be read is unknown. More severe evidence still counts.
 
 mod checks;
 mod dcgm_opinion;
@@ -67,10 +67,10 @@ use crate::model::operator::name;
 
 /// XID of a GPU that has fallen off the bus.
 const OFF_BUS: u32 = 79;
-/// XID by which the driver says what a GPU needs.
+/// XID with which the driver reports the recovery action that a GPU needs.
 const RECOVERY_ACTION: u32 = 154;
 
-/// Judges GPUs and switches from what the kernel log and the driver tell of them.
+/// Judges GPUs and switches by the kernel log and the driver.
 #[derive(Clone, Debug)]
 pub struct DeviceJudge {
     catalog: Catalog,
@@ -79,7 +79,7 @@ pub struct DeviceJudge {
     gpus: BTreeMap<PciAddress, Gpu>,
     switches: BTreeMap<PciAddress, Switch>,
     driver: Driver,
-    /// The power supply's brake, while it slows several GPUs down, and since it once did.
+    /// The power supply's brake, once it has slowed several GPUs down at the same time.
     power: Option<Shown>,
     reported: XidDeduplicator,
 }
@@ -91,7 +91,7 @@ struct Switch {
     shown: Shown,
 }
 
-/// What was last said of a component, and since when.
+/// The last reported state of a component, and since when.
 #[derive(Clone, Debug, Default)]
 struct Shown {
     said: Option<(HealthState, Mono)>,
@@ -104,7 +104,7 @@ impl Shown {
         since
     }
 
-    /// The same of what began before it was looked at: the log of a fault may be older than the agent.
+    /// Like [`Shown::since`] for a state that began earlier: the log of a fault may be older than the agent.
     fn since_it_began(&mut self, state: HealthState, now: Mono, began: Option<Mono>) -> Mono {
         let got_worse = self.said.is_none_or(|(before, _)| before < state);
         self.since(state, if got_worse { began.map_or(now, |began| began.min(now)) } else { now })
@@ -112,7 +112,7 @@ impl Shown {
 }
 
 impl DeviceJudge {
-    /// A judge that knows of no device yet.
+    /// A judge without any device yet.
     pub fn new(catalog: Catalog, limits: DeviceLimits) -> DeviceJudge {
         DeviceJudge {
             catalog,
@@ -126,12 +126,12 @@ impl DeviceJudge {
         }
     }
 
-    /// The same, held to what the host should have.
+    /// The same judge with the host's expected GPUs.
     pub fn expecting(self, expected: ExpectedGpus) -> DeviceJudge {
         DeviceJudge { expected, ..self }
     }
 
-    /// Takes in what came of asking the driver at `at`. Returns what is worth a place in the journal.
+    /// Processes the result of asking the driver at `at`. Returns facts for the journal.
     pub fn report(&mut self, at: Mono, report: DeviceReport) -> Vec<Fact> {
         let silent_since = match self.driver.report.as_ref().map(|(_, report)| report) {
             Some(DeviceReport::Silent { since, .. }) => Some(*since),
@@ -193,7 +193,7 @@ impl DeviceJudge {
         facts
     }
 
-    /// Holds the GPUs of one model against each other.
+    /// Compares the GPUs of one model with each other.
     fn compare_siblings(&mut self, at: Mono) -> Vec<Fact> {
         let patience =
             Patience { worsen_after: self.limits.sibling_readings, recover_after: self.limits.recover_after };
@@ -221,7 +221,7 @@ impl DeviceJudge {
         facts
     }
 
-    /// Whether GPUs still reach each other over NVLink as they did.
+    /// Checks whether GPUs still reach each other over NVLink.
     fn judge_peers(&mut self, at: Mono) -> Vec<Fact> {
         let reach = self.gpus.iter().map(|(address, gpu)| {
             let readings = &gpu.readings;
@@ -241,7 +241,7 @@ impl DeviceJudge {
         facts
     }
 
-    /// What a check of one GPU beside others came to.
+    /// Applies the result of a check that compares one GPU with others.
     fn step(
         &mut self,
         at: Mono,
@@ -258,7 +258,7 @@ impl DeviceJudge {
         Some(noted(address, check, change))
     }
 
-    /// Takes in what another one (DCGM) says of GPUs: all that it says now.
+    /// Replaces all opinions of DCGM on the GPUs.
     pub fn second_opinions(&mut self, opinions: BTreeMap<PciAddress, Vec<Opinion>>) {
         for gpu in self.gpus.values_mut() {
             gpu.opinions = None;
@@ -268,12 +268,12 @@ impl DeviceJudge {
         }
     }
 
-    /// Notes which GPUs the driver does not count any more.
+    /// Notes GPUs that the driver no longer lists.
     fn note_missing(&mut self, at: Mono, readings: &[GpuReading]) -> Vec<Fact> {
         let present: Vec<&GpuIdentity> = readings.iter().filter_map(|of| of.identity.as_ref()).collect();
-        // One that does not tell who it is may be any of them: gpu.driver speaks of it.
+        // A GPU without an identity may be any of them. `gpu.driver` reports it.
         let nameless = readings.len() > present.len();
-        // Where it is known how many there should be, those that are there suffice.
+        // If the expected number is configured, that many GPUs suffice.
         let enough = self.expected.gpus > 0 && readings.len() >= self.expected.gpus as usize;
         let mut facts = Vec::new();
         for (address, gpu) in &mut self.gpus {
@@ -298,13 +298,15 @@ impl DeviceJudge {
         facts
     }
 
-    /// Takes in what the kernel log told at `at`; facts of other kinds are passed over. After a restart the facts of
-    /// this boot are taken in again, in their order. Whether it is news: an XID may have been told before, by an event.
+    /// Processes a fact from the kernel log at `at`; facts of other kinds are ignored. After a restart the facts of
+    /// this boot are replayed in order. Returns whether it is news: an NVML event may have reported the same XID
+    /// before.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) -> bool {
         self.receive(at, at, fact)
     }
 
-    /// The same of a fact of `at` that was heard of at `now`: a log that is no /dev/kmsg may have times of its own.
+    /// Like [`DeviceJudge::take_in`] for a fact of `at` that was read at `now`: a log other than /dev/kmsg may have its
+    /// own timestamps.
     pub fn receive(&mut self, now: Mono, at: Mono, fact: &Fact) -> bool {
         match fact {
             Fact::Xid(xid) => return self.xid_line(now, at, xid),
@@ -316,12 +318,12 @@ impl DeviceJudge {
         true
     }
 
-    /// The components as they stand at `now`.
+    /// The components at `now`.
     pub fn components(&mut self, now: Mono) -> Vec<Component> {
         self.judge(now).0
     }
 
-    /// The components as they stand at `now`, and the GPUs with their readings.
+    /// The components at `now`, and the GPUs with their readings.
     pub fn judge(&mut self, now: Mono) -> (Vec<Component>, Vec<GpuView>) {
         let alone = self.only_one_with_faulting_programs(now);
         let (mut components, mut views) = (Vec::new(), Vec::new());
@@ -340,7 +342,7 @@ impl DeviceJudge {
         components.extend(self.power(now, rack, braked));
         for (address, gpu) in &mut self.gpus {
             gpu.faults.forget_passed(now, self.limits.passing.0);
-            // A GPU of which this boot knows nothing may be there no more.
+            // A GPU without any information in this boot may have been removed.
             let unseen = gpu.readings.last.is_none()
                 && gpu.known.is_none()
                 && gpu.opinions.is_none()
@@ -367,7 +369,7 @@ impl DeviceJudge {
         (components, views)
     }
 
-    /// What slows several GPUs down at once is the power of node or rack, and no GPU's fault.
+    /// If several GPUs are slowed down at once, the cause is the power of the node or rack, not a GPU.
     fn power(&mut self, now: Mono, rack: bool, braked: usize) -> Option<Component> {
         if !rack && self.power.is_none() {
             return None;
@@ -393,7 +395,7 @@ impl DeviceJudge {
         })
     }
 
-    /// The one GPU of several on which programs fail again and again, if the others have no such failures.
+    /// The one GPU of several on which programs fail repeatedly, if the others have no such failures.
     fn only_one_with_faulting_programs(&mut self, now: Mono) -> Option<PciAddress> {
         let since = self.limits.repeats_window.0;
         let mut with = Vec::new();
@@ -402,7 +404,7 @@ impl DeviceJudge {
                 with.push(*address);
             }
         }
-        // On a host with one GPU there is nothing to compare it with: all its programs fail on it.
+        // With one GPU there is nothing to compare: every program on the host fails on it.
         match with.as_slice() {
             [one] if self.gpus.len() > 1 => Some(*one),
             _ => None,
@@ -410,14 +412,14 @@ impl DeviceJudge {
     }
 }
 
-/// What a check of a GPU came to, for the journal.
+/// The changed result of a check of a GPU, for the journal.
 fn noted(gpu: PciAddress, check: String, change: Change) -> Fact {
     let mut values = vec![("check".to_owned(), check)];
     let (event, weight, words) = match change {
         Change::Began(problem) => {
             let weight =
                 if problem.state == HealthState::Unhealthy { Weight::Error } else { Weight::Warning };
-            // With these it is found again after a restart.
+            // With these values the finding is restored after a restart.
             values.push(("state".to_owned(), name(problem.state)));
             values.push(("action".to_owned(), name(problem.action)));
             (recall::BEGAN, weight, problem.reason)
@@ -444,13 +446,13 @@ fn observed(
     })
 }
 
-/// A line of the log, as evidence.
+/// A log line as evidence.
 fn line(text: &str) -> Evidence {
     let source = if text.starts_with("told by") { "NVML event" } else { "kernel log" };
     Evidence { source: source.to_owned(), reading: text.to_owned(), ..Evidence::default() }
 }
 
-/// Numbers as people write them: `0-5, 8`.
+/// Numbers as ranges: `0-5, 8`.
 fn ranges(numbers: &BTreeSet<u32>) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for number in numbers {

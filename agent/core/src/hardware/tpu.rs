@@ -1,11 +1,12 @@
-//! The judge of TPUs: `tpu.runtime` says whether libtpu's metrics service can be asked, `tpu.0`, `tpu.1` and so on how
-//! each chip is.
+//! The judge of TPUs: `tpu.runtime` shows whether libtpu's metrics service answers; `tpu.0`, `tpu.1` and so on show the
+//! state of each chip.
 //!
-//! - Chips that nobody holds are idle: that no service answers is then as it should be.
-//! - Who holds a chip is unknown, not nobody, where processes cannot be looked into.
-//! - A core that is behind the others is named only after nothing has moved for a while: while a job runs, some core is
-//!   always a moment behind.
-//! - A chip that was on the bus in this boot and is not any more is missing, across restarts of the agent.
+//! - Chips that no process holds are idle: no service answers then, which is normal.
+//! - If processes cannot be inspected, it is unknown who holds a chip; it does not count as free.
+//! - A core that is behind the others is reported only after no core has moved for a while: in a running job, some core
+//!   is always briefly behind.
+//! - A chip that was on the bus earlier in this boot and no longer is counts as missing, also across restarts of the
+//!   agent.
 
 mod driver;
 pub mod outlier;
@@ -30,23 +31,23 @@ use crate::model::report::SensorReport;
 use crate::settings;
 
 settings! {
-    /// When a TPU counts as degraded.
+    /// Limits of the TPU checks.
     pub struct TpuLimits {
-        /// How long no core must have moved before one that is not where the others are counts as what holds them up.
+        /// How long no core must move before a core that differs from the others counts as what holds them up.
         still_for: Period = Period::seconds(60),
-        /// How long what the driver's log says of this host is held against tpu.runtime.
+        /// How long a line of the driver's log about this host counts against tpu.runtime.
         driver_trouble: Period = Period::seconds(600),
     }
     sections {}
 }
 
-/// How sure it is that a core that stands apart is what the others wait for.
+/// Confidence that a core that differs is what the others wait for.
 const INFERRED: f64 = 0.8;
 
-/// Lines of the driver that are remembered: a log full of different ones is one incident.
+/// Maximum number of remembered driver lines: a log full of different lines is one incident.
 const DRIVER_REPORTS: usize = 16;
 
-/// The event by which a chip is remembered over restarts.
+/// The event that remembers a chip across restarts.
 const FOUND: &str = "chip_found";
 
 /// Judges the TPUs of a host.
@@ -55,14 +56,14 @@ pub struct TpuJudge {
     limits: TpuLimits,
     /// Chips that were on the bus in this boot.
     found: BTreeMap<PciAddress, Known>,
-    /// Since when the chips are held, or may be, and their service does not answer.
+    /// Since when chips are or may be held while their service does not answer.
     silent_since: Option<Mono>,
-    /// Whether the service of the present holder has answered.
+    /// Whether the present holder's service has answered.
     answered: bool,
-    /// Whether it has been told that it does not any more.
+    /// Whether its silence has been reported.
     silence_reported: bool,
     cores: Cores,
-    /// What the driver's log said, and when.
+    /// The lines of the driver's log, and their times.
     driver: BTreeMap<DriverReport, Mono>,
     shown: BTreeMap<String, (HealthState, Mono)>,
 }
@@ -71,21 +72,21 @@ pub struct TpuJudge {
 struct Known {
     number: u32,
     kind: String,
-    /// Its address with the PCI function; journals of older versions have it without.
+    /// Its address with the PCI function; journals of older versions have the address without it.
     bus_id: String,
 }
 
-/// Where the cores stood, and since when they have not moved.
+/// The cores' last positions, and since when they have not moved.
 #[derive(Clone, Debug, Default)]
 struct Cores {
     last: Vec<CoreState>,
     still_since: Option<Mono>,
-    /// The outliers that were told.
+    /// The outliers that were reported.
     reported: Vec<Outlier>,
 }
 
 impl TpuJudge {
-    /// A judge that has seen nothing yet.
+    /// A judge without any sample yet.
     pub fn new(limits: TpuLimits) -> TpuJudge {
         TpuJudge {
             limits,
@@ -99,7 +100,7 @@ impl TpuJudge {
         }
     }
 
-    /// Takes in what was seen earlier in this boot, before the agent was started again.
+    /// Restores an observation from earlier in this boot, before the agent restarted.
     pub fn recall(&mut self, observation: &Observation) {
         if observation.event != FOUND {
             return;
@@ -115,7 +116,7 @@ impl TpuJudge {
         }
     }
 
-    /// Judges one look at `now`. On a host without TPUs there is nothing to say.
+    /// Judges one sample at `now`. A host without TPUs has no components.
     pub fn step(&mut self, now: Mono, sample: &TpuSample) -> SensorReport {
         let mut facts = Vec::new();
         let none = Vec::new();
@@ -175,7 +176,7 @@ impl TpuJudge {
             runtime.reason = words::answering(&sample.services);
             return runtime;
         }
-        // A service that was named to be asked is expected to be there only while somebody can hold a chip, too.
+        // A configured service, too, is expected to answer only while a process may hold a chip.
         if !chips.is_empty() && chips.iter().all(|chip| chip.holders.is_free()) {
             self.silent_since = None;
             (self.answered, self.silence_reported) = (false, false);
@@ -192,7 +193,7 @@ impl TpuJudge {
         runtime
     }
 
-    /// The driver writes the same line into the file of each weight, and over and over: it is told once in a while.
+    /// The driver writes the same line repeatedly, and into the file of each severity: it is reported once per window.
     fn follow_driver(&mut self, now: Mono, reports: &[DriverReport], facts: &mut Vec<Fact>) {
         let window = self.limits.driver_trouble.0;
         self.driver.retain(|_, at| now.since(*at) < window);
@@ -285,7 +286,7 @@ impl TpuJudge {
         components
     }
 
-    /// Chips that were there and are not any more.
+    /// Chips that were on the bus and no longer are.
     fn missing(&self, now: Mono, sample: &TpuSample, chips: &[Chip]) -> Vec<Component> {
         let gone =
             self.found.iter().filter(|(address, _)| !chips.iter().any(|chip| chip.address == **address));
@@ -312,7 +313,7 @@ impl TpuJudge {
         .collect()
     }
 
-    /// Follows where the cores stand. Returns those that hold up the others, once nothing has moved for long enough.
+    /// Follows the cores' positions. Returns the cores that hold up the others once no core has moved for long enough.
     fn follow_cores(&mut self, now: Mono, sample: &TpuSample, facts: &mut Vec<Fact>) -> Vec<Outlier> {
         let reported = sample.services.iter().filter_map(|service| service.answer.reported());
         let cores: Vec<CoreState> =
@@ -340,15 +341,15 @@ impl TpuJudge {
     }
 }
 
-/// Whether a core's error is a fault of the chip's memory: `UNCORRECTABLE HBM ECC error on core 3`. Other errors of a core
-/// may be the program's own, so that the chip stays unknown.
+/// Whether a core's error is a fault of the chip's memory: `UNCORRECTABLE HBM ECC error on core 3`. Other core errors
+/// may be the program's own, so the chip's state is unknown.
 fn is_uncorrectable_memory(error: &str) -> bool {
     let error = error.to_ascii_lowercase();
     let uncorrectable = error.contains("uncorrectable") || error.contains("double bit");
     uncorrectable && (error.contains("ecc") || error.contains("hbm"))
 }
 
-/// A component in good order, of which nothing was said yet.
+/// A healthy component without a reason.
 fn component(name: &str, read_at: Option<Mono>) -> Component {
     Component { name: name.to_owned(), state: HealthState::Healthy, read_at, ..Component::default() }
 }

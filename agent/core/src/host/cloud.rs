@@ -1,11 +1,11 @@
-//! The judge of what the cloud announces for this machine: `host.cloud`.
+//! The judge of the cloud's announcements for this machine: `host.cloud`.
 //!
-//! - What is days away is told and condemns nobody: only what begins within `cloud.limits.notice` makes the machine
-//!   degraded, so that work can be moved in time.
-//! - A metadata server that fails for a moment is asked again and not told of. One that stays silent is unknown; what it
-//!   announced before still counts.
-//! - What was announced before the agent was started again is not told twice.
-//! - When jobs have to save and end because of it is a fact of its own (`leave.rs`).
+//! - An announcement for a later day is reported but does not change the state. Only one that starts within
+//!   `cloud.limits.notice` makes the machine degraded, so that work can be moved in time.
+//! - A metadata server that fails briefly is asked again without a report. If it stays silent, the state is unknown;
+//!   its earlier announcements still count.
+//! - Announcements from before a restart of the agent are not reported twice.
+//! - The request that jobs save and end because of an announcement is a separate fact (`leave.rs`).
 
 pub mod amazon;
 pub mod azure;
@@ -26,11 +26,11 @@ use crate::settings;
 settings! {
     /// When announcements of the cloud count.
     pub struct CloudLimits {
-        /// How long before its window begins maintenance makes host.cloud degraded; it is told of at once.
+        /// How long before its start maintenance makes host.cloud degraded; it is reported at once.
         notice: Period = Period::seconds(3600),
-        /// How long before the machine is stopped or its host is maintained its jobs are told to save and end.
+        /// How long before the machine is stopped or its host is maintained jobs are asked to save and end.
         leave: Period = Period::seconds(120),
-        /// How long the metadata server must have been silent before host.cloud is unknown, once it has answered.
+        /// How long the metadata server must not answer before host.cloud is unknown, once it has answered.
         silent_for: Period = Period::seconds(120),
     }
     sections {}
@@ -41,46 +41,46 @@ const NAME: &str = "host.cloud";
 const ANNOUNCED: &str = "cloud_notice";
 const OVER: &str = "cloud_notice_over";
 
-/// What the metadata server tells at the moment.
+/// What the metadata server reports at the moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CloudSample {
-    /// Whose machine it is, for people: `Google Compute Engine`.
+    /// The cloud's name: `Google Compute Engine`.
     pub provider: String,
-    /// All that is announced; or why that cannot be told.
+    /// All announcements; or why they are unknown.
     pub notices: Result<Vec<Notice>, String>,
 }
 
-/// Something announced for this machine.
+/// An announcement for this machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice {
-    /// By what it is known to be the same as before, in the cloud's words.
+    /// The cloud's id of the announcement.
     pub id: String,
-    /// What is to happen.
+    /// What will happen.
     pub kind: NoticeKind,
-    /// When it begins; none if that is now.
+    /// When it starts; `None` if now.
     pub starts: Option<Wall>,
-    /// When it is to be over.
+    /// When it is expected to end.
     pub ends: Option<Wall>,
-    /// It has begun.
+    /// It has started.
     pub ongoing: bool,
-    /// More of it, for people: `SCHEDULED; it can be rescheduled`.
+    /// More details: `SCHEDULED; it can be rescheduled`.
     pub detail: String,
-    /// Where it was read: `instance/upcoming-maintenance`.
+    /// The key that it was read from: `instance/upcoming-maintenance`.
     pub source: String,
 }
 
-/// What is to happen to the machine.
+/// What will happen to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoticeKind {
-    /// The cloud thinks that the machine may be taken away soon.
+    /// The cloud warns that the machine may be taken away soon.
     AtRisk,
-    /// It is moved to another host while it runs, and stands still for some seconds.
+    /// It is moved to another host while it runs and pauses for some seconds.
     Migration,
-    /// Its host is maintained: it is stopped, or started again.
+    /// Its host is maintained: the machine is stopped or restarted.
     Maintenance,
     /// It is stopped.
     Termination,
-    /// It is taken away, as spot machines are.
+    /// It is taken away, like spot machines.
     Preemption,
 }
 
@@ -95,7 +95,7 @@ impl NoticeKind {
         }
     }
 
-    /// How bad it is when it is near.
+    /// State and action when it is near.
     fn weight(self) -> (HealthState, RecommendedAction) {
         match self {
             NoticeKind::AtRisk | NoticeKind::Migration => (HealthState::Degraded, RecommendedAction::None),
@@ -107,27 +107,27 @@ impl NoticeKind {
     }
 }
 
-/// Judges what is announced.
+/// Judges the cloud's announcements.
 #[derive(Clone, Debug)]
 pub struct CloudJudge {
     limits: CloudLimits,
-    /// What was told to be announced and not to be over yet, by its id.
+    /// Reported announcements that are not over, by id.
     reported: BTreeMap<String, String>,
-    /// What was last read, and when.
+    /// The last announcements, and when they were read.
     last: Option<(Mono, Vec<Notice>)>,
     shown: Option<(HealthState, Mono)>,
-    /// The notices for which jobs were told to leave. An agent that was started again tells them again: they may not have heard.
+    /// The notices for which jobs were asked to leave. A restarted agent asks again: a job may have missed it.
     left_for: BTreeSet<String>,
 }
 
 impl CloudJudge {
-    /// A judge that was told nothing yet.
+    /// A judge without any announcement yet.
     pub fn new(limits: CloudLimits) -> CloudJudge {
         let (reported, left_for) = (BTreeMap::new(), BTreeSet::new());
         CloudJudge { limits, reported, last: None, shown: None, left_for }
     }
 
-    /// Takes in what was told before the agent was started again, in any boot.
+    /// Restores an observation from before a restart of the agent, of any boot.
     pub fn recall(&mut self, observation: &Observation) {
         let Some(id) = observation.values.get("id").filter(|_| observation.component == NAME) else { return };
         match observation.event.as_str() {
@@ -137,7 +137,7 @@ impl CloudJudge {
         }
     }
 
-    /// Judges what the metadata server tells at `now`.
+    /// Judges the metadata server's report at `now`.
     pub fn step(&mut self, now: Stamp, sample: &CloudSample) -> SensorReport {
         let mut facts = Vec::new();
         let mut problems: Vec<(HealthState, String, RecommendedAction)> = Vec::new();
@@ -200,10 +200,10 @@ impl CloudJudge {
         Evidence { source: notice.source.clone(), reading: notice.detail.clone(), limit, before: None }
     }
 
-    /// Tells what is new and what is over.
+    /// Reports new announcements and those that are over.
     fn report(&mut self, notices: &[Notice], facts: &mut Vec<Fact>) {
         for notice in notices {
-            // The same one at another time or in another state is news again.
+            // A changed time or state is news again.
             let detail = format!("{}: {}", notice.kind.words(), notice.detail);
             if self.reported.get(&notice.id) == Some(&detail) {
                 continue;
@@ -246,7 +246,7 @@ fn is_near(notice: &Notice, now: Wall, before: Span) -> bool {
     starts.0.saturating_sub(before) <= now.0
 }
 
-/// What should have been over an hour ago was forgotten by whoever announces it. What is going on is not.
+/// An announcement that should have ended an hour ago was forgotten by the cloud, unless it is ongoing.
 fn is_past(notice: &Notice, now: Wall) -> bool {
     let hour = i64::try_from(Span::seconds(3600).0).unwrap_or(i64::MAX);
     !notice.ongoing && notice.ends.is_some_and(|ends| ends.0.saturating_add(hour) < now.0)
@@ -274,7 +274,7 @@ fn lasting(nanoseconds: i64) -> String {
     }
 }
 
-/// The body of an answer that should be JSON.
+/// Parses the body of an answer as JSON.
 fn json(body: &str) -> Result<serde_json::Value, String> {
     serde_json::from_str(body).map_err(|error| format!("no JSON: {error}"))
 }

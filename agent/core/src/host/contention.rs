@@ -1,7 +1,7 @@
-//! What a host knows of its devices and itself that may explain why a rank is slow: which rank computes on which GPU, and
-//! what holds GPUs and host back. The agent tells it to launchers, whose findings quote it.
+//! What a host knows about its devices and itself that may explain a slow rank: which rank computes on which GPU, and
+//! what slows GPUs and host down. The agent sends it to launchers, whose findings quote it.
 //!
-//! A reading alone makes nobody slow here: it is quoted only where a rank was found to be slow by its own time.
+//! A reading alone makes no rank slow: it is quoted only if the rank was found slow by its own time.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,18 @@ use crate::model::finding::Hint;
 use crate::model::health::{Component, HealthState};
 pub use crate::model::slowdown_hints::SlowdownHints;
 
-/// A GPU that works this share of the time, in percent, should not rest its clocks.
+/// A GPU with at least this utilization, in percent, should not lower its clocks.
 const AT_WORK: u32 = 30;
 
-/// Clocks and power limits below this share of the other GPUs' are low.
+/// Clocks and power limits below this share of the other GPUs' count as low.
 const LOW: f64 = 0.93;
 
-/// Corrected memory errors since the last reset that are a storm.
+/// This many corrected memory errors since the last reset are a storm.
 const STORM: u64 = 1000;
 
 impl SlowdownHints {
-    /// What is known around the processes of a job's ranks. What a rank started is its own: where a script started the
-    /// program, that is what computes.
+    /// Collects the hints for a job's ranks. Processes that a rank started belong to it: if a script started the
+    /// program, the program computes.
     pub fn of(
         ranks: &[(Rank, Pid)],
         owners: &Owners,
@@ -43,7 +43,7 @@ impl SlowdownHints {
                 ranks.iter().filter(|(_, pid)| processes(reading).any(|of| owner(of.0) == *pid)).collect();
             devices.extend(on_it.iter().map(|(rank, _)| (*rank, name.clone())));
             for (rank, _) in &on_it {
-                // Of several GPUs one that has work is enough; one that does not tell leaves it open.
+                // If a rank has several GPUs, one busy GPU is enough. Without a utilization it stays open.
                 if let Some(share) = reading.utilization.value() {
                     *at_work.entry(*rank).or_insert(false) |= *share > 0;
                 }
@@ -61,7 +61,7 @@ impl SlowdownHints {
     }
 }
 
-/// A component that is not well may explain slowness; what only fills up or is misconfigured does not.
+/// A faulty component may explain slowness, unless it is only full or misconfigured.
 fn of_component(component: &Component) -> Option<Hint> {
     if !matches!(component.state, HealthState::Degraded | HealthState::Unhealthy) {
         return None;
@@ -122,7 +122,7 @@ fn another_process(name: &str, reading: &GpuReading, is_strange: impl Fn(Pid) ->
 
 fn narrow_link(name: &str, reading: &GpuReading) -> Option<Hint> {
     let (now, best) = (reading.pcie.value()?, reading.pcie_max.value()?);
-    // The generation rests with the GPU; the width does not.
+    // An idle GPU lowers the link's generation, but not its width.
     (now.width < best.width).then(|| {
         let fact = format!("its PCIe link is narrow (NVML: x{}, limit x{})", now.width, best.width);
         hint(name, "pcie width", fact)
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_host_has_no_excuse_and_knows_whose_gpu_is_whose() {
+    fn a_healthy_host_gives_no_hints_and_maps_ranks_to_gpus() {
         let (ranks, gpus) = host();
         let reported = SlowdownHints::of(&ranks, &Owners::new(), &[], &gpus);
         assert_eq!(reported.hints, []);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_a_ranks_gpu_has_work_is_told_where_it_is_known() {
+    fn whether_a_ranks_gpu_is_busy_is_reported_if_known() {
         let (ranks, mut gpus) = host();
         for (gpu, share) in
             gpus.iter_mut().zip([Read::Value(97), Read::Value(0), Read::NotOffered, Read::Value(3)])
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_one_gpu_back_is_told_with_its_reading() {
+    fn what_slows_a_gpu_down_is_reported_with_its_reading() {
         let (ranks, mut gpus) = host();
         {
             let reading = gpus[2].reading.as_mut().unwrap();
@@ -252,12 +252,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_started_computes_for_it_and_is_no_stranger() {
+    fn processes_started_by_a_rank_belong_to_it() {
         let (ranks, mut gpus) = host();
         let on = |pids: &[i32]| {
             Read::Value(pids.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect())
         };
-        // Rank 1 is a script, whose program computes; rank 2 has a helper beside itself, and rank 3 a stranger.
+        // Rank 1 is a script whose program computes; rank 2 also has a helper; rank 3 has an unrelated process next to
+        // it.
         gpus[1].reading.as_mut().unwrap().processes = on(&[1011]);
         gpus[2].reading.as_mut().unwrap().processes = on(&[102, 1022]);
         gpus[3].reading.as_mut().unwrap().processes = on(&[103, 7]);
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_of_a_gpu_at_rest_say_nothing() {
+    fn low_clocks_of_an_idle_gpu_give_no_hint() {
         let (ranks, mut gpus) = host();
         let reading = gpus[1].reading.as_mut().unwrap();
         reading.clocks = Read::Value(Clocks { sm: 345, memory: 2619 });
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_that_moved_on_is_no_news() {
+    fn a_changed_reading_is_not_news() {
         let (ranks, mut gpus) = host();
         let mut reported = |width| {
             gpus[0].reading.as_mut().unwrap().pcie = Read::Value(PcieLink { generation: 5, width });

@@ -1,9 +1,9 @@
-//! The judge of the network that training runs over: ports of InfiniBand and RoCE, and network interfaces by name.
+//! The judge of the training network: InfiniBand and RoCE ports, and network interfaces selected by name.
 //!
-//! - A link is expected to be up once it was (steadily), or when the operator says so. One that never was is not in use.
-//! - Expected and absent, down for a while, flapping: unhealthy. Slower than it was, or too many errors: degraded.
-//! - What was learned of a link lives with its hardware: another card in its slot starts anew.
-//! - The history of flaps comes back from the journal, so that a restart of the agent heals no cable.
+//! - A link is expected to be up once it was up steadily, or if the operator configured it. Other links are not in use.
+//! - Expected and absent, down for a while, or flapping: unhealthy. Slower than before, or too many errors: degraded.
+//! - What was learned about a link belongs to its hardware: for another card in the same slot it starts again.
+//! - The history of flaps is restored from the journal, so that a restart of the agent does not clear it.
 
 mod errors;
 mod learned;
@@ -29,15 +29,15 @@ use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
 use crate::model::report::SensorReport;
 
-/// The component of the network as a whole: whether all expected links are there.
+/// The component of the network as a whole: whether all expected links exist.
 pub const WHOLE: &str = "fabric";
 
-/// The counters that the judge knows; others need not be read.
+/// The counters that the judge uses; others need not be read.
 pub fn counters() -> Vec<&'static str> {
     errors::known().chain(["link_downed", "carrier_down_count"]).collect()
 }
 
-/// Judges the network from one sample after the other.
+/// Judges the network from successive samples.
 #[derive(Clone, Debug)]
 pub struct FabricJudge {
     limits: FabricLimits,
@@ -46,7 +46,7 @@ pub struct FabricJudge {
     learned: Learned,
     links: BTreeMap<String, Link>,
     recalled: BTreeMap<String, Recalled>,
-    /// Samples in a row without a link that is expected, by its name.
+    /// Samples in a row without an expected link, by its name.
     missing: BTreeMap<String, u32>,
     went_down: BTreeMap<String, Mono>,
     shown: BTreeMap<String, Shown>,
@@ -60,7 +60,7 @@ struct Shown {
 }
 
 impl FabricJudge {
-    /// A judge that knows what was learned before, and what the operator expects. Where that is anything, nothing is
+    /// A judge with the learned links and the links configured by the operator. If any are configured, nothing is
     /// learned.
     pub fn new(
         limits: FabricLimits,
@@ -81,7 +81,7 @@ impl FabricJudge {
         }
     }
 
-    /// Takes in what was observed before this start, oldest first.
+    /// Restores observations from before this start, oldest first.
     pub fn recall(&mut self, now: Stamp, observed: &[(Stamp, BootId, Observation)]) {
         for (stamp, boot, observation) in observed {
             let is_link = matches!(
@@ -98,22 +98,22 @@ impl FabricJudge {
         }
     }
 
-    /// What was learned, to be kept.
+    /// The learned links, to be saved.
     pub fn learned(&self) -> &Learned {
         &self.learned
     }
 
-    /// Forgets what was learned.
+    /// Forgets the learned links.
     pub fn forget(&mut self) {
         self.learned = Learned::default();
     }
 
-    /// The PCI addresses of expected links: the sample is to tell what sits there.
+    /// The PCI addresses of expected links; the sample must report what is in these slots.
     pub fn places(&self) -> Vec<String> {
         self.learned.links.values().filter_map(|known| known.place.clone()).collect()
     }
 
-    /// Judges the sample that was taken at `at`.
+    /// Judges the sample taken at `at`.
     pub fn step(&mut self, at: Mono, sample: &FabricSample) -> SensorReport {
         let mut facts = Vec::new();
         self.hold_against(sample, &mut facts);
@@ -141,7 +141,7 @@ impl FabricJudge {
         SensorReport { components, facts }
     }
 
-    /// Holds what was learned against what is there now.
+    /// Updates the learned links with the links that exist now.
     fn hold_against(&mut self, sample: &FabricSample, facts: &mut Vec<Fact>) {
         let passed_over = |name: &str| {
             let device = name.split_once('/').map_or(name, |(device, _)| device);
@@ -184,7 +184,7 @@ impl FabricJudge {
         let recalled = self.recalled.remove(&component);
         let link = self.links.entry(reading.name.clone()).or_insert_with(|| {
             let mut link = Link::default();
-            // What was seen of another piece of hardware under this name says nothing of this one.
+            // Observations of other hardware with the same name do not apply to this link.
             let same = |recalled: &Recalled| {
                 recalled.serial.is_none()
                     || reading.identity.serial.is_none()
@@ -198,7 +198,7 @@ impl FabricJudge {
         link.step(at, reading, expectation, &self.limits)
     }
 
-    /// A link that was active for several readings is expected to be active from then on, and as fast.
+    /// A link that was active in several readings is expected to be active, at the same rate, from then on.
     fn learn(&mut self, reading: &LinkReading, facts: &mut Vec<Fact>) {
         let steadily = self
             .links
@@ -224,7 +224,7 @@ impl FabricJudge {
         }
     }
 
-    /// Links that are not there any more are forgotten, unless they are expected to come back.
+    /// Forgets links that no longer exist, unless they are expected to come back.
     fn forget_absent(&mut self, sample: &FabricSample) {
         let missing = &self.missing;
         self.links.retain(|name, link| {
@@ -237,7 +237,7 @@ impl FabricJudge {
         self.went_down.retain(|name, _| sample.links.iter().any(|reading| reading.name == *name));
     }
 
-    /// Links that are expected and not there. Returns those that are so for good.
+    /// Judges expected links that do not exist. Returns those that have been missing for long enough.
     fn judge_missing(
         &mut self,
         at: Mono,
@@ -409,8 +409,8 @@ fn is_active(link: &LinkReading) -> bool {
     link.state.value().is_some_and(|state| state.active)
 }
 
-/// A link that has always been slow is as it was learned; that its like are faster is worth a word, not a verdict:
-/// there are hosts that are built so.
+/// A link that was always slow is as it was learned. If its peers are faster, that is a note and not a verdict: some
+/// hosts are built that way.
 fn slower_than_its_like(links: &[LinkReading]) -> Option<String> {
     let rated = |link: &&LinkReading| is_active(link) && link.rate.value().is_some();
     let active: Vec<&LinkReading> = links.iter().filter(rated).collect();

@@ -1,5 +1,5 @@
-//! The judge of what the kernel reports of the host: `host.kernel_log` says whether its log can be read, and
-//! `host.storage`, `host.hardware` and their like appear once there was anything to say of them.
+//! The judge of the kernel's reports about the host. `host.kernel_log` shows whether the log can be read;
+//! `host.storage`, `host.hardware` and so on appear once the kernel has reported something about them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,16 +10,16 @@ use crate::model::entry::Fact;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::model::kernel::{KernelClass, KernelReport};
 
-/// The component of the log itself.
+/// The component of the log.
 pub const LOG: &str = "host.kernel_log";
 
-/// Reports of a class that are remembered with their time; more are only counted.
+/// Maximum number of remembered reports per class, with their times; older ones are dropped.
 const REMEMBERED: usize = 256;
 
-/// Devices of a class that are remembered.
+/// Maximum number of remembered devices per class.
 const SUBJECTS: usize = 64;
 
-/// Devices that a reason names, with a line of the log each.
+/// Maximum number of devices that a reason names, with a log line each.
 const NAMED: usize = 3;
 
 /// Whether the log can be read.
@@ -27,14 +27,14 @@ const NAMED: usize = 3;
 pub enum LogState {
     /// It is being read.
     Reading,
-    /// Another is read in its place: which, and why.
+    /// Another log is read instead: which, and why.
     ReadingInstead(String),
-    /// It cannot be: why, and what to do.
+    /// It cannot be read: why, and how to fix it.
     Unreadable(String),
 }
 
 impl LogState {
-    /// Whether what the kernel says is heard.
+    /// Whether a log is read.
     pub fn is_read(&self) -> bool {
         !matches!(self, LogState::Unreadable(_))
     }
@@ -52,16 +52,16 @@ pub struct HostLogJudge {
     shown: BTreeMap<String, (HealthState, Mono)>,
 }
 
-/// What was reported of one device in one class.
+/// The reports about one device in one class.
 #[derive(Clone, Debug, Default)]
 struct Reports {
-    /// When, and how many.
+    /// Times and counts.
     times: VecDeque<(Mono, u64)>,
     line: String,
 }
 
 impl HostLogJudge {
-    /// A judge of the log at `path`, of which nothing was read yet.
+    /// A judge of the log at `path`, before any line.
     pub fn new(catalog: Catalog, path: &str) -> HostLogJudge {
         HostLogJudge {
             catalog,
@@ -74,7 +74,7 @@ impl HostLogJudge {
         }
     }
 
-    /// Takes in whether the log could be read at `at`.
+    /// Notes at `at` whether the log could be read.
     pub fn log_is(&mut self, at: Mono, state: LogState) {
         if state.is_read() {
             self.read_at = Some(at);
@@ -82,14 +82,14 @@ impl HostLogJudge {
         self.state = Some(state);
     }
 
-    /// Takes in what the kernel log told at `at`; facts of other kinds are passed over.
+    /// Processes a fact from the kernel log at `at`; facts of other kinds are ignored.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) {
         match fact {
             Fact::KernelReport(report) => self.reported(at, report),
             Fact::KernelLinesLeftOut { of, count } => {
                 let class = KernelClass::ALL.iter().find(|class| class.name() == of);
                 let subjects = class.and_then(|class| self.classes.get_mut(class));
-                // Which device they were about is not known; the one that was last told of is the likeliest.
+                // Their device is unknown; the one that was reported last is the most likely.
                 let newest =
                     subjects.and_then(|subjects| subjects.values_mut().max_by_key(|reports| reports.last()));
                 if let Some(reports) = newest {
@@ -121,7 +121,7 @@ impl HostLogJudge {
         reports.line.clone_from(&report.place.line);
     }
 
-    /// Forgets what was told of the component up to `at`: an operator has seen to it. What comes later counts anew.
+    /// Clears reports about the component up to `at`: an operator has acknowledged them. Later reports count again.
     pub fn acknowledge(&mut self, component: &str, at: Mono) {
         for meaning in self.catalog.kernel_meanings() {
             if meaning.component.as_deref() == Some(component)
@@ -132,7 +132,7 @@ impl HostLogJudge {
         }
     }
 
-    /// The components as they stand at `now`.
+    /// The components at `now`.
     pub fn components(&mut self, now: Mono) -> Vec<Component> {
         let mut found: BTreeMap<String, Component> = BTreeMap::new();
         if let Some(state) = &self.state {
@@ -141,7 +141,7 @@ impl HostLogJudge {
         for meaning in self.catalog.kernel_meanings() {
             let Some(name) = &meaning.component else { continue };
             let Some(subjects) = self.classes.get_mut(&meaning.class) else { continue };
-            // What is about a GPU that is named, is that GPU's own.
+            // A report that names a GPU belongs to that GPU's component.
             let of_a_gpu = meaning.class == KernelClass::GpuOffBus || meaning.class.code_of_a_gpu().is_some();
             let own = |subject: &Option<String>| !of_a_gpu || subject.is_none();
             if !subjects.keys().any(own) {
@@ -161,7 +161,7 @@ impl HostLogJudge {
         for component in &mut components {
             component.since = match self.shown.get(&component.name) {
                 Some((state, since)) if *state == component.state => *since,
-                // It got better, and does so now.
+                // The state improved now.
                 Some((state, _)) if *state > component.state => now,
                 Some(_) | None => component.since,
             };
@@ -219,7 +219,7 @@ impl Reports {
         self.times.back().map_or(Mono(0), |(at, _)| *at)
     }
 
-    /// How many there were within the time for which they count.
+    /// The number of reports within the window in which they count.
     fn within(&mut self, meaning: &KernelMeaning, now: Mono) -> u64 {
         if let Some(window) = meaning.window {
             self.times.retain(|(at, _)| now.since(*at) <= window.0);
@@ -250,7 +250,7 @@ fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Opt
     } else {
         (meaning.state, meaning.action)
     };
-    // Since the first of the lines that make it so bad: the log may be older than the agent.
+    // Since the first of the lines that cause the state: the log may be older than the agent.
     let began = held.iter().map(|(_, _, reports)| reports.first()).min().unwrap_or(component.since);
     if state > component.state {
         component.since = began;

@@ -1,4 +1,4 @@
-//! The host beside its accelerators: operating system, network, cloud notices, kernel reports, preflight.
+//! The host without its accelerators: operating system, network, cloud notices, kernel reports, preflight.
 
 pub mod cloud;
 pub mod contention;

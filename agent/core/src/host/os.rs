@@ -1,8 +1,8 @@
-//! The judge of the host itself: CPU, memory, file systems, OOM kills. Readings and time come in, components come out.
+//! The judge of the host itself: CPU, memory, file systems, OOM kills. It turns readings and times into components.
 //!
-//! - What cannot be read is unknown, never healthy, and is believed again only after several readings.
-//! - Limits take several readings in a row, in both directions, with a margin between getting worse and better.
-//! - What the kernel says in so many words (a file system gone read-only, a kill for lack of memory) counts at once.
+//! - What cannot be read is unknown, never healthy, and counts again only after several readings.
+//! - Limits need several readings in a row in both directions, with a margin between worsening and recovering.
+//! - What the kernel reports explicitly (a read-only file system, an OOM kill) counts at once.
 
 mod disk;
 mod findings;
@@ -34,10 +34,10 @@ use crate::model::entry::Fact;
 use crate::model::health::{Component, HealthChange, HealthState, RecommendedAction};
 use crate::model::report::SensorReport;
 
-/// The names of the components that this judge speaks of.
+/// The components of this judge.
 pub const COMPONENTS: [&str; 4] = ["host.cpu", "host.memory", "host.disk", "host.oom"];
 
-/// Judges a host from one sample after the other.
+/// Judges a host from successive samples.
 #[derive(Clone, Debug)]
 pub struct HostJudge {
     limits: HostLimits,
@@ -48,17 +48,17 @@ pub struct HostJudge {
     groups: GroupWatch,
 }
 
-/// What is remembered from sample to sample, by the name of a check.
+/// State kept from sample to sample, by the name of a check.
 #[derive(Clone, Debug, Default)]
 struct Recall {
     latches: BTreeMap<String, Latch>,
     presences: BTreeMap<String, Presence>,
-    /// Mounts that have been seen writable.
+    /// Mounts that were seen writable.
     writable: BTreeSet<String>,
 }
 
 impl Recall {
-    /// Groups come and go with jobs: what is remembered of those that are gone would pile up.
+    /// Drops the state of control groups that no longer exist: groups appear and disappear with jobs.
     fn forget_groups(&mut self, groups: &[MemoryGroup]) {
         let prefix = memory_of("");
         let gone = |name: &str| {
@@ -69,7 +69,7 @@ impl Recall {
     }
 }
 
-/// What was last said of a component.
+/// The last reported state of a component.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
     state: HealthState,
@@ -83,7 +83,7 @@ struct OomWatch {
     last: Option<(Mono, u64)>,
 }
 
-/// The changes that lead from the components as they were to those of now: new ones and those in another state.
+/// The changes between two sets of components: new ones and those in another state.
 pub fn changes(before: &BTreeMap<String, Component>, now: &[Component]) -> Vec<HealthChange> {
     now.iter()
         .filter_map(|component| {
@@ -94,7 +94,7 @@ pub fn changes(before: &BTreeMap<String, Component>, now: &[Component]) -> Vec<H
 }
 
 impl HostJudge {
-    /// A judge that has seen nothing yet.
+    /// A judge without any sample yet.
     pub fn new(limits: HostLimits) -> HostJudge {
         HostJudge {
             limits,
@@ -106,7 +106,7 @@ impl HostJudge {
         }
     }
 
-    /// Judges the sample that was taken at `at`.
+    /// Judges the sample taken at `at`.
     pub fn step(&mut self, at: Mono, sample: &HostSample) -> SensorReport {
         let patience =
             Patience { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after };
@@ -130,7 +130,7 @@ impl HostJudge {
     }
 }
 
-/// The component that findings come to, held against what was last said of it.
+/// Combines findings into a component, given its last reported state.
 fn show(shown: &mut BTreeMap<String, Shown>, name: &str, at: Mono, findings: Findings) -> Component {
     let state = findings.state();
     let before = shown.get(name).copied();
@@ -149,22 +149,22 @@ fn show(shown: &mut BTreeMap<String, Shown>, name: &str, at: Mono, findings: Fin
     }
 }
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Clone, Copy, Debug)]
 struct Checked {
     state: HealthState,
-    /// The reading is better than the state already.
+    /// The reading is already better than the state.
     recovering: bool,
 }
 
-/// What the kernel says in so many words needs no second reading.
+/// What the kernel reports explicitly needs no second reading.
 impl From<HealthState> for Checked {
     fn from(state: HealthState) -> Checked {
         Checked { state, recovering: false }
     }
 }
 
-/// The checks of one sample, over what is remembered of the samples before.
+/// The checks of one sample, with the state from earlier samples.
 struct Checks<'a> {
     recall: &'a mut Recall,
     patience: Patience,
@@ -172,7 +172,7 @@ struct Checks<'a> {
 }
 
 impl Checks<'_> {
-    /// A check of a value that is bad when it is at or above a limit.
+    /// Checks a value that is bad at or above a limit.
     fn above(&mut self, name: &str, value: f64, degraded: f64, unhealthy: f64) -> Checked {
         let eased = 1.0 - self.margin;
         self.latch(
@@ -184,7 +184,7 @@ impl Checks<'_> {
         )
     }
 
-    /// A check of a value that is bad when it is below a limit.
+    /// Checks a value that is bad below a limit.
     fn below(&mut self, name: &str, value: f64, degraded: f64, unhealthy: f64) -> Checked {
         let eased = 1.0 + self.margin;
         self.latch(
@@ -201,7 +201,7 @@ impl Checks<'_> {
         Checked { state, recovering: level.raw < state }
     }
 
-    /// The value of a needed reading. If it is not there, or was not until lately, the finding is unknown.
+    /// The value of a required reading. If it is missing, or was missing until recently, the finding is unknown.
     fn needed<'r, T>(
         &mut self,
         what: &str,
@@ -222,7 +222,8 @@ impl Checks<'_> {
         reading.value()
     }
 
-    /// The value of a reading that this host may lack: without it the others decide. A failure is unknown all the same.
+    /// The value of an optional reading: if the host does not have it, the other readings decide. A failure is still
+    /// unknown.
     fn offered<'r, T>(
         &mut self,
         what: &str,
@@ -281,7 +282,7 @@ fn judge_cpu(limits: &CpuLimits, sample: &HostSample, checks: &mut Checks<'_>) -
     findings
 }
 
-/// A virtual machine whose host gives its CPUs to others: no process of ours is to blame, and none can help it.
+/// Steal time: the hypervisor gives this machine's CPUs to others. No process of ours causes it, and none can fix it.
 fn judge_stolen(
     limits: &CpuLimits,
     sample: &HostSample,
@@ -411,12 +412,12 @@ fn judge_oom(
     findings
 }
 
-/// The lower of a share of `total` and a number of bytes: what counts as little on a host of any size.
+/// The lower of a share of `total` and a number of bytes, so that the limit fits hosts of any size.
 fn lower_of(total: u64, percent: f64, bytes: Bytes) -> f64 {
     (total as f64 * percent / 100.0).min(bytes.0 as f64)
 }
 
-/// The share of `part` in `whole`; 100 of nothing.
+/// `part` as a percentage of `whole`; 100 if `whole` is 0.
 fn percent_of(part: u64, whole: u64) -> f64 {
     if whole == 0 { 100.0 } else { part as f64 / whole as f64 * 100.0 }
 }

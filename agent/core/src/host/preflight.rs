@@ -1,8 +1,8 @@
-//! Whether a job may start on this host: verdicts, one for each check, made of components, of what is missing and of
-//! what active probes measured.
+//! Whether a job may start on this host: one verdict per check, from components, missing devices and measurements of
+//! active probes.
 //!
-//! - What was not read, or did not answer in its time, is unknown; what is not there is skipped, unless it is required.
-//! - What is known weighs more than what is not: fail, warn, unknown, pass.
+//! - What was not read, or did not answer in time, is unknown. What does not exist is skipped, unless it is required.
+//! - Known results weigh more than unknown ones: fail, warn, unknown, pass.
 
 pub mod deep;
 mod free;
@@ -37,19 +37,19 @@ pub enum Group {
     Network,
 }
 
-/// What a check came to.
+/// The verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckVerdict {
-    /// In order.
+    /// Healthy.
     Pass,
     /// It works, but something is wrong.
     Warn,
     /// Not fit for training.
     Fail,
-    /// It cannot be told.
+    /// The result is unknown.
     Unknown,
-    /// There is nothing to check, or nobody asked for it; the reason says which.
+    /// There is nothing to check, or it was not requested; the reason says which.
     Skipped,
 }
 
@@ -60,30 +60,30 @@ pub struct Check {
     pub name: String,
     /// What it is about.
     pub group: Group,
-    /// What it came to.
+    /// The verdict.
     pub verdict: CheckVerdict,
-    /// Why, in one line for a person.
+    /// The reason, in one line.
     pub reason: String,
-    /// What is recommended.
+    /// The recommended action.
     #[serde(default)]
     pub action: RecommendedAction,
-    /// The readings that it rests on.
+    /// The readings that the verdict is based on.
     #[serde(default)]
     pub evidence: Vec<Evidence>,
-    /// How long it took, where that is known.
+    /// How long it took, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took: Option<Span>,
-    /// How long it might have taken.
+    /// Its time limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Span>,
 }
 
-/// What must be there: so many devices of a group.
+/// A required number of devices of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requirement {
-    /// Of what.
+    /// The group.
     pub group: Group,
-    /// How many at least.
+    /// The minimum number.
     pub count: u32,
 }
 
@@ -92,7 +92,7 @@ impl Group {
     pub const ALL: [Group; 6] =
         [Group::Gpu, Group::Fabric, Group::Storage, Group::Host, Group::Tpu, Group::Network];
 
-    /// Its word on the command line and in JSON.
+    /// Its name on the command line and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Group::Gpu => "gpu",
@@ -104,19 +104,19 @@ impl Group {
         }
     }
 
-    /// The group of that word.
+    /// Parses a group's name.
     pub fn parse(word: &str) -> Option<Group> {
         Group::ALL.into_iter().find(|group| group.name() == word)
     }
 
-    /// The group that a component or a room is of, by its name.
+    /// The group of a component or sensor, by its name.
     pub fn of(name: &str) -> Group {
         let mut parts = name.split(['.', ' ', ':', '_']);
         let first = parts.next().unwrap_or_default();
         let second = parts.next().unwrap_or_default();
         match (first, second) {
             _ if name == "host.network_storage" => Group::Storage,
-            // What the kernel log says of GPUs without naming one.
+            // Kernel log reports about GPUs that name no GPU.
             ("host", "gpu") => Group::Gpu,
             ("gpu" | "devices" | "nvml" | "nvlink" | "nvswitch" | "dcgm" | "imex", _) => Group::Gpu,
             ("fabric" | "infiniband" | "ib" | "roce" | "rdma", _) => Group::Fabric,
@@ -129,7 +129,7 @@ impl Group {
         }
     }
 
-    /// What a host has of it, in words: for what is missing.
+    /// The devices of the group, in words: for reports of missing ones.
     fn things(self) -> &'static str {
         match self {
             Group::Gpu => "GPUs",
@@ -143,7 +143,7 @@ impl Group {
 }
 
 impl Check {
-    /// The check that a component as it stands amounts to.
+    /// The check for a component in its current state.
     pub fn of_component(component: &Component) -> Check {
         let verdict = match component.state {
             HealthState::Healthy => CheckVerdict::Pass,
@@ -158,7 +158,7 @@ impl Check {
         }
     }
 
-    /// A check that has nothing more to tell than its verdict.
+    /// A check with only a verdict and a reason.
     pub fn new(name: &str, group: Group, verdict: CheckVerdict, reason: impl Into<String>) -> Check {
         Check {
             name: name.to_owned(),
@@ -172,7 +172,7 @@ impl Check {
         }
     }
 
-    /// A check that did not answer in its time.
+    /// A check that did not answer in time.
     pub fn unanswered(name: &str, group: Group, deadline: Span) -> Check {
         let reason = format!("did not answer in {deadline}");
         Check {
@@ -182,11 +182,11 @@ impl Check {
         }
     }
 
-    /// Whether it is about one device, port or chip of possibly several: their names have a number, those that sum
-    /// up (`gpu.driver`) have none.
+    /// Whether the check is about one device, port or chip. Such names contain a number; those of summaries
+    /// (`gpu.driver`) do not.
     fn is_of_a_device(&self) -> bool {
         let rest = self.name.split_once('.').map_or("", |(_, rest)| rest);
-        // Of a GPU others speak too: DCGM, the probes.
+        // DCGM and the probes also report on GPUs.
         let own = self.group != Group::Gpu
             || matches!(ComponentId::parse(&self.name), ComponentId::Gpu(_) | ComponentId::Gpus(_));
         let probed = self.name.starts_with("deep.") || self.name.starts_with("free.");
@@ -194,9 +194,8 @@ impl Check {
     }
 }
 
-/// Rounds the checks off: what nobody asked for goes, a group of which nothing was found is skipped with its reason, and
-/// what is required and not there fails. `silent` are groups of which a room has not answered: of them it cannot be
-/// told whether there is nothing.
+/// Completes the checks: drops those that were not requested, skips groups without any result, and fails requirements
+/// that are not met. `silent` are groups with a sensor that has not answered: it is unknown whether they have devices.
 pub fn conclude(
     mut checks: Vec<Check>,
     groups: &[Group],
@@ -236,7 +235,7 @@ pub fn conclude(
     checks
 }
 
-/// How heavily a verdict weighs.
+/// The severity of a verdict.
 fn weight(verdict: CheckVerdict) -> u8 {
     match verdict {
         CheckVerdict::Skipped => 0,
@@ -247,13 +246,13 @@ fn weight(verdict: CheckVerdict) -> u8 {
     }
 }
 
-/// The verdict over all checks: the heaviest of them. Unknown if there is none at all.
+/// The verdict over all checks: the most severe one. Unknown if there are no checks.
 pub fn overall(checks: &[Check]) -> CheckVerdict {
     let heaviest = checks.iter().map(|check| check.verdict).max_by_key(|verdict| weight(*verdict));
     heaviest.unwrap_or(CheckVerdict::Unknown)
 }
 
-/// All of it in one line: what is wrong first, heaviest first, then the numbers.
+/// A summary in one line: the problems, most severe first, then the numbers.
 pub fn summary(checks: &[Check], took: Span) -> String {
     let mut wrong: Vec<&Check> =
         checks.iter().filter(|check| weight(check.verdict) > weight(CheckVerdict::Pass)).collect();

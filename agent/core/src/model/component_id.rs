@@ -1,15 +1,15 @@
-//! The names of components, as the journal and the API write them: the one place that makes and reads them.
+//! The names of components in the journal and the API. This is the only place that writes and parses them.
 
 use std::fmt;
 
 use crate::base::pci::PciAddress;
 
-/// What the name of a component stands for. Its `Display` is the name: `gpu.0000:3b:00`, `fabric.mlx5_0/1`.
+/// A parsed component name. Its `Display` is the name: `gpu.0000:3b:00`, `fabric.mlx5_0/1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ComponentId<'a> {
     /// One GPU.
     Gpu(PciAddress),
-    /// What all GPUs of the host share: `gpu.driver`, `gpu.power`.
+    /// A part that all GPUs of the host share: `gpu.driver`, `gpu.power`.
     Gpus(&'a str),
     /// A link of a GPU: `nvlink.0000:3b:00/4`.
     NvLink(&'a str),
@@ -23,12 +23,12 @@ pub enum ComponentId<'a> {
     Interface(&'a str),
     /// A part of the host: `host.memory`.
     Host(&'a str),
-    /// Any other name, whole: `dcgm`, `cloud`.
+    /// Any other name: `dcgm`, `cloud`.
     Other(&'a str),
 }
 
 impl<'a> ComponentId<'a> {
-    /// Reads a name; every name has a meaning, if only [`ComponentId::Other`].
+    /// Parses a name; any name is valid, at least as [`ComponentId::Other`].
     pub fn parse(name: &'a str) -> ComponentId<'a> {
         let Some((kind, part)) = name.split_once('.') else { return ComponentId::Other(name) };
         let of_address = |id: fn(PciAddress) -> ComponentId<'a>| PciAddress::parse(part).map(id);
@@ -44,7 +44,7 @@ impl<'a> ComponentId<'a> {
         }
     }
 
-    /// The GPU that it is, or whose link it is.
+    /// The GPU, or the GPU of the link.
     pub fn gpu(self) -> Option<PciAddress> {
         match self {
             ComponentId::Gpu(address) => Some(address),
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_read_and_written_again_is_the_same() {
+    fn a_parsed_name_is_written_unchanged() {
         let names = [
             "gpu.0000:3b:00",
             "gpu.driver",
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_of_the_gpu_in_its_name() {
+    fn a_link_belongs_to_the_gpu_in_its_name() {
         let gpu = PciAddress::parse("0000:3b:00");
         assert!(gpu.is_some());
         for name in ["gpu.0000:3b:00", "nvlink.0000:3b:00/4"] {

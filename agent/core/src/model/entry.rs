@@ -1,8 +1,8 @@
-//! What the journal holds: facts, health changes, verdicts, decisions and outcomes, each with a place, a time
-//! and a boot id. Entries are never changed. Everything shown of a job or a host is computed from them.
+//! The entries of the journal: facts, health changes, verdicts, decisions and outcomes, each with a place, a time and a
+//! boot id. Entries never change. Everything shown about a job or a host is computed from them.
 //!
-//! The JSON form of these types is the journal's file format (`docs/reference/journal.md`): fields and variants
-//! are added, never renamed or removed.
+//! The JSON form of these types is the journal's file format (`docs/reference/journal.md`): fields and variants are
+//! added, never renamed or removed.
 
 mod bits;
 mod exit_status;
@@ -25,99 +25,99 @@ use crate::model::verdict::{Decision, Outcome, Verdict};
 /// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Position in the journal that holds it, from 1, without gaps; the cursor of readers.
+    /// Position in this journal, from 1, without gaps. Readers use it as a cursor.
     pub seq: u64,
     /// When it happened.
     pub at: Stamp,
-    /// The boot in which `at.mono` counts.
+    /// The boot whose monotonic clock `at.mono` uses.
     pub boot: BootId,
-    /// The job it belongs to; none for the host's own entries.
+    /// The job it belongs to; `None` for the host's own entries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<JobId>,
-    /// The position in the launcher's own journal, where the agent took the entry over from a launcher.
+    /// The position in the launcher's own journal, if the agent copied the entry from there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_seq: Option<u64>,
     /// What happened.
     pub body: Body,
 }
 
-/// The kinds of entries, in the order in which data flows.
+/// The kinds of entries, in the order of the data flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Body {
-    /// Something that was observed.
+    /// An observation.
     Fact(Fact),
     /// A component of the host changed its state.
     Health(HealthChange),
     /// What a failure means.
     Verdict(Verdict),
-    /// What is done about it.
+    /// The action for the failure.
     Decision(Decision),
-    /// What came of it.
+    /// The result of the decision.
     Outcome(Outcome),
-    /// Something is wrong with a job although none of its ranks has failed.
+    /// A problem of a job in which no rank has failed.
     Finding(Finding),
 }
 
-/// Something that was observed. A closed list: a new fact must be thought about wherever facts are read.
+/// An observation. The list is closed, so that a new fact must be handled wherever facts are read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Fact {
-    /// The agent began to watch this host.
+    /// The agent started on this host.
     AgentStarted {
         /// Version of the agent.
         version: String,
-        /// Its process.
+        /// Its PID.
         pid: Pid,
     },
-    /// The agent was asked to stop and did so in order.
+    /// The agent was asked to stop and stopped cleanly.
     AgentStopped,
-    /// The kernel killed processes for lack of memory since the last sample.
+    /// The kernel killed processes because of low memory since the last sample.
     OutOfMemoryKills {
         /// How many.
         count: u64,
     },
-    /// The driver reported an error of a GPU.
+    /// The driver reported a GPU error.
     Xid(Xid),
-    /// The driver reported an error of an NVSwitch.
+    /// The driver reported an NVSwitch error.
     Sxid(Sxid),
-    /// The kernel reported something of the host.
+    /// The kernel reported an event on the host.
     KernelReport(KernelReport),
-    /// Lines of a storm in the kernel log that were counted and not looked at one by one.
+    /// Lines of a storm in the kernel log that were counted and not parsed one by one.
     KernelLinesLeftOut {
-        /// Which kind of lines.
+        /// The kind of lines.
         of: String,
         /// How many.
         count: u64,
     },
     /// The kernel overwrote records of its log before they were read.
     KernelLogGap {
-        /// How many; none if the kernel only says that there were some.
+        /// How many; `None` if the kernel does not report the number.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         records: Option<u64>,
     },
-    /// A room that watches a component saw something happen to it.
+    /// A sensor observed an event on a component.
     Observed(Observation),
-    /// The host said what it knows of a failure of the job.
+    /// The host reported evidence about a failure of the job.
     #[serde(rename = "host_testified")]
     HostEvidenceReported {
-        /// Which failure.
+        /// The failure.
         incident: Incident,
-        /// What it knows.
+        /// The evidence.
         #[serde(rename = "testimony")]
         host_evidence: HostEvidence,
     },
-    /// A call into the GPUs' driver has not returned in time.
+    /// A call into the GPU driver did not return in time.
     GpuDriverSilent {
-        /// When it began.
+        /// When the call started.
         since: Mono,
     },
-    /// The GPUs' driver answers again.
+    /// The GPU driver answers again.
     GpuDriverAnswered {
-        /// How long it was silent.
+        /// How long it did not answer.
         after: Span,
     },
-    /// A launcher began a job.
+    /// A launcher started a job.
     JobStarted(JobSpec),
     /// All ranks of an attempt were started.
     AttemptStarted {
@@ -128,7 +128,7 @@ pub enum Fact {
         /// The processes, by rank.
         ranks: Vec<StartedRank>,
     },
-    /// Ranks could not be started at all.
+    /// Ranks could not be started.
     StartFailed {
         /// Which attempt.
         attempt: Attempt,
@@ -153,7 +153,7 @@ pub enum Fact {
         /// Why, and what to do.
         reason: String,
     },
-    /// Heartbeat pages could not be made; the job runs without heartbeats.
+    /// Heartbeat pages could not be created; the job runs without heartbeats.
     PagesUnavailable {
         /// Path and error.
         reason: String,
@@ -165,40 +165,40 @@ pub enum Fact {
         /// The first step that all completed.
         step: u64,
     },
-    /// How far the job is; recorded from time to time, not for each step.
+    /// The job's progress; recorded from time to time, not for each step.
     Progress {
         /// Which attempt.
         attempt: Attempt,
         /// The newest step that all ranks completed.
         step: u64,
-        /// Loss of that step on the lowest rank that gives one.
+        /// The loss of that step on the lowest rank that reports one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         loss: Option<f64>,
     },
-    /// A rank left an exit note that says it raised; its process may still be on its way out.
+    /// A rank left an exit note about an exception; its process may still be exiting.
     RankRaised {
         /// Which attempt.
         attempt: Attempt,
         /// Which rank.
         rank: Rank,
-        /// Its process.
+        /// Its PID.
         pid: Pid,
-        /// What it wrote.
+        /// The note.
         note: Note,
-        /// Where in its data it read, if it told.
+        /// Its position in its data, if reported.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data: Option<u64>,
     },
-    /// A rank failed and its process is ending: it runs nothing any more, but the kernel still takes its memory and devices
-    /// apart. Seen by the lifeline of its heartbeat page, before its exit.
+    /// A rank failed and its process is exiting: it no longer runs code, but the kernel has not released its memory and
+    /// devices yet. Detected by the lifeline of its heartbeat page, before the exit.
     RankEnding {
         /// Which attempt.
         attempt: Attempt,
         /// Which rank.
         rank: Rank,
-        /// Its process.
+        /// Its PID.
         pid: Pid,
-        /// How it will have ended.
+        /// The expected exit status.
         status: ExitStatus,
     },
     /// A rank's process ended.
@@ -207,88 +207,88 @@ pub enum Fact {
         attempt: Attempt,
         /// Which rank.
         rank: Rank,
-        /// Its process.
+        /// Its PID.
         pid: Pid,
-        /// How it ended.
+        /// The exit status.
         status: ExitStatus,
         /// The last step it completed in this attempt, if it sent heartbeats.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         step: Option<u64>,
-        /// Where in its data it read, if it told.
+        /// Its position in its data, if reported.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data: Option<u64>,
-        /// Whether we had told it to stop before.
+        /// Whether the launcher had stopped it.
         after_stop: bool,
-        /// Last lines of its standard error, for the judges and for people.
+        /// Last lines of its standard error, for attribution and for people.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         stderr_tail: Vec<String>,
         /// Last lines of its standard output: NCCL writes its warnings there, and many programs their log.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         stdout_tail: Vec<String>,
-        /// When each line of `stderr_tail` was written; empty where that is not known.
+        /// When each line of `stderr_tail` was written; empty if unknown.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         stderr_times: Vec<LineTime>,
-        /// The same of `stdout_tail`.
+        /// When each line of `stdout_tail` was written; empty if unknown.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         stdout_times: Vec<LineTime>,
     },
-    /// A host of the job was lost, and its ranks with it: each has a `RankExited` after this.
+    /// A host of the job was lost with its ranks: each of them has a `RankExited` after this.
     HostLost {
-        /// In which attempt; there may be none of its ranks.
+        /// The attempt; the host may have no rank in it.
         attempt: Attempt,
         /// Its name.
         host: String,
         /// Its node rank.
         node_rank: u32,
-        /// Its ranks that ran.
+        /// Its running ranks.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         ranks: Vec<Rank>,
-        /// For people: "host b (node rank 1, ranks 2 to 3)".
+        /// A description: "host b (node rank 1, ranks 2 to 3)".
         named: String,
-        /// How that was seen.
+        /// How the loss was detected.
         how: String,
     },
-    /// The job goes on with another number of ranks: a lost host was not waited for any longer, or hosts joined.
+    /// The job continues with another number of ranks: a lost host did not return in time, or hosts joined.
     WorldChanged {
-        /// From which attempt on.
+        /// The first attempt with the new number.
         attempt: Attempt,
-        /// Ranks until then.
+        /// The number of ranks before.
         before: u32,
-        /// Ranks from then on.
+        /// The number of ranks from then on.
         now: u32,
         /// The hosts in the order of their ranks.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         hosts: Vec<String>,
-        /// Why, for people.
+        /// The reason.
         why: String,
     },
-    /// Ranks live and do not move.
+    /// Ranks are alive and make no progress.
     RanksHung {
         /// Which attempt.
         attempt: Attempt,
-        /// What was found.
+        /// The hang.
         hang: Box<Hang>,
-        /// Whether the ranks are stopped for it; without it is only told.
+        /// Whether the ranks are stopped because of it. If not, it is only reported.
         acts: bool,
     },
-    /// Ranks that were taken to hang moved again before anything was done.
+    /// Hung ranks made progress again before any action.
     HangPassed {
         /// Which attempt.
         attempt: Attempt,
-        /// How long after it was confirmed.
+        /// The time since the hang was confirmed.
         after: Span,
     },
-    /// What the ranks were at was written down before they were stopped.
+    /// The state of the ranks was recorded before they were stopped.
     EvidenceTaken {
         /// Which attempt.
         attempt: Attempt,
-        /// The file that holds it, if it could be written.
+        /// The file with the evidence, if it could be written.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         file: Option<String>,
-        /// The ranks by where they stand, the fewest first.
+        /// The ranks by their position in the code, smallest group first.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         groups: Vec<PlaceGroup>,
-        /// Whom the ranks wait for by counters that were asked for then.
+        /// The ranks that others wait for, by counters that were read for this.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         waits: Vec<Waits>,
         /// Other findings, one sentence each.
@@ -297,43 +297,44 @@ pub enum Fact {
         /// How long it took.
         took: Span,
     },
-    /// No process of the attempt is left, children and orphans included, but those of ranks that wait to go on in them.
+    /// No process of the attempt is left, including children and orphans, except those of ranks that wait for the next
+    /// attempt.
     AttemptEnded {
         /// Which attempt.
         attempt: Attempt,
-        /// Processes beyond the ranks that had to be killed (DataLoader workers and other orphans).
+        /// Processes other than ranks that had to be killed (DataLoader workers and other orphans).
         orphans_killed: u32,
-        /// Ranks that have left the attempt and wait in their processes for the next.
+        /// Ranks that left the attempt and wait in their processes for the next one.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         waiting: Vec<Rank>,
     },
     /// The launcher was asked to stop.
     StopRequested {
-        /// By which signal (`SIGTERM`), or by whom.
+        /// The signal (`SIGTERM`), or who asked.
         by: String,
         /// The status with which the launcher will exit.
         exit: i32,
     },
-    /// The launcher of a job vanished without ending it; its ranks were taken along.
+    /// The launcher of a job vanished without ending it; its ranks were ended.
     LauncherLost {
-        /// Its process.
+        /// Its PID.
         pid: Pid,
     },
-    /// The launcher found the host's agent and reports to it from here on.
+    /// The launcher found the host's agent and reports to it from now on.
     AgentFound {
         /// Version of the agent.
         version: String,
     },
-    /// The launcher lost its agent and decides alone until the agent is back.
+    /// The launcher lost its agent and decides alone until the agent returns.
     AgentLost {
-        /// What was seen.
+        /// The reason.
         reason: String,
     },
     /// The job is over.
     JobEnded {
         /// The status with which the launcher exits.
         exit: i32,
-        /// Why, in plain words.
+        /// The reason.
         reason: String,
     },
 }
@@ -343,38 +344,38 @@ pub enum Fact {
 pub struct JobSpec {
     /// The command of each rank.
     pub command: Vec<String>,
-    /// Ranks in all.
+    /// Total number of ranks.
     pub world_size: u32,
-    /// Ranks on this host.
+    /// Number of ranks on this host.
     pub local_world_size: u32,
     /// The first rank of this host.
     pub first_rank: Rank,
     /// Restarts allowed per window.
     pub max_restarts: u32,
-    /// The launcher's process.
+    /// The launcher's PID.
     pub launcher: Pid,
-    /// The user the job runs as.
+    /// The user that the job runs as.
     pub uid: u32,
-    /// Where logs and the launcher's journal are.
+    /// The run directory with the logs and the launcher's journal.
     pub run_dir: String,
-    /// The directory in which the launcher was started; empty in journals of earlier versions.
+    /// The working directory of the launcher; empty in journals of earlier versions.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub started_in: String,
     /// The run that its checkpoints belong to, `NAME~ID`; empty in journals of earlier versions.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub run: String,
-    /// Where the ranks keep their checkpoints.
+    /// The ranks' checkpoint directory.
     pub checkpoint_dir: String,
-    /// Where the heartbeat pages are, if there are any.
+    /// The directory of the heartbeat pages, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_dir: Option<String>,
-    /// What the job runs, as one number: its command and the files of its program. None if they cannot be read.
+    /// A hash of what the job runs: its command and the files of its program. `None` if they cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
-    /// What the policy may do; a journal without it is of an earlier version.
+    /// The policy's settings; `None` in journals of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Settings>,
-    /// What earlier runs of the job learned of rungs.
+    /// The experience with rungs from earlier runs of the job.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Experience>,
 }
@@ -384,32 +385,32 @@ pub struct JobSpec {
 pub struct StartedRank {
     /// Which rank.
     pub rank: Rank,
-    /// Its place on this host (`LOCAL_RANK`).
+    /// Its index on this host (`LOCAL_RANK`).
     pub local_rank: u32,
-    /// Its process, which leads its own process group.
+    /// Its PID, which is also its process group.
     pub pid: Pid,
     /// Its heartbeat page, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<String>,
 }
 
-/// When a line of a rank's output was written, and how far the job went after it.
+/// When a line of a rank's output was written, and the job's progress after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LineTime {
     /// When the launcher first saw the line in the file. It was written then or before.
     pub at: Mono,
-    /// Steps of this attempt that began after `at` and were completed; none where no progress is known.
+    /// Steps of this attempt that started after `at` and were completed; `None` if the progress is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps_after: Option<u64>,
 }
 
 impl LineTime {
-    /// How long before a failure the line was there, and how many steps were done in between: "1.50 s and 2 steps before the
-    /// failure".
+    /// How long before a failure the line appeared, and how many steps were completed in between: "1.50 s and 2 steps
+    /// before the failure".
     pub fn before_failure(self, failed_at: Mono) -> String {
         let span = failed_at.since(self.at);
         match self.steps_after {
-            // The launcher looks at files a few times a second: it may see a line after the failure.
+            // The launcher reads files a few times per second: it may see a line after the failure.
             None | Some(0) if span == Span::default() => "at the failure".to_owned(),
             None | Some(0) => format!("{span} before the failure"),
             Some(1) => format!("{span} and 1 step before the failure"),
@@ -418,64 +419,64 @@ impl LineTime {
     }
 }
 
-/// What a rank says of its own end (the page's exit note).
+/// What a rank reports about its own end (the page's exit note).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Note {
     /// Type of the exception with its module: `builtins.ValueError`.
     pub exception: String,
     /// Its message.
     pub message: String,
-    /// Its traceback, innermost frames last; may lack its beginning.
+    /// Its traceback, innermost frames last; the start may be cut off.
     pub traceback: String,
     /// The last step that the rank completed, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     /// When the rank wrote it, on the host's monotonic clock.
     pub at: Mono,
-    /// The error file that it was made of, where the rank wrote no note on its page.
+    /// The error file that it was made from, if the rank wrote no note on its page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
 }
 
-/// A step that a rank completed, from its page's ring. An input of the judges and the ledger, not of the journal.
+/// A step that a rank completed, from its page's ring. Used by the judges and the time accounting, not stored in the
+/// journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepDone {
     /// The step's number as the trainer counts.
     pub step: u64,
-    /// When it began: the end of the step before, or the first contact.
+    /// When it started: at the end of the previous step, or when the client connected.
     pub start: Mono,
-    /// When it was complete.
+    /// When it was completed.
     pub end: Mono,
-    /// Whether it is the first of its process, and so began with imports and setup.
+    /// Whether it is the first of its process and so includes imports and setup.
     pub first: bool,
-    /// Whether its number was counted from 0 in this process, and so says nothing of how far the job is.
+    /// Whether its number was counted from 0 in this process, and so does not show the job's progress.
     pub counted: bool,
-    /// Nanoseconds of it that went into sections named `checkpoint`.
+    /// Nanoseconds spent in sections named `checkpoint`.
     pub checkpoint_ns: u64,
-    /// Where its time went.
+    /// How its time was spent.
     pub spent: Spent,
-    /// Its loss, where given.
+    /// Its loss, if reported.
     #[serde(default, with = "bits", skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// Its gradient norm, where given.
+    /// Its gradient norm, if reported.
     #[serde(default, with = "bits", skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
-    /// The digest of the parameters after it, where given.
+    /// The digest of the parameters after it, if reported.
     pub digest: Option<u64>,
 }
 
-/// Where the time of a step went, by what the names of its sections say (`docs/reference/stragglers.md`).
+/// How the time of a step was spent, by the names of its sections (`docs/reference/stragglers.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {
     /// Nanoseconds of waiting for other ranks.
     pub wait_ns: u64,
-    /// Nanoseconds of what is not part of every step: checkpoints, evaluation.
+    /// Nanoseconds of work that is not part of every step: checkpoints, evaluation.
     pub pause_ns: u64,
-    /// Nanoseconds in which nothing is exchanged with other ranks: the forward pass, fetching data.
+    /// Nanoseconds without communication with other ranks: the forward pass, data loading.
     pub alone_ns: u64,
 }
 
-/// The incident an entry belongs to, for the bodies that have one.
 impl Body {
     /// The failure that this entry is about.
     pub fn incident(&self) -> Option<Incident> {

@@ -1,40 +1,40 @@
-//! Something that is wrong with a job although none of its ranks has failed: it is slow, or its numbers are sick.
+//! A problem of a running job in which no rank has failed: it is slow, or its loss, gradients or parameters are wrong.
 //!
-//! A failure ends an attempt and is decided on; a finding is told, with what it costs, and lasts until it is over.
+//! A failure ends an attempt and leads to a decision. A finding is reported, with its cost, and lasts until it is over.
 
 use serde::{Deserialize, Serialize};
 
 use crate::base::id::{Attempt, Rank};
 use crate::model::verdict::FaultDomain;
 
-/// What was found.
+/// The kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
     /// A rank takes longer than its peers for the same work.
     SlowRank,
-    /// All ranks of a host do.
+    /// All ranks of a host take longer than their peers.
     SlowHost,
-    /// A communicator's transfers take longer than those of its like.
+    /// A communicator's transfers take longer than those of similar communicators.
     SlowLink,
     /// A pipeline stage has more work than the others.
     StageImbalance,
-    /// Another rank is the slowest in each step: the data is spread unevenly.
+    /// In each step another rank is the slowest: the data is spread unevenly.
     DataImbalance,
     /// The loss is far above that of the last steps.
     LossSpike,
-    /// The gradient norm is far above that of the last steps, of the job or of a rank's replicas.
+    /// The gradient norm is far above that of the last steps, for the job or for one rank compared with its replicas.
     GradNormSpike,
-    /// A loss or a gradient norm is infinite or not a number.
+    /// A loss or a gradient norm is infinite or NaN.
     NotANumber,
-    /// Replicas that should be the same are not, and it cannot be told which is right.
+    /// Replicas that should be equal differ, and it is unknown which is right.
     ReplicasDiffer,
     /// One replica differs from the majority: possible silent data corruption.
     SilentCorruption,
 }
 
 impl FindingKind {
-    /// The word for it in the journal, the API and metrics.
+    /// Its name in the journal, the API and metrics.
     pub fn word(self) -> &'static str {
         match self {
             FindingKind::SlowRank => "slow_rank",
@@ -51,74 +51,74 @@ impl FindingKind {
     }
 }
 
-/// Something that is wrong with a job that runs.
+/// A problem of a running job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Its number within the job, from 1; that it is over is told under the same number.
+    /// Its number within the job, from 1; its end is reported under the same number.
     pub finding: u64,
     /// The attempt in which it was seen.
     pub attempt: Attempt,
-    /// What was found.
+    /// The kind.
     pub what: FindingKind,
-    /// Whether it is over. What follows is then as it was while it lasted.
+    /// Whether it is over. The other fields then describe it as it was before it ended.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub over: bool,
     /// One line for the person on call.
     pub headline: String,
-    /// Whose fault it is.
+    /// The fault domain.
     pub domain: FaultDomain,
-    /// How sure, from 0 to 1.
+    /// Confidence, from 0 to 1.
     pub confidence: f64,
-    /// Where it is: one rank, or all of a host or stage; empty if it is in no rank.
+    /// The affected ranks: one, or all of a host or stage; empty if it affects no particular rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranks: Vec<Rank>,
-    /// The rank's device, if it is about one that is known.
+    /// The rank's device, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// The host, if it is about one that is known.
+    /// The host, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The pipeline stage, if it is about one.
+    /// The pipeline stage, if it concerns one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<u32>,
-    /// The first step at which it was so.
+    /// The first step with the problem.
     pub since_step: u64,
-    /// The step at which it was told; when it is over, the first step at which it no longer was so.
+    /// The step at which it was reported; once it is over, the first step without the problem.
     pub step: u64,
     /// How much shorter a step would be without it, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_percent: Option<f64>,
-    /// What it rests on, one sentence each.
+    /// The evidence, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<String>,
     /// The last step at which the replicas agreed; checkpoints after it are doubtful.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_agreed_step: Option<u64>,
-    /// Steps after it that are known to have been checkpointed.
+    /// Later steps that are known to have been checkpointed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doubtful_steps: Vec<u64>,
 }
 
 impl Finding {
-    /// What stood when the job failed, in a sentence.
+    /// The finding as it was when the job failed, in a sentence.
     pub fn stood(&self) -> String {
         format!("since step {} of this attempt: {}", self.since_step, self.headline)
     }
 }
 
-/// Something that is known of a host or a device and may explain why it is slow: clocks held down, a narrow PCIe
-/// link, a storm of memory errors, processor time stolen, another process on the GPU.
+/// A condition of a host or a device that may explain slowness: low clocks, a narrow PCIe link, a storm of memory
+/// errors, steal time, another process on the GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hint {
-    /// The host; none for the only one.
+    /// The host; `None` if the job has only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The device; none if it concerns the whole host.
+    /// The device; `None` if it concerns the whole host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// What it is about, in a word; a reading of the same that moved on is no news.
+    /// A keyword for its subject; a changed reading with the same keyword is not news.
     #[serde(default)]
     pub about: String,
-    /// What is known, in one line with source, reading and limit.
+    /// The condition, in one line with source, reading and limit.
     pub fact: String,
 }

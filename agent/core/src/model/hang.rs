@@ -1,11 +1,11 @@
-//! What is said of a hang: its kind, the ranks that began it, the ranks that wait, and where they stand.
+//! Describes a hang: its kind, the culprits, the victims and their positions in the code.
 
 use serde::{Deserialize, Serialize};
 
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
 
-/// Of what kind a hang is.
+/// The kind of a hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HangKind {
@@ -13,28 +13,28 @@ pub enum HangKind {
     Stopped,
     /// A rank's client never connected while the others wait for it.
     NeverRegistered,
-    /// A rank is done while the others wait for it.
+    /// A rank has finished while the others wait for it.
     FinishedEarly,
     /// A rank waits for data.
     DataInput,
     /// A rank waits for a device or a file system.
     BlockedIo,
-    /// A rank does not come out of its own code, into which no collective reaches.
+    /// A rank does not return from its own code, outside any collective.
     UserCode,
-    /// Ranks entered collectives that do not fit together.
+    /// Ranks entered collectives that do not match.
     Mismatch,
     /// All ranks entered a collective and none left it.
     Network,
-    /// A rank of which nothing is heard any more, with its host.
+    /// A rank from which nothing arrives any more, like its host.
     SilentHost,
-    /// Beats and no step.
+    /// Heartbeats but no steps.
     Livelock,
-    /// Nothing moves, and nothing tells the ranks apart.
+    /// No rank makes progress, and nothing distinguishes the ranks.
     AllStill,
 }
 
 impl HangKind {
-    /// In plain words, after a rank's name.
+    /// The text that follows a rank's name.
     pub fn of_a_rank(self) -> &'static str {
         match self {
             HangKind::Stopped => "is stopped by a signal",
@@ -52,34 +52,34 @@ impl HangKind {
     }
 }
 
-/// What stands for the phase of ranks that send no heartbeats: they are judged by what their processes do.
+/// The phase of ranks that send no heartbeats: they are judged by the activity of their processes.
 pub const ACTIVITY: &str = "activity";
 
-/// A hang that is confirmed.
+/// A confirmed hang.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hang {
-    /// Of what kind.
+    /// The kind.
     pub kind: HangKind,
-    /// Where it began; empty if nothing tells the ranks apart.
+    /// The ranks where it started; empty if nothing distinguishes the ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub culprits: Vec<Rank>,
     /// Ranks that wait for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub victims: Vec<Rank>,
-    /// When anything in the job last moved.
+    /// When any rank last made progress.
     pub since: Mono,
     /// When it was confirmed.
     pub confirmed: Mono,
-    /// What the culprits are at: `first_step`, `step`, or a section; [`ACTIVITY`] where there are no heartbeats.
+    /// The phase of the culprits: `first_step`, `step`, or a section; [`ACTIVITY`] without heartbeats.
     pub phase: String,
-    /// How long that may take.
+    /// How long the phase may take.
     pub limit: Span,
     /// The last step that the culprits completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// How sure of the culprits, from 0 to 1.
+    /// Confidence in the culprits, from 0 to 1.
     pub confidence: f64,
-    /// What it rests on, one sentence each.
+    /// The evidence, one sentence each.
     pub evidence: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ impl Hang {
     pub fn headline(&self) -> String {
         let after = match self.step {
             Some(step) => format!(" after step {step}"),
-            // Without heartbeats nobody knows how far it was.
+            // Without heartbeats the progress is unknown.
             None if self.phase == ACTIVITY => String::new(),
             None => " before the first step".to_owned(),
         };
@@ -107,12 +107,12 @@ impl Hang {
     }
 }
 
-/// Ranks that stand in the same place.
+/// Ranks at the same position in the code.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlaceGroup {
-    /// Which.
+    /// The ranks.
     pub ranks: Vec<Rank>,
-    /// Where: the innermost Python frame of the main thread, or what the kernel has it wait in.
+    /// The position: the innermost Python frame of the main thread, or the kernel function that it waits in.
     pub place: String,
 }
 
@@ -130,16 +130,16 @@ impl std::fmt::Display for PlaceGroup {
     }
 }
 
-/// What a witness says.
+/// What one source reports about who waits for whom.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
-    /// Of what kind it takes the hang to be; none if it knows only whom all wait for.
+    /// The kind of hang according to the source; `None` if it only knows whom all wait for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<HangKind>,
-    /// Whom the others wait for; empty if it is no rank.
+    /// The ranks that the others wait for; empty if it is no rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub culprits: Vec<Rank>,
-    /// In one sentence, with who says so.
+    /// The report in one sentence, with its source.
     #[serde(rename = "told")]
     pub reported: String,
 }

@@ -1,25 +1,25 @@
-//! How healthy a component is, with evidence. What cannot be read is `Unknown`, never healthy.
+//! The health of components, with evidence. What cannot be read is `Unknown`, never healthy.
 
 use serde::{Deserialize, Serialize};
 
 use crate::base::time::Mono;
 
-/// Health states, in the order in which they weigh: a node is as healthy as its heaviest component.
+/// Health states, from the least to the most severe: a node's state is that of its worst component.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum HealthState {
-    /// Read, and in order.
+    /// Read and healthy.
     Healthy,
-    /// It cannot be told: not readable, or too old.
+    /// Unknown: not readable, or too old.
     #[default]
     Unknown,
-    /// In use, but something is wrong.
+    /// Usable, but something is wrong.
     Degraded,
     /// Not fit for training.
     Unhealthy,
 }
 
-/// What is recommended, mildest first.
+/// Recommended actions, mildest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum RecommendedAction {
@@ -34,52 +34,51 @@ pub enum RecommendedAction {
     RebootNode,
     /// Replace the node.
     ReplaceNode,
-    /// A person has to look.
+    /// A person has to look at it.
     ContactSupport,
 }
 
-/// A component of the host as it stands.
+/// The current state of a component of the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Component {
     /// Its name in the API: `host.memory`, `host.disk`.
     pub name: String,
-    /// How it is.
+    /// The state.
     pub state: HealthState,
-    /// Why, in one line for a person.
+    /// The reason, in one line.
     pub reason: String,
-    /// What is recommended.
+    /// The recommended action.
     #[serde(default)]
     pub action: RecommendedAction,
-    /// The readings that the state rests on.
+    /// The readings that the state is based on.
     pub evidence: Vec<Evidence>,
-    /// When it was last read with success.
+    /// When it was last read successfully.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_at: Option<Mono>,
     /// Since when it is in this state.
     pub since: Mono,
-    /// How sure, from 0 to 1: 1 where a counter or the hardware's own word says it, less where it is inferred.
+    /// Confidence, from 0 to 1: 1 if a counter or the hardware reports it, less if it is inferred.
     #[serde(default = "sure", skip_serializing_if = "is_sure")]
     pub confidence: f64,
-    /// When something last went wrong anew, where the judge knows: what an operator acknowledged before that is told
-    /// again.
+    /// When the last new fault occurred, if the judge knows: a fault that was acknowledged before then counts again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_at: Option<Mono>,
-    /// What was read in numbers, for Prometheus. Not part of the journal.
+    /// Readings as numbers, for Prometheus. Not part of the journal.
     #[serde(skip)]
     pub gauges: Vec<Gauge>,
 }
 
-/// A number that was read of a component.
+/// A numeric reading of a component.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gauge {
-    /// The metric's name, as `docs/reference/metrics.md` has it.
+    /// The metric's name, as in `docs/reference/metrics.md`.
     pub metric: &'static str,
     /// The reading, in the metric's unit.
     pub value: f64,
 }
 
 impl Default for Component {
-    /// A component of which nothing is known.
+    /// A component with unknown state.
     fn default() -> Component {
         Component {
             name: String::new(),
@@ -112,14 +111,14 @@ fn is_sure(confidence: &f64) -> bool {
 /// One reading with its source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
-    /// Where it was read: `/proc/pressure/memory`.
+    /// The source: `/proc/pressure/memory`.
     pub source: String,
-    /// What was read: `full avg10=12.5 %`.
+    /// The value: `full avg10=12.5 %`.
     pub reading: String,
-    /// The limit it was held against, where there is one: `10 %`.
+    /// The limit, if there is one: `10 %`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
-    /// What was read before, where the change is what matters: `full avg10=0.1 %`.
+    /// The previous value, if the change matters: `full avg10=0.1 %`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
 }
@@ -130,13 +129,13 @@ impl Evidence {
         Evidence { source: source.into(), reading: reading.to_string(), ..Evidence::default() }
     }
 
-    /// With the limit it was held against; an empty one is none.
+    /// Adds the limit; an empty string is no limit.
     #[must_use]
     pub fn limit(self, limit: impl ToString) -> Evidence {
         Evidence { limit: Some(limit.to_string()).filter(|limit| !limit.is_empty()), ..self }
     }
 
-    /// With what was read before, where that is known and was something else.
+    /// Adds the previous value, if known and different.
     #[must_use]
     pub fn before(self, before: Option<impl ToString>) -> Evidence {
         let before = before.map(|before| before.to_string()).filter(|before| *before != self.reading);
@@ -144,10 +143,10 @@ impl Evidence {
     }
 }
 
-/// A component went from one state to another.
+/// A change of a component's state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HealthChange {
-    /// The state before; none at the first reading.
+    /// The state before; `None` at the first reading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<HealthState>,
     /// The component after the change.

@@ -1,5 +1,5 @@
-//! What a host testifies when a job on it has failed: what its kernel said around the fault, and which of its components
-//! are sick.
+//! The evidence that a host reports when a job on it has failed: kernel log lines around the fault, and unhealthy
+//! components.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::model::finding::Finding;
 use crate::model::health::Component;
 use crate::model::repeats::SeenBefore;
 
-/// What the host has to say of one failure.
+/// A host's evidence about one failure.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostEvidence {
     /// Lines of the kernel log around the fault, oldest first.
@@ -16,42 +16,43 @@ pub struct HostEvidence {
     /// Components that are not fit for training.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sick: Vec<Component>,
-    /// What is held that the next ranks need, a sentence each: a GPU's memory, a port, a process that does not die.
+    /// Resources that the next ranks need and that are still held, a sentence each: GPU memory, a port, a process that
+    /// does not exit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<String>,
-    /// What the GPUs do while the ranks hang, a sentence each.
+    /// The GPUs' activity while the ranks hang, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<String>,
-    /// Devices that the lines speak of and that have failed before, with their records.
+    /// Devices named by the lines that have failed before, with their records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_before: Vec<FailedBefore>,
-    /// What the cloud or the scheduler has announced for this machine, a sentence each.
+    /// Announcements of the cloud or the scheduler for this machine, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,
-    /// Earlier failures with the fingerprint of this one.
+    /// Earlier failures with the same fingerprint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_before: Option<SeenBefore>,
-    /// What was wrong with the job's steps or numbers when it failed; the job's launcher adds it.
+    /// Findings that had not ended when the job failed; the job's launcher adds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<Finding>,
 }
 
-/// What is on record of a device from before the fault.
+/// A device's record from before the fault.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FailedBefore {
-    /// The device, as its component is called: `gpu.0000:3b:00`.
+    /// The device's component: `gpu.0000:3b:00`.
     pub component: String,
-    /// Independent faults of the hardware, the present one left out.
+    /// Independent hardware faults, without the present one.
     pub incidents: u32,
-    /// The time in which they happened, hours.
+    /// The time span of these faults, in hours.
     pub hours: f64,
-    /// How likely it fails more than five times as often as its like, from 0 to 1.
+    /// The probability, from 0 to 1, that it fails more than five times as often as similar devices.
     pub suspicion: f64,
 }
 
 impl HostEvidence {
-    /// This testimony with what a later one of the same failure adds to it; none if that adds nothing. What has got better
-    /// since then is no news of the failure.
+    /// Merges later evidence about the same failure into this one; `None` if it adds nothing. A component that has
+    /// recovered since then is not news.
     pub fn with(&self, later: HostEvidence) -> Option<HostEvidence> {
         let mut both = self.clone();
         let known = |of: &Component| self.sick.iter().any(|known| known.name == of.name);
@@ -63,7 +64,7 @@ impl HostEvidence {
         (both != *self).then_some(both)
     }
 
-    /// Whether there is nothing to say.
+    /// Whether there is no evidence.
     pub fn is_empty(&self) -> bool {
         self.kernel_lines.is_empty()
             && self.sick.is_empty()
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_later_is_added_and_what_got_better_is_no_news() {
+    fn later_evidence_is_added_and_recoveries_are_ignored() {
         let first = reported(&["a"], &["gpu.1"]);
         assert_eq!(first.with(reported(&["a"], &[])), None);
         assert_eq!(first.with(reported(&["a"], &["gpu.1"])), None);

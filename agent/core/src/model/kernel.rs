@@ -1,7 +1,7 @@
-//! What the kernel log tells, typed: XIDs of GPUs, SXIDs of switches, and what it reports of the host.
+//! Typed kernel log lines: XIDs of GPUs, SXIDs of switches, and reports about the host.
 //!
-//! These are facts of the journal: fields and variants are added, never renamed or removed. What they mean is not
-//! said here but in the catalogue.
+//! These are facts of the journal: fields and variants are added, never renamed or removed. Their meaning is in the
+//! catalogue.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,57 +9,57 @@ use crate::base::id::{BootId, Pid};
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;
 
-/// The driver reported an error of a GPU, or something worth knowing of it.
+/// The driver reported an error or an event of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Xid {
-    /// Which GPU.
+    /// The GPU.
     pub gpu: PciAddress,
-    /// Which code.
+    /// The code.
     pub code: u32,
-    /// The GPU instance, where the GPU is split (MIG).
+    /// The GPU instance, if the GPU is split (MIG).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_instance: Option<u32>,
-    /// The process that was at it, where the driver knows.
+    /// The process that used the GPU, if the driver reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<Pid>,
     /// Its name, cut to 15 characters by the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// Whether the driver says that the GPU has to be reset (`RST:` of 94 and 95).
+    /// Whether the driver reports that the GPU must be reset (`RST:` of 94 and 95).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reset_needed: Option<bool>,
     /// Whether work has to be drained before a reset (`D-RST:`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_and_reset_needed: Option<bool>,
-    /// What the recovery action changed to, by the driver's numbers (154).
+    /// The new recovery action, by the driver's number (154).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery_action: Option<u32>,
-    /// The NVLink unit's own words (144 to 150).
+    /// The report of the NVLink unit (144 to 150).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvlinkError>,
     /// The link and its registers (74).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_registers: Option<LinkRegisters>,
-    /// The code that the driver names as the cause (newer drivers, 45).
+    /// The code that the driver reports as the cause (newer drivers, 45).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caused_by: Option<u32>,
-    /// Whether it was told by an event of NVML, and no line of the log is known.
+    /// Whether it was reported by an NVML event, without a log line.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_event: bool,
-    /// Where the line stood.
+    /// The position of the line.
     #[serde(flatten)]
     pub place: LogPlace,
 }
 
-/// What an NVLink 5 unit reports.
+/// A report of an NVLink 5 unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvlinkError {
     /// The unit: `NETIR_LINK_EVT`.
     pub unit: String,
-    /// Whether the line says that it is fatal; none if it does not say.
+    /// Whether the line says that it is fatal; `None` if it does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fatal: Option<bool>,
-    /// The link; none where the unit has no link.
+    /// The link; `None` if the unit has no link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<u32>,
     /// The first word in brackets: unit and sub-code.
@@ -68,45 +68,45 @@ pub struct NvlinkError {
     pub status: u32,
 }
 
-/// What an NVLink of an earlier generation tells of itself.
+/// The registers of an NVLink of an earlier generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkRegisters {
     /// The link.
     pub link: u32,
-    /// Its registers in the order of the line, at most seven; what they mean stands in the catalogue.
+    /// Its registers in the order of the line, at most seven. Their meaning is in the catalogue.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub registers: Vec<u32>,
 }
 
-/// The driver reported an error of an NVSwitch.
+/// The driver reported an NVSwitch error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sxid {
     /// The switch as the driver numbers it: `nvidia-nvswitch3`.
     pub switch: String,
-    /// Where it sits.
+    /// Its PCI address.
     pub address: PciAddress,
-    /// Which code.
+    /// The code.
     pub code: u32,
-    /// Whether the line says that it is fatal; none if it does not say.
+    /// Whether the line says that it is fatal; `None` if it does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fatal: Option<bool>,
     /// The link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<u32>,
-    /// Where the line stood.
+    /// The position of the line.
     #[serde(flatten)]
     pub place: LogPlace,
 }
 
-/// The kernel reported something of the host.
+/// The kernel reported an event on the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelReport {
-    /// What kind of thing.
+    /// The class of the event.
     pub class: KernelClass,
     /// The device, file system, CPU or card that it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// The process that it hit.
+    /// The affected process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<Pid>,
     /// The name of that process.
@@ -115,44 +115,44 @@ pub struct KernelReport {
     /// The control group of that process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// Where the line stood.
+    /// The position of the line.
     #[serde(flatten)]
     pub place: LogPlace,
 }
 
-/// Where a line stood in the log.
+/// A position in the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogPlace {
-    /// The position behind it: the next one to read. Counts records in /dev/kmsg, bytes in a file; in systemd's
-    /// journal it is the `journal_position` of its time.
+    /// The position after the line: the next one to read. Counts records in /dev/kmsg and bytes in a file; for
+    /// systemd's journal it is the `journal_position` of the line's time.
     pub position: u64,
-    /// The line, as it stood.
+    /// The line, unchanged.
     pub line: String,
 }
 
-/// How far a log was read: what is before it is never looked at again.
+/// How far a log was read: lines before the cursor are not read again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogCursor {
     /// The boot in which it was read.
     pub boot: BootId,
-    /// Which log: one that is another has another cursor.
+    /// The log: each log has its own cursor.
     pub log: String,
-    /// The position to go on from.
+    /// The position to continue from.
     pub next: u64,
-    /// The entry of systemd's journal that was read last, in the journal's own words (`__CURSOR`).
+    /// The last entry read from systemd's journal, as its `__CURSOR`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub journal: Option<String>,
 }
 
-/// The position behind an entry of systemd's journal that the kernel wrote at `at`: microseconds since the boot, and
-/// one. It follows from the fact's time, which tells it from a position in another log.
+/// The position after an entry of systemd's journal that the kernel wrote at `at`: microseconds since the boot, plus
+/// one. It is computed from the fact's time, which distinguishes it from a position in another log.
 pub fn journal_position(at: Mono) -> u64 {
     (at.0 / 1000).saturating_add(1)
 }
 
 impl KernelClass {
-    /// Whether it is held against the GPU that the line names, by the code that it then stands under; none of the
-    /// drivers' own codes is so large.
+    /// The code under which the class counts against the GPU that the line names, if it does. No code of a driver is as
+    /// large.
     pub fn code_of_a_gpu(self) -> Option<u32> {
         let place = match self {
             KernelClass::GpuInitFailed => 0,
@@ -167,14 +167,14 @@ impl KernelClass {
 
 macro_rules! kernel_classes {
     ($( $(#[doc = $doc:literal])+ $class:ident = $name:literal, )*) => {
-        /// Kinds of lines that the kernel writes of a host.
+        /// Classes of kernel log lines about a host.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum KernelClass {
             $( $(#[doc = $doc])+ #[serde(rename = $name)] $class, )*
         }
 
         impl KernelClass {
-            /// All of them.
+            /// All classes.
             pub const ALL: &'static [KernelClass] = &[$( KernelClass::$class, )*];
 
             /// Its name in the journal and in the catalogue.
@@ -186,43 +186,43 @@ macro_rules! kernel_classes {
 }
 
 kernel_classes! {
-    /// A GPU has fallen off the bus, said beside or without an XID 79.
+    /// A GPU has fallen off the bus, reported with or without an XID 79.
     GpuOffBus = "gpu_off_bus",
-    /// A GPU that could not be initialised, said without an XID.
+    /// A GPU could not be initialised, reported without an XID.
     GpuInitFailed = "gpu_init_failed",
-    /// The GPUs' driver itself cannot go on.
+    /// The GPU driver itself has failed.
     GpuDriverFatal = "gpu_driver_fatal",
-    /// Errors of a GPU's memory, engines or links that were not corrected (AMD).
+    /// Uncorrected errors of a GPU's memory, engines or links (AMD).
     GpuUncorrected = "gpu_uncorrected",
-    /// A GPU of which so much memory is bad that it has no more to put in its place (AMD).
+    /// A GPU has so much bad memory that it has no spare memory left (AMD).
     GpuMemoryWornOut = "gpu_memory_worn_out",
-    /// A GPU that could not be reset (AMD).
+    /// A GPU could not be reset (AMD).
     GpuResetFailed = "gpu_reset_failed",
-    /// A GPU that was reset (AMD).
+    /// A GPU was reset (AMD).
     GpuReset = "gpu_reset",
     /// The NVIDIA driver was loaded.
     GpuDriverLoaded = "gpu_driver_loaded",
-    /// The kernel started: what the log told before was of another boot.
+    /// The kernel started: earlier lines are from another boot.
     KernelStarted = "kernel_started",
-    /// PCIe errors that were corrected.
+    /// Corrected PCIe errors.
     AerCorrected = "aer_corrected",
-    /// PCIe errors that were not corrected and from which the device recovers.
+    /// Uncorrected PCIe errors from which the device recovers.
     AerNonFatal = "aer_non_fatal",
-    /// PCIe errors after which the device cannot be used.
+    /// Uncorrected PCIe errors after which the device cannot be used.
     AerUncorrected = "aer_uncorrected",
     /// A slot lost its device.
     PcieSlotDown = "pcie_slot_down",
     /// A slot has its device again.
     PcieSlotUp = "pcie_slot_up",
-    /// Machine checks and EDAC reports of errors that were corrected.
+    /// Machine checks and EDAC reports of corrected errors.
     MachineCheckCorrected = "machine_check_corrected",
-    /// The same of errors that were not.
+    /// Machine checks and EDAC reports of uncorrected errors.
     MachineCheck = "machine_check",
-    /// A CPU that runs slower because it is hot.
+    /// A CPU is slowed down because of heat.
     CpuThrottled = "cpu_throttled",
-    /// So hot that the hardware is about to switch off.
+    /// A temperature at which the hardware is about to switch off.
     CriticalTemperature = "critical_temperature",
-    /// A kill for lack of memory.
+    /// An OOM kill.
     OutOfMemory = "out_of_memory",
     /// A process stuck in the kernel.
     HungTask = "hung_task",
@@ -230,30 +230,30 @@ kernel_classes! {
     Lockup = "lockup",
     /// An oops.
     KernelBug = "kernel_bug",
-    /// The clock that the kernel reads most cheaply cannot be trusted.
+    /// The kernel's fast clock source is unreliable.
     ClockUnstable = "clock_unstable",
-    /// A block that could not be read or written.
+    /// A block could not be read or written.
     DiskError = "disk_error",
     /// An inconsistent file system.
     FileSystemError = "file_system_error",
-    /// A file system that was made read-only.
+    /// A file system was made read-only.
     RemountedReadOnly = "remounted_read_only",
-    /// An NVMe disk that did not answer.
+    /// An NVMe disk did not answer.
     Nvme = "nvme",
-    /// An NVMe disk that was given up.
+    /// The kernel abandoned an NVMe disk.
     NvmeLost = "nvme_lost",
-    /// A file system or a disk over the network whose server does not answer.
+    /// The server of a network file system or disk does not answer.
     NetworkStorage = "network_storage",
-    /// It answers again.
+    /// The server of a network file system or disk answers again.
     NetworkStorageBack = "network_storage_back",
-    /// A network card in trouble.
+    /// A network card failed.
     NetworkCard = "network_card",
-    /// A network card that is too hot, gets too little power or dislikes its cable.
+    /// A network card is too hot, gets too little power or rejects its cable.
     NetworkCardWarning = "network_card_warning",
-    /// A network card that recovered.
+    /// A network card recovered.
     NetworkCardBack = "network_card_back",
-    /// A network card that did not send in time.
+    /// A network card did not transmit in time.
     TransmitTimeout = "transmit_timeout",
-    /// A process that crashed.
+    /// A process crashed.
     Segfault = "segfault",
 }

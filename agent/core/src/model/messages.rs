@@ -1,6 +1,6 @@
-//! What launcher and agent say to each other in the journal's own form: entries, verdicts, host evidence, slowdown hints.
+//! Messages between launcher and agent in the journal's form: entries, verdicts, host evidence, slowdown hints.
 //!
-//! The other end may be of another version, or not ours at all: what is not understood is said to be so, by its part.
+//! The sender may have another version, or may not be ours at all: an invalid part is reported by its name.
 
 use serde::de::DeserializeOwned;
 
@@ -11,13 +11,13 @@ use crate::model::repeats::SeenBefore;
 use crate::model::slowdown_hints::SlowdownHints;
 use crate::model::verdict::Verdict;
 
-/// A part that is not in the journal's form, or of a version that is not understood.
+/// A part that is not in the journal's form, or of an unsupported version.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} cannot be read: {source}")]
 pub struct FormError {
-    /// Which part.
+    /// The part.
     pub what: &'static str,
-    /// What is wrong.
+    /// The parse error.
     pub source: serde_json::Error,
 }
 
@@ -25,7 +25,7 @@ fn read<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, FormEr
     serde_json::from_str(text).map_err(|source| FormError { what, source })
 }
 
-/// An entry of a launcher's journal.
+/// Parses an entry of a launcher's journal.
 ///
 /// # Errors
 /// It is not an entry of this version.
@@ -33,7 +33,7 @@ pub fn entry(line: &str) -> Result<Entry, FormError> {
     read("an entry", line)
 }
 
-/// How a launcher judges a failure.
+/// Parses a launcher's verdict on a failure.
 ///
 /// # Errors
 /// It is not of this version.
@@ -41,7 +41,7 @@ pub fn verdict(text: &str) -> Result<Verdict, FormError> {
     read("a verdict", text)
 }
 
-/// A component of the host that is not well.
+/// Parses an unhealthy component of the host.
 ///
 /// # Errors
 /// It is not of this version.
@@ -49,7 +49,7 @@ pub fn component(text: &str) -> Result<Component, FormError> {
     read("a component", text)
 }
 
-/// What is known of a device's earlier faults.
+/// Parses the record of a device's earlier faults.
 ///
 /// # Errors
 /// It is not of this version.
@@ -57,7 +57,7 @@ pub fn record(text: &str) -> Result<FailedBefore, FormError> {
     read("a device's record", text)
 }
 
-/// Earlier failures with the fingerprint of a failure.
+/// Parses earlier failures with the fingerprint of a failure.
 ///
 /// # Errors
 /// It is not of this version.
@@ -65,7 +65,7 @@ pub fn seen_before(text: &str) -> Result<SeenBefore, FormError> {
     read("earlier failures", text)
 }
 
-/// What surrounds a job's ranks.
+/// Parses the slowdown hints of a job's ranks.
 ///
 /// # Errors
 /// It is not of this version.
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_understood_is_said_by_its_part() {
+    fn an_invalid_part_is_reported_by_its_name() {
         let check = |error: FormError, part: &str| {
             assert!(error.to_string().starts_with(&format!("{part} cannot be read: ")), "{error}");
         };

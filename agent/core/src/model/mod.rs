@@ -1,4 +1,4 @@
-//! The words of the journal: facts, findings, verdicts, health. Data only; nothing is judged here.
+//! The types of the journal: facts, findings, verdicts, health. Data only; nothing is judged here.
 
 pub mod component_id;
 pub mod entry;

@@ -1,34 +1,34 @@
-//! What a room of the agent saw of a component it watches: the one form in which port flaps, maintenance notices and
-//! the like come into the journal, so that a new room needs no new kind of fact.
+//! An event that a sensor of the agent observed on a component: the common form for port flaps, maintenance notices and
+//! so on, so that a new sensor needs no new kind of fact.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Something that happened to a component. That it is in some state is the component's to tell; this is what was seen.
+/// An event on a component. The component itself holds the state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observation {
-    /// The component that it is about: `fabric.mlx5_0/1`.
+    /// The component: `fabric.mlx5_0/1`.
     pub component: String,
-    /// What happened, in a fixed word that never changes its meaning: `port_down`.
+    /// A fixed identifier of the event, whose meaning never changes: `port_down`.
     pub event: String,
-    /// How much it matters.
+    /// Its severity.
     pub weight: Weight,
-    /// What was seen, in one sentence for a person.
+    /// A description in one sentence.
     pub detail: String,
-    /// The readings by name, before and after where both are known.
+    /// The readings by name, before and after if both are known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub values: BTreeMap<String, String>,
 }
 
-/// How much an observation matters to a person.
+/// The severity of an observation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weight {
-    /// The normal course of things.
+    /// Normal operation.
     #[default]
     Info,
-    /// Something is not as it should be.
+    /// Something is wrong.
     Warning,
     /// Something failed.
     Error,

@@ -1,5 +1,5 @@
-//! What operators have said of components: that they know of a fault, or that they want to hear nothing of one for a
-//! while. Kept as observations of the journal, so that a restart forgets none of it and an audit finds all of it.
+//! What operators have said about components: acknowledgements of faults, and silences. They are observations in the
+//! journal, so that they survive a restart and can be audited.
 
 use std::collections::BTreeMap;
 
@@ -10,68 +10,68 @@ use crate::model::observation::{Observation, Weight};
 
 /// The event of an acknowledgement.
 pub const ACKNOWLEDGED: &str = "operator_acknowledged";
-/// The event of an acknowledgement that holds no more: the fault came anew, or got worse.
+/// The event of an acknowledgement that ended: the fault recurred, got worse or is gone.
 pub const ACKNOWLEDGEMENT_OVER: &str = "acknowledgement_over";
 /// The event of a silence.
 pub const SILENCED: &str = "operator_silenced";
-/// The event of a silence that was taken back.
+/// The event of a silence that was cancelled.
 pub const UNSILENCED: &str = "operator_unsilenced";
-/// The event of a silence that ran out.
+/// The event of a silence that expired.
 pub const SILENCE_OVER: &str = "silence_over";
 
-/// Longest text of a reason, in letters.
+/// Maximum length of a reason, in characters.
 const REASON: usize = 500;
 
-/// An operator knows of the fault.
+/// An operator's statement that a fault is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acknowledgement {
-    /// Who: the user by its number, on the kernel's word.
+    /// The user id, as reported by the kernel.
     pub uid: u32,
-    /// Why, in the operator's words.
+    /// The operator's reason.
     pub reason: String,
     /// When.
     pub at: Stamp,
-    /// In which boot: it says nothing of what a later boot finds.
+    /// The boot: it does not apply to faults of a later boot.
     pub boot: BootId,
-    /// How the component was.
+    /// The component's state at the time.
     pub state: HealthState,
-    /// What was recommended.
+    /// The recommended action at the time.
     pub action: RecommendedAction,
 }
 
-/// An operator wants to hear nothing of the component.
+/// An operator's statement that a component does not count for a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Silence {
-    /// Who: the user by its number, on the kernel's word.
+    /// The user id, as reported by the kernel.
     pub uid: u32,
-    /// Why, in the operator's words.
+    /// The operator's reason.
     pub reason: String,
-    /// Since when.
+    /// The start.
     pub since: Stamp,
-    /// Until when.
+    /// The end.
     pub until: Wall,
 }
 
-/// What an operator says.
+/// An operator's statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OperatorAction {
-    /// The fault as it stands is known.
+    /// The present fault is known.
     Acknowledge {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Nothing is to be heard of it until then.
+    /// The component does not count until then.
     Silence {
-        /// Why.
+        /// The reason.
         reason: String,
-        /// Until when.
+        /// The end.
         until: Wall,
     },
-    /// It is to be heard of again.
+    /// The component counts again.
     Unsilence,
 }
 
-/// All that operators have said and that still holds.
+/// All statements of operators that are in effect.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OperatorState {
     acknowledged: BTreeMap<String, Acknowledgement>,
@@ -79,7 +79,7 @@ pub struct OperatorState {
 }
 
 impl OperatorAction {
-    /// The word as it goes into the journal.
+    /// The journal observation for the statement.
     pub fn observation(&self, uid: u32, component: &Component) -> Observation {
         let (event, mut values, words) = match self {
             OperatorAction::Acknowledge { reason } => {
@@ -102,7 +102,7 @@ impl OperatorAction {
 }
 
 impl OperatorState {
-    /// Takes in an observation of the journal; others than operators' words are passed over.
+    /// Processes an observation from the journal; other observations are ignored.
     pub fn take_in(&mut self, at: Stamp, boot: &BootId, observation: &Observation) {
         let component = &observation.component;
         let value = |name: &str| observation.values.get(name).cloned().unwrap_or_default();
@@ -127,12 +127,12 @@ impl OperatorState {
         }
     }
 
-    /// Forgets acknowledgements of other boots than `boot`: what is found after a boot is found anew.
+    /// Drops acknowledgements of boots other than `boot`: faults after a boot are new.
     pub fn only_of(&mut self, boot: &BootId) {
         self.acknowledged.retain(|_, known| known.boot == *boot);
     }
 
-    /// A component was judged. Returns what is to go into the journal, if its acknowledgement is over thereby.
+    /// Processes a judged component. Returns the observation for the journal if its acknowledgement ends.
     pub fn judged(&mut self, component: &Component) -> Option<Observation> {
         let known = self.acknowledged.get(&component.name)?;
         let again = component.fault_at.is_some_and(|at| at > known.at.mono);
@@ -149,7 +149,7 @@ impl OperatorState {
         Some(Observation { weight, ..over })
     }
 
-    /// The silences that have run out at `now`, as they go into the journal; they are over then.
+    /// Ends the silences that have expired at `now` and returns their observations for the journal.
     pub fn run_out(&mut self, now: Wall) -> Vec<Observation> {
         let over: Vec<String> = self
             .silenced
@@ -170,7 +170,7 @@ impl OperatorState {
         self.acknowledged.get(component)
     }
 
-    /// The silence over a component.
+    /// The silence of a component.
     pub fn silence(&self, component: &str) -> Option<&Silence> {
         self.silenced.get(component)
     }
@@ -200,13 +200,12 @@ fn cut(reason: &str) -> String {
     reason.chars().filter(|letter| !letter.is_control()).take(REASON).collect()
 }
 
-/// The name of a state or an action, as the journal writes it.
 /// The name of a state or an action in the journal.
 pub(crate) fn name(of: impl serde::Serialize) -> String {
     serde_json::to_value(of).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// What has that name in the journal.
+/// Parses a name from the journal.
 pub(crate) fn named<T: serde::de::DeserializeOwned>(name: &str) -> Option<T> {
     serde_json::from_value(serde_json::Value::String(name.to_owned())).ok()
 }
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_fault_does_not_count_until_it_comes_anew() {
+    fn an_acknowledged_fault_does_not_count_until_it_recurs() {
         let mut acknowledgements = OperatorState::default();
         let component = ill(HealthState::Unhealthy, 10);
         said(&mut acknowledgements, 20, &acknowledge(), &component);
@@ -256,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_over_too_when_it_gets_worse_and_when_it_is_gone() {
+    fn an_acknowledgement_ends_when_the_fault_gets_worse_or_is_gone() {
         for (state, weight) in
             [(HealthState::Unhealthy, Weight::Warning), (HealthState::Healthy, Weight::Info)]
         {
@@ -268,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silence_runs_out_or_is_taken_back() {
+    fn a_silence_expires_or_is_cancelled() {
         let mut acknowledgements = OperatorState::default();
         let component = ill(HealthState::Unhealthy, 10);
         let silence = OperatorAction::Silence { reason: "bench".into(), until: stamp(100).wall };
@@ -283,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn another_boot_finds_anew() {
+    fn acknowledgements_do_not_apply_to_another_boot() {
         let mut acknowledgements = OperatorState::default();
         said(&mut acknowledgements, 20, &acknowledge(), &ill(HealthState::Unhealthy, 10));
         acknowledgements.only_of(&boot());

@@ -1,5 +1,5 @@
-//! The words of the policy that stand in the journal: rungs, budgets, settings, kinds of causes, and what was learned of rungs.
-//! What is decided with them is in `recovery::policy`.
+//! The policy's types in the journal: rungs, budgets, settings, kinds of causes, and the experience with rungs. The
+//! decisions are in `recovery::policy`.
 
 use std::collections::BTreeMap;
 
@@ -9,35 +9,35 @@ use crate::base::time::Span;
 pub use crate::model::rung::{Rung, Rungs};
 use crate::model::verdict::Cause;
 
-/// How often restarts are allowed.
+/// How many restarts are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Budget {
     /// Restarts allowed per window.
     pub max_restarts: u32,
-    /// The window; none means the whole life of the job.
+    /// The window; `None` means the whole life of the job.
     pub window: Option<Span>,
 }
 
-/// What the user lets the policy do.
+/// What the user allows the policy to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Of all restarts.
+    /// The budget of all restarts.
     pub budget: Budget,
-    /// Of restarts for causes of a kind, beside that.
+    /// Additional budgets of restarts by kind of cause.
     pub by_cause: BTreeMap<CauseKind, Budget>,
-    /// What there are hands for in any case; ranks that wait in their processes open more.
+    /// The rungs that are always available; ranks that wait in their processes make more available.
     pub rungs: Rungs,
-    /// How long a host that is not ready is waited for; none to restart without looking.
+    /// How long to wait for a host that is not ready; `None` to restart without a check.
     pub ready_within: Option<Span>,
-    /// The status that asks the scheduler to start the job again elsewhere.
+    /// The exit status that asks the scheduler to start the job on another host.
     pub hand_back_exit: i32,
-    /// Whether it is only said what would be done: the job then ends at its first failure.
+    /// Whether decisions are only reported: the job then ends at its first failure.
     pub dry_run: bool,
-    /// The job's own number, by which its waits differ from those of other jobs.
+    /// A number of the job that makes its delays differ from those of other jobs.
     pub seed: u64,
 }
 
-/// EX_TEMPFAIL of sysexits.h: not now and here, but later or elsewhere.
+/// EX_TEMPFAIL of sysexits.h: try again later or elsewhere.
 pub const HAND_BACK_EXIT: i32 = 75;
 
 impl From<Budget> for Settings {
@@ -54,28 +54,28 @@ impl From<Budget> for Settings {
     }
 }
 
-/// Causes that are counted and learned about together.
+/// Kinds of causes that share budgets and experience.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CauseKind {
     /// A rank raised.
     Exception,
-    /// A rank exited with a code and without a word.
+    /// A rank exited with a code and left no note.
     ExitCode,
     /// A signal ended a rank.
     Signal,
-    /// The kernel killed a rank for lack of memory.
+    /// The OOM killer killed a rank.
     OutOfMemory,
-    /// Ranks lived and did not move.
+    /// Ranks were alive and made no progress.
     Hang,
-    /// The host of ranks was lost.
+    /// A host with ranks was lost.
     HostLost,
     /// Ranks could not be started.
     Start,
 }
 
 impl CauseKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [CauseKind; 7] = [
         CauseKind::Exception,
         CauseKind::ExitCode,
@@ -86,7 +86,7 @@ impl CauseKind {
         CauseKind::Start,
     ];
 
-    /// The kind of this cause.
+    /// The kind of a cause.
     pub fn of(cause: &Cause) -> CauseKind {
         match cause {
             Cause::Exception { .. } => CauseKind::Exception,
@@ -99,7 +99,7 @@ impl CauseKind {
         }
     }
 
-    /// Its word on the command line.
+    /// Its name on the command line.
     pub fn word(self) -> &'static str {
         match self {
             CauseKind::Exception => "exception",
@@ -112,35 +112,35 @@ impl CauseKind {
         }
     }
 
-    /// The kind of this word.
+    /// Parses a kind's name.
     pub fn parse(word: &str) -> Option<CauseKind> {
         CauseKind::ALL.into_iter().find(|kind| kind.word() == word)
     }
 }
 
-/// What was learned of a rung counts as much as so many restarts, however many there were.
+/// The maximum weight of the experience with a rung, in restarts.
 pub(crate) const MOST: f64 = 8.0;
 
-/// Nothing that is kept took longer, in seconds.
+/// Maximum recorded duration, in seconds.
 pub(crate) const LONGEST: f64 = 1e6;
 
-/// What was learned of a rung.
+/// The experience with a rung.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experience {
-    /// Against causes of which kind.
+    /// The kind of cause.
     pub cause: CauseKind,
-    /// Which rung.
+    /// The rung.
     pub rung: Rung,
-    /// How often it was taken; weighed down, so that it is no whole number.
+    /// How often it was taken; older tries count less, so it may be fractional.
     pub tried: f64,
-    /// How often all ranks then completed a step.
+    /// After how many of these all ranks completed a step.
     pub helped: f64,
-    /// What it took from the fault to that step, in seconds; the newest count most. Nothing where it never helped.
+    /// Seconds from the fault to that step; the newest counts most. 0 if it never helped.
     pub seconds: f64,
 }
 
 impl Experience {
-    /// Whether it can be: of a file that somebody may have spoilt.
+    /// Whether the values are possible: the file may be corrupt.
     pub fn is_sound(&self) -> bool {
         let within = |number: f64, most: f64| number.is_finite() && (0.0..=most).contains(&number);
         within(self.tried, MOST) && within(self.helped, self.tried) && within(self.seconds, LONGEST)

@@ -1,13 +1,13 @@
-//! What one look of a room at its part of the host came to.
+//! The result of one sample of a sensor of the agent.
 
 use crate::model::entry::Fact;
 use crate::model::health::Component;
 
-/// Components and facts of one look.
+/// Components and facts of one sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SensorReport {
-    /// The components that the room watches, each time all of them.
+    /// All components of the sensor.
     pub components: Vec<Component>,
-    /// What has happened since the last look.
+    /// The events since the last sample.
     pub facts: Vec<Fact>,
 }

@@ -1,4 +1,4 @@
-//! The recovery ladder: what can be done about a failure, the mildest first.
+//! The recovery ladder: the actions for a failure, mildest first.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rung {
-    /// 0: all ranks leave what they are in and begin again in the same processes.
+    /// 0: all ranks leave their attempt and start again in the same processes.
     InProcess,
-    /// 1: ranks that are gone or excluded are started anew; the others wait for them in their processes.
+    /// 1: ranks that are gone or excluded are restarted; the others wait for them in their processes.
     Ranks,
-    /// 2: all ranks of this host are started anew; those of other hosts wait in their processes.
+    /// 2: all ranks of this host are restarted; those of other hosts wait in their processes.
     Host,
-    /// 3: all ranks are started anew.
+    /// 3: all ranks are restarted.
     All,
-    /// 4: a spare host takes this one's place.
+    /// 4: a spare host replaces this one.
     Replace,
-    /// 5: the job goes on with fewer ranks.
+    /// 5: the job continues with fewer ranks.
     Shrink,
-    /// 6: the job ends with the status that asks the scheduler to start it again elsewhere.
+    /// 6: the job exits with the status that asks the scheduler to start it on another host.
     HandBack,
     /// 7: the job ends; a person has to act first.
     Stop,
 }
 
 impl Rung {
-    /// All of them, the mildest first.
+    /// All rungs, mildest first.
     pub const ALL: [Rung; 8] = [
         Rung::InProcess,
         Rung::Ranks,
@@ -37,17 +37,17 @@ impl Rung {
         Rung::Stop,
     ];
 
-    /// Whether the job goes on with the host that it is on.
+    /// Whether the job continues on its present host.
     pub fn stays(self) -> bool {
         self <= Rung::All
     }
 
-    /// Whether the job goes on at all.
+    /// Whether the job continues.
     pub fn goes_on(self) -> bool {
         self < Rung::HandBack
     }
 
-    /// In plain words, as what is done.
+    /// The action, in words.
     pub fn words(self) -> &'static str {
         match self {
             Rung::InProcess => "restarting in process",
@@ -62,7 +62,7 @@ impl Rung {
     }
 }
 
-/// Which rungs there are hands for.
+/// The available rungs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<Rung>", into = "Vec<Rung>")]
 pub struct Rungs(u8);
@@ -80,21 +80,21 @@ impl From<Rungs> for Vec<Rung> {
 }
 
 impl Rungs {
-    /// What a launcher can always do on one host: start all ranks, hand back, stop.
+    /// The rungs that are always available on one host: restart all ranks, hand back, stop.
     pub const ONE_HOST: Rungs = Rungs(0).with(Rung::All).with(Rung::HandBack).with(Rung::Stop);
 
-    /// These and one more.
+    /// Adds a rung.
     #[must_use]
     pub const fn with(self, rung: Rung) -> Rungs {
         Rungs(self.0 | 1 << rung as u8)
     }
 
-    /// Whether it is among them.
+    /// Whether the rung is available.
     pub const fn has(self, rung: Rung) -> bool {
         self.0 & 1 << rung as u8 != 0
     }
 
-    /// These, the mildest first.
+    /// The available rungs, mildest first.
     pub fn iter(self) -> impl Iterator<Item = Rung> {
         Rung::ALL.into_iter().filter(move |rung| self.has(*rung))
     }

@@ -1,19 +1,19 @@
-//! Whether what is shown was read lately. A room whose look hangs (a dead NFS server, a driver that does not answer)
-//! says nothing any more, and what it said before must not stand as healthy.
+//! Whether shown components were read recently. A sensor that hangs (a dead NFS server, a driver that does not answer)
+//! sends no reports, and its last report must not be shown as healthy.
 
 use crate::base::time::{Mono, Span};
 use crate::model::health::{Component, HealthState};
 
-/// The least time after which a room that has said nothing counts as hanging.
+/// The minimum time after which a sensor without a report counts as hanging.
 pub const LEAST: Span = Span::seconds(30);
 
-/// How long a room may say nothing: three of its intervals, and not less than half a minute.
+/// How long a sensor may send no report: three of its intervals, and at least half a minute.
 pub fn allowed(interval: Span) -> Span {
     Span(interval.0.saturating_mul(3).max(LEAST.0))
 }
 
-/// The component as it may still be shown at `now`, if its room has said nothing since `received` and was allowed less.
-/// None if it may stand as it is. What was worse than unknown stays so: it is no better for not being read.
+/// The component as shown at `now` if its sensor has sent no report since `received` for longer than `allowed`; `None` if
+/// it is shown unchanged. A state worse than unknown stays: a missing report does not improve it.
 pub fn stale(
     component: &Component,
     room: &str,
@@ -34,7 +34,7 @@ pub fn stale(
     Some(Component { reason, ..component.clone() })
 }
 
-/// Stands between what is said of the age and what was read.
+/// Separates the age from the last reason.
 const MARK: &str = "; before: ";
 
 #[cfg(test)]
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_read_any_more_is_unknown() {
+    fn a_healthy_component_without_reports_becomes_unknown() {
         let allowed = allowed(Span::seconds(5));
         assert_eq!(allowed, Span::seconds(30));
         let healthy = component(HealthState::Healthy);
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_worse_stays_so() {
+    fn a_worse_state_is_kept_without_reports() {
         let ill = stale(&component(HealthState::Unhealthy), "host", at(0), LEAST, at(60)).unwrap();
         assert_eq!(ill.state, HealthState::Unhealthy);
         assert_eq!(self::allowed(Span::seconds(60)), Span::seconds(180));

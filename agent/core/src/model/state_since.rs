@@ -1,12 +1,12 @@
-//! Since when components are as they are, over restarts of the agent: who looks anew sees the same fault for the first
-//! time, but the journal tells since when it stands.
+//! Keeps the time since when components are in their state across restarts of the agent: the restarted agent sees a
+//! fault for the first time, but the journal has its start.
 
 use std::collections::BTreeMap;
 
 use crate::base::time::Mono;
 use crate::model::health::{Component, HealthState};
 
-/// How components stood before a restart, in the same boot, for as long as they stand so.
+/// The components' states before a restart in the same boot, until they change.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StateSince {
     before: BTreeMap<String, Before>,
@@ -21,14 +21,14 @@ struct Before {
 }
 
 impl StateSince {
-    /// Takes in how a component stood, as the journal of this boot tells it; the newest counts.
+    /// Restores a component's state from the journal of this boot; the newest counts.
     pub fn recall(&mut self, component: &Component) {
         let Component { state, since, .. } = *component;
         self.before.insert(component.name.clone(), Before { state, since, met: false });
     }
 
-    /// Gives a component that was judged anew the time since when it stands so. That it could not be read yet, says
-    /// nothing of that.
+    /// Sets the time since when a newly judged component is in its state. An unknown state after the restart does not
+    /// end the earlier one.
     pub fn keep(&mut self, component: &mut Component) {
         let Some(before) = self.before.get_mut(&component.name) else { return };
         if before.state == component.state {
@@ -46,8 +46,8 @@ mod tests {
 
     use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 
-    /// What is said since when, of states that follow each other from 100 on, after a restart before which the component
-    /// was unhealthy since 7.
+    /// The `since` times of successive states from 100 on, after a restart; before it the component was unhealthy since
+    /// 7.
     fn since(states: &[HealthState]) -> Vec<u64> {
         let component = |state, since| Component {
             name: "gpu.0000:3b:00".to_owned(),
@@ -68,13 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_that_still_stands_after_a_restart_stands_since_it_came() {
+    fn a_fault_that_outlasts_a_restart_keeps_its_start() {
         assert_eq!(since(&[Unhealthy, Unhealthy]), [7, 7]);
         assert_eq!(since(&[Unknown, Unhealthy]), [100, 7], "it was not read yet");
     }
 
     #[test]
-    fn what_was_something_else_in_between_stands_since_then() {
+    fn a_state_that_changed_in_between_starts_again() {
         assert_eq!(since(&[Healthy, Unhealthy]), [100, 101]);
         assert_eq!(since(&[Degraded, Unhealthy]), [100, 101], "another one");
         assert_eq!(since(&[Unhealthy, Unknown, Unhealthy]), [7, 101, 102]);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_journal_does_not_know_is_as_it_was_judged() {
+    fn a_component_without_a_journal_entry_is_unchanged() {
         let mut of = Component { name: "host.cpu".to_owned(), since: Mono(9), ..Component::default() };
         StateSince::default().keep(&mut of);
         assert_eq!(of.since, Mono(9));

@@ -1,4 +1,4 @@
-//! What a failure means, what is done about it and what came of it.
+//! The diagnosis of a failure, the decision and the outcome.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::base::time::{Mono, Span};
 use crate::model::hang::HangKind;
 use crate::model::rung::Rung;
 
-/// Whose fault a failure was.
+/// The party that has to act on a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultDomain {
@@ -17,14 +17,14 @@ pub enum FaultDomain {
     Hardware,
     /// Network, storage, scheduling.
     Infrastructure,
-    /// The software the program stands on.
+    /// The software below the training program.
     Platform,
-    /// It cannot be told from what was seen.
+    /// Unknown from what was seen.
     Unknown,
 }
 
 impl std::fmt::Display for FaultDomain {
-    /// In plain words: "the training program's fault".
+    /// In words: "the training program's fault".
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             FaultDomain::User => "the training program's fault",
@@ -36,11 +36,11 @@ impl std::fmt::Display for FaultDomain {
     }
 }
 
-/// What kind of end a failure was, as far as one host sees it.
+/// How a failure ended the ranks, as far as one host sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Cause {
-    /// The rank raised and said so.
+    /// The rank raised an exception and left a note.
     Exception {
         /// Type of the exception.
         exception: String,
@@ -57,141 +57,141 @@ pub enum Cause {
         /// The signal.
         signal: i32,
     },
-    /// The kernel's OOM killer was at work when the rank was killed.
+    /// The OOM killer was active when the rank was killed.
     OutOfMemory,
-    /// The rank's host was lost, and the rank with it.
+    /// The rank's host was lost with the rank.
     HostLost {
         /// The host's name.
         host: String,
     },
     /// The ranks could not be started.
     StartFailed,
-    /// Ranks lived and did not move.
+    /// Ranks were alive and made no progress.
     Hang {
-        /// Of what kind.
+        /// The kind of hang.
         hang: HangKind,
-        /// Where: rank and section. Equal for the same hang.
+        /// The place: rank and section. Equal for the same hang.
         place: String,
     },
 }
 
 impl Cause {
-    /// Signals that programs hardly send themselves: HUP, INT, QUIT, KILL, USR1, USR2, TERM, and what XCPU, STOP and the like
-    /// are sent for. A crash in native code ends by others.
+    /// Signals that programs rarely send to themselves: HUP, INT, QUIT, KILL, USR1, USR2, TERM, and those like XCPU and
+    /// STOP. A crash in native code raises other signals.
     const FROM_OUTSIDE: [i32; 11] = [1, 2, 3, 9, 10, 12, 15, 19, 20, 24, 25];
 
-    /// Whether the program has no part in it: a signal from outside, or a host that was lost.
+    /// Whether the program has no part in it: a signal from outside, or a lost host.
     pub fn is_from_outside(&self) -> bool {
         self.is_signal_from_outside() || matches!(self, Cause::HostLost { .. })
     }
 
-    /// Whether a signal ended the rank that somebody else sent: a person, a scheduler or another program.
+    /// Whether the rank was ended by a signal from outside: from a person, a scheduler or another program.
     pub fn is_signal_from_outside(&self) -> bool {
         matches!(self, Cause::Signal { signal } if Cause::FROM_OUTSIDE.contains(signal))
     }
 }
 
-/// A judgement with its evidence.
+/// A diagnosis with its evidence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Which failure.
+    /// The failure.
     pub incident: Incident,
     /// The attempt that failed.
     pub attempt: Attempt,
     /// One line for the person on call.
     pub headline: String,
-    /// What kind of end it was.
+    /// How it ended.
     pub cause: Cause,
-    /// Whose fault it was.
+    /// The fault domain.
     pub domain: FaultDomain,
-    /// What went wrong, as `docs/reference/attribution.md` names it (`user_code`, `fabric`, …); none if it cannot
-    /// be told.
+    /// The failure class of `docs/reference/attribution.md` (`user_code`, `fabric`, …); `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// Whether the same would come again in the same place.
+    /// Whether the failure would recur at the same place.
     #[serde(default)]
     pub deterministic: bool,
-    /// What speaks against it.
+    /// The counter-evidence.
     #[serde(flatten)]
     pub doubts: Doubts,
-    /// How sure, from 0 to 1: of the domain, or where that is unknown of the culprit.
+    /// Confidence from 0 to 1: in the domain, or in the culprit if the domain is unknown.
     pub confidence: f64,
-    /// How sure, from 0 to 1, that it began with the culprit; none where no rank is named and in journals of earlier versions.
+    /// Confidence, from 0 to 1, that the failure started with the culprit; `None` without a culprit and in journals of
+    /// earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub culprit_confidence: Option<f64>,
-    /// Where it began.
+    /// The rank where it started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub culprit: Option<Rank>,
-    /// Ranks that ended because of the culprit, not on their own.
+    /// Ranks that failed as a consequence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub victims: Vec<Rank>,
-    /// The step at which the culprit stood.
+    /// The culprit's step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// Where in its data the culprit read, if it told.
+    /// The culprit's position in its data, if reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<u64>,
-    /// Whether the culprit sent heartbeats: only then does no step mean that it completed none.
+    /// Whether the culprit sent heartbeats: only then does a missing step mean that it completed none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub heartbeats: bool,
-    /// Whether the program cannot run at all: all ranks ended by themselves before a first step, of its text, its arguments, or
-    /// of a file or module that is missing.
+    /// Whether the program cannot run at all: all ranks ended by themselves before a first step, because of a syntax
+    /// error, their arguments, or a missing file or module.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cannot_run: bool,
-    /// When the fault happened or was first to be seen: the kernel's time of death or the note's time.
+    /// When the fault happened or first became visible: the kernel's time of the exit, or the note's time.
     pub fault_at: Mono,
-    /// When the launcher knew.
+    /// When the launcher detected it.
     pub detected_at: Mono,
-    /// What it rests on, one sentence each, lines of logs quoted.
+    /// The evidence, one sentence each, with quoted log lines.
     pub evidence: Vec<String>,
 }
 
-/// What a judgement has against it.
+/// Doubts about a verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Doubts {
-    /// What speaks for something else, one sentence each, lines of logs quoted.
+    /// Evidence for other causes, one sentence each, with quoted log lines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub against: Vec<String>,
-    /// What would change the judgement, one sentence each.
+    /// What would change the verdict, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub would_change: Vec<String>,
 }
 
-/// What is to be done: a rung of the ladder, or waiting before one is chosen.
+/// The action: a rung of the ladder, or waiting before one is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Action {
-    /// Begin again in the same processes.
+    /// Start again in the same processes.
     RestartInProcess {
-        /// The attempt that begins.
+        /// The new attempt.
         attempt: Attempt,
     },
-    /// Start the ranks anew that are gone or excluded; the others wait for them in their processes.
+    /// Restart the ranks that are gone or excluded; the others wait for them in their processes.
     RespawnRanks {
-        /// The attempt that begins.
+        /// The new attempt.
         attempt: Attempt,
     },
-    /// Start this host's ranks anew; those of other hosts wait in their processes.
+    /// Restart this host's ranks; those of other hosts wait in their processes.
     RespawnHost {
-        /// The attempt that begins.
+        /// The new attempt.
         attempt: Attempt,
     },
-    /// Start all ranks again.
+    /// Restart all ranks.
     RestartInJob {
-        /// The attempt that begins.
+        /// The new attempt.
         attempt: Attempt,
     },
-    /// Have a spare host take this one's place.
+    /// Replace this host by a spare host.
     ReplaceHost {
-        /// The attempt that begins.
+        /// The new attempt.
         attempt: Attempt,
     },
-    /// Go on with fewer ranks.
+    /// Continue with fewer ranks.
     Shrink {
-        /// The attempt that begins.
+        /// The new attempt.
         attempt: Attempt,
     },
-    /// End the job so that the scheduler starts it again elsewhere.
+    /// Exit so that the scheduler starts the job on another host.
     HandBack {
         /// The status with which the launcher exits.
         exit: i32,
@@ -206,7 +206,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// What takes this rung: `attempt` begins by it, or `exit` is the status with which the launcher ends.
+    /// The action for a rung: `attempt` is the attempt it starts, `exit` the status with which the launcher exits.
     pub fn of(rung: Rung, attempt: Attempt, exit: i32) -> Action {
         match rung {
             Rung::InProcess => Action::RestartInProcess { attempt },
@@ -220,7 +220,7 @@ impl Action {
         }
     }
 
-    /// The rung that it takes; none while it is waited.
+    /// The rung of the action; `None` for waiting.
     pub fn rung(self) -> Option<Rung> {
         Some(match self {
             Action::RestartInProcess { .. } => Rung::InProcess,
@@ -235,7 +235,7 @@ impl Action {
         })
     }
 
-    /// The attempt that begins by it.
+    /// The attempt that it starts.
     pub fn attempt(self) -> Option<Attempt> {
         match self {
             Action::RestartInProcess { attempt }
@@ -248,7 +248,7 @@ impl Action {
         }
     }
 
-    /// The status with which the launcher exits by it.
+    /// The status with which the launcher exits.
     pub fn exit(self) -> Option<i32> {
         match self {
             Action::HandBack { exit } | Action::Stop { exit } => Some(exit),
@@ -256,7 +256,7 @@ impl Action {
         }
     }
 
-    /// Its word in the journal and the API.
+    /// Its name in the journal and the API.
     pub fn word(self) -> &'static str {
         match self {
             Action::RestartInProcess { .. } => "restart_in_process",
@@ -278,21 +278,21 @@ impl Action {
 pub enum DecidedBy {
     /// The launcher alone: there is no agent, or it did not answer in time.
     Launcher,
-    /// The launcher with its agent's consent or at its ruling.
+    /// The launcher, with its agent's approval or ruling.
     Agent,
 }
 
-/// What the policy makes of a verdict.
+/// The policy's decision on a verdict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// Which failure.
+    /// The failure.
     pub incident: Incident,
-    /// What is to be done.
+    /// The action.
     pub action: Action,
-    /// How long it is held back: the next of several restarts without progress comes later than the one before.
+    /// The delay: each of several restarts without progress waits longer than the one before.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub after: Span,
-    /// Why, in plain words.
+    /// The reason.
     pub why: String,
     /// Who decided.
     pub by: DecidedBy,
@@ -303,33 +303,33 @@ fn is_nothing(span: &Span) -> bool {
     span.0 == 0
 }
 
-/// What came of a decision to restart.
+/// The result of a restart.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Which failure.
+    /// The failure.
     pub incident: Incident,
-    /// The attempt that began.
+    /// The new attempt.
     pub attempt: Attempt,
     /// The first step that all ranks completed again.
     pub step: u64,
-    /// The newest step that had been reached before the failure.
+    /// The newest step reached before the failure.
     pub reached_before: u64,
-    /// Steps done again.
+    /// Steps that were computed again.
     pub steps_lost: u64,
-    /// Steps are counted anew in each process: how many were done again is not known.
+    /// Steps are counted from 0 in each process, so the number of repeated steps is unknown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub counted: bool,
-    /// From the fault to the last of the new processes being started.
+    /// From the fault until the last new process was started.
     pub to_ranks_started: Span,
-    /// From the fault to the first heartbeat client that connected, on every rank.
+    /// From the fault until a heartbeat client was connected on every rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_ranks_connected: Option<Span>,
-    /// From the fault to the first step that all ranks completed.
+    /// From the fault until all ranks completed the first step.
     pub to_first_step: Span,
 }
 
 impl Outcome {
-    /// In one line, for people.
+    /// The outcome in one line.
     pub fn reported(&self) -> String {
         let Outcome { step, to_first_step, steps_lost, .. } = self;
         let again = match (steps_lost, self.counted) {

@@ -1,5 +1,5 @@
-//! Against a server that speaks S3's protocol: `MAINSTAY_TEST_S3` names the program (`pip install 'moto[server]'` has one, `moto_server`).
-//! Without it, or in a build without `--features cloud`, there is nothing to test.
+//! Tests with a server of the S3 protocol: `MAINSTAY_TEST_S3` names the program (`pip install 'moto[server]'` has one, `moto_server`).
+//! Without it, or in a build without `--features cloud`, nothing is tested.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "in a test, a panic is the report")]
 
 use std::collections::BTreeMap;
@@ -30,12 +30,12 @@ const SERVER: &str = "MAINSTAY_TEST_S3_AT";
 const RUN: &str = "run";
 const STEP: u64 = 10;
 const CHUNK: u64 = 1 << 20;
-/// The smallest part that S3 takes, but for the last.
+/// The smallest part that S3 accepts, except for the last.
 const PART: u64 = 5 << 20;
 const SIZE: usize = (11 << 20) + 77;
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// The server, which ends with the test.
+/// The server, which stops with the test.
 struct Server(Child, SocketAddr);
 
 impl Server {
@@ -62,7 +62,7 @@ impl Drop for Server {
     }
 }
 
-/// Makes the bucket: without a signature, which the server does not ask for here.
+/// Creates the bucket without a signature, which the server does not require here.
 fn make_bucket(at: SocketAddr) {
     let mut stream = TcpStream::connect(at).unwrap();
     write!(stream, "PUT /bucket HTTP/1.1\r\nHost: {at}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
@@ -113,7 +113,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// Brings the shard as an agent does, in parts, and makes it a step.
+/// Uploads the shard as an agent does, in parts, and completes the step.
 fn bring(
     bucket: &Bucket,
     directory: &Path,
@@ -140,7 +140,7 @@ fn bring(
 }
 
 #[test]
-fn a_step_goes_to_a_server_of_s3_and_comes_back() {
+fn a_step_is_uploaded_to_an_s3_server_and_restored() {
     let Ok(program) = std::env::var(PROGRAM) else {
         return testing::skip(&format!(
             "{PROGRAM} names no server of S3's protocol (pip install 'moto[server]': moto_server)"
@@ -148,7 +148,7 @@ fn a_step_goes_to_a_server_of_s3_and_comes_back() {
     };
     let server = Server::start(&program);
     make_bucket(server.1);
-    // Where the server is and who we are comes from the environment, as it does for an agent; and a process's own is not to be changed.
+    // Endpoint and credentials come from the environment, as for an agent. A process must not change its own environment.
     let mut inside = Command::new(std::env::current_exe().unwrap());
     inside.args(["--exact", "s3::inside", "--nocapture", "--test-threads", "1"]);
     inside.env(SERVER, server.1.to_string());
@@ -163,7 +163,7 @@ fn a_step_goes_to_a_server_of_s3_and_comes_back() {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&reported));
 }
 
-/// What the test above runs in a process of its own.
+/// The part of the test above that runs in a separate process.
 #[test]
 fn inside() {
     if std::env::var_os(SERVER).is_none() {
@@ -180,7 +180,7 @@ fn a_kill_offers_nothing_and_the_next_try_goes_on() {
     let url = "s3://bucket/killed";
     let bucket = Bucket::open(url).unwrap();
     let asked = AtomicU32::new(0);
-    // It ends when the first part is there.
+    // It stops when the first part is uploaded.
     bring(&bucket, from.path(), notes.path(), &|| asked.fetch_add(1, Ordering::SeqCst) >= 2).unwrap_err();
     assert!(Direct::open(url).unwrap().list(Some(RUN)).unwrap().0.is_empty(), "half a step is none");
     let sent = bring(&bucket, from.path(), notes.path(), &|| false).unwrap();

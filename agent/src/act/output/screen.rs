@@ -1,4 +1,4 @@
-//! What the thread does: it follows files, takes orders, and fills the streams as fast as they are read.
+//! The thread's work: it follows files, takes orders, and writes to the streams as fast as they are read.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -13,33 +13,33 @@ use super::{Duplicate, FollowedFile, Stream, UndisplayedOutput};
 use crate::act::log_files;
 use crate::os::patient::Patient;
 
-/// How often the files are looked at. The terminal is for people; nothing waits for it.
+/// How often the files are read. The terminal is for people; nothing waits for it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a stream that takes nothing is waited for before orders are looked at.
+/// How long to wait for a stream that takes nothing before orders are checked.
 const WAIT_FOR_READER: Duration = Duration::from_millis(20);
 
-/// How long the files' file system is waited for: the launcher's own lines wait behind it.
+/// How long to wait for the files' file system: the launcher's own lines wait behind it.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A line longer than this is shown in parts.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// So much of a file is read at once.
+/// Bytes of a file that are read at once.
 const CHUNK: usize = 64 * 1024;
 
 pub(super) enum Order {
     Follow(FollowedFile),
-    /// A line of the launcher's own: as it is shown on standard error, and as it is kept.
+    /// A line of the launcher: as it is shown on standard error, and as it is kept.
     Say {
         shown: String,
         kept: String,
     },
     /// A line for scripts, on standard output.
     Print(String),
-    /// Show what is left of all files and forget them; answered on the sender.
+    /// Show the rest of all files and forget them; answered on the sender.
     Flush(Sender<()>),
-    /// Forget what was not taken; how much it is.
+    /// Drop what was not taken; answers how much it is.
     GiveUp(Sender<UndisplayedOutput>),
 }
 
@@ -47,17 +47,17 @@ pub(super) struct Screen {
     /// Standard output and standard error, or one for both.
     sinks: Vec<Sink>,
     files: Vec<(FollowedFile, Follower)>,
-    /// Which file is looked at first: each in its turn.
+    /// The file that is read first: they take turns.
     first: usize,
     log: Option<PathBuf>,
     /// Reads and writes the files.
     disk: Patient,
-    /// The same for those that ranks write while the log directory does not answer.
+    /// The same for the files that ranks write while the log directory does not answer.
     aside: Patient,
     flushes: Vec<Sender<()>>,
     taken: Arc<AtomicU64>,
     looked: Instant,
-    /// Whether a file has more than was read of it.
+    /// Whether a file has more than was read.
     behind: bool,
 }
 
@@ -83,11 +83,11 @@ impl Screen {
             let stuck = self.sinks.iter().find(|sink| !sink.is_empty());
             let wait = match stuck {
                 Some(sink) => {
-                    // Orders wait for at most so long.
+                    // Orders wait at most this long.
                     sink.is_writable(WAIT_FOR_READER);
                     Duration::ZERO
                 }
-                // Files that do not answer are not asked for again and again.
+                // Do not retry at once if the files do not answer.
                 None if self.disk.is_stuck() => WAIT_FOR_READER,
                 None if self.behind || !self.flushes.is_empty() => Duration::ZERO,
                 None => LOOK_EVERY.saturating_sub(self.looked.elapsed()),
@@ -156,7 +156,7 @@ impl Screen {
         }
     }
 
-    /// Reads on in each file that has room where it is shown.
+    /// Reads on in each file whose stream has room.
     fn look(&mut self) {
         self.looked = Instant::now();
         self.behind = false;
@@ -168,7 +168,7 @@ impl Screen {
                 !shown.on_terminal || self.sinks[self.sink_of(shown)].has_room()
             })
             .collect();
-        // Where a file system does not answer, what its files hold is shown later.
+        // If a file system does not answer, the content of its files is shown later.
         let (aside, in_place): (Vec<usize>, Vec<usize>) =
             places.into_iter().partition(|at| log_files::is_aside(&self.files[*at].0.path));
         let mut read = self.read(&self.disk, in_place);
@@ -195,7 +195,7 @@ impl Screen {
         }
     }
 
-    /// The next bytes of these files; none where their file system does not answer in time.
+    /// The next bytes of these files; none if their file system does not answer in time.
     fn read(&self, disk: &Patient, places: Vec<usize>) -> Vec<(usize, Vec<u8>)> {
         if places.is_empty() {
             return Vec::new();
@@ -207,7 +207,7 @@ impl Screen {
         places.into_iter().zip(chunks).collect()
     }
 
-    /// Where a file is shown.
+    /// The sink that shows a file.
     fn sink_of(&self, shown: &FollowedFile) -> usize {
         if shown.stream == Stream::Stderr { self.sinks.len() - 1 } else { 0 }
     }
@@ -222,17 +222,17 @@ impl UndisplayedOutput {
     }
 }
 
-/// How far a file was shown, and the start of a line whose end has not come yet.
+/// How much of a file was shown, and the start of an incomplete line.
 #[derive(Default)]
 struct Follower {
     offset: u64,
     line: Vec<u8>,
-    /// Whether the file is forgotten when it was shown to its end.
+    /// Whether to forget the file once it is shown to its end.
     is_last_look: bool,
 }
 
 impl Follower {
-    /// Takes in the next chunk; whether there may be more.
+    /// Takes in the next chunk. Returns whether there may be more.
     fn advance(&mut self, chunk: &[u8], shown: &FollowedFile, sink: &mut Sink, disk: &Patient) -> bool {
         self.offset += chunk.len() as u64;
         for part in chunk.split_inclusive(|byte| *byte == b'\n') {
@@ -279,7 +279,7 @@ fn contains(line: &[u8], text: &[u8]) -> bool {
     !text.is_empty() && line.windows(text.len()).any(|window| window == text)
 }
 
-/// The next bytes of a file; none where it cannot be read.
+/// The next bytes of a file; empty if it cannot be read.
 fn chunk(path: &Path, offset: u64) -> Vec<u8> {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
@@ -292,7 +292,7 @@ fn chunk(path: &Path, offset: u64) -> Vec<u8> {
     read().unwrap_or_default()
 }
 
-/// Adds a line to a file. One that cannot be written is lost here; all it says is elsewhere, too.
+/// Adds a line to a file. A line that cannot be written is lost here, but its content is also elsewhere.
 fn append(disk: &Patient, path: &Path, line: Vec<u8>) {
     let path = path.to_owned();
     disk.ask(PATIENCE, move || {

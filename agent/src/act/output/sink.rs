@@ -1,4 +1,4 @@
-//! A stream of the launcher that never blocks its thread: it is written to only when it takes something at once.
+//! A stream of the launcher that never blocks its thread: it is written to only when it accepts data at once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,25 +8,25 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// A pipe that can be written to takes so much without blocking (`PIPE_BUF`).
+/// A writable pipe accepts this many bytes without blocking (`PIPE_BUF`).
 const AT_ONCE: usize = 4096;
 
 /// Lines of files are read only while fewer bytes than this wait.
 const ROOM: usize = 256 * 1024;
 
-/// The launcher's own lines are kept only while fewer bytes than this wait; beyond it they are counted.
+/// The launcher's own lines are kept only while fewer bytes than this wait. Beyond that they are only counted.
 const ROOM_FOR_OWN: usize = 1024 * 1024;
 
-/// At most so many bytes are written before orders are looked at again.
+/// At most this many bytes are written before orders are checked again.
 const IN_A_TURN: usize = 256 * 1024;
 
 /// One stream.
 pub(super) struct Sink {
     stream: Box<dyn AsFd + Send>,
     waiting: VecDeque<u8>,
-    /// Lines of the launcher's own for which there was no room.
+    /// The launcher's own lines for which there was no room.
     left_out: u64,
-    /// Whether the reader is gone: what is written goes nowhere.
+    /// Whether the reader is gone: writes are discarded.
     gone: bool,
 }
 
@@ -35,7 +35,7 @@ impl Sink {
         Sink { stream: Box::new(stream), waiting: VecDeque::new(), left_out: 0, gone: false }
     }
 
-    /// Standard output and standard error; one sink where both are the same file, so that lines do not break into each other.
+    /// Standard output and standard error. One sink if both are the same file, so that lines are not mixed.
     pub(super) fn streams() -> Vec<Sink> {
         let (stdout, stderr) = (io::stdout(), io::stderr());
         let same = match (rustix::fs::fstat(&stdout), rustix::fs::fstat(&stderr)) {
@@ -54,7 +54,7 @@ impl Sink {
         self.waiting.is_empty()
     }
 
-    /// Bytes that nobody has taken yet.
+    /// Bytes that the reader has not taken yet.
     pub(super) fn waiting(&self) -> u64 {
         self.waiting.len() as u64
     }
@@ -65,7 +65,7 @@ impl Sink {
         }
     }
 
-    /// Adds a line of the launcher's own, if there is room. Those that were left out are counted when there is room again.
+    /// Adds a line of the launcher, if there is room. Dropped lines are counted, and reported when there is room again.
     pub(super) fn push_own(&mut self, line: &str) {
         if self.waiting.len() >= ROOM_FOR_OWN {
             self.left_out += 1;
@@ -81,14 +81,14 @@ impl Sink {
         self.push(b"\n");
     }
 
-    /// Drops what waits; how much that is.
+    /// Drops what waits; returns how much that is.
     pub(super) fn give_up(&mut self) -> u64 {
         let left = self.waiting();
         self.waiting.clear();
         left
     }
 
-    /// Writes what the stream takes without waiting; how much that is.
+    /// Writes what the stream accepts without waiting; returns how much that is.
     pub(super) fn advance(&mut self) -> u64 {
         let mut taken = 0;
         while !self.waiting.is_empty() && taken < IN_A_TURN && self.is_writable(Duration::ZERO) {
@@ -102,7 +102,7 @@ impl Sink {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(_) => {
-                    // A terminal that is gone must not end the launcher: the files hold all there is.
+                    // A terminal that is gone must not end the launcher: the files contain everything.
                     self.gone = true;
                     self.waiting.clear();
                 }
@@ -111,11 +111,11 @@ impl Sink {
         taken as u64
     }
 
-    /// Waits until the stream takes something, at most so long.
+    /// Waits until the stream is writable, at most `longest`.
     pub(super) fn is_writable(&self, longest: Duration) -> bool {
         let mut streams = [PollFd::new(&self.stream, PollFlags::OUT)];
         let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
-        // A stream that cannot be polled is written to; a reader that is gone is found by the write.
+        // A stream that cannot be polled counts as writable; the write detects a reader that is gone.
         !matches!(poll(&mut streams, Some(&longest)), Ok(0) | Err(Errno::INTR))
     }
 }

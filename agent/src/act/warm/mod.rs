@@ -1,4 +1,4 @@
-//! Warm starts: ranks forked from a process that holds their imports already, instead of importing them again.
+//! Warm starts: ranks are forked from a process that already holds their imports.
 
 mod python;
 mod template;

@@ -1,4 +1,4 @@
-//! What a command line starts, if it starts Python: the interpreter with its options, and the program.
+//! Parses a command line that starts Python: the interpreter with its options, and the program.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -20,22 +20,22 @@ pub struct PythonProgram {
 /// Why there is no template for a command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTemplate {
-    /// It is no Python program at all.
+    /// It is not a Python program.
     #[error("{0}")]
     NotPython(String),
-    /// It is one that a fork would not run as it is meant.
+    /// It is one that would not run correctly after a fork.
     #[error("{0}")]
     Plainly(String),
 }
 
-/// Options of the interpreter that take no value and change nothing that a fork would not carry on.
+/// Options of the interpreter that take no value and have the same effect after a fork.
 const PLAIN_OPTIONS: &str = "bBdEIOPqsSuv";
 
 impl PythonProgram {
-    /// Reads a command line; a program with `#!` and a Python interpreter is one too.
+    /// Parses a command line; a program with `#!` and a Python interpreter counts too.
     ///
     /// # Errors
-    /// It is no Python program that could be started from a template; why, in words.
+    /// It is no Python program that could be started from a template; with the reason.
     pub fn of(command: &[String], search: Option<&OsStr>) -> Result<PythonProgram, NoTemplate> {
         let none = NoTemplate::NotPython;
         let (program, rest) = command.split_first().ok_or_else(|| none("there is no command".to_owned()))?;
@@ -117,7 +117,7 @@ fn file_name(path: &str) -> &str {
     Path::new(path).file_name().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// As `execvp` looks for a program.
+/// Finds a program as `execvp` does.
 fn find(program: &str, search: Option<&OsStr>) -> Option<PathBuf> {
     if program.contains('/') {
         return Path::new(program).is_file().then(|| PathBuf::from(program));

@@ -1,13 +1,13 @@
 """The template: a process that has imported what the ranks need and from which ranks are forked in milliseconds.
 
-Run by `mainstay run` with the interpreter of the user's own command; it needs nothing but Python. It reads orders from a
-socket, one line of JSON each, and answers the same way. It trains nothing, opens no device and no connection and starts
-no thread: what a fork would break is looked for after every import, and told instead of hidden.
+`mainstay run` starts it with the interpreter of the user's command; it needs only Python. It reads orders from a socket,
+one line of JSON each, and answers the same way. It trains nothing, opens no device and no connection and starts no
+thread. After every import it checks for state that a fork would break, and reports it.
 
-Three generations: the template; a holder, forked from it; and the standbys, forked from the holder, which wait for their
-orders. As soon as the launcher knows the standbys the holder ends, so that they become children of the launcher (the reaper
-of its descendants): it sees their ends and statuses as if it had started them itself. That takes the kernel some
-milliseconds, so it is done ahead, as is everything that a standby need not know its rank for.
+There are three generations: the template; a holder, forked from it; and the standbys, forked from the holder, which wait for
+their orders. As soon as the launcher knows the standbys the holder ends, so that they become children of the launcher (the
+reaper of its descendants), which then sees their ends and statuses as if it had started them itself. That takes the kernel
+some milliseconds, so it is done in advance, like everything for which a standby need not know its rank.
 """
 
 import ctypes
@@ -20,12 +20,12 @@ import sys
 import time
 import types
 
-__mainstay_template__ = True  # marks our frames for whoever looks for the program's outermost one
+__mainstay_template__ = True  # marks our frames for code that looks for the program's outermost one
 
-# Variables that differ between ranks or attempts. What a library makes of them at its import would be wrong in a forked rank.
+# Variables that differ between ranks or attempts. A library that reads them at import has wrong values in a forked rank.
 OF_RANKS = frozenset(("RANK", "LOCAL_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"))
 
-# Libraries that keep one of them where it can be set right again, by _restore_rank_zero.
+# Libraries that store one of them where _restore_rank_zero can correct it.
 KNOWN_READERS = frozenset(
     ("torchmetrics.utilities.prints", "lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
 )
@@ -36,11 +36,11 @@ SIGKILL = 9
 
 def main():
     here = sys.modules["__main__"]
-    sys.modules["__mainstay_template__"] = here  # keeps our globals when a rank gets a __main__ of its own
+    sys.modules["__mainstay_template__"] = here  # keeps our globals when a rank gets a new __main__
     control = Control(int(sys.argv[1]))
     with open(sys.argv[2], encoding="utf-8") as file:
         plan = json.load(file)
-    # As the program will see it: imports must find the same files, and libraries may keep the arguments that they find.
+    # As the program will see it: imports must find the same files, and libraries may store the arguments.
     sys.argv[:] = ["-m", *plan["arguments"][1:]] if plan["module"] else plan["arguments"]
     if not _safe_path():
         sys.path[0] = plan["path"]
@@ -50,7 +50,7 @@ def main():
         control.send({"unclean": {"why": trouble, "module": module}})
         return
     gc.collect()
-    gc.freeze()  # the ranks' collections leave the pages shared that they have in common
+    gc.freeze()  # keeps common memory pages shared when the ranks collect garbage
     control.send({"warm": {"modules": imported, "seconds": round(time.monotonic() - began, 3)}})
     _serve(control, plan)
 
@@ -102,7 +102,7 @@ class Control:
 
 
 class Standbys:
-    """Processes that are forked and wait; each has a socket of its own to us."""
+    """Processes that are forked and wait; each has a socket to us."""
 
     def __init__(self, pids, sockets, holder, hold):
         self.pids, self.sockets, self.holder, self.hold = pids, sockets, holder, hold
@@ -132,14 +132,14 @@ class Standbys:
             self.holder = None
 
     def divided(self, count):
-        """The first of them, and those that are left for later; none if there are none."""
+        """The first `count` of them, and the rest for later; none if no standby is left."""
         self.release()
         first = Standbys(self.pids[:count], self.sockets[:count], None, None)
         rest = Standbys(self.pids[count:], self.sockets[count:], None, None)
         return first, rest if rest.pids else None
 
     def start(self, ranks, plan):
-        """Sends each its orders; returns why it failed, or nothing."""
+        """Sends each its orders; returns the error, or None."""
         try:
             for ours, rank in zip(self.sockets, ranks):
                 ours.sendall(json.dumps({"rank": rank, "plan": plan}).encode() + b"\n")
@@ -157,7 +157,7 @@ class Standbys:
 
 
 def _hold(count, pairs, report, not_ours, release, control):
-    """The holder's life: forks the standbys, waits to be released, ends."""
+    """Runs the holder: forks the standbys, waits to be released, ends."""
     _die_with_parent()
     for descriptor in not_ours:
         os.close(descriptor)
@@ -176,7 +176,7 @@ def _hold(count, pairs, report, not_ours, release, control):
             os.setpgid(0, 0)
             _stand_by(mine)  # runs the program and does not return
         try:
-            os.setpgid(pid, pid)  # whoever of the two comes first
+            os.setpgid(pid, pid)  # also done by the child: whichever is first
         except OSError:
             pass
         pids.append(pid)
@@ -195,7 +195,7 @@ def _stand_by(mine):
     while not line.endswith(b"\n"):
         data = mine.recv(1 << 16)
         if not data:
-            os._exit(0)  # not needed any more
+            os._exit(0)  # no longer needed
         line += data
     orders = json.loads(line)
     rank, plan = orders["rank"], orders["plan"]
@@ -210,10 +210,10 @@ def _stand_by(mine):
 
 
 def _get_ready():
-    """What takes time and has nothing to do with the rank."""
+    """Does the slow work that does not depend on the rank."""
     ctypes.CDLL(None)
-    # random reseeds itself after a fork. The global generators of numpy and torch do not: left alone, all ranks would draw the
-    # same numbers, of which a plain start has different ones.
+    # random reseeds itself after a fork. The global generators of numpy and torch do not: all ranks would draw the same
+    # numbers, while ranks of a plain start draw different ones.
     for module, name in (("numpy.random", "seed"), ("torch", "default_generator.seed")):
         seed = sys.modules.get(module)
         for part in name.split("."):
@@ -224,7 +224,7 @@ def _get_ready():
 
 
 def _become(rank):
-    """Takes on what a process that was started plainly would have been given."""
+    """Sets up the process as a plain start would."""
     _die_with_parent()
     if os.getppid() != rank["launcher"]:
         raise ChildProcessError("the launcher is gone")
@@ -233,12 +233,12 @@ def _become(rank):
             with open(rank["cgroup"], "w") as procs:
                 procs.write("0")
         except OSError:
-            pass  # it then runs outside, as when started plainly
+            pass  # it then runs outside, as in a plain start
     if rank.get("cpus"):
         try:
             os.sched_setaffinity(0, rank["cpus"])
         except OSError:
-            pass  # it then runs where it may, as when started plainly
+            pass  # it then runs on all allowed CPUs, as in a plain start
     for path, descriptor in ((rank["stdout"], 1), (rank["stderr"], 2)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(file, descriptor)
@@ -251,7 +251,7 @@ def _become(rank):
 
 
 def _run(plan, arguments):
-    """Runs the user's program as the interpreter itself would, down to the frames of its tracebacks."""
+    """Runs the user's program as the interpreter itself does, including the frames of its tracebacks."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = main
@@ -274,12 +274,12 @@ def _run(plan, arguments):
         raise
     except BaseException as error:
         _uncaught(error)
-    # Not os._exit: threads are joined and exit handlers run as at any program's end.
+    # Not os._exit: threads are joined and exit handlers run as at the end of any program.
     raise SystemExit(0)
 
 
 def _watch_torch(program):
-    """What the client's .pth file does in a process that was started plainly; there torch is imported later."""
+    """Does what the client's .pth file does in a plain start; there torch is imported later."""
     try:
         import mainstay_auto
     except ImportError:
@@ -301,7 +301,7 @@ def _script(path, main):
 
 
 def _uncaught(error):
-    """What the interpreter does with an exception that nobody caught."""
+    """Handles an uncaught exception as the interpreter does."""
     traceback = error.__traceback__
     while traceback is not None and "__mainstay_template__" in traceback.tb_frame.f_globals:
         traceback = traceback.tb_next
@@ -319,14 +319,14 @@ def _uncaught(error):
         sys.stderr.write("\nOriginal exception was:\n")
         sys.__excepthook__(type(error), error, traceback)
     if isinstance(error, KeyboardInterrupt):
-        # The interpreter ends itself by SIGINT then, for a shell to see; it is told of already.
+        # The interpreter then ends itself by SIGINT, for the shell; the exception is already printed.
         sys.excepthook = lambda *_: None
         raise error
     raise SystemExit(1)
 
 
 def _import_all(plan, control):
-    """Imports what the plan lists, in its order. Returns (trouble, module, how many)."""
+    """Imports the modules of the plan in order. Returns (trouble, module, number of imports)."""
     places = _library_places()
     imported = 0
     os.environ.__class__ = _WatchedEnvironment
@@ -337,7 +337,7 @@ def _import_all(plan, control):
             importlib.import_module(name)
             imported += 1
         except BaseException:
-            continue  # the program will meet it, or not, by itself
+            continue  # the program itself may hit the same error
         trouble = _not_forkable(control) or _WatchedEnvironment.trouble
         if trouble:
             return trouble, name, imported
@@ -346,7 +346,7 @@ def _import_all(plan, control):
 
 
 class _WatchedEnvironment(os._Environ):
-    """Notes which module looks at its rank while it is imported: ranks that are forked later would all have what it found."""
+    """Notes which module reads its rank during import: all ranks that are forked later would have the value that it read."""
 
     trouble = None
 
@@ -359,7 +359,7 @@ class _WatchedEnvironment(os._Environ):
 
     @staticmethod
     def _importing():
-        """The innermost module whose own lines run."""
+        """The innermost module whose code runs."""
         frame = sys._getframe(2)
         while frame is not None:
             if frame.f_code.co_name == "<module>" and "__mainstay_template__" not in frame.f_globals:
@@ -369,7 +369,7 @@ class _WatchedEnvironment(os._Environ):
 
 
 def _lacking(path, plan):
-    """How many of a rank's modules could be imported here and are not."""
+    """The number of a rank's modules that could be imported here and are not."""
     try:
         with open(path, encoding="utf-8") as file:
             modules = json.load(file)
@@ -381,8 +381,8 @@ def _lacking(path, plan):
 
 
 def _named_in(plan):
-    """The packages that the text of the program imports, where nobody has told what it holds when it runs. What is imported only
-    under a condition, or when something else failed, is left out: the program may do without."""
+    """The packages that the text of the program imports, for a program whose ranks have not reported their modules. Imports under
+    a condition or after an error are left out: the program may not need them."""
     import ast
     from importlib.util import find_spec
 
@@ -391,7 +391,7 @@ def _named_in(plan):
         with open(path, "rb") as file:
             tree = ast.parse(file.read())
     except Exception:
-        return []  # the program will meet it by itself
+        return []  # the program itself hits the same error
     names = {}
     for node in _unconditional(tree):
         if isinstance(node, ast.Import):
@@ -439,8 +439,8 @@ def _library_places():
 
 
 def _is_installed_into(path):
-    """Environments laid over others by a .pth file, and folders of `pip install --target`, are libraries too. What is
-    installed to be edited is none: its folder is on the path, its record lies in the environment."""
+    """Environments that a .pth file adds to others, and folders of `pip install --target`, are libraries too. An editable
+    install is none: its folder is on the path, its record is in the environment."""
     try:
         return bool(path) and any(name.endswith(".dist-info") for name in os.listdir(path))
     except OSError:
@@ -448,12 +448,12 @@ def _is_installed_into(path):
 
 
 def _is_library(origin, places):
-    """Programs' own modules are left to the programs: they may look at their rank, and be edited between attempts."""
+    """The program's own modules are left to the program: they may read their rank, and be edited between attempts."""
     return not origin or os.path.realpath(origin).startswith(places)
 
 
 def _not_forkable(control, thorough=False):
-    """Why a fork of this process would be broken, if it would."""
+    """Why a fork of this process would not work; None if it would."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         threads = next((int(line.split()[1]) for line in status if line.startswith("Threads:")), 1)
     if threads != 1:
@@ -470,7 +470,7 @@ def _not_forkable(control, thorough=False):
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
         if target.startswith("socket:") and int(descriptor) != control:
             return "it has opened a socket"
         if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio", "/dev/infiniband")):
@@ -479,7 +479,7 @@ def _not_forkable(control, thorough=False):
 
 
 def _restore_blas_threads():
-    """OpenBLAS starts its threads when it is loaded, which the template had to prevent; ranks get theirs."""
+    """Gives ranks their OpenBLAS threads, which it starts when it is loaded; the template had to prevent that."""
     if os.environ.get("OPENBLAS_NUM_THREADS") != "1" or "MAINSTAY_BLAS" not in os.environ:
         return
     del os.environ["OPENBLAS_NUM_THREADS"], os.environ["MAINSTAY_BLAS"]
@@ -502,7 +502,7 @@ def _restore_blas_threads():
 
 
 def _restore_rank_zero():
-    """Gives what KNOWN_READERS keep the value that it has in a rank that was started plainly."""
+    """Sets the values that KNOWN_READERS store to those of a plain start."""
     for name in KNOWN_READERS.intersection(sys.modules):
         module = sys.modules[name]
         rank = module._get_rank() if hasattr(module, "_get_rank") else int(os.environ.get("LOCAL_RANK", 0))

@@ -1,5 +1,5 @@
-//! The launcher's end of the template: it is started beside a running attempt, imports while the ranks train, and
-//! hands over ranks when an attempt begins.
+//! The launcher's end of the template. It is started during an attempt, imports while the ranks train, and provides ranks
+//! when an attempt starts.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -21,40 +21,40 @@ use super::python::PythonProgram;
 use crate::act::log_files;
 use crate::os::{priority, processes, spawn};
 
-/// The template's own program, for any Python from 3.9 on.
+/// The template's program, for Python 3.9 and later.
 const SOURCE: &str = include_str!("template.py");
 
-/// How long standbys may take to become ranks. They only open their files; a plain start is the way out.
+/// How long standbys may take to become ranks. They only open their files; a plain start is the fallback.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
 const READ_AT_ONCE: usize = 8192;
 
-/// A module's name and the file that it came from, empty for what is built in.
+/// A module's name and the file that it came from, empty for built-in modules.
 pub type Module = (String, String);
 
-/// What a template is started from.
+/// The settings for a template.
 #[derive(Clone, Debug)]
 pub struct TemplatePlan {
-    /// What its ranks will run.
+    /// The program of its ranks.
     pub program: PythonProgram,
     /// What to import, in this order; none to import what the program's text imports.
     pub imports: Option<Vec<Module>>,
-    /// Modules that must not be imported here: what they do does not survive a fork.
+    /// Modules that must not be imported here: their effects do not survive a fork.
     pub without: Vec<String>,
     /// Variables of all ranks that imports may look at; the rest is the launcher's own environment.
     pub environment: Vec<(&'static str, String)>,
-    /// Whether it runs only where a processor is idle, until it is told to hurry: the ranks need them.
+    /// Whether it runs only when a processor is idle, until it gets the order to hurry: the ranks need the processors.
     pub idle: bool,
     /// Where its program, its plan and its output are kept.
     pub directory: PathBuf,
 }
 
-/// What one rank is to become.
+/// What one rank is started with.
 #[derive(Clone, Debug, Serialize)]
 pub struct RankOrders {
     /// For messages.
     pub name: String,
-    /// Its parent to be: us.
+    /// The process that becomes its parent: the launcher.
     pub launcher: i32,
     /// The `cgroup.procs` to enter, if any.
     pub cgroup: Option<PathBuf>,
@@ -64,7 +64,7 @@ pub struct RankOrders {
     pub stderr: PathBuf,
     /// Variables to set, over the launcher's own.
     pub environment: std::collections::BTreeMap<&'static str, String>,
-    /// Variables to take out.
+    /// Variables to remove.
     pub unset: Vec<&'static str>,
     /// `sys.argv`.
     pub arguments: Vec<String>,
@@ -72,50 +72,50 @@ pub struct RankOrders {
     pub cpus: Option<Vec<usize>>,
 }
 
-/// What the template tells by itself.
+/// Messages that the template sends by itself.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum News {
-    /// All is imported.
+    /// All modules are imported.
     Warm {
         /// Modules that were imported.
         modules: u32,
         /// How long that took.
         seconds: f64,
     },
-    /// A fork of it would be broken.
+    /// A fork of it would not work correctly.
     Unclean {
-        /// Why.
+        /// The reason.
         why: String,
-        /// By whose import, if that is known.
+        /// The module whose import caused it, if known.
         module: Option<String>,
     },
-    /// So many of the modules that a rank holds it lacks.
+    /// The number of a rank's modules that it lacks.
     Lacks(u32),
-    /// Standbys wait.
+    /// Standbys are ready.
     Prepared(Vec<i32>),
     /// Standbys became ranks.
     Started(Vec<i32>),
-    /// They did not.
+    /// Standbys could not become ranks.
     Failed(String),
-    /// It ended.
+    /// The template ended.
     #[serde(skip)]
     Gone,
 }
 
-/// A template that runs. Dropping it ends it and its standbys.
+/// A running template. Dropping it ends it and its standbys.
 #[derive(Debug)]
 pub struct Template {
     process: Child,
     control: UnixStream,
     received: Vec<u8>,
-    /// `sys.argv` of its ranks, before a rank's number is put into it.
+    /// `sys.argv` of its ranks, before a rank's number is inserted.
     arguments: Vec<String>,
-    /// Everything is imported and nothing speaks against a fork.
+    /// Everything is imported and a fork is possible.
     warm: bool,
-    /// Standbys that are our children already.
+    /// Standbys that already are our children.
     standbys: Vec<Pid>,
-    /// It yields to everybody.
+    /// It yields to all other processes.
     idle: bool,
     began: Instant,
 }
@@ -132,11 +132,10 @@ struct Plan<'a> {
 }
 
 impl Template {
-    /// Starts a template; it tells by [`Template::news`] when it is warm. Must be called from the main thread, within
-    /// a tokio runtime.
+    /// Starts a template; [`Template::news`] reports when it is warm. Must be called from the main thread, within a tokio runtime.
     ///
     /// # Errors
-    /// Its files could not be written or its interpreter not be started.
+    /// Its files could not be written, or its interpreter could not be started.
     pub fn start(plan: &TemplatePlan) -> io::Result<Template> {
         let file = |name: &str| plan.directory.join(name);
         let program = &plan.program;
@@ -154,12 +153,12 @@ impl Template {
         let output = write_files(&plan.directory, serde_json::to_vec(&written)?)?;
 
         let (ours, theirs) = StdStream::pair()?;
-        // Nothing else of ours is started between here and the spawn that is to inherit it.
+        // No other child is started between here and the spawn that inherits it.
         fcntl_setfd(&theirs, FdFlags::empty())?;
         let (interpreter, options) = program.interpreter.split_first().ok_or(ErrorKind::InvalidInput)?;
         let mut environment = plan.environment.clone();
         if !["OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"].iter().any(|name| std::env::var_os(name).is_some()) {
-            // OpenBLAS starts threads when it is loaded; the ranks get theirs back.
+            // OpenBLAS starts threads when it is loaded; the ranks get theirs again.
             environment.extend([("OPENBLAS_NUM_THREADS", "1".to_owned()), ("MAINSTAY_BLAS", "1".to_owned())]);
         }
         let mut command = Command::new(interpreter);
@@ -168,7 +167,7 @@ impl Template {
             .arg(file("template.py"))
             .arg(theirs.as_raw_fd().to_string())
             .arg(file("plan.json"))
-            // For people who look for their program in the list of processes.
+            // For people who look for their program in the process list.
             .arg("--")
             .args(&program.arguments)
             .env_remove("MAINSTAY_PAGE")
@@ -194,12 +193,12 @@ impl Template {
         })
     }
 
-    /// Its process.
+    /// The template's process.
     pub fn pid(&self) -> Pid {
         Pid(i32::try_from(self.process.id()).unwrap_or(0))
     }
 
-    /// It and all that waits under it: no orphans of any attempt.
+    /// The template and all processes that wait under it: they are not orphans of an attempt.
     pub fn processes(&self) -> Vec<Pid> {
         let mut all = processes::descendants(self.pid());
         all.push(self.pid());
@@ -207,7 +206,7 @@ impl Template {
         all
     }
 
-    /// `sys.argv` of its ranks, before a rank's number is put into it.
+    /// `sys.argv` of its ranks, before a rank's number is inserted.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
     }
@@ -217,7 +216,7 @@ impl Template {
         self.warm
     }
 
-    /// The next thing it tells. May be dropped and called again at any time.
+    /// The next message. The future may be dropped and created again at any time.
     pub async fn news(&mut self) -> News {
         loop {
             if let Some(news) = self.line() {
@@ -225,7 +224,7 @@ impl Template {
             }
             let mut buffer = [0; READ_AT_ONCE];
             let ready = self.control.readable().await;
-            // By way of the runtime, so that it notices when nothing is left.
+            // Through the runtime, so that it notices when nothing is left.
             let read = ready.and_then(|()| {
                 self.control.try_io(Interest::READABLE, || receive(&self.control, &mut buffer))
             });
@@ -237,16 +236,16 @@ impl Template {
         }
     }
 
-    /// Takes standbys for our children, known as the template's from here on.
+    /// Takes over standbys as our children. From here on they belong to the template.
     pub fn adopt(&mut self, standbys: &[i32]) {
         self.standbys = standbys.iter().copied().map(Pid).collect();
         let _ = self.report(&serde_json::json!({ "adopt": true }));
     }
 
-    /// Has it run like any other process. Ranks inherit how it runs: this comes before any of them is forked.
+    /// Gives it normal priority. Ranks inherit the priority, so call this before any of them is forked.
     ///
     /// # Errors
-    /// The kernel refused; it must not be forked from.
+    /// The kernel refused. Then do not fork from it.
     pub fn hurry(&mut self) -> io::Result<()> {
         if self.idle {
             priority::normal(self.pid())?;
@@ -255,12 +254,12 @@ impl Template {
         Ok(())
     }
 
-    /// Has it yield to everybody again, before it is warm.
+    /// Makes it yield to all other processes again, before it is warm.
     pub fn rest(&mut self) {
         self.idle = !self.warm && priority::idle(self.pid()).is_ok();
     }
 
-    /// Waits until it is warm, at most as long as it has been importing: a plain start would import all of it from the beginning.
+    /// Waits until it is warm, at most as long as it has been importing: a plain start would import everything from the start.
     pub fn finish_imports(&mut self) -> bool {
         let until = Instant::now() + self.began.elapsed().min(START_WITHIN);
         while !self.warm {
@@ -271,7 +270,7 @@ impl Template {
             match receive(&self.control, &mut buffer) {
                 Ok(length) if length > 0 => self.received.extend_from_slice(&buffer[..length]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // Its news tells why.
+                // Its news has the reason.
                 Ok(_) | Err(_) => return false,
             }
             self.warm = matches!(self.first_line(), Some(News::Warm { .. }));
@@ -282,22 +281,22 @@ impl Template {
         true
     }
 
-    /// Asks how much it lacks of what a rank holds; it answers by its news.
+    /// Asks how many of a rank's modules it lacks; the answer is in its news.
     pub fn compare(&mut self, modules: &Path) {
-        // One that cannot be told is gone, and says so by its news.
+        // If sending fails, the template is gone and its news reports that.
         let _ = self.report(&serde_json::json!({ "compare": modules }));
     }
 
-    /// Has it fork standbys ahead of time, so that a start need not wait for that.
+    /// Makes it fork standbys in advance, so that a start need not wait for that.
     pub fn prepare(&mut self, ranks: usize) {
-        // One that cannot be told is gone, and says so by its news.
+        // If sending fails, the template is gone and its news reports that.
         let _ = self.report(&serde_json::json!({ "prepare": ranks }));
     }
 
-    /// Makes ranks of its standbys. They are our children from here on.
+    /// Turns its standbys into ranks. They are our children from here on.
     ///
     /// # Errors
-    /// They could not be started; nothing of them runs when the template has been ended.
+    /// They could not be started. None of them runs once the template has been ended.
     pub fn start_ranks(&mut self, orders: &[RankOrders]) -> Result<Vec<Pid>, String> {
         self.report(&serde_json::json!({ "start": orders }))
             .map_err(|error| format!("it cannot be reached: {error}"))?;
@@ -313,7 +312,7 @@ impl Template {
                 Some(News::Started(_) | News::Unclean { .. } | News::Gone) => {
                     return Err("its answer makes no sense".to_owned());
                 }
-                // What it told before it was asked. Standbys that are left over are ours as well.
+                // A message from before the request. Standbys that are left over are our children too.
                 Some(News::Prepared(pids)) => {
                     self.standbys = pids.into_iter().map(Pid).collect();
                     continue;
@@ -336,7 +335,7 @@ impl Template {
         }
     }
 
-    /// Ends it and all that waits under it.
+    /// Ends it and all processes that wait under it.
     pub fn end(mut self) {
         for pid in self.processes() {
             processes::kill_process(pid);
@@ -344,7 +343,7 @@ impl Template {
         let _ = self.process.wait();
     }
 
-    /// What it told first of what was not taken in yet.
+    /// The first message that was not processed yet.
     fn first_line(&self) -> Option<News> {
         let end = self.received.iter().position(|byte| *byte == b'\n')?;
         serde_json::from_slice(&self.received[..=end]).ok()
@@ -377,7 +376,7 @@ impl Template {
         Ok(())
     }
 
-    /// Waits for the socket; whether it became ready in time. Short by nature: the template has nothing else to do.
+    /// Waits for the socket. Returns whether it became ready in time. The wait is short: the template has nothing else to do.
     fn wait(&self, flags: PollFlags, until: Instant) -> io::Result<bool> {
         let left = until.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
@@ -391,19 +390,19 @@ impl Template {
 
 impl Drop for Template {
     fn drop(&mut self) {
-        // Its standbys see their sockets close and go by themselves.
+        // Its standbys see their sockets close and exit.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Reads what is there, without waiting and past the runtime.
+/// Reads the available data, without waiting and without the runtime.
 fn receive(control: &UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
     let (length, _) = recv(control, buffer, RecvFlags::DONTWAIT)?;
     Ok(length)
 }
 
-/// Writes what a template reads; returns where it writes to.
+/// Writes the files that a template reads; returns its output file.
 fn write_files(directory: &Path, plan: Vec<u8>) -> io::Result<fs::File> {
     let directory = directory.to_owned();
     let write = move || {
@@ -415,7 +414,7 @@ fn write_files(directory: &Path, plan: Vec<u8>) -> io::Result<fs::File> {
     log_files::ask(write).unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))
 }
 
-/// What the interpreter puts first into `sys.path`: the script's own directory, or the working directory for a module.
+/// The first entry that the interpreter puts into `sys.path`: the script's directory, or the working directory for a module.
 fn first_search_path(program: &PythonProgram) -> io::Result<PathBuf> {
     if program.module {
         return std::env::current_dir();

@@ -1,4 +1,4 @@
-//! What happened on this host goes to whoever decides, and what that one wants is done here.
+//! Passes the events of this host to the decider and carries out its orders here.
 
 use mainstay_core::base::id::Attempt;
 use mainstay_core::base::time::Mono;
@@ -13,7 +13,7 @@ use crate::launch::shell::Launcher;
 use crate::os::clock;
 
 impl Launcher {
-    /// Takes in what happened on this host.
+    /// Processes an event on this host.
     pub(in crate::launch) fn step(&mut self, at: Mono, input: Input) {
         let mut out = Vec::new();
         match &mut self.brain {
@@ -31,7 +31,7 @@ impl Launcher {
         }
     }
 
-    /// Reports what only leaders want to know.
+    /// Sends a report that only leaders need.
     pub(in crate::launch) fn report(&mut self, at: Mono, report: Report) {
         match &mut self.brain {
             Brain::Alone(_) | Brain::Gone => {}
@@ -43,7 +43,7 @@ impl Launcher {
         }
     }
 
-    /// Writes down what the job has to say and keeps its orders for later.
+    /// Writes the job's entries to the journal and queues its orders.
     pub(in crate::launch) fn publish(&mut self, at: Mono, out: Vec<Output>) {
         for output in out {
             match output {
@@ -58,7 +58,7 @@ impl Launcher {
         self.send_entry(entry);
     }
 
-    /// Carries out what a leader wants. With one host no commands come.
+    /// Carries out a leader's command. With one host there are no commands.
     pub(in crate::launch) async fn obey_command(
         &mut self,
         command: Command,
@@ -115,7 +115,7 @@ impl Launcher {
         }
     }
 
-    /// Looks beside the loop whether another launcher lives, and reports what was found.
+    /// Checks outside the loop whether another launcher is alive, and reports the result.
     pub(in crate::launch) fn look_at_launcher(&mut self, launcher: String, address: String) {
         let Some(token) = self.brain.token() else { return };
         let sights = self.sights.0.clone();

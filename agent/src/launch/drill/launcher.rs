@@ -1,4 +1,4 @@
-//! A fault is injected into a rank of this host.
+//! Injects a fault into a rank of this host.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::os::limits;
 use crate::source::pages::PageReader;
 
 impl Launcher {
-    /// Whether there is somebody who can do it.
+    /// Checks whether the fault can be injected into the rank.
     pub(in crate::launch) fn can_inject(&self, injected: Injected, rank: Rank) -> Result<(), Refused> {
         let process = self.ranks.iter().find(|process| process.rank == rank);
         let listens = process.is_some_and(|process| {
@@ -35,7 +35,7 @@ impl Launcher {
         Ok(())
     }
 
-    /// Does it now, or when its step has come.
+    /// Injects the fault now, or after its step.
     pub(in crate::launch) fn inject(&mut self, injected: Injected, rank: Rank) {
         if injected.at_step.is_some() {
             self.drills.push((injected, rank));
@@ -51,7 +51,7 @@ impl Launcher {
         }
     }
 
-    /// The library that plays the host's GPUs.
+    /// The library that simulates the host's GPUs.
     fn played_gpus(&self) -> Result<&Path, String> {
         let library = self.settings.gpu_library.as_deref();
         library.filter(|library| simulated_gpu::is_played(library)).ok_or_else(|| {
@@ -73,7 +73,7 @@ impl Launcher {
         }
     }
 
-    /// Does what waited for steps that are completed by now.
+    /// Injects the faults whose step is completed.
     pub(in crate::launch) fn inject_what_is_due(&mut self) {
         let reached = |rank: Rank| self.pages.get(&rank).and_then(|page| page.beat()?.step);
         let is_due = |(injected, rank): &(Injected, Rank)| injected.at_step <= reached(*rank);

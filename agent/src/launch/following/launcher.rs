@@ -1,4 +1,4 @@
-//! A launcher that follows: it does what the leader orders, and reports what it sees.
+//! A launcher that follows carries out the leader's orders and reports what it sees.
 
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Entry, Fact};
@@ -15,7 +15,7 @@ use crate::launch::shell::Launcher;
 use crate::os::clock;
 
 impl Launcher {
-    /// Does what the follower wants to have done, until there is nothing left.
+    /// Carries out what the follower wants, until nothing is left.
     pub(in crate::launch) fn follow(&mut self) {
         loop {
             let Brain::Following(following) = &mut self.brain else { return };
@@ -27,7 +27,7 @@ impl Launcher {
                 Act::Obey(command) => self.tasks.push_back(Task::Command(command)),
                 Act::Entry { seq, at, body } => {
                     let body = match body {
-                        // Where it runs and writes is told of this host.
+                        // The fact names where this host runs and writes.
                         Body::Fact(Fact::JobStarted(_)) => {
                             Body::Fact(Fact::JobStarted(following.spec.clone()))
                         }
@@ -55,7 +55,7 @@ impl Launcher {
                 Act::LeftSeat => {
                     following.meeting.leave_seat();
                     if self.ranks.iter().any(|rank| rank.exit.is_none()) {
-                        // They wait in their processes, for nothing.
+                        // Ranks would wait in their processes forever.
                         let (attempt, why) = (self.attempt, StopWhy::Dismissed);
                         self.tasks.push_back(Task::Command(Command::Stop { attempt, why, save_after: None }));
                     }
@@ -82,14 +82,14 @@ impl Launcher {
         }
     }
 
-    /// Sends a report, now or when there is a connection again.
+    /// Sends a report now, or when there is a connection again.
     pub(in crate::launch) fn report_up(&mut self, at: Mono, report: Report) {
         let Brain::Following(following) = &mut self.brain else { return };
         following.follow.report(at, report);
         self.follow();
     }
 
-    /// Tells the leader, which judges whether ranks hang, what the ranks here are at.
+    /// Reports to the leader, which judges hangs, what the ranks here are doing.
     pub(in crate::launch) fn report_sights(&mut self) {
         let Brain::Following(following) = &mut self.brain else { return };
         if following.follow.tells_sights() {
@@ -98,7 +98,7 @@ impl Launcher {
         }
     }
 
-    /// A message of the leader, or the news that there is no connection.
+    /// Processes a message of the leader, or the loss of the connection.
     pub(in crate::launch) fn hear_leader(&mut self, event: FromLeader) {
         let Brain::Following(following) = &mut self.brain else { return };
         match event {
@@ -115,7 +115,7 @@ impl Launcher {
         self.follow();
     }
 
-    /// News from the store for a follower.
+    /// Processes news from the store for a follower.
     pub(in crate::launch) fn hear_store_as_follower(&mut self, news: FromStore) {
         let newest = self.snapshots.newest();
         let Brain::Following(following) = &mut self.brain else { return };
@@ -123,7 +123,7 @@ impl Launcher {
             FromStore::Leader(Some(leader)) => following.follow.led_by(clock::mono(), leads(&leader), newest),
             FromStore::Elected(elected) => self.take_over(*elected),
             FromStore::LeaderMissed => following.follow.leader_is_missed(),
-            // The leader itself says so, where there is a connection to it.
+            // With a connection, the leader itself reports the end.
             FromStore::Ended(ended)
                 if (following.follow.waits_for_a_seat() || !following.follow.is_connected())
                     && !following.follow.is_cut_off() =>
@@ -141,7 +141,7 @@ impl Launcher {
         self.follow();
     }
 
-    /// A follower that is cut off from the leader ends by itself.
+    /// Ends a follower that is cut off from the leader.
     pub(in crate::launch) fn look_for_leader(&mut self) {
         let Brain::Following(following) = &mut self.brain else { return };
         let meeting = &mut following.meeting;
@@ -151,7 +151,7 @@ impl Launcher {
         self.follow();
     }
 
-    /// Looks whether the leader lives, if this launcher has a say on it.
+    /// Checks whether the leader is alive, if this launcher has a say on it.
     fn look_at_leader(&mut self) {
         let Brain::Following(following) = &self.brain else { return };
         let (meeting, follows) = (&following.meeting, &following.follow.leader().launcher);
@@ -183,7 +183,7 @@ impl Launcher {
         self.stop_and_hand_back();
     }
 
-    /// Nothing more is decided for this host: its ranks are stopped, and the scheduler has it back.
+    /// Stops the ranks of this host and hands it back to the scheduler. Nothing more is decided for it.
     pub(in crate::launch) fn stop_and_hand_back(&mut self) {
         if self.ranks.iter().any(|rank| rank.exit.is_none()) {
             let (attempt, why) = (self.attempt, StopWhy::Requested);
@@ -193,9 +193,9 @@ impl Launcher {
         }
     }
 
-    /// Gives an entry to the agent of this host, which knows the ranks of this host by their processes and no others.
+    /// Sends an entry to the agent of this host, which knows only the ranks of this host by their processes.
     pub(in crate::launch) fn send_entry(&mut self, entry: Entry) {
-        // While older ones are being read for it, this one comes after those.
+        // While older entries are being read for it, this one follows them.
         if self.agent_has.is_none() {
             self.send_entry_now(entry);
         }

@@ -1,4 +1,4 @@
-//! A launcher that leads: it does what the decider wants for all hosts.
+//! A launcher that leads carries out the decisions for all hosts.
 
 use mainstay_core::base::time::Mono;
 use mainstay_core::recovery::hosts::lead::{Act, SteppedDown};
@@ -14,7 +14,7 @@ use crate::launch::shell::Launcher;
 use crate::os::clock;
 
 impl Launcher {
-    /// Does what the leader wants to have done, until there is nothing left.
+    /// Carries out what the leader wants, until nothing is left.
     pub(in crate::launch) fn lead(&mut self, now: Mono) {
         self.carry_out_acts(now);
         if let Brain::Leading(leading) = &mut self.brain
@@ -82,7 +82,7 @@ impl Launcher {
         }
     }
 
-    /// After which step all ranks save. Other hosts learn of it later than this one.
+    /// The step after which all ranks save. Other hosts learn of it later than this one.
     fn save_after(&self) -> Option<u64> {
         save::after_step(&self.ranks, &self.pages).map(|step| step.saturating_add(1))
     }
@@ -94,7 +94,7 @@ impl Launcher {
         }
     }
 
-    /// A message of a follower.
+    /// Processes a message of a follower.
     pub(in crate::launch) fn hear_host(&mut self, event: FromHost) {
         let now = clock::mono();
         let Brain::Leading(leading) = &mut self.brain else { return };
@@ -112,7 +112,7 @@ impl Launcher {
         self.lead(now);
     }
 
-    /// Followers that did not come back in time are lost.
+    /// Marks followers that did not come back in time as lost.
     pub(in crate::launch) fn look_at_hosts(&mut self) {
         let now = clock::mono();
         let Brain::Leading(leading) = &mut self.brain else { return };
@@ -169,7 +169,7 @@ impl Launcher {
                 Brain::Following(following) => return following.wait_for_the_end().await,
                 Brain::Alone(_) | Brain::Gone => return,
             };
-            // One that has no connection at this moment may come back for it.
+            // One that has no connection now may reconnect for it.
             if !leading.lead.awaits_followers() {
                 // Followers wait for that.
                 leading.lead.close_all();

@@ -1,4 +1,4 @@
-//! What a launcher hears of the members of its job in the store, and what it says of itself there.
+//! What a launcher learns of the members of its job in the store, and what it publishes about itself there.
 
 use std::sync::Weak;
 
@@ -14,7 +14,7 @@ use super::{FromStore, REPORT_EVERY};
 const SEATED: &str = "seated";
 const MISSES: &str = "misses";
 
-/// What a launcher says of itself in the body of its member.
+/// What a launcher publishes about itself in the body of its member.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Says {
     pub(super) seated: bool,
@@ -36,7 +36,7 @@ pub(super) fn missed(leader: &Leader) -> Missed {
     Missed { launcher: leader.launch.clone(), epoch: leader.epoch }
 }
 
-/// Writes what a launcher says of itself, the newest of it.
+/// Publishes the newest state of a launcher.
 pub(super) async fn report(membership: Weak<Membership>, mut says: watch::Receiver<Says>) {
     while says.changed().await.is_ok() {
         let body = says.borrow_and_update().body();
@@ -48,7 +48,7 @@ pub(super) async fn report(membership: Weak<Membership>, mut says: watch::Receiv
     }
 }
 
-/// What a launcher makes of the news of the store.
+/// Handles the store's news for a launcher.
 pub(super) struct StoreListener {
     pub(super) me: String,
     pub(super) news: mpsc::UnboundedSender<FromStore>,
@@ -63,7 +63,7 @@ impl StoreListener {
         self.record.send_replace(Some(found));
     }
 
-    /// Members, and who leads, as they are by this event.
+    /// Processes an event: the members, and who leads.
     fn take(&mut self, event: &GroupEvent) {
         match event {
             GroupEvent::Snapshot(state) => {
@@ -90,7 +90,7 @@ impl StoreListener {
     }
 }
 
-/// Passes on what concerns launchers.
+/// Passes on the news that concerns launchers.
 pub(super) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListener) {
     loop {
         let event = match watch.next().await {

@@ -1,4 +1,4 @@
-//! An order goes into the journal and is carried out.
+//! Records an order in the journal and carries it out.
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::model::entry::Fact;
@@ -8,10 +8,10 @@ use crate::act::rank_processes::RankProcess;
 use crate::launch::shell::Launcher;
 
 impl Launcher {
-    /// Carries out what a person orders. It goes into the journal before it is done.
+    /// Carries out an order of a person. The journal records it first.
     pub(in crate::launch) fn ordered(&mut self, ordered: Ordered) {
         let Ordered { uid, reason, order, answer } = ordered;
-        // Whoever ordered may have gone; it is done all the same.
+        // The sender may have gone; the order is carried out all the same.
         let _ = answer.send(self.obey(uid, &reason, order));
     }
 

@@ -1,4 +1,4 @@
-//! Hosts that come to the leader before the first round, and leave it.
+//! Hosts that join the leader before the first round, and hosts that leave it.
 
 use mainstay_core::recovery::hosts::lead::refusal;
 use mainstay_core::recovery::hosts::round::{self, Member};
@@ -10,17 +10,17 @@ use crate::launch::hosts::HostsPlan;
 
 /// A host that has joined and waits for the round.
 pub struct Waiting {
-    /// What it said of itself.
+    /// The join message that it sent.
     pub join: Join,
-    /// The same as the round knows it.
+    /// The same as a member of the round.
     pub member: Member,
     /// Its connection.
     pub connection: u64,
-    /// To it.
+    /// The channel to it.
     pub to: mpsc::Sender<Down>,
 }
 
-/// A host joins, or leaves again: `waiting` is changed, and the terminals of both hosts show it.
+/// A host joins or leaves: updates `waiting` and prints it on the terminals of both hosts.
 pub fn take(
     plan: &HostsPlan,
     mine: &Join,
@@ -65,7 +65,7 @@ fn numbered(join: &Join) -> String {
     join.node_rank.map_or(String::new(), |rank| format!(" as node rank {rank}"))
 }
 
-/// What differs between two hosts and may be meant; for people.
+/// Differences between two hosts that may be intended; for people.
 fn differences(mine: &Join, other: &Join) -> Vec<String> {
     let mut reported = Vec::new();
     if other.version != mine.version {
@@ -86,7 +86,7 @@ fn differences(mine: &Join, other: &Join) -> Vec<String> {
     reported
 }
 
-/// As much of a hash as people compare.
+/// The part of a hash that people compare.
 fn short(hash: &str) -> &str {
     hash.get(..12).unwrap_or(hash)
 }

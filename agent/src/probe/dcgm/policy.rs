@@ -1,27 +1,27 @@
-//! Policies of DCGM that were violated, as its library tells of them on a thread of its own.
+//! Violations of DCGM's policies, as its library reports them on a separate thread.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::{Mutex, PoisonError};
 
 use mainstay_core::hardware::dcgm::Violation;
 
-/// What the library calls.
+/// The type of the library's callback.
 pub(super) type Callback = extern "C" fn(*const Response, u64) -> c_int;
 
 /// Uncorrected memory errors, PCIe, retired pages, heat, NVLink, XIDs; not power.
 pub(super) const CONDITIONS: c_uint = 0x1 | 0x2 | 0x4 | 0x8 | 0x20 | 0x40;
 
-/// What is wanted of DCGM where nobody wants anything: the same, but heat. What a board may have is not known here.
+/// The conditions that are requested if no one has set a policy: the same without heat, since the limits of a board are unknown here.
 const OURS: c_uint = CONDITIONS & !0x8;
 
-/// Kinds of conditions (DCGM_POLICY_COND_MAX), and the place of retired pages among them.
+/// Kinds of conditions (DCGM_POLICY_COND_MAX), and the index of retired pages among them.
 const KINDS: usize = 7;
 const PAGES: usize = 2;
 
-/// Pages that are retired before it is told of; half of what DCGM itself calls a failure is usual for old boards.
+/// Retired pages from which it is reported. Half of what DCGM itself calls a failure is usual for old boards.
 const MOST_PAGES: i64 = 60;
 
-/// `dcgmPolicyConditionParams_t`: whether a condition counts, or from which number on.
+/// `dcgmPolicyConditionParams_t`: whether a condition counts, or its threshold.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Parameter {
@@ -35,19 +35,19 @@ struct Parameter {
 pub(super) struct Policy {
     version: c_uint,
     conditions: c_uint,
-    /// Mode, isolation, action, validation, response: all of them are none.
+    /// Mode, isolation, action, validation, response: all are none.
     deeds: [c_uint; 5],
     parameters: [Parameter; KINDS],
 }
 
 impl Policy {
-    /// One that is to be written to.
+    /// An empty policy for the library to write to.
     pub(super) fn none() -> Policy {
         let version = super::version(size_of::<Policy>(), 1);
         Policy { version, conditions: 0, deeds: [0; 5], parameters: [Parameter::default(); KINDS] }
     }
 
-    /// One by which DCGM tells, and does nothing.
+    /// A policy that only reports and takes no action.
     pub(super) fn telling() -> Policy {
         let mut policy = Policy { conditions: OURS, ..Policy::none() };
         for (place, parameter) in policy.parameters.iter_mut().enumerate() {
@@ -57,17 +57,17 @@ impl Policy {
         policy
     }
 
-    /// Whether somebody has set it.
+    /// Whether it was set.
     pub(super) fn is_set(&self) -> bool {
         self.conditions != 0
     }
 }
 
-/// More than anyone reads between two checks.
+/// More violations than are read between two checks.
 const MOST: usize = 256;
 
-/// `dcgmPolicyCallbackResponse_t`. What goes with the condition begins with a time; then come a number, or a kind and
-/// a number. The GPU is told from the second version on.
+/// `dcgmPolicyCallbackResponse_t`. The data of the condition start with a time; then follow a number, or a kind and a
+/// number. The GPU is included from the second version on.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Response {
@@ -84,13 +84,13 @@ const WITH_GPU: c_uint = 0x0200_0020;
 
 static NOTED: Mutex<Vec<Violation>> = Mutex::new(Vec::new());
 
-/// Notes a violation. Called by the library.
+/// Notes a violation. The library calls it.
 pub(super) extern "C" fn note(response: *const Response, _: u64) -> c_int {
     if response.is_null() {
         return 0;
     }
-    // SAFETY: the library gives a pointer to a response that lives as long as the call; all before its last word is in
-    // every version.
+    // SAFETY: the library passes a pointer to a response that lives as long as the call; all versions contain everything
+    // before the last word.
     let (version, condition, first, second) = unsafe {
         let version = (&raw const (*response).version).read();
         let condition = (&raw const (*response).condition).read();
@@ -98,7 +98,7 @@ pub(super) extern "C" fn note(response: *const Response, _: u64) -> c_int {
     };
     // SAFETY: this version has that word.
     let gpu = (version == WITH_GPU).then(|| unsafe { (&raw const (*response).gpu).read() });
-    // Of memory errors and of links the number comes second; of retired pages there are two.
+    // For memory errors and links the number is second; for retired pages there are two.
     let value = match condition {
         0x1 | 0x20 => second.into(),
         0x4 => u64::from(first) + u64::from(second),
@@ -111,7 +111,7 @@ pub(super) extern "C" fn note(response: *const Response, _: u64) -> c_int {
     0
 }
 
-/// What was noted since the last time.
+/// Takes the violations since the last call.
 pub(super) fn take() -> Vec<Violation> {
     std::mem::take(&mut *NOTED.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -1,6 +1,6 @@
-//! Patterns that are written and read back. Each word depends on its place, so that one that lands elsewhere shows.
+//! Patterns that are written and read back. Each word depends on its position, so that a misplaced word is detected.
 
-/// The word of a pattern at a place (the mixing step of SplitMix64).
+/// The word of a pattern at a position (the mixing step of SplitMix64).
 fn word(seed: u64, place: u64) -> u64 {
     let mut word = seed.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -8,14 +8,14 @@ fn word(seed: u64, place: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// Fills whole words of `bytes`, which begin at byte `from` of all that is written.
+/// Fills whole words of `bytes`, which start at byte `from` of all that is written.
 pub(super) fn fill(bytes: &mut [u8], seed: u64, from: u64) {
     for (chunk, place) in bytes.chunks_exact_mut(8).zip(from / 8..) {
         chunk.copy_from_slice(&word(seed, place).to_le_bytes());
     }
 }
 
-/// The first byte that is not the pattern's, counted from the beginning of all that was written.
+/// The first byte that differs from the pattern, counted from the start of all that was written.
 pub(super) fn difference(bytes: &[u8], seed: u64, from: u64) -> Option<u64> {
     let wrong = |chunk: &[u8], place| chunk != word(seed, place).to_le_bytes();
     bytes
@@ -25,7 +25,7 @@ pub(super) fn difference(bytes: &[u8], seed: u64, from: u64) -> Option<u64> {
         .map(|(_, place)| place * 8)
 }
 
-/// Memory of `length` bytes that begins on a page, as O_DIRECT wants it: the vector and where it begins in it.
+/// Page-aligned memory of `length` bytes, as O_DIRECT requires: the vector and the offset of the memory in it.
 pub(super) fn page_aligned(length: usize) -> (Vec<u8>, usize) {
     const PAGE: usize = 4096;
     let bytes = vec![0; length + PAGE];
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_for_direct_input_begins_on_a_page() {
+    fn memory_for_direct_input_starts_on_a_page() {
         let (bytes, begin) = page_aligned(10_000);
         assert_eq!(bytes[begin..].as_ptr() as usize % 4096, 0);
         assert!(bytes.len() - begin >= 10_000);

@@ -1,5 +1,5 @@
-//! Every CPU computes a product of matrices whose result is known exactly. A core that computes wrongly now and then is
-//! rare, and spoils a whole training run without a word.
+//! Every CPU computes a product of matrices with an exactly known result. A core that sometimes computes wrong results is
+//! rare, and silently spoils a whole training run.
 
 use std::time::{Duration, Instant};
 
@@ -36,9 +36,9 @@ pub(super) fn probe() -> Probed {
     ])
 }
 
-/// The fastest product on this CPU in seconds.
+/// Measures the fastest product on this CPU, in seconds.
 fn work(cpu: usize) -> Result<f64, ()> {
-    // A CPU that was taken away meanwhile: the product is computed elsewhere.
+    // If the CPU was removed meanwhile, the product is computed elsewhere.
     let _ = affinity::pin(cpu);
     let (left, right) = (values(31, 17, 7), values(13, 11, 5));
     let expected = exact(&left, &right);
@@ -54,7 +54,7 @@ fn work(cpu: usize) -> Result<f64, ()> {
     Ok(fastest)
 }
 
-/// Small whole numbers: products and sums of them are exact in floating point.
+/// Small integers: their products and sums are exact in floating point.
 fn values(row: usize, column: usize, modulus: usize) -> Vec<f64> {
     (0..SIZE * SIZE).map(|place| ((place / SIZE * row + place % SIZE * column) % modulus) as f64).collect()
 }
@@ -73,7 +73,7 @@ fn product(left: &[f64], right: &[f64]) -> Vec<f64> {
     result
 }
 
-/// The same in whole numbers, by other units of the CPU.
+/// The same in integers, with other units of the CPU.
 fn exact(left: &[f64], right: &[f64]) -> Vec<f64> {
     let whole = |values: &[f64]| values.iter().map(|value| *value as i64).collect::<Vec<i64>>();
     let (left, right) = (whole(left), whole(right));

@@ -1,6 +1,6 @@
-//! A GPU by CUDA's driver API, which comes with the driver: a pattern is written into its memory, copied and compared there,
-//! and a product of matrices computed whose result is known exactly. No toolkit is needed: the kernels are PTX, which
-//! the driver itself compiles. This process is made for it and ends with it.
+//! Probes a GPU with CUDA's driver API, which comes with the driver. It writes a pattern to the GPU's memory, copies and
+//! compares it there, and computes a product of matrices with a known result. No toolkit is needed: the kernels are PTX,
+//! which the driver compiles. This process exists for the probe and ends with it.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::time::Instant;
@@ -15,7 +15,7 @@ const KERNELS: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("ker
     Err(_) => panic!("the kernels are text without a zero in it"),
 };
 
-/// Memory that is written and copied, a quarter of what is free at most.
+/// Memory that is written and copied: at most a quarter of the free memory.
 const BYTES: usize = 256 << 20;
 const COPIES: u32 = 10;
 /// Rows and columns of the matrices.
@@ -23,7 +23,7 @@ const SIZE: u32 = 256;
 const THREADS: u32 = 256;
 const SEED: u32 = 0x5eed;
 
-/// CUDA's codes that say more than that it failed (cuda.h).
+/// CUDA's codes that give more detail than a failure (cuda.h).
 const OUT_OF_MEMORY: c_int = 2;
 const NO_DEVICE: c_int = 100;
 const INVALID_DEVICE: c_int = 101;
@@ -35,7 +35,7 @@ enum Trouble {
     Lacks(&'static str),
     /// A call failed.
     Code(&'static str, c_int),
-    /// A result is not what it must be.
+    /// A result is wrong.
     Wrong(String),
 }
 
@@ -46,8 +46,7 @@ type Handle = *mut c_void;
 /// Probes the GPU at a PCI address.
 pub(super) fn probe(address: &str, library: Option<&OsStr>) -> Probed {
     let name = library.unwrap_or(OsStr::new("libcuda.so.1"));
-    // SAFETY: what a library does when it is loaded is its own affair; NVIDIA's is made for any program, and this process
-    // has nothing to lose.
+    // SAFETY: loading runs the library's initialisers. NVIDIA's library is made for any program, and this process has no state to lose.
     let library = match unsafe { Library::new(name) } {
         Ok(library) => library,
         Err(error) => return Probed::Absent(format!("no CUDA driver here: {error}")),
@@ -86,11 +85,11 @@ macro_rules! functions {
         impl Cuda<'_> {
             $( fn $method(&self, $( $argument: $type ),*) -> Result<(), Trouble> {
                 type Function = unsafe extern "C" fn($( $type ),*) -> c_int;
-                // SAFETY: the type is that of cuda.h for this name, whose meaning a suffix (_v2) fixes for good.
+                // SAFETY: the type is that of cuda.h for this name; a suffix (_v2) fixes its meaning permanently.
                 let function: Symbol<'_, Function> = unsafe { self.library.get($symbol.as_bytes()) }
                     .map_err(|_| Trouble::Lacks($symbol))?;
-                // SAFETY: pointers among the arguments are to values of ours that outlive the call; handles are the
-                // driver's own, from calls before.
+                // SAFETY: pointers among the arguments are to values of ours that outlive the call; handles are from
+                // earlier calls of the driver.
                 match unsafe { function($( $argument ),*) } {
                     0 => Ok(()),
                     code => Err(Trouble::Code($symbol, code)),
@@ -131,13 +130,13 @@ fn work(cuda: &Cuda<'_>, address: &str) -> Result<Vec<Measured>, Trouble> {
     cuda.set_current(context)?;
     let mut module = std::ptr::null_mut();
     cuda.load(&raw mut module, KERNELS.as_ptr().cast())?;
-    // What is allocated goes with this process.
+    // Allocations are freed when this process ends.
     let copied = memory(cuda, module)?;
     let product = product(cuda, module)?;
     Ok(vec![Measured { what: What::Copy, value: copied }, Measured { what: What::Product, value: product }])
 }
 
-/// Bytes copied in a second within the GPU's memory.
+/// Bytes copied per second within the GPU's memory.
 fn memory(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
     let (mut free, mut total) = (0, 0);
     cuda.memory_info(&raw mut free, &raw mut total)?;
@@ -199,7 +198,7 @@ fn product(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
     let seconds = began.elapsed().as_secs_f64();
     let mut found = vec![0_f32; size * size];
     cuda.download(found.as_mut_ptr().cast(), places[2], bytes)?;
-    // Small whole numbers are exact in floating point, in whatever order they are added.
+    // Small integers are exact in floating point, in any order of addition.
     let expected = |place: usize| -> f32 {
         (0..size).map(|inner| left[place / size * size + inner] * right[inner * size + place % size]).sum()
     };

@@ -1,4 +1,4 @@
-//! TCP there and back: a server that echoes, and one who asks it, verifies what comes back and measures.
+//! TCP round trips: a server that echoes, and a client that verifies the echo and measures.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
@@ -10,22 +10,22 @@ use mainstay_core::host::preflight::deep::{Measured, Probed, What};
 
 use super::buffer::{difference, fill};
 
-/// What both sides say first.
+/// The first message of both sides.
 const HELLO: &[u8; 16] = b"mainstay-echo 1\n";
-/// Callers at a time.
+/// Clients at a time.
 const CALLERS: usize = 16;
 /// How long either side may be silent.
 const SILENCE: Duration = Duration::from_secs(10);
 const BLOCK: usize = 256 << 10;
 const PING: usize = 64;
 const PINGS: usize = 50;
-/// How long is sent.
+/// How long to send.
 const WINDOW: Duration = Duration::from_millis(500);
 
-/// Echoes for whoever calls, for ever.
+/// Echoes for all clients, forever.
 ///
 /// # Errors
-/// Callers cannot be accepted any more.
+/// Clients can no longer be accepted.
 pub fn serve(listener: &TcpListener) -> io::Result<()> {
     let callers = Arc::new(AtomicUsize::new(0));
     loop {
@@ -36,7 +36,7 @@ pub fn serve(listener: &TcpListener) -> io::Result<()> {
         }
         let done = callers.clone();
         let echo = move || {
-            // One who hangs up is no error of ours.
+            // A client that hangs up is no error of ours.
             let _ = echo(stream);
             done.fetch_sub(1, Ordering::AcqRel);
         };
@@ -63,7 +63,7 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// TCP to this host itself.
+/// Probes TCP to this host itself.
 pub(super) fn loopback() -> Probed {
     let listening =
         TcpListener::bind("127.0.0.1:0").and_then(|listener| Ok((listener.local_addr()?, listener)));
@@ -76,7 +76,7 @@ pub(super) fn loopback() -> Probed {
     ask(&address.to_string())
 }
 
-/// TCP to a peer that runs `mainstay check --listen`.
+/// Probes TCP to a peer that runs `mainstay check --listen`.
 pub(super) fn ask(peer: &str) -> Probed {
     let addresses = match peer.to_socket_addrs() {
         Ok(addresses) => addresses,
@@ -125,7 +125,7 @@ fn measure(mut stream: TcpStream) -> io::Result<Probed> {
     let sender = std::thread::spawn(move || send(&mut out, began));
     let (mut block, mut received, mut held) = (vec![0; BLOCK], 0_u64, 0);
     loop {
-        // Whole words are compared; what is left of one waits for its rest.
+        // Only complete words are compared; a partial one waits for its rest.
         let length = stream.read(&mut block[held..])?;
         if length == 0 {
             break;
@@ -149,7 +149,7 @@ fn measure(mut stream: TcpStream) -> io::Result<Probed> {
     ]))
 }
 
-/// The median of some round trips, in seconds.
+/// The median of several round trips, in seconds.
 fn pings(stream: &mut TcpStream) -> io::Result<f64> {
     let mut times = Vec::with_capacity(PINGS);
     let mut ping = [0; PING];
@@ -163,7 +163,7 @@ fn pings(stream: &mut TcpStream) -> io::Result<f64> {
     Ok(times[PINGS / 2])
 }
 
-/// Sends the pattern until the window is over; how many bytes.
+/// Sends the pattern until the window is over; returns the number of bytes.
 fn send(stream: &mut TcpStream, began: Instant) -> io::Result<u64> {
     let (mut block, mut sent) = (vec![0; BLOCK], 0);
     while began.elapsed() < WINDOW {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_none_or_gone_is_told_apart() {
+    fn a_peer_without_echo_is_untried_and_one_that_is_gone_refuses() {
         let other = server(|mut stream| {
             let _ = stream.write_all(b"HTTP/1.1 400 no\r\n");
         });

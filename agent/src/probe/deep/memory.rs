@@ -1,4 +1,4 @@
-//! Host memory: a pattern is written, copied about by all CPUs at once, and read back.
+//! Host memory: a pattern is written, copied by all CPUs at once, and read back.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,11 @@ use mainstay_core::host::preflight::deep::{Measured, Probed, What};
 
 use super::buffer::{difference, fill};
 
-/// Memory for each CPU, twice. More than most caches hold; a quarter of what is available at most, in all.
+/// Memory for each CPU, twice: more than most caches hold, and in total at most a quarter of the available memory.
 const BLOCK: u64 = 64 << 20;
 /// CPUs that take part: more of them do not copy faster.
 const CPUS: usize = 8;
-/// How long is copied.
+/// How long to copy.
 const WINDOW: Duration = Duration::from_millis(300);
 
 pub(super) fn probe() -> Probed {
@@ -45,20 +45,20 @@ pub(super) fn probe() -> Probed {
     ])
 }
 
-/// Bytes copied in a second by one CPU, or where something else was read than was written.
+/// Bytes copied per second by one CPU, or the place where the data read differ from the data written.
 fn work(seed: u64, size: usize) -> Result<f64, u64> {
     let (mut one, mut other) = (vec![0; size], vec![0; size]);
     fill(&mut one, seed, 0);
     other.copy_from_slice(&one);
     let (began, mut rounds) = (Instant::now(), 0_u32);
     while began.elapsed() < WINDOW {
-        // There and back, so that a copy that is wrong once stays wrong.
+        // There and back, so that an error in one copy persists.
         other.copy_from_slice(std::hint::black_box(&one));
         one.copy_from_slice(std::hint::black_box(&other));
         rounds += 2;
     }
     let speed = f64::from(rounds) * size as f64 / began.elapsed().as_secs_f64();
-    // Every bit is once set and once not.
+    // Each bit is set once and cleared once.
     for complement in [false, true] {
         if complement {
             other.iter_mut().for_each(|byte| *byte = !*byte);

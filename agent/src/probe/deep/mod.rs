@@ -1,5 +1,5 @@
-//! Active probes: each does one thing in a process of its own, tells in one line of JSON what it measured, and ends. One
-//! that hangs in a disk, a driver or a network is left behind by the one who asked.
+//! Active probes: each runs in a separate process, reports its measurements in one line of JSON, and ends. The parent
+//! abandons a probe that hangs in a disk, a driver or a network.
 
 mod buffer;
 mod cpu;
@@ -14,16 +14,16 @@ use mainstay_core::host::preflight::deep::{Probe, Probed};
 
 pub use echo::serve as serve_echo;
 
-/// What a probe may use.
+/// The resources of a probe.
 #[derive(Clone, Debug)]
 pub struct Means {
     /// How much a storage probe writes.
     pub storage_size: u64,
-    /// CUDA's library; the usual one if none is named.
+    /// CUDA's library; none for the usual one.
     pub cuda: Option<std::ffi::OsString>,
 }
 
-/// Does it.
+/// Runs the probe.
 pub fn run(probe: &Probe, means: &Means) -> Probed {
     match probe {
         Probe::Memory => memory::probe(),

@@ -1,5 +1,5 @@
-//! A directory: a file is written with a pattern, forced onto the disk, read back and compared. The file has no name, or
-//! loses it at once, so that nothing is left of it however this process ends.
+//! A directory: a file is written with a pattern, flushed to the disk, read back and compared. The file has no name, or
+//! loses it at once, so that it disappears when this process ends for any reason.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -13,7 +13,7 @@ use nix::libc;
 
 use super::buffer::{difference, fill, page_aligned};
 
-/// Written and read at a time.
+/// Bytes written or read at a time.
 const BLOCK: usize = 4 << 20;
 
 pub(super) fn probe(directory: &Path, size: u64) -> Probed {
@@ -27,7 +27,7 @@ pub(super) fn probe(directory: &Path, size: u64) -> Probed {
 fn reported(directory: &Path, doing: &str, error: &io::Error) -> Probed {
     let what = format!("{doing} {}: {error}", directory.display());
     match error.kind() {
-        // That we may not write there says nothing of the disk.
+        // A directory that we may not write to is no failure of the disk.
         ErrorKind::PermissionDenied | ErrorKind::NotFound | ErrorKind::NotADirectory => Probed::Untried(what),
         _ => Probed::Refused(what),
     }
@@ -44,7 +44,7 @@ fn run(directory: &Path, blocks: u64) -> Result<Probed, (&'static str, io::Error
         fill(block, seed, at);
         let began = Instant::now();
         let written = match file.write_all_at(block, at) {
-            // Some file systems take O_DIRECT at open and refuse it at the first write.
+            // Some file systems accept O_DIRECT at open and refuse it at the first write.
             Err(error) if direct && error.raw_os_error() == Some(libc::EINVAL) => {
                 direct = false;
                 leave_direct(&file).and_then(|()| file.write_all_at(block, at))
@@ -58,7 +58,7 @@ fn run(directory: &Path, blocks: u64) -> Result<Probed, (&'static str, io::Error
     file.sync_all().map_err(|error| ("fsync in", error))?;
     let sync = began.elapsed().as_secs_f64();
     if !direct {
-        // What is read next is to come from the disk. A file system that does not do so gives better numbers, no worse.
+        // The next read must come from the disk. A file system that ignores this gives better numbers, no worse.
         let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     }
 
@@ -83,7 +83,7 @@ fn run(directory: &Path, blocks: u64) -> Result<Probed, (&'static str, io::Error
     Ok(Probed::Done(measured.into_iter().map(|(what, value)| Measured { what, value }).collect()))
 }
 
-/// A file without a name, past the page cache where the file system can do that.
+/// Creates a file without a name, bypassing the page cache if the file system supports that.
 fn create(directory: &Path) -> io::Result<(File, bool)> {
     match nameless(directory, libc::O_DIRECT) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((nameless(directory, 0)?, false)),
@@ -102,7 +102,7 @@ fn nameless(directory: &Path, flags: i32) -> io::Result<File> {
             .open(path)
     };
     match open(directory, false, libc::O_TMPFILE | flags) {
-        // Network file systems and old kernels: a name for as long as two calls take.
+        // Network file systems and old kernels: a name that exists for two calls.
         Err(error)
             if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT))
                 && directory.is_dir() =>
@@ -110,7 +110,7 @@ fn nameless(directory: &Path, flags: i32) -> io::Result<File> {
             let path = directory.join(format!(".mainstay-check-{}", std::process::id()));
             let file = open(&path, true, flags);
             if file.is_ok() || flags != 0 {
-                // With O_DIRECT some make the file and then refuse to open it.
+                // With O_DIRECT some create the file and then refuse to open it.
                 let _ = std::fs::remove_file(&path);
             }
             file
@@ -119,7 +119,7 @@ fn nameless(directory: &Path, flags: i32) -> io::Result<File> {
     }
 }
 
-/// Goes on through the page cache.
+/// Continues through the page cache.
 fn leave_direct(file: &File) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     Ok(rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::DIRECT)?)
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_tried_is_told_apart_from_what_fails() {
+    fn a_directory_that_cannot_be_tried_differs_from_one_that_fails() {
         assert!(matches!(probe(Path::new("/nowhere/at/all"), 1), Probed::Untried(_)));
         assert!(matches!(probe(Path::new("/proc/self/fd"), 1), Probed::Untried(_) | Probed::Refused(_)));
         let full = io::Error::from_raw_os_error(libc::ENOSPC);

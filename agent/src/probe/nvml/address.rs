@@ -1,4 +1,4 @@
-//! Where a GPU, or what a link leads to, sits on the PCI bus.
+//! The PCI address of a GPU, or of the far end of a link.
 
 use mainstay_core::base::pci::PciAddress;
 use nvml_wrapper::error::NvmlError;
@@ -6,7 +6,7 @@ use nvml_wrapper_sys::bindings::nvmlPciInfo_t;
 
 use super::calls::{Answer, Handle, Nvml, or, text_of};
 
-/// Where a GPU sits, by the newest variant of the function that the library has.
+/// The address of a GPU, from the newest variant of the function that the library has.
 pub(super) fn address(nvml: &Nvml, gpu: Handle) -> Answer<PciAddress> {
     let lib = nvml.lib();
     let older = || {
@@ -18,7 +18,7 @@ pub(super) fn address(nvml: &Nvml, gpu: Handle) -> Answer<PciAddress> {
     address_of(&info)
 }
 
-/// An address that has not been told.
+/// An empty address.
 pub(super) fn no_address() -> nvmlPciInfo_t {
     nvmlPciInfo_t {
         busIdLegacy: [0; 16],
@@ -31,12 +31,12 @@ pub(super) fn no_address() -> nvmlPciInfo_t {
     }
 }
 
-/// An address as it was told: older variants write the short text only, and some write numbers alone.
+/// Decodes an address: older variants fill in only the short text, and some fill in only the numbers.
 pub(super) fn address_of(info: &nvmlPciInfo_t) -> Answer<PciAddress> {
     let (long, short) = (text_of(&info.busId), text_of(&info.busIdLegacy));
     let by_number = || {
         let (bus, device) = (u8::try_from(info.bus).ok()?, u8::try_from(info.device).ok()?);
-        // No GPU sits there: it is what stands in a struct that nobody wrote to.
+        // No GPU has this address: it is the content of an unwritten struct.
         ((info.domain, bus, device) != (0, 0, 0)).then_some(PciAddress { domain: info.domain, bus, device })
     };
     PciAddress::parse(&long)

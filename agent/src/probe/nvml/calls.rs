@@ -1,6 +1,6 @@
-//! The calls themselves, by the shape of their arguments. The only unsafe code of the probe.
+//! The calls themselves, by the types of their arguments. The only unsafe code of the probe.
 //!
-//! A function that the library lacks is `FunctionNotFound`: older drivers lack many, and none of them is needed.
+//! A function that the library lacks returns `FunctionNotFound`: older drivers lack many, and none of them is required.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_ulonglong};
 
@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t,
 };
 
-/// A function as it was looked up in the library, or why it is not there.
+/// A function that was looked up in the library, or why it is missing.
 type Symbol<F, E> = Result<F, E>;
 type Get<T> = unsafe extern "C" fn(nvmlDevice_t, *mut T) -> nvmlReturn_t;
 type GetAt<A, T> = unsafe extern "C" fn(nvmlDevice_t, A, *mut T) -> nvmlReturn_t;
@@ -19,14 +19,14 @@ type GetText = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlRe
 type Wait = unsafe extern "C" fn(nvmlEventSet_t, *mut nvmlEventData_t, c_uint) -> nvmlReturn_t;
 type GetList<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
-/// What NVML calls return, with its words for what went wrong.
+/// The result of an NVML call, with NVML's error.
 pub(super) type Answer<T> = Result<T, NvmlError>;
 
-/// A GPU's handle, which lives as long as the library is loaded: as long as this process.
+/// A GPU's handle, which is valid while the library is loaded: until this process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Handle(nvmlDevice_t);
 
-// SAFETY: NVML is thread-safe, and a handle is a name within it, not memory of ours.
+// SAFETY: NVML is thread-safe, and a handle is an identifier within it, not memory of ours.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
@@ -35,16 +35,16 @@ fn found<F: Copy, E>(symbol: &Symbol<F, E>) -> Answer<F> {
     symbol.as_ref().copied().map_err(|_| NvmlError::FunctionNotFound)
 }
 
-/// The library, begun. It stays so as long as this process, which ends with it.
+/// The initialised library. It stays so until this process ends.
 pub(super) enum Nvml {
-    /// As the wrapper begins it.
+    /// As the wrapper initialises it.
     Usual(nvml_wrapper::Nvml),
-    /// One that has only another way to begin.
+    /// A library with only an older function for that.
     Old(NvmlLib),
 }
 
 impl Nvml {
-    /// Loads the library at `path` and begins it, by whichever of the three functions for that it has.
+    /// Loads the library at `path` and initialises it, with the first that it has of three functions.
     pub(super) fn begin(path: &OsStr) -> Answer<Nvml> {
         match nvml_wrapper::Nvml::builder().lib_path(path).init() {
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
@@ -55,14 +55,14 @@ impl Nvml {
     }
 
     fn begin_as_of_old(path: &OsStr) -> Answer<Nvml> {
-        // SAFETY: whatever the library does when it is loaded it has done before, for the wrapper, and survived.
+        // SAFETY: the wrapper has already loaded the library, so its initialisers have run before.
         let lib = unsafe { NvmlLib::new(path) }?;
         let code = if let Ok(begin) = found(&lib.nvmlInit) {
-            // SAFETY: the function takes nothing and may be called first.
+            // SAFETY: the function takes no arguments and may be called first.
             unsafe { begin() }
         } else {
             let begin = found(&lib.nvmlInitWithFlags)?;
-            // SAFETY: as above; no flags is what the other two mean.
+            // SAFETY: as above; no flags is equivalent to the other two.
             unsafe { begin(0) }
         };
         nvml_try(code)?;
@@ -80,14 +80,14 @@ impl Nvml {
     pub(super) fn driver_version(&self) -> Answer<String> {
         let call = found(&self.lib().nvmlSystemGetDriverVersion)?;
         let mut text = [0 as c_char; 128];
-        // SAFETY: the length that is given is one less than the buffer has, which so always ends in 0.
+        // SAFETY: the length passed is one less than the buffer's, so the buffer always ends in 0.
         nvml_try(unsafe { call(text.as_mut_ptr(), text.len() as c_uint - 1) })?;
         Ok(text_of(&text))
     }
 }
 
-/// Whether a GPU, or this version of the driver, does not have what was asked for. What is not known to an older
-/// library is an invalid argument to it.
+/// Whether a GPU, or this version of the driver, does not offer the requested value. To an older library an unknown value
+/// is an invalid argument.
 pub(super) fn is_not_offered(error: &NvmlError) -> bool {
     matches!(
         error,
@@ -98,16 +98,16 @@ pub(super) fn is_not_offered(error: &NvmlError) -> bool {
             | NvmlError::NotFound
             | NvmlError::NoData
             | NvmlError::VgpuEccNotSupported
-            // A version of a struct that it does not know; a function that it does not have any more.
+            // An unknown version of a struct; a function that was removed.
             | NvmlError::UnexpectedVariant(25 | 26)
     )
 }
 
-/// What one function says, or another one where a library does not have the first. It may be there by name alone.
+/// The result of one function, or of another one if a library lacks the first. The first may exist by name only.
 pub(super) fn or<T>(reported: Answer<T>, other: impl FnOnce() -> Answer<T>) -> Answer<T> {
     match reported {
         Err(error) if is_not_offered(&error) => {
-            // That the second is missing too says no more than the first.
+            // If the second is missing too, the first error has more information.
             other().map_err(|second| if is_not_offered(&second) { error } else { second })
         }
         reported => reported,
@@ -119,9 +119,9 @@ pub(super) const fn version<T>(number: u32) -> c_uint {
     size_of::<T>() as c_uint | (number << 24)
 }
 
-/// How many GPUs the driver counts.
+/// The number of GPUs in the driver's list.
 pub(super) fn count(nvml: &Nvml) -> Answer<u32> {
-    /// More than any host has: what tells of more is not to be believed, or waited for.
+    /// More than any host has: a library that reports more cannot be believed, and takes too long.
     const MOST: u32 = 512;
     let lib = nvml.lib();
     let by = |call: Answer<unsafe extern "C" fn(*mut c_uint) -> nvmlReturn_t>| {
@@ -133,7 +133,7 @@ pub(super) fn count(nvml: &Nvml) -> Answer<u32> {
     or(by(found(&lib.nvmlDeviceGetCount_v2)), || by(found(&lib.nvmlDeviceGetCount)))
 }
 
-/// The GPU at a place of the driver's list.
+/// The GPU at an index of the driver's list.
 pub(super) fn by_index(nvml: &Nvml, index: u32) -> Answer<Handle> {
     let lib = nvml.lib();
     let by = |call: Answer<unsafe extern "C" fn(c_uint, *mut nvmlDevice_t) -> nvmlReturn_t>| {
@@ -146,16 +146,16 @@ pub(super) fn by_index(nvml: &Nvml, index: u32) -> Answer<Handle> {
 }
 
 impl Handle {
-    /// Calls what writes one value; `empty` is what stands there before, with its version where it has one.
+    /// Calls a function that writes one value; `empty` is the initial value, with its version if it has one.
     pub(super) fn get<T, E>(self, symbol: &Symbol<Get<T>, E>, empty: T) -> Answer<T> {
         let call = found(symbol)?;
         let mut value = empty;
-        // SAFETY: the handle is of this library; the pointer is to a variable of the type that the function writes.
+        // SAFETY: the handle is from this library; the pointer is to a variable of the type that the function writes.
         nvml_try(unsafe { call(self.0, &mut value) })?;
         Ok(value)
     }
 
-    /// Calls what writes one value for one of several: a sensor, a link.
+    /// Calls a function that writes one value for one of several items: a sensor, a link.
     pub(super) fn get_at<A, T, E>(self, symbol: &Symbol<GetAt<A, T>, E>, at: A, empty: T) -> Answer<T> {
         let call = found(symbol)?;
         let mut value = empty;
@@ -164,7 +164,7 @@ impl Handle {
         Ok(value)
     }
 
-    /// Calls what writes two values.
+    /// Calls a function that writes two values.
     pub(super) fn get_two<T: Copy + Default, E>(self, symbol: &Symbol<GetTwo<T>, E>) -> Answer<(T, T)> {
         let call = found(symbol)?;
         let (mut first, mut second) = (T::default(), T::default());
@@ -173,16 +173,16 @@ impl Handle {
         Ok((first, second))
     }
 
-    /// Calls what writes a text.
+    /// Calls a function that writes a text.
     pub(super) fn text<E>(self, symbol: &Symbol<GetText, E>) -> Answer<String> {
         let call = found(symbol)?;
         let mut text = [0 as c_char; 128];
-        // SAFETY: as in `get`; the length that is given is one less than the buffer has, which so always ends in 0.
+        // SAFETY: as in `get`; the length passed is one less than the buffer's, so the buffer always ends in 0.
         nvml_try(unsafe { call(self.0, text.as_mut_ptr(), text.len() as c_uint - 1) })?;
         Ok(text_of(&text))
     }
 
-    /// The errors of one kind of memory. Kinds by NVML's numbers.
+    /// The errors of one kind of memory. Kinds are NVML's numbers.
     pub(super) fn ecc(
         self,
         nvml: &Nvml,
@@ -218,9 +218,9 @@ impl Handle {
         Ok([corrected, uncorrected, pending, failed])
     }
 
-    /// How many pages were retired for a cause, by NVML's numbers.
+    /// How many pages were retired for a cause, given as NVML's number.
     pub(super) fn pages_retired(self, nvml: &Nvml, cause: c_uint) -> Answer<u32> {
-        // Room for all that a GPU may retire (64), and more: some libraries take no less for an answer.
+        // Room for all that a GPU may retire (64), and more: some libraries refuse a smaller list.
         const ROOM: usize = 1024;
         let lib = nvml.lib();
         let (mut addresses, mut times) = ([0; ROOM], [0; ROOM]);
@@ -238,8 +238,8 @@ impl Handle {
         })
     }
 
-    /// Memory in all and in use, in bytes. The first form of the function counts what the driver reserves for itself as in use:
-    /// 616 MiB of an H200 on which nobody works.
+    /// Total and used memory, in bytes. The first form of the function counts the driver's reserved memory as used: 616 MiB
+    /// on an idle H200.
     pub(super) fn memory(self, nvml: &Nvml) -> Answer<(u64, u64)> {
         let lib = nvml.lib();
         let version = version::<nvmlMemory_v2_t>(2);
@@ -260,7 +260,7 @@ impl Handle {
         counter(Ok(count))
     }
 
-    /// Processes with their memory, by the newest variant of the function that the library has.
+    /// Processes with their memory, from the newest variant of the function that the library has.
     pub(super) fn processes(self, nvml: &Nvml) -> Answer<Vec<(u32, u64)>> {
         let lib = nvml.lib();
         let newer = |call: Answer<GetList<nvmlProcessInfo_v2_t>>| {
@@ -279,7 +279,7 @@ impl Handle {
         })
     }
 
-    /// A list of unknown length: asked for again with more room until it fits.
+    /// A list of unknown length: requested again with more room until it fits.
     fn list<T: Copy>(self, call: GetList<T>, empty: T) -> Answer<Vec<T>> {
         let mut room = 32;
         loop {
@@ -299,14 +299,14 @@ impl Handle {
         }
     }
 
-    /// Whether the board's memory of its own configuration is intact.
+    /// Whether the board's configuration memory is intact.
     pub(super) fn validate_inforom(self, nvml: &Nvml) -> Answer<()> {
         let call = found(&nvml.lib().nvmlDeviceValidateInforom)?;
         // SAFETY: the handle is of this library.
         nvml_try(unsafe { call(self.0) })
     }
 
-    /// How it reaches another GPU over NVLink, by NVML's numbers.
+    /// The status of the path to another GPU over NVLink, as NVML's number.
     pub(super) fn reaches(self, nvml: &Nvml, other: Handle) -> Answer<u32> {
         const OVER_NVLINK: c_uint = 2;
         let call = found(&nvml.lib().nvmlDeviceGetP2PStatus)?;
@@ -316,7 +316,7 @@ impl Handle {
         Ok(status)
     }
 
-    /// Several fields in one call; each has its own code.
+    /// Reads several fields in one call; each has a separate code.
     pub(super) fn fields(self, nvml: &Nvml, fields: &mut [nvmlFieldValue_t]) -> Answer<()> {
         let call = found(&nvml.lib().nvmlDeviceGetFieldValues)?;
         let count = c_int::try_from(fields.len()).map_err(|_| NvmlError::InvalidArg)?;
@@ -325,22 +325,22 @@ impl Handle {
     }
 }
 
-/// Functions that the bindings do not know yet.
+/// Functions that the bindings lack.
 #[derive(Debug, Default)]
 pub(super) struct Newer {
     unrepairable: Option<Get<[c_uint; 4]>>,
 }
 
 impl Newer {
-    /// Looks them up in the library that is loaded already.
+    /// Looks them up in the loaded library.
     pub(super) fn of(library: &OsStr) -> Newer {
         // SAFETY: the library is loaded, so none of its initialisers runs here; it is never unloaded.
         let Ok(library) = (unsafe { libloading::Library::new(library) }) else { return Newer::default() };
-        // SAFETY: the type is that of the function: a handle and a pointer to a struct of one integer, for which an
-        // array of four has room.
+        // SAFETY: the type is that of the function: a handle and a pointer to a struct of one integer, for which an array
+        // of four has room.
         let unrepairable = unsafe { library.get(b"nvmlDeviceGetUnrepairableMemoryFlag_v1\0") };
         let newer = Newer { unrepairable: unrepairable.ok().map(|symbol| *symbol) };
-        // The pointers are good for as long as the library is loaded.
+        // The pointers are valid while the library is loaded.
         std::mem::forget(library);
         newer
     }
@@ -356,7 +356,7 @@ impl Newer {
 #[derive(Debug)]
 pub(super) struct EventSet(nvmlEventSet_t);
 
-// SAFETY: NVML is thread-safe, and the set is a name within it; it is waited for by one thread only.
+// SAFETY: NVML is thread-safe, and the set is an identifier within it; only one thread waits for it.
 unsafe impl Send for EventSet {}
 
 impl EventSet {
@@ -368,14 +368,14 @@ impl EventSet {
         Ok(EventSet(set))
     }
 
-    /// Wants events of these kinds of a GPU.
+    /// Subscribes to events of these kinds of a GPU.
     pub(super) fn register(&self, nvml: &Nvml, gpu: Handle, kinds: u64) -> Answer<()> {
         let call = found(&nvml.lib().nvmlDeviceRegisterEvents)?;
-        // SAFETY: handle and set are of this library.
+        // SAFETY: handle and set are from this library.
         nvml_try(unsafe { call(gpu.0, kinds, self.0) })
     }
 
-    /// Waits for the next event: whose, its kind, its data, its instance. `Timeout` if there is none.
+    /// Waits for the next event: its GPU, kind, data and instance. `Timeout` if there is none.
     pub(super) fn wait(&self, nvml: &Nvml, longest_ms: u32) -> Answer<(Option<Handle>, u64, u64, u32)> {
         let lib = nvml.lib();
         let by = |call: Answer<Wait>| {
@@ -387,7 +387,7 @@ impl EventSet {
                 gpuInstanceId: u32::MAX,
                 computeInstanceId: u32::MAX,
             };
-            // SAFETY: the set is of this library; the pointer is to a variable of the type that the function writes.
+            // SAFETY: the set is from this library; the pointer is to a variable of the type that the function writes.
             nvml_try(unsafe { call(self.0, &mut event, longest_ms) })?;
             let device = Some(Handle(event.device)).filter(|device| !device.0.is_null());
             Ok((device, event.eventType, event.eventData, event.gpuInstanceId))
@@ -396,7 +396,7 @@ impl EventSet {
     }
 }
 
-/// A counter; one with all bits set stands for none (NVML_VALUE_NOT_AVAILABLE).
+/// A counter; all bits set means no value (NVML_VALUE_NOT_AVAILABLE).
 pub(super) fn counter(reported: Answer<u64>) -> Answer<u64> {
     match reported {
         Ok(u64::MAX) => Err(NvmlError::NotSupported),
@@ -404,7 +404,7 @@ pub(super) fn counter(reported: Answer<u64>) -> Answer<u64> {
     }
 }
 
-/// The same of a shorter one.
+/// The same for a shorter counter.
 pub(super) fn short_counter(reported: Answer<u32>) -> Answer<u32> {
     match reported {
         Ok(u32::MAX) => Err(NvmlError::NotSupported),
@@ -412,7 +412,7 @@ pub(super) fn short_counter(reported: Answer<u32>) -> Answer<u32> {
     }
 }
 
-/// Yes or no; any other number stands for neither.
+/// True or false; any other number means neither.
 pub(super) fn flag(reported: Answer<u32>) -> Answer<bool> {
     match reported? {
         0 => Ok(false),
@@ -421,7 +421,7 @@ pub(super) fn flag(reported: Answer<u32>) -> Answer<bool> {
     }
 }
 
-/// How long a list is, of which more or fewer elements may have been written.
+/// The length of a list, of which more or fewer elements may have been written.
 fn counted(code: nvmlReturn_t, count: c_uint) -> Answer<u32> {
     match nvml_try(code) {
         Ok(()) | Err(NvmlError::InsufficientSize(_)) => Ok(count),
@@ -429,10 +429,10 @@ fn counted(code: nvmlReturn_t, count: c_uint) -> Answer<u32> {
     }
 }
 
-/// A text that a function wrote into a buffer that ends in 0.
+/// Decodes a text that a function wrote to a buffer that ends in 0.
 pub(super) fn text_of(buffer: &[c_char]) -> String {
     let bytes: Vec<u8> = buffer.iter().map(|letter| letter.to_ne_bytes()[0]).collect();
     let text = CStr::from_bytes_until_nul(&bytes).map(CStr::to_string_lossy).unwrap_or_default();
-    // It is shown in terminals.
+    // It is printed on terminals.
     text.chars().filter(|letter| !letter.is_control()).collect::<String>().trim().to_owned()
 }

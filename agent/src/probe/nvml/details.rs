@@ -1,4 +1,4 @@
-//! What is read of one GPU seldom.
+//! Details of one GPU, which are read rarely.
 
 use mainstay_core::hardware::gpu::{EccCount, EccPlace, GpuDetails, PeerAccess, SramErrors};
 use nvml_wrapper::error::NvmlError;
@@ -10,10 +10,10 @@ use super::fields::{self, PAGES_RETIRED, SLOWDOWN_MARGIN, WHOLE};
 use super::links;
 use super::notes::Notes;
 
-/// The memory beside the chip and all of that on it, by NVML's numbers.
+/// NVML's numbers for the memory next to the chip and for all memory on it.
 const DRAM: u32 = 2;
 const SRAM: u32 = 7;
-/// Parts of the memory on the chip, which boards before Ampere count one by one.
+/// Parts of the memory on the chip, which boards before Ampere count separately.
 const ON_CHIP: [u32; 6] = [0, 1, 3, 4, 5, 6];
 
 pub(super) fn read(
@@ -32,11 +32,11 @@ pub(super) fn read(
     };
     let [often, once] = PAGES_RETIRED;
     let retired = || Ok((retired(0, often)?, retired(1, once)?));
-    // Kinds by NVML's numbers.
+    // Kinds are NVML's numbers.
     let threshold = |kind| gpu.get_at(&lib.nvmlDeviceGetTemperatureThreshold, kind, 0).and_then(not_zero);
     let margin =
         fields::read(nvml, gpu, &[(SLOWDOWN_MARGIN, WHOLE)]).pop().unwrap_or(Err(NvmlError::NotSupported));
-    // Signed, whatever type it comes in: the low 32 bits are the number.
+    // Signed in every type: the low 32 bits are the number.
     let margin = margin.map(|degrees| degrees as i32);
     let links = links::errors(nvml, gpu, of_links, alive);
     let ecc = ecc(library, gpu);
@@ -61,7 +61,7 @@ pub(super) fn read(
     }
 }
 
-/// All errors, where only those of each kind of memory are told.
+/// The sum of all errors, if only those of each kind of memory are reported.
 pub(super) fn ecc_by_place(nvml: &Nvml, gpu: Handle, corrected: bool, lifetime: bool) -> Answer<u64> {
     let at = |place| counter(gpu.ecc(nvml, corrected, lifetime, Some(place)));
     let on_chip = || ON_CHIP.iter().filter_map(|part| at(*part).ok()).reduce(u64::saturating_add);
@@ -109,7 +109,7 @@ fn sram(library: &Library, gpu: Handle) -> Answer<SramErrors> {
         uncorrected: sum(reported.volatileUncParity, reported.volatileUncSecDed)?,
         uncorrected_lifetime: sum(reported.aggregateUncParity, reported.aggregateUncSecDed)?,
         corrected: counter(Ok(reported.volatileCor))?,
-        // A library that leaves it alone or writes nonsense has not said so.
+        // A library that does not write it, or writes another value, has not reported it.
         threshold_exceeded: reported.bThresholdExceeded == 1,
     })
 }
@@ -118,7 +118,7 @@ fn sum(one: u64, other: u64) -> Answer<u64> {
     Ok(counter(Ok(one))?.saturating_add(counter(Ok(other))?))
 }
 
-/// Intact, corrupted, or not to be told.
+/// Whether it is intact; no value if that is not reported.
 fn inforom(library: &Library, gpu: Handle) -> Answer<bool> {
     match gpu.validate_inforom(library.nvml()) {
         Ok(()) => Ok(true),
@@ -127,7 +127,7 @@ fn inforom(library: &Library, gpu: Handle) -> Answer<bool> {
     }
 }
 
-/// What waits for the next reset to be repaired: channels of the memory, processors.
+/// What the next reset repairs: channels of the memory, processors.
 fn repairs(library: &Library, gpu: Handle) -> Answer<(bool, bool)> {
     let empty = nvmlRepairStatus_v1_t {
         version: version::<nvmlRepairStatus_v1_t>(1),
@@ -138,7 +138,7 @@ fn repairs(library: &Library, gpu: Handle) -> Answer<(bool, bool)> {
     Ok((flag(Ok(reported.bChannelRepairPending))?, flag(Ok(reported.bTpcRepairPending))?))
 }
 
-/// A limit of 0 is none.
+/// A limit of 0 means no limit.
 fn not_zero(degrees: u32) -> Answer<u32> {
     if degrees == 0 { Err(NvmlError::NotSupported) } else { Ok(degrees) }
 }

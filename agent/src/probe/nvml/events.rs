@@ -1,4 +1,4 @@
-//! What the driver tells unasked, on a thread of its own: a call that waits must not hold up the readings.
+//! Events of the driver, on a separate thread: a call that waits must not delay the readings.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -13,29 +13,29 @@ use super::calls::{EventSet, Handle, Nvml, by_index};
 use super::lost::{self, Place};
 use super::{Library, Lines};
 
-/// Kinds by NVML's bits: XIDs and memory errors that could not be corrected; of newer drivers storms of corrected errors,
-/// pages that were or should be taken out of use, poisoned memory, a GPU that is not available any more and a change of
-/// what it needs. Each GPU is asked for as many of them as it takes; what all but XIDs mean, the next reading tells.
+/// NVML's bits for kinds: XIDs and uncorrectable memory errors; in newer drivers also storms of corrected errors, pages
+/// that were or should be retired, poisoned memory, a GPU that is no longer available and a change of its recovery action.
+/// Each GPU is asked for as many kinds as it accepts. All kinds except XIDs only trigger a reading.
 const OF_MEMORY: u64 = 0x200 | 0x400 | 0x800 | 0x1000 | 0x2000;
 const KINDS: [u64; 4] =
     [0x8 | 0x2 | OF_MEMORY | 0x4000 | 0x8000, 0x8 | 0x2 | 0x4000 | 0x8000, 0x8 | 0x2, 0x8];
 
-/// How long one wait takes at most.
+/// The maximum time of one wait.
 const WAIT: Duration = Duration::from_secs(1);
-/// Waits that may fail in a row before there is no more waiting.
+/// Waits that may fail in a row before waiting ends.
 const FAILURES: u32 = 10;
-/// No instance of a GPU.
+/// Not a GPU instance.
 const NO_INSTANCE: u32 = u32::MAX;
-/// How long the registration is waited for: it should be done before the first readings are told, and where it hangs
-/// only the events are lost.
+/// How long to wait for the registration: it should be done before the first readings are reported. If it hangs, only the
+/// events are lost.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(1);
-/// Events that are passed on at once, and how long each further one of the same second takes: a library that tells the
-/// same again and again must not cost more.
+/// Events that are passed on at once, and the delay of each further one of the same second: it limits the cost of a library
+/// that repeats the same event.
 const AT_ONCE: u32 = 100;
 const EACH: Duration = Duration::from_millis(50);
 
-/// Begins to pass on what the driver tells of these GPUs, by their places. Where it tells nothing (virtual GPUs, old
-/// libraries) nothing is lost: the kernel log tells of XIDs too.
+/// Starts to pass on the driver's events of these GPUs, by their indexes. If there are none (virtual GPUs, old libraries),
+/// XIDs are still in the kernel log.
 pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<Place>) {
     let (library, lines) = (library.clone(), lines.clone());
     let (registered, is_registered) = channel();
@@ -48,15 +48,15 @@ pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<Place>)
         }
     });
     if started.is_ok() {
-        // Done, over, or hanging: the readings go on.
+        // Done, failed, or hanging: the readings go on.
         let _ = is_registered.recv_timeout(REGISTERED_WITHIN);
     }
 }
 
-/// A set of events with the GPUs that are in it.
+/// A set of events with its GPUs.
 type Registered = (EventSet, Vec<(Handle, PciAddress)>);
 
-/// A GPU's address is the one that was read of it before: it is not asked again, for a GPU may be lost by now.
+/// A GPU keeps the address that was read before. It is not read again, because the GPU may be lost by now.
 fn register(nvml: &Nvml, places: &[Place]) -> Option<Registered> {
     let set = EventSet::new(nvml).ok()?;
     let mut addresses = Vec::new();
@@ -90,7 +90,7 @@ fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)]
                     std::thread::sleep(EACH);
                 }
             }
-            // Nothing came. A library that does not wait is waited for.
+            // No event. Sleep for a library that does not wait.
             Ok(_) | Err(NvmlError::Timeout) => {
                 failures = 0;
                 std::thread::sleep(WAIT.saturating_sub(began.elapsed()));
@@ -103,8 +103,8 @@ fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)]
     }
 }
 
-/// The GPU of an event's handle. Some libraries give another handle with each event, and a lost GPU tells neither its
-/// address nor its UUID: it is then the only one of the registered that is lost. With two of them nobody knows.
+/// The GPU of an event's handle. Some libraries give another handle with each event, and a lost GPU reports neither its
+/// address nor its UUID: then it is the only registered GPU that is lost. With two of them it is unknown.
 fn whose(nvml: &Nvml, handle: Handle, addresses: &[(Handle, PciAddress)]) -> Option<PciAddress> {
     if let Some((_, address)) = addresses.iter().find(|(of, _)| *of == handle) {
         return Some(*address);

@@ -1,57 +1,57 @@
-//! Values by number: many of them in one call, some of them for each link.
+//! Values by field number: many of them in one call, some of them for each link.
 
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t};
 
 use super::calls::{Answer, Handle, Nvml, is_not_offered, or};
 
-/// The GPU itself; links are scopes of their own.
+/// The GPU itself; each link has a separate scope.
 pub(super) const WHOLE: u32 = 0;
 
 /// Temperature of the memory.
 pub(super) const MEMORY_TEMPERATURE: u32 = 82;
-/// What the driver says the GPU needs; it survives a restart of the agent, as XID 154 does not.
+/// The recovery action that the driver reports for the GPU; it survives a restart of the agent, as XID 154 does not.
 pub(super) const RECOVERY_ACTION: u32 = 230;
-/// Margin below which clocks are held down.
+/// The margin below which clocks are reduced.
 pub(super) const SLOWDOWN_MARGIN: u32 = 194;
 
-/// Time for which heat, and the power supply's brake, held clocks down. NVIDIA gave these other numbers with 580.82.
+/// Time for which heat and the power supply's brake reduced the clocks. NVIDIA changed these numbers in 580.82.
 pub(super) fn slowdown_times(driver: Option<&str>) -> [u32; 2] {
     let mut parts = driver.unwrap_or_default().split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     if version >= (580, 82) { [270, 271] } else { [252, 253] }
 }
 
-/// ECC errors, of those that were corrected and those that were not since the last reset, and of a whole life.
+/// Corrected and uncorrected ECC errors, since the last reset and over the lifetime.
 pub(super) const ECC_CORRECTED: u32 = 3;
 pub(super) const ECC_VOLATILE: u32 = 4;
 pub(super) const ECC_AGGREGATE: u32 = 6;
-/// Pages taken out of use after many corrected errors, after one that could not be corrected, and whether some wait.
+/// Pages retired after many corrected errors and after an uncorrectable one, and whether some are pending.
 pub(super) const PAGES_RETIRED: [u32; 2] = [29, 30];
 pub(super) const PAGES_PENDING: u32 = 31;
-/// PCIe packets that were sent again.
+/// Retransmitted PCIe packets.
 pub(super) const PCIE_REPLAYS: u32 = 94;
-/// Rows remapped after corrected and after uncorrected errors, whether some wait, whether one failed.
+/// Rows remapped after corrected and after uncorrected errors, whether some are pending, whether one failed.
 pub(super) const REMAPPED_ROWS: [u32; 4] = [142, 143, 144, 145];
 
-/// What a function says, or, where a library lacks it, the field of that number.
+/// The result of a function or, if a library lacks it, the field with that number.
 pub(super) fn or_field(nvml: &Nvml, gpu: Handle, reported: Answer<u64>, field: u32) -> Answer<u64> {
     or(reported, || whole(nvml, gpu, field))
 }
 
-/// One field of the GPU as a whole, which counts something.
+/// A field of the GPU as a whole that is a counter.
 pub(super) fn whole(nvml: &Nvml, gpu: Handle, field: u32) -> Answer<u64> {
     let reported = read(nvml, gpu, &[(field, WHOLE)]).pop().unwrap_or(Err(NvmlError::NotSupported))?;
     u64::try_from(reported).map_err(|_| NvmlError::NotSupported)
 }
 
-/// Counters of a link: packets sent again, recoveries, damaged packets.
+/// Counters of a link: retransmitted packets, recoveries, damaged packets.
 pub(super) const LINK_ERRORS: [u32; 3] = [161, 162, 163];
-/// Of links of the fifth generation: recoveries that worked and that failed, error rates of bits and of symbols, packets
-/// that came damaged, errors that the link itself found.
+/// For links of the fifth generation: successful and failed recoveries, error rates of bits and of symbols, damaged packets
+/// received, errors that the link itself found.
 pub(super) const LINK_5: [u32; 6] = [213, 214, 220, 222, 208, 211];
 
-/// Reads fields of scopes, in this order; each is a whole number or why there is none.
+/// Reads fields of scopes, in this order; each is an integer or the reason why there is none.
 pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answer<i64>> {
     let mut fields: Vec<nvmlFieldValue_t> = wanted
         .iter()
@@ -61,18 +61,18 @@ pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answe
             timestamp: 0,
             latencyUsec: 0,
             valueType: 0,
-            // A library that leaves a field alone has not told it.
+            // A library that does not write a field has not reported it.
             nvmlReturn: 3,
             value: nvmlValue_t { ullVal: 0 },
         })
         .collect();
-    // As many as one call takes everywhere.
+    // The most that every driver accepts in one call.
     const AT_ONCE: usize = 64;
     let mut read = Vec::new();
     for some in fields.chunks_mut(AT_ONCE) {
         match gpu.fields(nvml, some) {
             Ok(()) => read.extend(some.iter().map(number)),
-            // Some libraries refuse them all for one that they do not know, in one word or the other.
+            // Some libraries refuse all fields because of an unknown one, with one error or another.
             Err(NvmlError::InvalidArg | NvmlError::NotSupported | NvmlError::NotFound) if some.len() > 1 => {
                 read.extend(some.chunks_mut(1).map(|one| {
                     gpu.fields(nvml, one)?;
@@ -88,15 +88,15 @@ pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answe
 fn number(field: &nvmlFieldValue_t) -> Answer<i64> {
     nvml_try(field.nvmlReturn)?;
     let value = &field.value;
-    // SAFETY: all members of the union are plain numbers, for which every pattern of bits is a value; the type says
-    // which one the library wrote, and it was all zero before.
+    // SAFETY: all members of the union are plain numbers, valid for every bit pattern; the type names the one that the
+    // library wrote, and the union was all zero before.
     unsafe {
         match field.valueType {
-            // No reading is as small as a whole number looks that was written without its type, which is then 0.
+            // A subnormal is an integer that was written without its type, which is then 0: no reading is that small.
             0 if value.dVal.is_subnormal() => Ok(value.ullVal.cast_signed()),
             0 => Ok(value.dVal as i64),
             1 => Ok(value.uiVal.into()),
-            // No counter comes that far; a negative number in the wrong type does.
+            // A value this large is a negative number with the wrong type: no counter reaches it.
             2 | 3 => Ok(value.ullVal.cast_signed()),
             4 => Ok(value.sllVal),
             5 => Ok(value.siVal.into()),
@@ -106,14 +106,14 @@ fn number(field: &nvmlFieldValue_t) -> Answer<i64> {
     }
 }
 
-/// Error rates come as 4 bits of mantissa over 8 bits of exponent: m times 10 to the minus e. The lowest that can be
-/// told has the exponent 255 and means none.
+/// Error rates are encoded as 4 bits of mantissa above 8 bits of exponent: m times 10 to the minus e. The lowest rate has
+/// the exponent 255 and means none.
 pub(super) fn error_rate(encoded: i64) -> f64 {
     let (mantissa, exponent) = ((encoded >> 8) & 0xf, encoded & 0xff);
     if exponent == 0xff { 0.0 } else { mantissa as f64 * 10f64.powi(-(exponent as i32)) }
 }
 
-/// The wrapper's errors cannot be copied; of those of a whole call only these matter.
+/// The wrapper's errors cannot be copied; for a whole call only these matter.
 fn again(error: &NvmlError) -> NvmlError {
     match error {
         NvmlError::GpuLost => NvmlError::GpuLost,
@@ -122,7 +122,7 @@ fn again(error: &NvmlError) -> NvmlError {
         NvmlError::NoPermission => NvmlError::NoPermission,
         NvmlError::Timeout => NvmlError::Timeout,
         NvmlError::UnexpectedVariant(code) => NvmlError::UnexpectedVariant(*code),
-        // What was found before stands: it was not said to be over.
+        // Keeps earlier results: no error says that they are no longer valid.
         _ => NvmlError::Unknown,
     }
 }

@@ -1,4 +1,4 @@
-//! One GPU, read.
+//! Reads one GPU.
 
 use std::collections::BTreeMap;
 
@@ -23,23 +23,23 @@ use super::fields::{
 use super::notes::{Notes, trouble};
 use super::{Library, details, links};
 
-/// A number that stands for none (NVML_VALUE_NOT_AVAILABLE).
+/// A number that means no value (NVML_VALUE_NOT_AVAILABLE).
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// What is to be read of a GPU.
+/// What to read of a GPU.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
-    /// What is read seldom too.
+    /// Whether to read the details too.
     pub(super) details: bool,
-    /// Places of the GPUs that may be asked of whom they reach.
+    /// Indexes of the GPUs that may be asked which others they reach.
     pub(super) peers: &'a [u32],
-    /// Where GPUs of these names sit, for libraries that do not tell.
+    /// Bus addresses of GPUs by name, for libraries that do not report them.
     pub(super) places: &'a BTreeMap<String, PciAddress>,
-    /// Called now and then: calls return, however slowly.
+    /// Called from time to time: calls return, even if slowly.
     pub(super) alive: &'a dyn Fn(),
 }
 
-/// Reads the GPU at a place of the driver's list; `known` is who was there before, at each place.
+/// Reads the GPU at an index of the driver's list; `known` has the earlier identities at each index.
 pub(super) fn read(
     library: &Library,
     index: u32,
@@ -68,7 +68,7 @@ pub(super) fn read(
     if wanted.details && !notes.is_fatal() {
         (wanted.alive)();
         let links: Vec<u32> = reading.nvlinks.iter().map(|of| of.link).collect();
-        // Without NVLinks there is nobody to be reached over them.
+        // Without NVLinks no GPU can be reached over them.
         let others: Vec<u32> = wanted.peers.iter().copied().filter(|peer| *peer != index).collect();
         let peers = if links.is_empty() { Vec::new() } else { peers(nvml, gpu, &others) };
         (wanted.alive)();
@@ -79,7 +79,7 @@ pub(super) fn read(
     reading
 }
 
-/// Which of the others it reaches over NVLink; those of which it is not told are left out.
+/// Which of the others it reaches over NVLink; those without an answer are left out.
 fn peers(nvml: &Nvml, gpu: Handle, others: &[u32]) -> Vec<PeerAccess> {
     let access = |index: &u32| {
         let other = by_index(nvml, *index).ok()?;
@@ -88,7 +88,7 @@ fn peers(nvml: &Nvml, gpu: Handle, others: &[u32]) -> Vec<PeerAccess> {
     others.iter().filter_map(access).collect()
 }
 
-/// Who sits there. A driver that does not tell the name for once has not changed the board.
+/// The identity of the GPU. If a driver fails to report the name once, the board is still the same.
 fn identity(
     nvml: &Nvml,
     gpu: Handle,
@@ -99,7 +99,7 @@ fn identity(
     let is_lost = |error: &NvmlError| matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired);
     let address = match address(nvml, gpu) {
         Ok(address) => address,
-        // One that was told before is as good, where the name is still the same.
+        // An earlier address is valid if the name is still the same.
         Err(error) if is_lost(&error) => return Err(error),
         Err(error) => {
             let uuid = gpu.text(&lib.nvmlDeviceGetUUID)?;
@@ -154,7 +154,7 @@ fn rows([corrected, uncorrected, pending, failed]: [u32; 4]) -> Answer<RemappedR
     })
 }
 
-/// Remapped rows by number, where the library lacks the function. Whether one failed is what it is asked for most.
+/// Remapped rows from fields, if the library lacks the function. The most important value is whether one failed.
 fn rows_by_field(nvml: &Nvml, gpu: Handle) -> Answer<[u32; 4]> {
     let [corrected, uncorrected, pending, failed] = REMAPPED_ROWS
         .map(|field| fields::whole(nvml, gpu, field).map(|count| u32::try_from(count).unwrap_or(u32::MAX)));
@@ -184,13 +184,13 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
     let wanted = [RECOVERY_ACTION, MEMORY_TEMPERATURE, thermal, brake].map(|field| (field, WHOLE));
     let mut values = fields::read(nvml, gpu, &wanted).into_iter();
     let mut next = || values.next().unwrap_or(Err(NvmlError::NotSupported));
-    // Numbers without a meaning (all bits set) stand for none.
+    // Numbers without a meaning (all bits set) mean no value.
     let action = next().map(as_count).and_then(|number| match number {
         0..=0xff => Ok(number),
         _ => Err(NvmlError::NotSupported),
     });
     reading.recovery_action = notes.take(action);
-    // Boards without a sensor there tell 0.
+    // Boards without a sensor there report 0.
     let memory = next().map(as_count).and_then(|degrees| match u32::try_from(degrees) {
         Ok(degrees @ 1..=HOTTEST) => Ok(degrees),
         Ok(_) | Err(_) => Err(NvmlError::NotSupported),
@@ -210,10 +210,10 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
     reading.slowdown = notes.take(times);
 }
 
-/// What no sensor tells, in degrees Celsius: beyond it stands a number for none.
+/// Above any sensor's value, in degrees Celsius: a higher number means no value.
 const HOTTEST: u32 = 250;
 
-/// By the function of old, and where that is gone by the newer one.
+/// From the old function, or from the newer one if that was removed.
 pub(super) fn temperature(nvml: &Nvml, gpu: Handle) -> Answer<u32> {
     let lib = nvml.lib();
     let degrees = or(gpu.get_at(&lib.nvmlDeviceGetTemperature, 0, 0), || {
@@ -232,7 +232,7 @@ fn as_count(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
-/// More than any link of PCIe has: beyond it stands a number for none.
+/// Above any PCIe generation: a higher number means no value.
 const NEWEST_PCIE: u32 = 16;
 const MOST_LANES: u32 = 32;
 
@@ -259,7 +259,7 @@ fn wires(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) 
     reading.fabric = notes.take(fabric(nvml, gpu));
 }
 
-/// By the newest version of the struct that the library takes; each has a field more.
+/// From the newest version of the struct that the library accepts; each has one more field.
 fn fabric(nvml: &Nvml, gpu: Handle) -> Answer<FabricInfo> {
     let lib = nvml.lib();
     let mut info = nvmlGpuFabricInfo_v3_t {
@@ -304,7 +304,7 @@ fn work(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
     let processes = gpu.processes(nvml).map(|all| {
         let process = |(pid, memory): (u32, u64)| {
             let memory = Some(memory).filter(|memory| *memory != NOT_AVAILABLE);
-            // A list that is said to be longer than it was written ends in zeros.
+            // A list that is shorter than reported ends in zeros.
             let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0)?;
             Some(GpuProcess { pid: Pid(pid), memory })
         };
@@ -313,7 +313,7 @@ fn work(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
     reading.processes = notes.take(unless_forbidden(processes));
 }
 
-/// What we may not ask for is kept from us, and no fault of the GPU.
+/// A value that we may not read is forbidden, and no fault of the GPU.
 fn unless_forbidden<T>(reported: Answer<T>) -> Answer<T> {
     match reported {
         Err(NvmlError::NoPermission) => Err(NvmlError::NotSupported),
@@ -321,7 +321,7 @@ fn unless_forbidden<T>(reported: Answer<T>) -> Answer<T> {
     }
 }
 
-/// Why a GPU that the driver counts has no handle.
+/// Why a GPU in the driver's list has no handle.
 fn unopened(error: &NvmlError) -> GpuTrouble {
     match error {
         NvmlError::InsufficientPower => GpuTrouble::NoPower,

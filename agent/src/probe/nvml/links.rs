@@ -10,20 +10,20 @@ use super::calls::{Answer, Handle, Nvml, or};
 use super::fields::{self, LINK_5, LINK_ERRORS};
 use super::notes::Notes;
 
-/// The most links that a GPU has (NVML_NVLINK_MAX_LINKS).
+/// The maximum number of links of a GPU (NVML_NVLINK_MAX_LINKS).
 const LINKS: u32 = 18;
 
-/// Kinds of errors by NVML's numbers, where there are no fields: sent again, recoveries, damaged packets (flits, data).
+/// NVML's numbers for kinds of errors, if there are no fields: retransmissions, recoveries, damaged packets (flits, data).
 const KINDS: [u32; 4] = [0, 1, 2, 3];
 
-/// The links that the GPU has. One that cannot be read is not one that is down.
+/// The links of the GPU. A link that cannot be read does not count as down.
 pub(super) fn states(nvml: &Nvml, gpu: Handle, notes: &mut Notes) -> Vec<LinkReading> {
     let mut links = Vec::new();
     for link in 0..LINKS {
         match gpu.get_at(&nvml.lib().nvmlDeviceGetNvLinkState, link, 0) {
-            // A link that the board has not wired.
+            // A link that is not wired on the board.
             Err(NvmlError::NotSupported) => {}
-            // The first one that the GPU does not have.
+            // The first link that the GPU does not have.
             Err(NvmlError::InvalidArg | NvmlError::FunctionNotFound) => break,
             state => links.push(LinkReading { link, up: notes.take(state.map(|state| state != 0)) }),
         }
@@ -34,7 +34,7 @@ pub(super) fn states(nvml: &Nvml, gpu: Handle, notes: &mut Notes) -> Vec<LinkRea
     links
 }
 
-/// What went wrong on them.
+/// The errors of these links.
 pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) -> Vec<LinkErrors> {
     let wanted: Vec<(u32, u32)> = links
         .iter()
@@ -64,7 +64,7 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) 
                 damaged_packets: [count(7), count(8)].into_iter().flatten().reduce(u64::saturating_add),
                 remote: far_end(nvml, gpu, *link).ok(),
             };
-            // Some libraries know the numbers of the fields and count by the functions of old alone.
+            // Some libraries know the numbers of the fields, but only the old functions count.
             let nothing =
                 [errors.replays, errors.recoveries, errors.crc].iter().all(|of| of.unwrap_or(0) == 0);
             if nothing && has_counters {
@@ -75,7 +75,7 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) 
         .collect()
 }
 
-/// Drivers that do not know the fields know the counters. Whether they do.
+/// Reads the counters of drivers that do not know the fields. Returns whether they exist.
 fn older(nvml: &Nvml, gpu: Handle, errors: &mut LinkErrors) -> bool {
     let [replays, recoveries, flits, data] = KINDS.map(|kind| gpu.link_errors(nvml, errors.link, kind).ok());
     let crc = match (flits, data) {
@@ -88,7 +88,7 @@ fn older(nvml: &Nvml, gpu: Handle, errors: &mut LinkErrors) -> bool {
     replays.is_some() || recoveries.is_some() || crc.is_some()
 }
 
-/// By the newest variant of the function that the library has.
+/// The far end, from the newest variant of the function that the library has.
 fn far_end(nvml: &Nvml, gpu: Handle, link: u32) -> Answer<PciAddress> {
     let lib = nvml.lib();
     let newer = gpu.get_at(&lib.nvmlDeviceGetNvLinkRemotePciInfo_v2, link, no_address());

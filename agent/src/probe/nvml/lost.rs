@@ -1,7 +1,7 @@
-//! Whether each GPU is still there: one cheap call per GPU each second, between the full readings, which are seconds apart.
+//! Checks whether each GPU is still there: one cheap call per GPU each second, between the full readings, which are seconds apart.
 //!
-//! On a thread of its own: a call that does not return holds up neither readings nor events. The next full reading
-//! hangs at the same GPU then, and the probe is replaced.
+//! It runs on a separate thread: a call that does not return blocks neither readings nor events. The next full reading then
+//! hangs at the same GPU, and the probe is replaced.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use nvml_wrapper::error::NvmlError;
 use super::calls::{Handle, Nvml, by_index};
 use super::{Library, Lines, gpu};
 
-/// A GPU's place in the driver's list, and its address.
+/// A GPU's index in the driver's list, and its address.
 pub(super) type Place = (u32, PciAddress);
 
-/// Time from one look to the next.
+/// Time between two checks.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Begins to look after these GPUs. A change is passed on as an event that has them read at once.
+/// Starts to check these GPUs. A change is passed on as an event, which triggers a reading at once.
 pub(super) fn watch(library: &Arc<Library>, lines: &Lines, places: Vec<Place>) {
     let (library, lines) = (library.clone(), lines.clone());
     let look = move || {
@@ -42,12 +42,12 @@ pub(super) fn watch(library: &Arc<Library>, lines: &Lines, places: Vec<Place>) {
             }
         }
     };
-    // Without the thread a lost GPU is seen at the next full reading.
+    // Without the thread a lost GPU is detected at the next full reading.
     drop(std::thread::Builder::new().name("lost".to_owned()).spawn(look));
 }
 
-/// Whether the driver says that it lost the GPU. The temperature is read from the board; names and addresses may come
-/// out of the library's own memory.
+/// Whether the driver reports that it lost the GPU. The temperature is read from the board; names and addresses may come
+/// from the library's own memory.
 pub(super) fn is_lost(nvml: &Nvml, gpu: Handle) -> bool {
     matches!(gpu::temperature(nvml, gpu), Err(NvmlError::GpuLost))
 }

@@ -1,34 +1,34 @@
-//! What was told of a GPU as a whole.
+//! Errors that concern a GPU as a whole.
 
 use mainstay_core::hardware::gpu::{GpuTrouble, Read};
 use nvml_wrapper::error::NvmlError;
 
 use super::calls::{Answer, is_not_offered};
 
-/// What was told of a GPU as a whole while it was read: some calls go on answering for a GPU that is lost, so that
-/// one that says so counts for all.
+/// Errors that concern a GPU as a whole during its reading. Some calls still answer for a lost GPU, so a single call that
+/// reports the loss counts for all.
 #[derive(Default)]
 pub(super) struct Notes {
     fatal: Option<GpuTrouble>,
-    /// Whether anything was told at all.
+    /// Whether any call succeeded.
     reported: bool,
-    /// How a call failed for which the driver knows no reason.
+    /// The error of a call that failed for no reason that the driver knows.
     unknown: Option<String>,
 }
 
 impl Notes {
-    /// Whether the GPU is lost or unusable: there is no point in asking it more.
+    /// Whether the GPU is lost or unusable: further calls are pointless.
     pub(super) fn is_fatal(&self) -> bool {
         self.fatal.is_some()
     }
 
-    /// What is wrong with the GPU as a whole: it was said, or nothing was told and the driver does not know why.
+    /// What is wrong with the GPU as a whole: a reported error, or an unknown error if no call succeeded.
     pub(super) fn trouble(self) -> Option<GpuTrouble> {
         let of_unknown = self.unknown.filter(|_| !self.reported).map(GpuTrouble::Unopened);
         self.fatal.or(of_unknown)
     }
 
-    /// What a call came to.
+    /// Takes in the result of a call.
     pub(super) fn take<T>(&mut self, result: Answer<T>) -> Read<T> {
         match result {
             Ok(value) => {
@@ -49,10 +49,10 @@ impl Notes {
     }
 }
 
-/// What an error says of a GPU.
+/// The trouble of a GPU that an error indicates.
 pub(super) fn trouble(error: &NvmlError) -> GpuTrouble {
     match error {
-        // The second: a GPU that is not found.
+        // The second code: a GPU that is not found.
         NvmlError::GpuLost | NvmlError::UnexpectedVariant(28) => GpuTrouble::Lost,
         NvmlError::ResetRequired => GpuTrouble::ResetRequired,
         NvmlError::NoPermission | NvmlError::OperatingSystem => GpuTrouble::NoPermission,

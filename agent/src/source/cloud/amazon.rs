@@ -1,4 +1,4 @@
-//! The metadata server of Amazon EC2 (IMDSv2). It does not tell of changes: it is asked every few seconds, as Amazon
+//! The metadata server of Amazon EC2 (IMDSv2). It does not report changes: it is polled every few seconds, as Amazon
 //! recommends for spot machines.
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long a token is good, in seconds: the longest that there is.
+/// How long a token is valid, in seconds: the maximum.
 const TOKEN_LIFE: &str = "21600";
 
 struct Key {
@@ -54,7 +54,7 @@ async fn follow_keys(address: String, news: mpsc::Sender<News>) {
     }
 }
 
-/// The key's value; none if there is no such key, which is how nothing is announced.
+/// The key's value; none if there is no such key, which means that nothing is announced.
 async fn ask(key: &Key, address: &str, token: &mut Option<String>) -> Result<Option<String>, HttpError> {
     if token.is_none() {
         *token = Some(new_token(address).await?);
@@ -75,7 +75,7 @@ async fn ask(key: &Key, address: &str, token: &mut Option<String>) -> Result<Opt
         StatusCode::OK => Ok(Some(answer.body)),
         StatusCode::NOT_FOUND => Ok(None),
         status => {
-            // A token that is too old is refused.
+            // An expired token is refused.
             *token = None;
             Err(HttpError::Status(status))
         }

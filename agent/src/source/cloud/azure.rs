@@ -1,5 +1,5 @@
-//! The metadata service of Microsoft Azure: scheduled events, asked for every few seconds. Events of a scale set name
-//! the machines that they are for: those of others are none of ours.
+//! The metadata service of Microsoft Azure: scheduled events, polled every few seconds. Events of a scale set name the
+//! machines that they are for; those for other machines are ignored.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::http::{self, HttpError, Question};
 
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// The first question of a machine turns the service on, which takes up to two minutes.
+/// The first request of a machine turns the service on, which takes up to two minutes.
 const DEADLINE: Duration = Duration::from_secs(150);
 
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";

@@ -1,7 +1,7 @@
-//! The metadata server of Google Compute Engine: it is asked to answer when a key changes.
+//! The metadata server of Google Compute Engine: a request waits there until a key changes.
 //!
-//! A change of `maintenance-event` is announced only to those that have asked for it since the last one: so it is asked
-//! for at once, and for ever.
+//! A change of `maintenance-event` is announced only to clients that have asked for it since the last one. So it is
+//! requested at once, and forever.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use tokio::sync::mpsc;
 use super::News;
 use crate::http::{self, HttpError, Question};
 
-/// How long the server may hold back an answer for want of a change.
+/// How long the server may delay an answer until there is a change.
 const HELD_BACK: u64 = 60;
 
 /// How much longer an answer may take than that.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The pause after a question that failed, at first and at most; it doubles in between.
+/// The pause after a failed request, at first and at most; it doubles in between.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// A key that does not exist for this kind of machine, and may later.
+/// The pause for a key that does not exist for this kind of machine, and may exist later.
 const ABSENT_PAUSE: Duration = Duration::from_secs(60);
 
-/// The least time between two questions for a key, whatever the server does.
+/// The minimum time between two requests for a key, whatever the server answers.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
 const FLAVOR: &str = "Metadata-Flavor";
@@ -60,7 +60,7 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<News>) {
             Ok(Asked::Reported { body, etag: new }) => {
                 etag = new;
                 pause = FIRST_PAUSE;
-                // Without an etag there is nothing by which a change could be waited for.
+                // Without an etag the server cannot wait for a change.
                 let rest = if etag.is_some() { LEAST_PAUSE } else { FIRST_PAUSE };
                 ((key.read)(&body), rest)
             }
@@ -69,7 +69,7 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<News>) {
                 (Ok(Vec::new()), ABSENT_PAUSE)
             }
             Err(error) => {
-                // What changed meanwhile is told at once by a question that waits for nothing.
+                // A request without waiting returns at once what changed meanwhile.
                 etag = None;
                 let rest = pause;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -92,7 +92,7 @@ enum Asked {
     Absent,
 }
 
-/// Asks for a key: at once, or once it is not as it was with `etag`.
+/// Requests a key: at once, or when it differs from `etag`.
 async fn ask(key: &Key, address: &str, etag: Option<&str>) -> Result<Asked, HttpError> {
     let wait = etag.map(|etag| format!("wait_for_change=true&timeout_sec={HELD_BACK}&last_etag={etag}"));
     let path =

@@ -1,4 +1,4 @@
-//! Signs of GPUs on this host that are there without asking the driver.
+//! Signs of GPUs on this host that need no request to the driver.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use mainstay_core::base::pci::PciAddress;
 /// The library's usual name.
 const USUAL_LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Whether there is a GPU of NVIDIA on the PCI bus, driver or not: display controllers have class 0x03.
+/// Whether there is an NVIDIA GPU on the PCI bus, with or without a driver: display controllers have class 0x03.
 pub(in crate::source) fn has_nvidia_device(sys: &Path) -> bool {
     let Ok(devices) = std::fs::read_dir(sys.join("bus/pci/devices")) else { return false };
     devices.flatten().any(|device| {
@@ -16,15 +16,14 @@ pub(in crate::source) fn has_nvidia_device(sys: &Path) -> bool {
     })
 }
 
-/// Whether somebody put NVIDIA's library where programs find it: GPUs that are not on the bus of this machine (WSL).
+/// Whether NVIDIA's library is on the library path: GPUs that are not on the bus of this machine (WSL).
 pub(super) fn is_library_on_path() -> bool {
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .any(|directory| directory.is_absolute() && directory.join(USUAL_LIBRARY).exists())
 }
 
-/// The GPUs that the kernel's part of the driver holds, those left aside that an operator excluded; with their names,
-/// where it tells.
+/// The GPUs that the kernel driver holds, without those that an operator excluded, and their names if the driver reports them.
 pub(super) fn held(proc: &Path) -> Vec<(PciAddress, Option<String>)> {
     let Ok(directory) = std::fs::read_dir(proc.join("driver/nvidia/gpus")) else { return Vec::new() };
     let gpu = |path: &Path| {

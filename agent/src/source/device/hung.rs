@@ -1,10 +1,10 @@
-//! GPUs for which a call has not returned, and when they are tried again.
+//! GPUs for which a call has not returned, and when they are retried.
 
 use mainstay_core::base::time::{Mono, Span};
 
 use super::RENEW_EVERY;
 
-/// After so long a GPU for which a call has hung is tried again for the first time.
+/// Time until the first retry of a GPU for which a call has hung.
 const FIRST_RETRY: Span = Span::seconds(10);
 
 /// A GPU for which a call has not returned, or has ended the probe.
@@ -12,11 +12,11 @@ const FIRST_RETRY: Span = Span::seconds(10);
 pub(super) struct Hung {
     /// Since when.
     pub(super) since: Mono,
-    /// The library crashed, and did not hang.
+    /// The library crashed instead of hanging.
     pub(super) crashed: bool,
-    /// When it was last tried.
+    /// When it was last retried.
     pub(super) tried: Mono,
-    /// How often it was.
+    /// How often it was retried.
     pub(super) tries: u32,
 }
 
@@ -25,8 +25,7 @@ impl Hung {
         Hung { since, crashed, tried: since, tries: 0 }
     }
 
-    /// Whether it is time to try it again: soon at first, then ever more seldom, for each try takes a deadline and a new
-    /// probe.
+    /// Whether it is time for a retry: soon at first, then less and less often, because each retry takes a deadline and a new probe.
     pub(super) fn is_due(&self, now: Mono) -> bool {
         let wait = Span(FIRST_RETRY.0 << self.tries.saturating_sub(1).min(8));
         now.since(self.tried) >= wait.min(RENEW_EVERY)

@@ -1,4 +1,4 @@
-//! The probe at the other end of its pipes: a line each way at a time.
+//! The pipes to the probe: one line at a time in each direction.
 
 use std::io::{self, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -11,10 +11,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::ProbePlan;
 use crate::os::spawn::spawn_bound;
 
-/// Longer than any answer: one of a host of 16 GPUs has some 60 KiB.
+/// Longer than any answer: that of a host with 16 GPUs has about 60 KiB.
 const LONGEST_LINE: usize = 4 << 20;
 
-/// Why a probe is of no use any more.
+/// Why a probe is no longer usable.
 #[derive(Debug)]
 pub(super) struct Broken(pub(super) String);
 
@@ -23,7 +23,7 @@ pub(super) struct Probe {
     child: Child,
     requests: ChildStdin,
     answers: ChildStdout,
-    /// What was read and is no whole line yet.
+    /// Bytes of an incomplete line.
     unread: Vec<u8>,
     pub(super) started: Mono,
 }
@@ -36,7 +36,7 @@ impl Probe {
             command.arg("--lib").arg(library);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // One that hangs in the driver does not see its pipes close: it is to go with an agent that is killed.
+        // A probe that hangs in the driver does not see its pipes close: it must end with an agent that is killed.
         let mut child = spawn_bound(&mut command, None)?;
         let (Some(requests), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -48,7 +48,7 @@ impl Probe {
         &self.answers
     }
 
-    /// Lets go of the pipes: a probe that is well ends by that.
+    /// Closes the pipes, which ends a healthy probe.
     pub(super) fn into_child(self) -> Child {
         self.child
     }
@@ -59,7 +59,7 @@ impl Probe {
         Ok(self.requests.write_all(&line)?)
     }
 
-    /// Waits until there is something to read. False when it is too late for that.
+    /// Waits until there is something to read. Returns false after `until`.
     pub(super) fn wait(&self, until: Instant) -> Result<bool, Broken> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -72,7 +72,7 @@ impl Probe {
         }
     }
 
-    /// Reads once, and returns the lines that are whole.
+    /// Reads once, and returns the complete lines.
     pub(super) fn read(&mut self) -> Result<Vec<ProbeLine>, Broken> {
         let mut buffer = [0; 16 * 1024];
         match self.answers.read(&mut buffer)? {
@@ -93,7 +93,7 @@ impl Probe {
     }
 
     fn how_it_ended(&mut self) -> String {
-        // Whoever closes its pipe without ending is ended.
+        // Kill a probe that closes its pipe without ending.
         let _ = self.child.kill();
         match self.child.wait() {
             Ok(status) => format!("the probe ended by itself: {status}"),

@@ -1,5 +1,5 @@
-//! How far the ranks are in their collectives, asked for once nothing moves: PyTorch's flight recorders, which ranks write
-//! into files when their pipe is written to, and NCCL's RAS service, which tells of the whole job.
+//! How far the ranks are in their collectives, requested once nothing makes progress. Sources: PyTorch's flight recorders,
+//! which ranks write to files when their pipe is written to, and NCCL's RAS service, which reports about the whole job.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,15 +20,15 @@ use super::{Subject, left, nccl_version};
 use crate::os::processes;
 use crate::source::nccl_ras;
 
-/// Where NCCL's RAS service listens if nobody says otherwise.
+/// The default address of NCCL's RAS service.
 const RAS_ADDRESS: &str = "localhost:28028";
 
-/// What they tell.
+/// The reports of both sources.
 #[derive(Debug, Default)]
 pub(super) struct CollectiveReport {
     pub(super) waits: Vec<Waits>,
     pub(super) findings: Vec<String>,
-    /// The RAS service's report, a line for each thing.
+    /// The RAS service's report, one line for each item.
     pub(super) ras: Vec<String>,
 }
 
@@ -40,13 +40,13 @@ impl CollectiveReport {
     }
 }
 
-/// Dumps that were asked for, with when.
+/// Requested dumps, and when they were requested.
 pub(super) struct Recorder {
     asked: SystemTime,
     dumps: BTreeMap<Rank, PathBuf>,
 }
 
-/// Asks the flight recorders of those ranks that listen on a pipe (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`).
+/// Requests the flight records of ranks that listen on a pipe (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`).
 pub(super) fn ask_flight_recorders(subjects: &[Subject]) -> Recorder {
     let mut recorder = Recorder { asked: SystemTime::now(), dumps: BTreeMap::new() };
     for subject in subjects {
@@ -56,7 +56,7 @@ pub(super) fn ask_flight_recorders(subjects: &[Subject]) -> Recorder {
         if !fs::metadata(&pipe).is_ok_and(|metadata| metadata.file_type().is_fifo()) {
             continue;
         }
-        // Without a reader at the other end it fails instead of waiting.
+        // Without a reader at the other end, opening fails instead of waiting.
         let pipe = File::options().write(true).custom_flags(libc::O_NONBLOCK).open(pipe);
         if pipe.and_then(|mut pipe| pipe.write_all(b"1")).is_err() {
             continue;
@@ -74,8 +74,8 @@ pub(super) fn ask_flight_recorders(subjects: &[Subject]) -> Recorder {
     recorder
 }
 
-/// Waits for the dumps, reads them, and tells where they lie and whom the ranks wait for by them and by the records that
-/// ranks' servers gave.
+/// Waits for the dumps and reads them. Returns where they are, and which ranks the others wait for, according to them and
+/// to the records of the ranks' servers.
 pub(super) fn flight_records(
     recorder: &Recorder,
     mut records: BTreeMap<Rank, FlightRecord>,
@@ -86,7 +86,7 @@ pub(super) fn flight_records(
     let mut waited_for = recorder.dumps.clone();
     let mut errors: BTreeMap<Rank, String> = BTreeMap::new();
     loop {
-        // A dump may be there in part; then it is read again.
+        // A dump may be incomplete; then it is read again.
         waited_for.retain(|rank, path| match read(path, recorder.asked) {
             Some(Ok(record)) => {
                 reported.findings.push(format!("flight record of {rank}: {}", path.display()));
@@ -115,7 +115,7 @@ pub(super) fn flight_records(
     reported
 }
 
-/// A dump that was written since; none if there is none.
+/// A dump that was written since then; none if there is none.
 fn read(path: &Path, since: SystemTime) -> Option<Result<FlightRecord, String>> {
     let modified = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
     if modified < since {
@@ -129,15 +129,15 @@ fn read(path: &Path, since: SystemTime) -> Option<Result<FlightRecord, String>> 
     })
 }
 
-/// A question to NCCL's RAS service that is under way.
+/// A request to NCCL's RAS service that is in progress.
 pub(super) struct Ras {
     answer: Option<mpsc::Receiver<Asked>>,
     /// Why it was not asked.
     objection: Option<String>,
 }
 
-/// Asks it in a thread of its own: a process that is stopped takes the question and never answers. A release that may end the job
-/// is not asked.
+/// Sends the request in a separate thread: a stopped process accepts the request and never answers. A release whose RAS
+/// service may end the job is not asked.
 pub(super) fn ask_ras(subjects: &[Subject], deadline: Instant) -> Ras {
     let objection = subjects.iter().find_map(|subject| nccl_version::objection(subject.pid));
     if objection.is_some() {
@@ -147,7 +147,7 @@ pub(super) fn ask_ras(subjects: &[Subject], deadline: Instant) -> Ras {
     let address = given.unwrap_or_else(|| RAS_ADDRESS.to_owned());
     let (sender, answer) = mpsc::channel();
     let ask = move || {
-        // Nobody waits any more if it took too long.
+        // The receiver is gone if it took too long.
         let _ = sender.send(nccl_ras::ask_blocking(&address, left(deadline)));
     };
     let started = std::thread::Builder::new().name("nccl-ras".to_owned()).spawn(ask);
@@ -155,7 +155,7 @@ pub(super) fn ask_ras(subjects: &[Subject], deadline: Instant) -> Ras {
 }
 
 impl Ras {
-    /// What it told by the deadline.
+    /// The answer by the deadline.
     pub(super) fn finish(self, subjects: &[Subject], deadline: Instant) -> CollectiveReport {
         if let Some(objection) = self.objection {
             return CollectiveReport { findings: vec![objection], ..CollectiveReport::default() };
@@ -166,13 +166,13 @@ impl Ras {
                 let findings = vec![format!("NCCL's RAS service tells nothing: {why}")];
                 CollectiveReport { findings, ..CollectiveReport::default() }
             }
-            // Where nothing listens, no NCCL is in use.
+            // If nothing listens, no NCCL is in use.
             Some(Asked::Refused | Asked::NoJob) | None => CollectiveReport::default(),
         }
     }
 }
 
-/// What NCCL's RAS service counts, in writing, and whom the ranks wait for by it; none if it does not tell.
+/// The counts of NCCL's RAS service as text, and which ranks the others wait for; none without an answer.
 pub(super) fn ask_counts(subjects: &[Subject], deadline: Instant) -> Option<(String, Waits)> {
     let answer = ask_ras(subjects, deadline).answer?.recv_timeout(left(deadline)).ok()?;
     let Asked::Reported(report) = answer else { return None };
@@ -183,7 +183,7 @@ pub(super) fn ask_counts(subjects: &[Subject], deadline: Instant) -> Option<(Str
 fn of_report(report: &RasReport, subjects: &[Subject]) -> CollectiveReport {
     let mut ranks = BTreeMap::new();
     for subject in subjects {
-        // Training may run in a child of what was started as the rank.
+        // Training may run in a child of the process that was started as the rank.
         for pid in processes::descendants(subject.pid) {
             ranks.insert(pid.0, subject.rank);
         }
@@ -193,7 +193,7 @@ fn of_report(report: &RasReport, subjects: &[Subject]) -> CollectiveReport {
     CollectiveReport { waits, findings: Vec::new(), ras: report.lines() }
 }
 
-/// A process's environment, as it was started with.
+/// A process's environment at its start.
 pub(super) struct Environment(Vec<u8>);
 
 impl Environment {

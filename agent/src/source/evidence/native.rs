@@ -1,4 +1,4 @@
-//! A process as the kernel sees it: its threads, what they wait in, its children.
+//! A process as the kernel sees it: its threads, what they wait for, its children.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::os::{calls, processes};
 
-/// No more threads than this are told of: a hang is not in the two hundredth.
+/// At most this many threads are reported: later ones are not the cause of a hang.
 const THREADS: usize = 128;
 
 /// A process.
@@ -29,7 +29,7 @@ struct Thread {
     stack: String,
 }
 
-/// Looks at a process; none if it is gone.
+/// Reads a process; none if it is gone.
 pub(super) fn look(pid: Pid) -> Option<Native> {
     let directory = format!("/proc/{}", pid.0);
     let directory = Path::new(&directory);
@@ -54,7 +54,7 @@ fn thread(task: &Path) -> Thread {
         name: read("comm"),
         state,
         channel: read("wchan"),
-        // The number of the system call first; "running" if it is in none.
+        // The system call's number first; "running" if it is in none.
         call: read("syscall"),
         // Only root may read it.
         stack: read("stack"),
@@ -62,7 +62,7 @@ fn thread(task: &Path) -> Thread {
 }
 
 impl Native {
-    /// Where the main thread stands.
+    /// The place of the main thread.
     pub(super) fn place(&self) -> String {
         let what = match self.main.state.as_str() {
             "T" => "stopped",

@@ -1,4 +1,4 @@
-//! Which NCCL a rank has loaded: two releases may end a job whose RAS service is asked.
+//! Which NCCL a rank has loaded: in two releases, a request to the RAS service may end the job.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use mainstay_core::base::id::Pid;
 /// Releases whose RAS service is not asked, with NVIDIA's issue.
 const UNSAFE: [(&str, &str); 2] = [("2.26.2", "NVIDIA/nccl#1669"), ("2.29.7", "NVIDIA/nccl#2346")];
 
-/// Why the rank's RAS service must not be asked, if it must not.
+/// Why the rank's RAS service must not be asked; none if it may.
 pub(super) fn objection(pid: Pid) -> Option<String> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", pid.0)).ok()?;
     let version = version_of(&library(&maps)?)?;
@@ -26,7 +26,7 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The version in the name of the file, or in that of the Python package which the file belongs to.
+/// The version in the name of the file, or in that of its Python package.
 fn version_of(library: &Path) -> Option<String> {
     let version = name_of(library).strip_prefix("libnccl.so.").map(str::to_owned);
     if let Some(version) = version.filter(|version| version.contains('.')) {

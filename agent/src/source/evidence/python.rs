@@ -1,5 +1,5 @@
-//! Python stacks of ranks: by py-spy where it is installed, else by asking the ranks' own faulthandler, which the
-//! client has registered. py-spy also knows the frames of native code between those of Python.
+//! Python stacks of ranks, from py-spy if it is installed, else from the ranks' own faulthandler, which the client has
+//! registered. py-spy also reports the native frames between the Python frames.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,13 +14,13 @@ use super::{Frames, Subject, left};
 use crate::os::processes;
 use crate::source::trainer::{STACK_SIGNAL, writes_stacks};
 
-/// Native frames are worth no more than this: a library of gigabytes takes seconds to be read.
+/// Time limit for native frames: a library of gigabytes takes seconds to read.
 const NATIVE_WITHIN: Duration = Duration::from_secs(1);
-/// A rank that has not begun to write by then will not.
+/// A rank that has not started to write by then will not.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(700);
-/// How often is looked whether stacks are written.
+/// How often to check whether stacks are written.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// No dump is longer.
+/// No dump is longer than this.
 const LONGEST: u64 = 1 << 20;
 
 /// A rank's Python stacks.
@@ -28,18 +28,18 @@ pub(super) struct Stack {
     pub(super) by: &'static str,
     pub(super) text: String,
     pub(super) innermost: Option<String>,
-    /// With the frames of native code.
+    /// The stack with native frames.
     pub(super) native: Option<String>,
 }
 
 impl Stack {
-    /// From the dump that a rank's PyTorch server made.
+    /// From the dump of a rank's PyTorch server.
     pub(super) fn of_worker_server(text: String) -> Stack {
         Stack { by: "worker server", innermost: innermost_of_worker_server(&text), native: None, text }
     }
 }
 
-/// The stacks of all ranks, in order; none for a rank that gives none.
+/// The stacks of all ranks, in order; none for a rank that returns none.
 pub(super) fn stacks(subjects: &[Subject], frames: Frames, deadline: Instant) -> Vec<Option<Stack>> {
     let mut found = by_faulthandler(subjects, deadline);
     let Some(program) = py_spy(subjects) else { return found };
@@ -48,7 +48,7 @@ pub(super) fn stacks(subjects: &[Subject], frames: Frames, deadline: Instant) ->
         *found = Some(Stack { by: "py-spy", innermost: innermost_of_py_spy(&text), native: None, text });
     }
     if frames == Frames::Native {
-        // A process that is stopped cannot be asked so, and what was found before stands.
+        // A stopped process cannot be asked so; then the earlier result is kept.
         let deadline = deadline.min(Instant::now() + NATIVE_WITHIN);
         for (native, found) in by_py_spy(&program, &["--native"], subjects, deadline).zip(&mut found) {
             if let Some(found) = found {
@@ -59,7 +59,7 @@ pub(super) fn stacks(subjects: &[Subject], frames: Frames, deadline: Instant) ->
     found
 }
 
-/// Asks those ranks that have a handler for it, all at once.
+/// Asks the ranks that have a handler, all at once.
 fn by_faulthandler(subjects: &[Subject], deadline: Instant) -> Vec<Option<Stack>> {
     let before: Vec<Option<(&Path, u64)>> = subjects
         .iter()
@@ -112,7 +112,7 @@ fn tail(path: &Path, from: u64) -> Option<String> {
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A py-spy that this process may run: beside the ranks' interpreter, or on the path.
+/// A py-spy that this process may run: next to the ranks' interpreter, or on the path.
 fn py_spy(subjects: &[Subject]) -> Option<PathBuf> {
     let argument = |pid: Pid| {
         let line = fs::read(format!("/proc/{}/cmdline", pid.0)).ok()?;
@@ -130,7 +130,8 @@ fn py_spy(subjects: &[Subject]) -> Option<PathBuf> {
         .find(|program| program.is_file() && may_run(program))
 }
 
-/// Root runs no program that a user could have written: it is root's, as are the directories above it, and nobody else may write them.
+/// Root must not run a program that a user could have written: the program and the directories above it belong to root, and
+/// no one else may write them.
 fn may_run(program: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     if !nix::unistd::geteuid().is_root() {
@@ -138,14 +139,14 @@ fn may_run(program: &Path) -> bool {
     }
     let Ok(program) = fs::canonicalize(program) else { return false };
     program.ancestors().all(|path| {
-        // In a sticky directory nobody exchanges what is root's.
+        // In a sticky directory no user can replace root's files.
         fs::symlink_metadata(path).is_ok_and(|found| {
             found.uid() == 0 && (found.mode() & 0o022 == 0 || (found.is_dir() && found.mode() & 0o1000 != 0))
         })
     })
 }
 
-/// What py-spy tells of each of them, in order; at most eight are asked at a time.
+/// What py-spy reports about each of them, in order; at most eight requests run at a time.
 fn by_py_spy<'a>(
     program: &'a Path,
     options: &'a [&'a str],
@@ -196,8 +197,8 @@ mod tests {
 
     use super::*;
 
-    /// A process and beside it, in the place of the rank's interpreter, a program that plays py-spy. `native` says what it
-    /// does when it is asked for native frames.
+    /// Starts a process and, next to it as the rank's interpreter, a fake py-spy. `native` is what it does when native
+    /// frames are requested.
     fn asked(frames: Frames, native: &str) -> Stack {
         let place = tempfile::tempdir().unwrap();
         let program = place.path().join("py-spy");
@@ -205,7 +206,7 @@ mod tests {
             "#!/bin/sh\ncase \"$2\" in --native) {native};; --nonblocking) echo 'Process 7'; echo 'Thread 7 (idle): \"MainThread\"'; \
              echo '    step (train.py:12)';; esac\n"
         );
-        // Written by a process of its own: while one of ours had it open for writing, nobody could execute it.
+        // Written by a separate process: a file that one of ours has open for writing cannot be executed.
         let write = Command::new("sh")
             .args(["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""])
             .args([program.as_os_str(), text.as_ref()])
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn native_frames_are_asked_for_where_they_are_wanted_and_the_place_is_the_one_of_python() {
+    fn native_frames_are_collected_on_request_and_the_place_is_the_python_frame() {
         let native = "echo 'Thread 7 (idle): \"MainThread\"'; echo '    0x7f (libc.so.6)'; echo '    step (train.py:12)'";
         let stack = asked(Frames::Native, native);
         assert_eq!(stack.by, "py-spy");
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_shows_no_native_frames_is_told_of_by_those_of_python() {
+    fn a_process_without_native_frames_is_described_by_its_python_frames() {
         let stack = asked(Frames::Native, "echo 'Failed to suspend process' >&2; exit 1");
         assert_eq!(stack.native, None);
         assert_eq!(stack.innermost.as_deref(), Some("step (train.py:12)"));

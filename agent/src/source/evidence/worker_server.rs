@@ -1,5 +1,6 @@
-//! PyTorch's worker server: a rank whose program uses `torch.distributed.elastic.control_plane.worker_main` answers by HTTP on
-//! the Unix socket that `TORCH_WORKER_SERVER_SOCKET` names, also while Python does not run. It tells stacks and flight records.
+//! PyTorch's worker server. A rank whose program uses `torch.distributed.elastic.control_plane.worker_main` answers by HTTP
+//! on the Unix socket in `TORCH_WORKER_SERVER_SOCKET`, even while Python does not run. It returns stacks and flight
+//! records.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,21 +18,21 @@ use super::collectives::Environment;
 use super::{Subject, left};
 
 const SOCKET: &str = "TORCH_WORKER_SERVER_SOCKET";
-/// No dump of stacks is longer.
+/// No dump of stacks is longer than this.
 const STACK_BYTES: usize = 1 << 20;
-/// What stands before the answer's body.
+/// Bytes before the answer's body.
 const HEAD_BYTES: usize = 16 << 10;
 /// A server that has not answered by then will not.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(700);
 
-/// What the ranks' servers told.
+/// The answers of the ranks' servers.
 #[derive(Debug, Default)]
 pub(super) struct WorkerServerReply {
     pub(super) stacks: BTreeMap<Rank, String>,
     pub(super) records: BTreeMap<Rank, FlightRecord>,
 }
 
-/// Asks those ranks that have a server of their own, all at once.
+/// Asks the ranks that have a server, all at once.
 pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> WorkerServerReply {
     let deadline = deadline.min(Instant::now() + ANSWERS_WITHIN);
     let (sender, answers) = mpsc::channel();
@@ -41,7 +42,7 @@ pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> WorkerServerReply 
         let ask = move || {
             let stack = post(&socket, "dump_traceback", STACK_BYTES, deadline);
             let record = post(&socket, "dump_nccl_trace_json", DUMP_BYTES, deadline);
-            // Nobody waits any more if it took too long.
+            // The receiver is gone if it took too long.
             let _ = sender.send((rank, stack, record));
         };
         let started = std::thread::Builder::new().name("worker-server".to_owned()).spawn(ask);
@@ -52,14 +53,14 @@ pub(super) fn ask(subjects: &[Subject], deadline: Instant) -> WorkerServerReply 
         let Ok((rank, stack, record)) = answers.recv_timeout(left(deadline)) else { break };
         let stack = stack.map(|stack| String::from_utf8_lossy(&stack).into_owned());
         reported.stacks.extend(stack.map(|stack| (rank, stack)));
-        // Without NCCL there is an answer, and no operation in it.
+        // Without NCCL there is an answer without operations.
         let record = record.and_then(|record| FlightRecord::read(&record).ok());
         reported.records.extend(record.map(|record| (rank, record)));
     }
     reported
 }
 
-/// The sockets of the ranks, without those that several ranks name: whose server answers there is unknown.
+/// The sockets of the ranks, except those that several ranks name: it is unknown whose server answers there.
 fn sockets(subjects: &[Subject]) -> Vec<(Rank, PathBuf)> {
     let named: Vec<(Rank, Pid, PathBuf)> = subjects
         .iter()
@@ -73,17 +74,17 @@ fn sockets(subjects: &[Subject]) -> Vec<(Rank, PathBuf)> {
     own.map(|(rank, _, socket)| (*rank, socket.clone())).collect()
 }
 
-/// Whether it is a socket of the process's user: any other file of that name is not this rank's.
+/// Whether it is a socket of the process's user: any other file of that name does not belong to this rank.
 fn belongs_to(socket: &Path, pid: Pid) -> bool {
     let owner = fs::metadata(format!("/proc/{}", pid.0)).map(|process| process.uid());
     fs::symlink_metadata(socket)
         .is_ok_and(|file| file.file_type().is_socket() && owner.is_ok_and(|owner| owner == file.uid()))
 }
 
-/// The body of a handler's answer; none if there is no good one by the deadline.
+/// The body of a handler's answer; none if there is no valid one by the deadline.
 fn post(socket: &Path, handler: &str, most: usize, deadline: Instant) -> Option<Vec<u8>> {
     let mut stream = UnixStream::connect(socket).ok()?;
-    // HTTP/1.0: the server closes the connection behind its answer.
+    // HTTP/1.0: the server closes the connection after its answer.
     let question =
         format!("POST /handler/{handler} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
     stream.set_write_timeout(Some(patience(deadline)?)).ok()?;
@@ -102,12 +103,12 @@ fn post(socket: &Path, handler: &str, most: usize, deadline: Instant) -> Option<
     }
 }
 
-/// A socket takes no time-out of zero.
+/// The time left; none at zero, which sockets do not accept as a time-out.
 fn patience(deadline: Instant) -> Option<Duration> {
     Some(left(deadline)).filter(|left| !left.is_zero())
 }
 
-/// What an answer says, if it is a good one.
+/// The body of an answer, if it is valid.
 fn body(answer: &[u8]) -> Option<&[u8]> {
     let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
     let status = answer.split(|byte| *byte == b' ').nth(1)?;
@@ -126,11 +127,11 @@ mod tests {
                           first):\n  File \"/a/train.py\", line 12 in forward\n  File \"/a/train.py\", line 40 in <module>\n";
     const RECORD: &str = r#"{"version": "2.9", "pg_config": {}, "entries": []}"#;
 
-    /// A process that names the socket in its environment, as a rank does.
+    /// A process that has the socket in its environment, as a rank does.
     fn rank(socket: &Path) -> (Child, Subject) {
         let child = Command::new("sleep").arg("1000").env(SOCKET, socket).spawn().unwrap();
         let pid = Pid(i32::try_from(child.id()).unwrap());
-        // Its environment can be read only once the kernel has set up the new program.
+        // Its environment is readable only after the kernel has set up the new program.
         while Environment::of(pid).get(SOCKET).is_none() {
             std::thread::yield_now();
         }
@@ -138,7 +139,7 @@ mod tests {
         (child, Subject { rank: Rank(3), pid, stacks: None, step: None, sections, last_steps })
     }
 
-    /// Answers so many questions as PyTorch's server does.
+    /// Answers this many requests as PyTorch's server does.
     fn serve(listener: &UnixListener, questions: usize) {
         for stream in listener.incoming().take(questions) {
             let mut stream = stream.unwrap();
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_with_a_server_tells_its_stacks_and_its_record() {
+    fn a_rank_with_a_server_returns_its_stacks_and_its_record() {
         let place = tempfile::tempdir().unwrap();
         let socket = place.path().join("worker.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_or_is_no_socket_of_the_rank_tells_nothing() {
+    fn no_answer_and_a_socket_of_another_process_give_no_evidence() {
         let place = tempfile::tempdir().unwrap();
         let silent = place.path().join("silent.sock");
         let _listener = UnixListener::bind(&silent).unwrap();
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_two_ranks_name_is_nobodys() {
+    fn a_socket_that_two_ranks_name_belongs_to_no_rank() {
         let place = tempfile::tempdir().unwrap();
         let socket = place.path().join("worker.sock");
         let _listener = UnixListener::bind(&socket).unwrap();

@@ -15,13 +15,13 @@ use super::{interface, list, near, read, reported};
 /// The PCI vendor of ConnectX cards.
 const MELLANOX: &str = "0x15b3";
 
-/// In the product data of functions that belong to the fabric manager (the bridge of HGX B200 and later).
+/// Marks functions that belong to the fabric manager in their product data (the bridge of HGX B200 and later).
 const MANAGEMENT: &[u8] = b"SW_MNG";
 
 /// Product data are shorter than this.
 const PRODUCT_DATA: u64 = 32 << 10;
 
-/// A device, as far as it stays the same.
+/// The constant data of a device.
 #[derive(Debug)]
 pub(super) struct Device {
     sys: PathBuf,
@@ -51,7 +51,7 @@ pub(super) struct PortLink {
     pub(super) members: Vec<String>,
 }
 
-/// The node GUID; none where the driver gives none of its own.
+/// The node GUID; none if the driver provides none.
 pub(super) fn serial(path: &Path) -> Option<String> {
     let guid = read(&path.join("node_guid")).ok()?;
     guid.chars().any(|letter| !matches!(letter, '0' | ':')).then_some(guid)
@@ -132,7 +132,7 @@ impl Port {
         match read(&self.path.join("link_layer")).as_deref() {
             Ok("Ethernet") => LinkKind::Roce,
             Ok("Unspecified") => LinkKind::OtherRdma,
-            // Kernels before 2.6.37 had no other.
+            // Kernels before 2.6.37 had no other type.
             Ok(_) | Err(_) => LinkKind::InfiniBand,
         }
     }
@@ -167,8 +167,7 @@ impl Port {
         }
     }
 
-    /// The counters. One that the driver refuses is not asked for again: some cards write a line into the kernel log
-    /// each time.
+    /// Reads the counters. One that the driver refuses is not read again: some cards write a line to the kernel log each time.
     fn read_counters(&mut self) -> BTreeMap<String, u64> {
         let mut values = BTreeMap::new();
         self.counters.retain(|(name, path)| match read(path) {
@@ -216,8 +215,8 @@ fn why_passed_over(path: &Path, name: &str) -> Option<String> {
     None
 }
 
-/// Whether a device is a function by which the fabric manager reaches NVSwitches. What cannot be read tells nothing;
-/// what refuses a counter is then left alone.
+/// Whether a device is a function through which the fabric manager reaches NVSwitches. Unreadable product data count as no;
+/// a counter that is refused later is then not read again.
 pub(super) fn belongs_to_fabric_manager(path: &Path) -> bool {
     if !read(&path.join("device/vendor")).is_ok_and(|vendor| vendor == MELLANOX) {
         return false;

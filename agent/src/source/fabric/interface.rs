@@ -10,7 +10,7 @@ use nix::errno::Errno;
 
 use super::{near, read, reported};
 
-/// Reads an interface; none if it is not there.
+/// Reads an interface; none if it does not exist.
 pub(super) fn read_link(sys: &Path, name: &str) -> Option<LinkReading> {
     let path = sys.join("class/net").join(name);
     if !path.exists() {
@@ -21,7 +21,7 @@ pub(super) fn read_link(sys: &Path, name: &str) -> Option<LinkReading> {
         let name = function.file_name()?.to_str()?;
         is_pci_function(name).then(|| name.to_owned())
     });
-    // A member of a bond shows the bond's address as its own.
+    // A member of a bond has the bond's address as its address.
     let address = read(&path.join("bonding_slave/perm_hwaddr")).or_else(|_| read(&path.join("address")));
     let mut counters = BTreeMap::new();
     add_counters(sys, name, &mut counters);
@@ -66,7 +66,7 @@ fn state(path: &Path) -> Reading<LinkState> {
 pub(super) fn add_counters(sys: &Path, name: &str, counters: &mut BTreeMap<String, u64>) {
     let path = sys.join("class/net").join(name);
     let number = |file: &str| read(&path.join(file)).ok()?.parse::<u64>().ok();
-    // carrier_changes counts ups too; carrier_down_count came with Linux 4.16.
+    // carrier_changes also counts ups; carrier_down_count exists since Linux 4.16.
     let downs = number("carrier_down_count").or_else(|| Some(number("carrier_changes")? / 2));
     let errors = number("statistics/rx_crc_errors");
     for (counter, value) in [("carrier_down_count", downs), ("rx_crc_errors", errors)] {
@@ -76,14 +76,14 @@ pub(super) fn add_counters(sys: &Path, name: &str, counters: &mut BTreeMap<Strin
     }
 }
 
-/// The interfaces that a bond joins, be it given by its own name or by that of a member.
+/// The interfaces that a bond joins, given the bond's name or that of a member.
 pub(super) fn members(sys: &Path, name: &str) -> Vec<String> {
     let path = sys.join("class/net").join(name);
     let joined = read(&path.join("bonding/slaves")).or_else(|_| read(&path.join("master/bonding/slaves")));
     joined.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-/// Whether it stands for a virtual function on the host's side: `pf0vf3`, `c1pf0sf2`.
+/// Whether it represents a virtual function on the host: `pf0vf3`, `c1pf0sf2`.
 pub(super) fn is_representor(sys: &Path, name: &str) -> bool {
     let port = read(&sys.join("class/net").join(name).join("phys_port_name")).unwrap_or_default();
     port.contains("pf") && (port.contains("vf") || port.contains("sf"))

@@ -6,8 +6,8 @@ use mainstay_core::formats::parse::sysfs::is_pci_function;
 
 use super::{list, read};
 
-/// The GPUs of NVIDIA that share the longest way from the root with the function at `function`, by their components.
-/// None where no way is shared: then all are equally far.
+/// The components of the NVIDIA GPUs that share the longest path from the root with the function at `function`. None if no
+/// path is shared: then all are equally far.
 pub(super) fn gpus(sys: &Path, function: &Path) -> Vec<String> {
     let bus = sys.join("bus/pci/devices");
     let mut nearest = Vec::new();
@@ -32,7 +32,7 @@ pub(super) fn gpus(sys: &Path, function: &Path) -> Vec<String> {
     nearest
 }
 
-/// Bridges that the ways to both functions go through.
+/// The number of bridges on the paths to both functions.
 fn shared_bridges(one: &Path, other: &Path) -> usize {
     let shared = one.components().zip(other.components()).take_while(|(a, b)| a == b);
     shared.filter(|(part, _)| part.as_os_str().to_str().is_some_and(is_pci_function)).count()

@@ -8,14 +8,14 @@ use mainstay_core::host::os::{GroupEvents, GroupUsage, MemoryGroup, Reading};
 
 use super::proc::read;
 
-/// The names of the files that tell about memory.
+/// The names of the files with memory statistics.
 struct Files {
     limit: &'static str,
     usage: &'static str,
     droppable: &'static str,
-    /// Where kills are counted, and by which word.
+    /// The file that counts kills, and its key.
     kills: (&'static str, &'static str),
-    /// Where it is counted how often the limit was reached, and by which word; the whole file is the number without one.
+    /// The file that counts how often the limit was reached, and its key; without a key the whole file is the number.
     at_limit: (&'static str, &'static str),
 }
 
@@ -34,7 +34,7 @@ const VERSION_2: Files = Files {
     at_limit: ("memory.events", "max "),
 };
 
-/// The groups that limit us or these processes below what the host has. No limit, no group.
+/// The groups that limit us or these processes below what the host has. A group without a limit is left out.
 pub(super) fn groups(
     proc: &Path,
     sys: &Path,
@@ -45,7 +45,7 @@ pub(super) fn groups(
     let mut seen = BTreeSet::new();
     let mut groups = Vec::new();
     for owner in owners {
-        // A process that is gone is nobody's limit, and a host without control groups has none.
+        // A process that is gone has no limit, and a host without control groups has none.
         let Ok(membership) = read(&proc.join(owner).join("cgroup")) else { continue };
         let Some((mount, path, files)) = memory_group(sys, &membership) else { continue };
         let Some((dir, limit)) = tightest(&mount, &path, &files) else { continue };
@@ -61,8 +61,8 @@ pub(super) fn groups(
     groups
 }
 
-/// The hierarchy that counts memory, and the group's path in it. On hosts with both versions, memory is where
-/// version 1 says so.
+/// The hierarchy that counts memory, and the group's path in it. On hosts with both versions, memory belongs to version 1
+/// if that lists it.
 fn memory_group(sys: &Path, membership: &str) -> Option<(PathBuf, PathBuf, Files)> {
     let mut unified = None;
     for line in membership.lines() {
@@ -79,20 +79,20 @@ fn memory_group(sys: &Path, membership: &str) -> Option<(PathBuf, PathBuf, Files
     unified
 }
 
-/// Our own group of version 2; none where version 1 counts memory.
+/// Our own group of version 2; none if version 1 counts memory.
 pub(super) fn unified_group(proc: &Path, sys: &Path) -> Option<PathBuf> {
     let membership = read(&proc.join("self/cgroup")).ok()?;
     let (mount, path, files) = memory_group(sys, &membership)?;
     (files.kills == VERSION_2.kills).then(|| mount.join(path))
 }
 
-/// How often the kernel killed in a group of version 2, with those below it.
+/// How often the kernel killed processes in a group of version 2 and its descendants.
 pub(super) fn kills(dir: &Path) -> Option<u64> {
     count(dir, VERSION_2.kills)
 }
 
-/// The lowest limit on the way from the group to the root. Inside a container the path may not be visible; then
-/// the root that is visible is the container's own group.
+/// The lowest limit on the path from the group to the root. Inside a container the path may not be visible; then the
+/// visible root is the container's own group.
 fn tightest(mount: &Path, path: &Path, files: &Files) -> Option<(PathBuf, u64)> {
     path.ancestors()
         .map(|group| mount.join(group))
@@ -103,18 +103,18 @@ fn tightest(mount: &Path, path: &Path, files: &Files) -> Option<(PathBuf, u64)> 
         .min_by_key(|(_, limit)| *limit)
 }
 
-/// What happened in the group; none where the kernel does not tell (before 4.13, or the root).
+/// The events of the group; none if the kernel does not report them (before 4.13, or the root).
 fn events(dir: &Path, files: &Files) -> Option<GroupEvents> {
     Some(GroupEvents { kills: count(dir, files.kills)?, at_limit: count(dir, files.at_limit)? })
 }
 
-/// The number after a word in a file of a group.
+/// The number after a key in a file of a group.
 fn count(dir: &Path, (file, word): (&str, &str)) -> Option<u64> {
     let text = read(&dir.join(file)).ok()?;
     text.lines().find_map(|line| line.strip_prefix(word))?.trim().parse().ok()
 }
 
-/// Bytes in use, without page cache that the kernel would drop first.
+/// Bytes in use, without page cache that the kernel would reclaim first.
 fn usage(dir: &Path, files: &Files) -> Result<u64, String> {
     let path = dir.join(files.usage);
     let used: u64 =

@@ -1,8 +1,8 @@
-//! File systems, which may hang: each is asked on a thread of ours, and nobody waits for it.
+//! File systems, which may hang: each is asked on one of our threads, and no caller waits for it.
 //!
-//! One thread asks all, one after the other. When one does not answer while others wait, that thread is left to it and
-//! a new one asks the others; it ends when its file system answers after all. A file system that owes an answer
-//! is not asked again, so at most one thread hangs per file system.
+//! One thread asks all of them, one after the other. If one does not answer while others wait, that thread is left with it
+//! and a new one asks the others; the old thread ends when its file system answers. A file system with a pending request is
+//! not asked again, so at most one thread hangs per file system.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind};
@@ -17,27 +17,27 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::proc::read;
 
-/// How long a file system that has answered before may take before it counts as silent.
+/// After this time without an answer, a file system that has answered before counts as silent.
 const SLOW: Span = Span::seconds(10);
 
-/// The stack of a thread that does nothing but statvfs.
+/// The stack of a thread that only calls statvfs.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Asks a path's file system. May block for as long as it takes.
+/// Asks a path's file system. May block indefinitely.
 pub type Ask = dyn Fn(&Path) -> io::Result<Probed> + Send + Sync;
 
-/// What a file system answered.
+/// The answer of a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
-    /// The path without symbolic links, from which its mount is known.
+    /// The path without symbolic links, which identifies its mount.
     pub path: PathBuf,
-    /// Its room.
+    /// Its total and free space.
     pub space: Space,
-    /// Whether it refuses writing.
+    /// Whether it is read-only.
     pub read_only: bool,
 }
 
-/// Asks by statvfs. A path that does not exist stands for the nearest directory above it that does.
+/// Asks with statvfs. A path that does not exist represents the nearest existing directory above it.
 pub fn ask_statvfs(path: &Path) -> io::Result<Probed> {
     for ancestor in path.ancestors() {
         let path = match std::fs::canonicalize(ancestor) {
@@ -61,7 +61,7 @@ pub fn ask_statvfs(path: &Path) -> io::Result<Probed> {
     Err(ErrorKind::NotFound.into())
 }
 
-/// The paths that are watched and what is known of each.
+/// The watched paths and their state.
 pub(super) struct DiskProbes {
     queue: Arc<ProbeQueue>,
     watched: BTreeMap<PathBuf, Watched>,
@@ -75,15 +75,15 @@ impl std::fmt::Debug for DiskProbes {
 
 #[derive(Debug, Default)]
 struct Watched {
-    /// When it was asked, while the answer is not there.
+    /// When it was asked, while the answer is pending.
     asked: Option<Mono>,
     answer: Option<Result<Probed, String>>,
-    /// No longer of interest; kept only while it owes an answer.
+    /// No longer watched; kept only while an answer is pending.
     dropped: bool,
 }
 
 impl Watched {
-    /// The path by which its mount is found: without symbolic links once that is known.
+    /// The path that identifies its mount: without symbolic links once they are resolved.
     fn place<'a>(&'a self, path: &'a Path) -> &'a Path {
         match &self.answer {
             Some(Ok(probed)) => &probed.path,
@@ -91,7 +91,7 @@ impl Watched {
         }
     }
 
-    /// Since when it is silent, if that is for too long.
+    /// Since when it is silent, if that is too long.
     fn silent_since(&self, now: Mono) -> Option<Mono> {
         let slow = |asked: &Mono| self.answer.is_none() || now.since(*asked) >= SLOW;
         self.asked.filter(slow)
@@ -128,7 +128,7 @@ impl DiskProbes {
         let mounts = read(mountinfo).map(|text| parse_mounts(&text));
         let fstab = std::fs::read_to_string(fstab).unwrap_or_default();
         let table = mounts.as_deref().unwrap_or_default();
-        // Answers that came late tell that a mount is well again, and allow to ask it again.
+        // Late answers show that a mount has recovered, and that it can be asked again.
         let late = std::mem::take(&mut ProbeQueue::lock(&self.queue).answers);
         self.take(late);
         let mut asked = BTreeSet::new();
@@ -142,7 +142,7 @@ impl DiskProbes {
             let mount = mount_of(table, watched.place(path));
             let point = mount.map_or_else(|| path.clone(), |mount| mount.point.clone());
             let disk = watched.report(now, &point, mount, mounts.as_ref().err(), &fstab);
-            // Of several paths on one mount, one that owes an answer speaks for all, then one that has an answer.
+            // Of several paths on one mount, one with a pending request comes first, then one with an answer.
             let known = disks.entry(point).or_insert_with(|| disk.clone());
             let tells_more = known.silent_since.is_none() && known.space.value().is_none();
             if disk.silent_since.is_some() || tells_more {
@@ -152,7 +152,7 @@ impl DiskProbes {
         disks.into_values().collect()
     }
 
-    /// Asks one path of each mount that owes no answer, among those not asked yet. False when none is left.
+    /// Asks one path of each mount without a pending request, among those not asked yet. Returns false if none is left.
     fn ask(&mut self, now: Mono, mounts: &[Mount], asked: &mut BTreeSet<PathBuf>) -> bool {
         let point = |path: &Path, watched: &Watched| {
             let place = watched.place(path);
@@ -228,7 +228,7 @@ impl Watched {
     }
 }
 
-/// Where questions are put and answers lie.
+/// Holds the requests and the answers.
 struct ProbeQueue {
     ask: Box<Ask>,
     state: Mutex<ProbeQueueState>,
@@ -239,9 +239,9 @@ struct ProbeQueue {
 struct ProbeQueueState {
     questions: VecDeque<PathBuf>,
     answers: Vec<(PathBuf, Result<Probed, String>)>,
-    /// The thread that is to take questions; those of earlier numbers are left to theirs.
+    /// The thread that takes requests; threads with earlier numbers keep the one they have.
     worker: u64,
-    /// That thread is at a question.
+    /// That thread is working on a request.
     busy: bool,
     closed: bool,
 }
@@ -260,8 +260,8 @@ impl ProbeQueue {
         self.wake.notify_all();
     }
 
-    /// Waits until all questions are answered, but not for long. A thread that holds up the others is left alone,
-    /// and they get their time.
+    /// Waits until all requests are answered, at most `patience`. A thread that blocks the others is abandoned, and they
+    /// get their time.
     fn wait(self: &Arc<ProbeQueue>, patience: Duration) -> Vec<(PathBuf, Result<Probed, String>)> {
         let mut deadline = Instant::now() + patience;
         let mut state = ProbeQueue::lock(self);
@@ -280,7 +280,7 @@ impl ProbeQueue {
         state.answers.drain(..).collect()
     }
 
-    /// Starts the next thread. Without one the questions stay, and their file systems count as silent.
+    /// Starts the next thread. Without one the requests stay, and their file systems count as silent.
     fn hire(self: &Arc<ProbeQueue>, state: &mut ProbeQueueState) -> bool {
         let (queue, number) = (self.clone(), state.worker + 1);
         let thread = std::thread::Builder::new().name("disk-probe".to_owned()).stack_size(STACK_BYTES);

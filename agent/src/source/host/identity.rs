@@ -1,8 +1,8 @@
-//! What the host is, read once.
+//! The host's identity, read once.
 
 use sysinfo::System;
 
-/// The host's name and make. What cannot be told is absent.
+/// The host's name and system. Unknown values are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostIdentity {
     /// Its host name.
@@ -15,7 +15,7 @@ pub struct HostIdentity {
     pub architecture: String,
 }
 
-/// Reads the host's identity. Looks at no process and at no disk.
+/// Reads the host's identity, but no processes and no disks.
 pub fn identify() -> HostIdentity {
     HostIdentity {
         host_name: System::host_name().ok(),

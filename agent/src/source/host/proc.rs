@@ -1,4 +1,4 @@
-//! Readings of single files of procfs and sysfs.
+//! Readers of single files of procfs and sysfs.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(super) fn load(proc: &Path) -> Reading<f64> {
     }
 }
 
-/// The first line of `/proc/stat`: time of all CPUs in ticks, by what it was spent on.
+/// The first line of `/proc/stat`: time of all CPUs in ticks, by use.
 pub(super) fn cpu_times(proc: &Path) -> Reading<CpuTimes> {
     let path = proc.join("stat");
     let text = match std::fs::read_to_string(&path) {
@@ -53,7 +53,7 @@ pub(super) fn cpu_times(proc: &Path) -> Reading<CpuTimes> {
         .and_then(|line| line.strip_prefix("cpu "))
         .and_then(|rest| rest.split_whitespace().map(|number| number.parse().ok()).collect());
     match numbers.as_deref() {
-        // Time of guests is contained in user and nice time already.
+        // Time of guests is already contained in user and nice time.
         Some(numbers) if numbers.len() >= 8 => {
             let total = numbers[..8].iter().fold(0_u64, |sum, ticks| sum.saturating_add(*ticks));
             Reading::Value(CpuTimes { total, stolen: numbers[7] })
@@ -91,7 +91,7 @@ pub(super) fn pressure(path: &Path) -> Reading<Pressure> {
         Err(error) => return Reading::Failed(format!("reading {}: {error}", path.display())),
     };
     match (avg10(&text, "some "), avg10(&text, "full ")) {
-        // The line `full` of /proc/pressure/cpu came with Linux 5.13, and says nothing of the whole host anyway.
+        // The line `full` of /proc/pressure/cpu exists since Linux 5.13; for the whole host it is meaningless.
         (Some(some_avg10), full) => Reading::Value(Pressure { some_avg10, full_avg10: full.unwrap_or(0.0) }),
         (None, _) => Reading::Failed(format!("{} says {text:?}, which is no pressure", path.display())),
     }
@@ -126,7 +126,7 @@ pub(super) fn oom_kills(proc: &Path) -> Reading<u64> {
     }
 }
 
-/// The error in the words of the other readings: operation and path first.
+/// The error in the format of the other readings: operation and path first.
 fn reported(error: ProcError) -> String {
     match error {
         ProcError::Io(error, Some(path)) => format!("reading {}: {error}", path.display()),

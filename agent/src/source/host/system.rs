@@ -1,9 +1,9 @@
-//! The operating system as it stands: processes, tables, clocks, network mounts, services, modules, memory errors and
+//! The state of the operating system: processes, tables, clocks, network mounts, services, modules, memory errors and
 //! throttled CPUs. Reads procfs and sysfs and asks child processes; judges nothing.
 //!
-//! What is dear is done seldom: processes are looked through at a pace of their own, and less often the more there
-//! are; services, memory and CPUs once a minute. What may hang (a network file system, systemd) is asked in a child
-//! process, of which there is never a second one for the same thing.
+//! Expensive readings are rare: processes are scanned at a separate interval, which grows with their number; services,
+//! memory and CPUs are read once a minute. Sources that may hang (a network file system, systemd) are asked in a child
+//! process, of which there is at most one for each source.
 
 mod chassis;
 mod child;
@@ -22,37 +22,37 @@ use mainstay_core::host::os::{ClockReading, Reading, SystemSample};
 use super::Roots;
 use crate::os::clock;
 
-/// What is read, and how.
+/// What to read, and how.
 #[derive(Clone, Debug)]
 pub struct SystemPlan {
     /// Where the kernel's files are.
     pub roots: Roots,
-    /// This program, to be started as a probe.
+    /// This program, which also runs the probes.
     pub program: PathBuf,
-    /// The least time between two looks through all processes.
+    /// The minimum time between two scans of all processes.
     pub scan_every: Duration,
-    /// Time between two questions to a network file system.
+    /// Time between two requests to a network file system.
     pub ask_mounts_every: Duration,
-    /// How long such a question may stay unanswered.
+    /// How long such a request may stay unanswered.
     pub mount_deadline: Duration,
-    /// Mounts that are not asked.
+    /// Mounts to leave out.
     pub exclude_mounts: Vec<PathBuf>,
-    /// Types of network file systems beside those that are known.
+    /// Types of network file systems in addition to the built-in list.
     pub file_systems: Vec<String>,
-    /// The program that knows services; none where it is `systemctl`, if systemd runs.
+    /// The program that reports on services; none for `systemctl`, if systemd runs.
     pub systemctl: Option<PathBuf>,
-    /// The program that asks the management controller; none where it is `ipmitool`, if the kernel has a controller.
+    /// The program that asks the management controller; none for `ipmitool`, if the kernel has a controller.
     pub ipmitool: Option<PathBuf>,
-    /// Services that matter.
+    /// Services to watch.
     pub units: Vec<String>,
     /// Kernel modules that must be loaded.
     pub modules: Vec<String>,
 }
 
-/// How often what changes seldom is read.
+/// How often slowly changing data is read.
 const SELDOM: Span = Span::seconds(60);
 
-/// The clocks are read again when this much passed between them: somebody else had the CPU.
+/// The clocks are read again if this much time passed between them: another process had the CPU.
 const CLOSE: Span = Span::millis(20);
 
 /// Reads the operating system.
@@ -64,7 +64,7 @@ pub struct SystemSource {
     hardware: hardware::Hardware,
     chassis: chassis::ChassisProbe,
     read_seldom: Option<Mono>,
-    /// It is the same for as long as the machine runs.
+    /// Constant while the machine runs.
     has_fast_counter: bool,
     plan: SystemPlan,
 }
@@ -84,7 +84,7 @@ impl SystemSource {
         }
     }
 
-    /// Reads everything once, what is dear only when it is time. Returns within a second or so.
+    /// Reads everything once; expensive data only when it is due. Returns within about a second.
     pub fn sample(&mut self, now: Mono) -> SystemSample {
         let Roots { proc, sys, .. } = &self.plan.roots;
         let seldom = self.read_seldom.is_none_or(|last| now.since(last) >= SELDOM);
@@ -113,7 +113,7 @@ impl SystemSource {
     }
 }
 
-/// The wall clock and the clock since boot in one moment; without the latter where no moment was short enough.
+/// The wall clock and the clock since boot at the same moment; without the latter if no two reads were close enough.
 fn clocks() -> (mainstay_core::base::time::Wall, Option<Mono>) {
     for _ in 0..3 {
         let before = clock::since_boot();

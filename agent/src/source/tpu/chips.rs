@@ -1,4 +1,4 @@
-//! Chips on the PCI bus, by sysfs.
+//! Chips on the PCI bus, from sysfs.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use mainstay_core::base::pci::PciAddress;
 use mainstay_core::hardware::tpu::{Chip, Holders, chip_kind};
 
-/// Google's number on the PCI bus; its network cards and disks have it too.
+/// Google's vendor id on the PCI bus; its network cards and disks have it too.
 const GOOGLE: u16 = 0x1ae0;
 
-/// What was found at one address: the generation, the first function, the device nodes.
+/// The chip at one address: the generation, the first function, the device nodes.
 type Found = (&'static str, u8, Vec<Node>);
 
-/// The chips in the order of their device nodes. None where there is no PCI bus at all.
+/// The chips in the order of their device nodes. Empty if there is no PCI bus.
 pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
     let directory = sys.join("bus/pci/devices");
     let devices = match std::fs::read_dir(&directory) {
@@ -21,7 +21,7 @@ pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(format!("reading {}: {error}", directory.display())),
     };
-    // Where each core is a PCI function of its own, the functions of one address are one chip.
+    // If each core is a separate PCI function, the functions of one address are one chip.
     let mut chips: BTreeMap<PciAddress, Found> = BTreeMap::new();
     for device in devices.flatten().map(|entry| entry.path()) {
         let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -36,7 +36,7 @@ pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
     for (_, (_, _, nodes)) in &mut chips {
         nodes.sort();
     }
-    // Chips whose driver is not loaded come last.
+    // Chips without a loaded driver come last.
     chips.sort_by_key(|(address, (_, _, nodes))| {
         (nodes.is_empty(), nodes.first().map(|node| node.number), *address)
     });
@@ -51,7 +51,7 @@ pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
     Ok(chips.into_iter().enumerate().map(chip).collect())
 }
 
-/// The PCI function in a name such as `0000:00:05.1`; 0 where it is not written.
+/// The PCI function in a name such as `0000:00:05.1`; 0 if there is none.
 fn function_of(name: &str) -> u8 {
     name.rsplit_once('.').and_then(|(_, function)| u8::from_str_radix(function, 16).ok()).unwrap_or(0)
 }
@@ -65,14 +65,14 @@ fn kind_of(device: &Path) -> Option<&'static str> {
     chip_kind(number("device")?, number("subsystem_device").unwrap_or(0))
 }
 
-/// A device node, in the order of its number and not of its name.
+/// A device node, ordered by its number and not by its name.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Node {
     number: u32,
     path: String,
 }
 
-/// `/dev/accelN` for the generations whose driver is Google's own, `/dev/vfio/GROUP` for the later ones.
+/// `/dev/accelN` for the generations with Google's own driver, `/dev/vfio/GROUP` for later ones.
 fn node_of(device: &Path) -> Option<Node> {
     if let Some(name) = first_entry(&device.join("accel")) {
         let number = name.strip_prefix("accel")?.parse().ok()?;

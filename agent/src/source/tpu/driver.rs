@@ -1,4 +1,4 @@
-//! The logs that libtpu's driver writes beside its stall summaries, read on from where they were left.
+//! The logs that libtpu's driver writes next to its stall summaries, read on from the last position.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use mainstay_core::hardware::tpu::{DriverReport, read_driver_line};
 
-/// Read of one file at one look; what is behind it comes at the next.
+/// Bytes of one file that are read at one look; the next look reads the rest.
 const AT_ONCE: u64 = 256 * 1024;
 
 /// Files that are followed: those of a few jobs.
@@ -17,9 +17,9 @@ const FILES: usize = 64;
 #[derive(Debug)]
 pub(super) struct DriverLogs {
     directory: PathBuf,
-    /// How far each file was read.
+    /// The position in each file.
     places: BTreeMap<String, u64>,
-    /// What was there at the first look is of jobs before.
+    /// Lines from before the first look belong to earlier jobs.
     looked: bool,
 }
 
@@ -28,11 +28,11 @@ impl DriverLogs {
         DriverLogs { directory, places: BTreeMap::new(), looked: false }
     }
 
-    /// What came since the last look and matters.
+    /// The relevant lines since the last look.
     pub(super) fn newer(&mut self) -> Vec<DriverReport> {
         let first = !std::mem::replace(&mut self.looked, true);
         let Ok(entries) = std::fs::read_dir(&self.directory) else { return Vec::new() };
-        // `tpu_driver.INFO` and its like are links to the newest file of each weight.
+        // `tpu_driver.INFO` and similar names are links to the newest file of each severity.
         let mut files: Vec<String> = entries
             .flatten()
             .filter_map(|entry| entry.file_name().to_str().map(str::to_owned))
@@ -45,7 +45,7 @@ impl DriverLogs {
             let path = self.directory.join(&file);
             let place = self.places.get(&file).copied();
             let read = if first { length(&path) } else { read_on(&path, place.unwrap_or(0), &mut reports) };
-            // One that cannot be read now is tried again.
+            // A file that cannot be read now is retried.
             if let Ok(place) = read {
                 self.places.insert(file, place);
             }
@@ -54,7 +54,7 @@ impl DriverLogs {
     }
 }
 
-/// Anybody may have put anything there: pipes and links are not followed, and nothing is waited for.
+/// Any user may have created it: follow no pipes or links, and wait for nothing.
 fn open(path: &Path) -> io::Result<std::fs::File> {
     let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -65,7 +65,7 @@ fn length(path: &Path) -> io::Result<u64> {
     Ok(open(path)?.metadata()?.len())
 }
 
-/// Reads whole lines from `place` on, and returns where the next begins.
+/// Reads complete lines from `place` on, and returns where the next one starts.
 fn read_on(path: &Path, place: u64, reports: &mut Vec<DriverReport>) -> io::Result<u64> {
     let mut file = open(path)?;
     if file.metadata()?.len() <= place {
@@ -76,7 +76,7 @@ fn read_on(path: &Path, place: u64, reports: &mut Vec<DriverReport>) -> io::Resu
     file.take(AT_ONCE).read_to_end(&mut bytes)?;
     let whole = match memchr::memrchr(b'\n', &bytes) {
         Some(end) => end + 1,
-        // A line that is longer than all that is read at once is none of glog's.
+        // A line longer than one read is not from glog.
         None if bytes.len() as u64 == AT_ONCE => bytes.len(),
         None => return Ok(place),
     };

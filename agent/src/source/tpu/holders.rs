@@ -1,4 +1,4 @@
-//! Which processes have a chip's device node open, by procfs.
+//! Which processes have a chip's device node open, from procfs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -9,10 +9,10 @@ use mainstay_core::hardware::tpu::{Chip, Holder, Holders};
 
 use super::FORBIDDEN_PORT;
 
-/// The variable by which processes are told where each is to serve its metrics.
+/// The variable with the ports on which processes serve their metrics.
 pub(super) const PORTS: &str = "TPU_RUNTIME_METRICS_PORTS=";
 
-/// Fills in who holds the chips. Returns the ports at which those processes were told to serve.
+/// Fills in the processes that hold the chips. Returns the ports on which those processes were configured to serve.
 pub(super) fn find(proc: &Path, chips: &mut [Chip]) -> BTreeSet<u16> {
     let mut found: BTreeMap<usize, Vec<Holder>> = BTreeMap::new();
     let mut ports = BTreeSet::new();
@@ -55,8 +55,7 @@ pub(super) fn find(proc: &Path, chips: &mut [Chip]) -> BTreeSet<u16> {
     ports
 }
 
-/// What a process has open below /dev. A process that is gone has nothing open; one that may not be looked into is an
-/// error.
+/// The files below /dev that a process has open. A process that is gone has none; one that may not be read is an error.
 fn open_files(directory: &Path) -> io::Result<BTreeSet<String>> {
     let gone = |error: &io::Error| {
         error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
@@ -78,7 +77,7 @@ fn open_files(directory: &Path) -> io::Result<BTreeSet<String>> {
     Ok(files)
 }
 
-/// The ports at which a process was told to serve, by its environment.
+/// The ports on which a process was configured to serve, from its environment.
 pub(super) fn told_ports(environment: &Path) -> Vec<u16> {
     let environment = std::fs::read(environment).unwrap_or_default();
     let reported =

@@ -1,4 +1,4 @@
-//! For how long the TPUs of a job's ranks have had no work, by libtpu's own word: asked by launchers of jobs without heartbeats.
+//! How long the TPUs of a job's ranks have been idle, according to libtpu. Launchers of jobs without heartbeats use it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use super::service::{self, Question};
 use super::{USUAL_PORT, chips, holders};
 use crate::os::processes;
 
-/// Whether this host has TPUs, or somebody said where they are to serve their metrics.
+/// Whether this host has TPUs, or the ports of their metrics are configured.
 pub fn may_be_here(sys: &Path) -> bool {
     let reported = std::env::var_os(holders::PORTS.trim_end_matches('=')).is_some();
     reported || chips::on_the_bus(sys).is_ok_and(|chips| !chips.is_empty())
 }
 
-/// Asks the services of the ranks' processes in a thread of its own: for how long none of their TPUs has had work. None if
-/// any of them does not tell.
+/// Asks the services of the ranks' processes, in a separate thread, how long all of their TPUs have been idle. None if any
+/// of them does not report it.
 pub fn ask_idle(ranks: Vec<Pid>, within: Duration) -> mpsc::Receiver<Option<Span>> {
     let (sender, answer) = mpsc::channel();
     let ask = move || {
@@ -28,7 +28,7 @@ pub fn ask_idle(ranks: Vec<Pid>, within: Duration) -> mpsc::Receiver<Option<Span
             ranks.into_iter().flat_map(|rank| processes::descendants(rank).into_iter().chain([rank]));
         let environment = |pid: Pid| PathBuf::from(format!("/proc/{}/environ", pid.0));
         let ports = family.flat_map(|pid| holders::told_ports(&environment(pid))).collect();
-        // The attempt may be over meanwhile, and nobody listens.
+        // The attempt may be over meanwhile, and the receiver gone.
         let _ = sender.send(idle_at(ports, within));
     };
     if let Err(error) = std::thread::Builder::new().name("tpu-idle".to_owned()).spawn(ask) {
@@ -37,7 +37,7 @@ pub fn ask_idle(ranks: Vec<Pid>, within: Duration) -> mpsc::Receiver<Option<Span
     answer
 }
 
-/// The same of the services at these ports, or at the usual one.
+/// The same for the services on these ports, or on the usual one.
 pub fn idle_at(mut ports: BTreeSet<u16>, within: Duration) -> Option<Span> {
     if ports.is_empty() {
         ports.insert(USUAL_PORT);
@@ -47,7 +47,7 @@ pub fn idle_at(mut ports: BTreeSet<u16>, within: Duration) -> Option<Span> {
         .iter()
         .map(|port| Question {
             endpoint: format!("localhost:{port}"),
-            // Each may sum up the whole host: the least of all is the same either way.
+            // Each may report the sum of the whole host: the minimum is the same either way.
             own: false,
             deadline: within,
             before: Vec::new(),

@@ -1,4 +1,4 @@
-//! libtpu's metrics service, and how its words become ours.
+//! libtpu's metrics service, and the translation of its answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -25,18 +25,18 @@ const BANDWIDTH: &str = "tpu.runtime.hbm.utilization.percent";
 /// Type of a core: a TensorCore. 2 and 3 are SparseCores.
 const TENSOR_CORE: i32 = 1;
 
-/// More cores than any host has, and longer texts than anybody reads: what a broken service sends must not grow here.
+/// More cores than any host has, and longer texts than anyone reads: limits what a broken service can send.
 const MOST_CORES: usize = 1024;
 const LONGEST_TEXT: usize = 1024;
 
-/// What is asked of one service.
+/// A request to one service.
 #[derive(Debug)]
 pub(super) struct Question {
     pub(super) endpoint: String,
-    /// Whether it is to tell of its own process only.
+    /// Whether it reports only its own process.
     pub(super) own: bool,
     pub(super) deadline: Duration,
-    /// Where its cores stood at the last look.
+    /// The state of its cores at the last look.
     pub(super) before: Vec<CoreState>,
 }
 
@@ -60,7 +60,7 @@ async fn talk(question: &Question) -> Result<Runtime, Answer> {
     let supported = supported(&mut client).await?;
     let known = supported.is_some();
     let count = supported.as_ref().map(BTreeSet::len).filter(|count| *count > 0);
-    // A list that knows nothing of what every version has is no list of what can be asked for.
+    // A list without the metrics of every version is not a list of the supported ones.
     let supported = supported.filter(|names| names.contains(HBM_USED) || names.contains(DUTY_CYCLE));
     let mut metrics = Metrics { client, own: question.own, known, supported };
     let whole = |value: f64| if value >= 0.0 { value as u64 } else { 0 };
@@ -83,8 +83,8 @@ async fn talk(question: &Question) -> Result<Runtime, Answer> {
 
 type Client = RuntimeMetricServiceClient<Channel>;
 
-/// Where the cores stand; none from a libtpu that does not tell. The texts of the program are costly for the trainer
-/// that serves them: they are asked for only when it does not move.
+/// The state of the cores; none if this libtpu does not report it. The texts of the program are expensive for the trainer
+/// that serves them: they are requested only while it does not move.
 async fn cores(client: &mut Client, before: &[CoreState]) -> Result<Option<Vec<CoreState>>, Answer> {
     let Some(cores) = status(client, false).await? else { return Ok(None) };
     let still =
@@ -95,7 +95,7 @@ async fn cores(client: &mut Client, before: &[CoreState]) -> Result<Option<Vec<C
     status(client, true).await
 }
 
-/// The metrics that it has; none from a libtpu that does not list them.
+/// The supported metrics; none if this libtpu does not list them.
 async fn supported(client: &mut Client) -> Result<Option<BTreeSet<String>>, Answer> {
     match client.list_supported_metrics(ListSupportedMetricsRequest::default()).await {
         Ok(answer) => {
@@ -120,12 +120,12 @@ struct Metrics {
     own: bool,
     /// Whether the service itself is there, whatever metrics it has.
     known: bool,
-    /// The metrics that it lists: no others are asked for.
+    /// The metrics that it lists: no others are requested.
     supported: Option<BTreeSet<String>>,
 }
 
 impl Metrics {
-    /// A metric by core or chip; nothing if this libtpu does not have it.
+    /// A metric by core or chip; empty if this libtpu does not have it.
     async fn get(&mut self, name: &str) -> Result<BTreeMap<i64, f64>, Answer> {
         if self.supported.as_ref().is_some_and(|supported| !supported.contains(name)) {
             return Ok(BTreeMap::new());
@@ -171,7 +171,7 @@ fn value(metric: &Metric) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// The cores of an answer or of a stall summary, in the order of their numbers.
+/// The cores of an answer or of a stall summary, sorted by number.
 pub(super) fn core_states(summaries: BTreeMap<i32, CurrentCoreStateSummary>) -> Vec<CoreState> {
     summaries.into_iter().take(MOST_CORES).map(|(number, summary)| core_state(number, summary)).collect()
 }
@@ -184,7 +184,7 @@ fn core_state(number: i32, summary: CurrentCoreStateSummary) -> CoreState {
     CoreState {
         core: id.global_core_id.unwrap_or(number),
         chip: id.chip_id,
-        // One that does not say what it is, is of a kind of chip that has nothing else.
+        // A core without a type is of a kind of chip that has no other cores.
         tensor_core: of_type.is_none_or(|of_type| of_type == TENSOR_CORE),
         program: fingerprint.iter().take(16).map(|byte| format!("{byte:02x}")).collect(),
         launch: summary.launch_id.map(i64::from),
@@ -223,7 +223,7 @@ fn improper(status: &Status) -> Answer {
     Answer::Improper(cut(&format!("{:?}: {}{cause}", status.code(), status.message())))
 }
 
-/// An error with all that it came of.
+/// An error with all its causes.
 fn causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

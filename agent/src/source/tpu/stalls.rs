@@ -15,13 +15,13 @@ use super::service::core_states;
 /// Larger than the summary of any host.
 const LARGEST: u64 = 64 << 20;
 
-/// Summaries that are told at one look; a directory full of them is one incident.
+/// Summaries reported at one look; a directory full of them is one incident.
 const AT_ONCE: usize = 8;
 
-/// What is older than this when it is first seen is of another day.
+/// Files that are older than this when first seen belong to an earlier incident.
 const OLDEST: Duration = Duration::from_secs(3600);
 
-/// What was written to less than this ago may not be whole.
+/// A file that was written less than this ago may be incomplete.
 const SETTLED: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -31,12 +31,12 @@ pub(super) struct Stalls {
 }
 
 impl Stalls {
-    /// Summaries of the names in `reported` were told before.
+    /// Summaries with the names in `reported` are already reported.
     pub(super) fn new(directory: PathBuf, reported: BTreeSet<String>) -> Stalls {
         Stalls { directory, seen: reported }
     }
 
-    /// Those that came since the last look.
+    /// New summaries since the last look.
     pub(super) fn newer(&mut self) -> Vec<Stall> {
         let Ok(entries) = std::fs::read_dir(&self.directory) else { return Vec::new() };
         let mut files: Vec<String> = entries
@@ -67,13 +67,13 @@ impl Stalls {
 }
 
 enum Found {
-    /// It may still be being written.
+    /// It may still be written.
     Fresh,
     OfAnotherDay,
     Summary(Vec<u8>),
 }
 
-/// Reads a file. Anybody may have put anything there: pipes and links are not followed, and nothing is waited for.
+/// Reads a file. Any user may have created it: follows no pipes or links, and waits for nothing.
 fn read(path: &Path) -> io::Result<Found> {
     let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW;
     let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;

@@ -1,4 +1,4 @@
-//! Whatever else works in a directory, nothing beside it is reached.
+//! Nothing outside a directory is reached, whatever another process changes in it.
 
 use std::fs;
 use std::io::Read;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::Beneath;
 
-/// A directory `home` with `sub/file`, and a directory `secret` beside it with a file of the same name.
+/// A directory `home` with `sub/file`, and next to it a directory `secret` with a file of the same name.
 fn place() -> (TempDir, Beneath) {
     let at = TempDir::new().unwrap();
     for (directory, words) in [("home/sub", "own"), ("secret", "secret")] {
@@ -45,7 +45,7 @@ fn no_link_is_followed_by_any_call() {
     assert!(home.remove_tree(Path::new("way/file")).is_err());
     assert!(home.write_whole(Path::new("way/file"), b"x").is_err());
     assert!(home.stat(Path::new("way/file")).is_err());
-    // A link itself can be removed and written over; where it leads nothing changes.
+    // A link itself can be removed or replaced; its target does not change.
     home.write_whole(Path::new("sub/one"), b"mine").unwrap();
     home.remove_tree(Path::new("way")).unwrap();
     assert_eq!(fs::read_to_string(secret.join("file")).unwrap(), "secret");
@@ -69,7 +69,7 @@ fn no_path_leaves_the_directory() {
 }
 
 #[test]
-fn pipes_and_devices_are_no_files_and_hold_nothing_up() {
+fn pipes_and_devices_are_refused_without_blocking() {
     let (at, home) = place();
     let pipe = at.path().join("home/pipe");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -90,7 +90,7 @@ fn the_directory_stays_the_one_that_was_opened() {
 }
 
 #[test]
-fn a_name_that_is_exchanged_all_the_time_never_leads_out() {
+fn a_name_that_is_exchanged_constantly_never_leads_out() {
     let (at, home) = place();
     let (sub, way) = (at.path().join("home/sub"), at.path().join("home/way"));
     symlink(at.path().join("secret"), &way).unwrap();
@@ -149,7 +149,7 @@ fn without_descriptors_every_call_is_an_error_and_changes_nothing() {
 }
 
 #[test]
-fn a_hard_link_to_anothers_file_is_replaced_and_not_written_through() {
+fn a_hard_link_to_another_users_file_is_replaced_and_not_written_through() {
     let (at, home) = place();
     let theirs = at.path().join("secret/file");
     fs::hard_link(&theirs, at.path().join("home/sub/linked")).unwrap();

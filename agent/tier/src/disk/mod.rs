@@ -1,4 +1,4 @@
-//! The disk: `<directory>/step-000000000010/rank-00003/{state.safetensors, manifest.json}`, as `mainstay.checkpoint` has always laid it out.
+//! Checkpoints on disk: `<directory>/step-000000000010/rank-00003/{state.safetensors, manifest.json}`, the layout of `mainstay.checkpoint`.
 
 mod prune;
 mod read;
@@ -14,13 +14,13 @@ pub use write::{Pace, WriteError, clear_aside, write};
 
 use std::path::{Path, PathBuf};
 
-/// A step's directory.
+/// The directory of a step.
 #[must_use]
 pub fn step_directory(directory: &Path, step: u64) -> PathBuf {
     directory.join(format!("step-{step:012}"))
 }
 
-/// A shard's directory.
+/// The directory of a shard.
 #[must_use]
 pub fn shard_directory(directory: &Path, step: u64, rank: u32) -> PathBuf {
     step_directory(directory, step).join(format!("rank-{rank:05}"))

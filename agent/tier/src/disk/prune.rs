@@ -1,4 +1,4 @@
-//! What may be removed from the disk: never the newest whole step, and nothing while fewer are whole than are to be kept.
+//! Removes old steps from the disk: never the newest whole step, and nothing while fewer steps are whole than are to be kept.
 
 use std::ops::Range;
 use std::path::Path;
@@ -10,30 +10,30 @@ use crate::disk::volume::Volume;
 use crate::disk::write::remove_tree;
 use crate::disk::{read, shard_directory, step_directory};
 
-/// How much is kept.
+/// Limits of what is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Keep {
-    /// Whole steps.
+    /// Number of whole steps.
     pub steps: usize,
-    /// Bytes, as far as more than the newest whole step is concerned; none for as many as the steps need.
+    /// Maximum number of bytes; the newest whole step is kept in any case. None: no limit.
     pub bytes: Option<u64>,
 }
 
-/// Which steps are doubtful, as the launcher wrote it beside them.
+/// The doubtful steps, as the launcher recorded them in the directory.
 #[derive(Clone, Debug, Default)]
 pub struct Doubts(Vec<Doubt>);
 
 #[derive(Clone, Debug)]
 struct Doubt {
     job: String,
-    /// The launch that it is about; empty of an earlier version, which named only the job.
+    /// The launch; empty if written by an earlier version, which recorded only the job.
     run: String,
     attempt: u64,
     after: Option<u64>,
 }
 
 impl Doubts {
-    /// Reads `doubtful.json`; without a readable one nothing is doubtful.
+    /// Reads `doubtful.json`. If it cannot be read, no step is doubtful.
     #[must_use]
     pub fn read(volume: &dyn Volume, directory: &Path) -> Doubts {
         let Ok((file, length)) = volume.open(&directory.join("doubtful.json")) else {
@@ -55,7 +55,7 @@ impl Doubts {
         Doubts(entries.iter().filter_map(doubt).collect())
     }
 
-    /// Whether a shard is of a doubtful step. What a later attempt or another launch saved under the same number was computed anew.
+    /// Whether a shard is of a doubtful step. A later attempt or another launch computed its steps of the same number again.
     #[must_use]
     pub fn about(&self, shard: &Manifest) -> bool {
         let of = &shard.identity;
@@ -68,8 +68,8 @@ impl Doubts {
     }
 }
 
-/// Removes the steps that are older than those to be kept. Doubtful ones do not count as kept, so that they push no other out. `vouched`,
-/// which was saved before the replicas last agreed, stays in any case: it is the one to go back to should they turn out to differ.
+/// Removes the steps that are older than those to be kept. Doubtful steps do not count as kept, so they displace no other step. `vouched`,
+/// which was saved before the replicas last agreed, always stays: the job goes back to it if the replicas turn out to differ.
 pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts, vouched: Option<u64>) {
     let mut kept = 0;
     let mut bytes = 0_u64;
@@ -97,8 +97,8 @@ pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts,
     }
 }
 
-/// The same on one of several hosts, for the shards of its ranks: those of other hosts may lie in the directory too, and are theirs.
-/// `copied` is a step that all hosts can go back to: it stays, and what is newer.
+/// Same as [`prune`] on one of several hosts, for the shards of its own ranks: the directory may also have shards of other hosts, which
+/// stay. `copied` is a step that all hosts can go back to: this step and newer ones stay.
 pub fn prune_of_ranks(volume: &dyn Volume, directory: &Path, ranks: &Range<u32>, keep: Keep, copied: u64) {
     let is_there =
         |step: &u64| ranks.clone().all(|rank| read::found(volume, directory, *step, rank).is_some());
@@ -106,21 +106,21 @@ pub fn prune_of_ranks(volume: &dyn Volume, directory: &Path, ranks: &Range<u32>,
     let Some(oldest) = all.iter().copied().filter(is_there).nth(keep.steps.max(1) - 1) else { return };
     for step in all.into_iter().filter(|step| *step < oldest && *step < copied) {
         for rank in ranks.clone() {
-            // The manifest first: a removal that is cut short leaves nothing that looks sealed.
+            // The manifest first: an interrupted removal leaves nothing that looks sealed.
             let _ = volume.remove_file(&read::manifest_path(directory, step, rank));
             remove_tree(volume, &shard_directory(directory, step, rank));
         }
-        // It stays while another host has shards in it.
+        // Fails while another host has shards in it.
         let _ = volume.remove_directory(&step_directory(directory, step));
     }
 }
 
 fn remove_step(volume: &dyn Volume, directory: &Path, step: u64) {
-    // Out of sight first, in one move: a removal cut short leaves no half step.
+    // Rename it first: an interrupted removal leaves no half step.
     let aside = directory.join(format!(".step-{step:012}.{}.tmp", std::process::id()));
     remove_tree(volume, &aside);
     if volume.rename(&step_directory(directory, step), &aside).is_ok() {
-        // Before its parts go: they could go from the disk earlier than the move reaches it.
+        // Sync before the parts are removed: the disk could lose them before the rename reaches it.
         let _ = volume.sync_directory(directory);
         remove_tree(volume, &aside);
     }

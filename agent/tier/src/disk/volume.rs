@@ -1,5 +1,5 @@
-//! The outermost edge: every operation on the disk goes through [`Volume`], one at a time, so that a test can record them and leave
-//! the disk as a crash may leave it.
+//! Disk access: every operation goes through [`Volume`], one at a time, so that a test can record them and leave the disk in any
+//! state that a crash may leave.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,67 +12,67 @@ use crate::seal::ReadAt;
 
 /// A file that is being written.
 pub trait Sink {
-    /// Appends.
+    /// Appends bytes.
     ///
     /// # Errors
-    /// What the disk says.
+    /// An I/O error.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Brings what was written to the disk.
+    /// Syncs the written bytes to disk.
     ///
     /// # Errors
-    /// What the disk says.
+    /// An I/O error.
     fn sync(&mut self) -> io::Result<()>;
-    /// The whole file is on the disk and need not stay in memory.
+    /// Reports that the whole file is on disk and need not stay in the page cache.
     fn forget(&mut self) {}
 }
 
 /// A file system.
 pub trait Volume: Sync {
-    /// Makes one directory.
+    /// Creates one directory.
     ///
     /// # Errors
-    /// It is there already, or what the disk says.
+    /// It already exists, or an I/O error.
     fn make_directory(&self, path: &Path) -> io::Result<()>;
-    /// Makes a new file.
+    /// Creates a new file.
     ///
     /// # Errors
-    /// It is there already, or what the disk says.
+    /// It already exists, or an I/O error.
     fn create(&self, path: &Path) -> io::Result<Box<dyn Sink + '_>>;
-    /// Moves a file or directory to a name that is free, or a file over another one.
+    /// Renames a file or directory to a free name, or a file over another file.
     ///
     /// # Errors
-    /// What the disk says.
+    /// An I/O error.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Brings the names in a directory to the disk.
+    /// Syncs the names in a directory to disk.
     ///
     /// # Errors
-    /// What the disk says.
+    /// An I/O error.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
     /// Removes a file.
     ///
     /// # Errors
-    /// What the disk says.
+    /// An I/O error.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// What the disk says.
+    /// An I/O error.
     fn remove_directory(&self, path: &Path) -> io::Result<()>;
     /// The names in a directory.
     ///
     /// # Errors
-    /// It is none, or what the disk says.
+    /// It is not a directory, or an I/O error.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
-    /// Whether there is a directory of that name.
+    /// Whether a directory of that name exists.
     fn is_directory(&self, path: &Path) -> bool;
-    /// A file of this user's own, with its length.
+    /// Opens a file that belongs to this user, with its length.
     ///
     /// # Errors
-    /// There is none, it is another's, or what the disk says.
+    /// It does not exist, belongs to another user, or an I/O error.
     fn open(&self, path: &Path) -> io::Result<(Box<dyn ReadAt + '_>, u64)>;
 }
 
-/// The real one.
+/// The real file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StdVolume;
 
@@ -118,11 +118,11 @@ impl Volume for StdVolume {
     }
 }
 
-/// Opens a regular file that is this user's own, neither through a link nor waiting for the other end of a FIFO: what it holds is
-/// unpickled.
+/// Opens a regular file that belongs to this user. Follows no link and does not wait for the other end of a FIFO. The owner matters because
+/// the content is unpickled.
 ///
 /// # Errors
-/// It is none of that, or what the disk says.
+/// It is not such a file, or an I/O error.
 pub fn open_own(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC).open(path)?;
     let found = file.metadata()?;
@@ -148,7 +148,7 @@ impl Sink for FileSink {
     }
 
     fn forget(&mut self) {
-        // The pages are clean; training needs the memory more than we do. Refused, they go by themselves later.
+        // The pages are clean, and training needs the memory. If the kernel refuses, it evicts them later.
         let _ = nix::fcntl::posix_fadvise(&self.0, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     }
 }

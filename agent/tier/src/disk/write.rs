@@ -1,5 +1,5 @@
-//! Writes one shard. Data first, then its manifest, each brought to the disk before the next is begun; the manifest's name appears
-//! last and at once. What was there before stays until then.
+//! Writes one shard: data first, then its manifest, each synced to disk before the next step. The manifest's name appears last and
+//! atomically. A previous shard stays until then.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,27 +12,27 @@ use crate::disk::volume::Volume;
 use crate::disk::{read, shard_directory, step_directory};
 use crate::seal::ReadAt;
 
-/// So many bytes wait for the disk at most: more would crowd out what training reads, and end in one long stall.
+/// Maximum number of bytes that wait for the disk: more would evict pages that training reads, and cause one long stall.
 const SYNC_EVERY: u64 = 64 << 20;
 
-/// Why a shard was not written. What was there before still is.
+/// Why a shard was not written. A previous shard stays.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The disk refused.
+    /// An I/O error.
     #[error("{path}: {source}")]
     Io {
-        /// What was being done to which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The error.
         source: io::Error,
     },
-    /// The bytes are not those that were sealed.
+    /// The bytes differ from the seal.
     #[error("its bytes changed between sealing and writing (chunk {chunk})")]
     Changed {
-        /// The first chunk that is another.
+        /// The first chunk that differs.
         chunk: usize,
     },
-    /// There is something newer to write.
+    /// A newer shard is waiting to be written.
     #[error("it was abandoned")]
     GivenUp,
 }
@@ -46,7 +46,7 @@ impl WriteError {
     }
 }
 
-/// How fast is written, over all shards.
+/// Rate limit for writing, over all shards.
 #[derive(Debug, Default)]
 pub struct Pace {
     bytes_per_second: Option<u64>,
@@ -56,25 +56,25 @@ pub struct Pace {
 
 #[derive(Debug, Default)]
 struct Paced {
-    /// When the next bytes may go.
+    /// Time at which the next bytes may be written.
     next: Option<Instant>,
     hurry: bool,
 }
 
 impl Pace {
-    /// At most so many bytes per second; none for as fast as the disk.
+    /// Maximum number of bytes per second; none: as fast as the disk.
     #[must_use]
     pub fn of(bytes_per_second: Option<u64>) -> Pace {
         Pace { bytes_per_second: bytes_per_second.filter(|rate| *rate > 0), ..Pace::default() }
     }
 
-    /// From now on as fast as the disk: there is no training any more to be spared. Who waits already waits no longer.
+    /// Removes the limit, also for threads that wait: there is no training left to protect.
     pub fn hurry(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).hurry = true;
         self.hurried.notify_all();
     }
 
-    /// Waits until so many bytes may be written.
+    /// Waits until `bytes` bytes may be written.
     pub fn wait(&self, bytes: u64) {
         let Some(rate) = self.bytes_per_second else { return };
         let now = Instant::now();
@@ -86,11 +86,11 @@ impl Pace {
     }
 }
 
-/// Writes a shard with its manifest, verifying each chunk on its way. Nothing is done where it lies already. Gives up when
-/// `given_up` says so.
+/// Writes a shard with its manifest and verifies each chunk on the way. Does nothing if the shard is already stored. Stops when
+/// `given_up` returns true.
 ///
 /// # Errors
-/// [`WriteError`]; nothing is left of the attempt that a later one would not clear.
+/// [`WriteError`]. A later write removes what an attempt left behind.
 pub fn write(
     volume: &dyn Volume,
     directory: &Path,
@@ -122,7 +122,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// A new shard: aside, then in one move.
+    /// Writes a new shard: in a temporary directory, which is then renamed.
     fn write_new(&self, home: &Path, shard: &Path) -> Result<(), WriteError> {
         let name = shard.file_name().unwrap_or_default().to_string_lossy();
         let aside = home.join(format!(".{name}.{}.tmp", std::process::id()));
@@ -142,7 +142,7 @@ impl Job<'_> {
         done
     }
 
-    /// The same step again: the new state beside the old one, then the manifest over the old manifest.
+    /// Replaces the shard of the same step: the new state next to the old one, then the manifest over the old manifest.
     fn write_again(&self, shard: &Path) -> Result<(), WriteError> {
         let there = self.volume.list(shard).map_err(reported(shard))?;
         let names = (0_u32..).map(|turn| match turn {
@@ -158,7 +158,7 @@ impl Job<'_> {
             self.data(&state)?;
             remove_tree(self.volume, &aside);
             self.small(&aside, &manifest.encode())?;
-            // The state's name must be on the disk before the manifest that speaks of it.
+            // The state's name must be on disk before the manifest that names it.
             self.volume.sync_directory(shard).map_err(reported(shard))?;
             let over = shard.join(MANIFEST_NAME);
             self.volume.rename(&aside, &over).map_err(reported(&over))
@@ -193,7 +193,7 @@ impl Job<'_> {
             self.pace.wait(length);
             buffer.resize(usize::try_from(length).unwrap_or(0), 0);
             self.source.read_exact_at(&mut buffer, at).map_err(reported(path))?;
-            // Of the very bytes that go to the disk, not of those that lie where they came from.
+            // Verify the bytes that are written, not those at their source.
             if chunks.is_some_and(|chunks| chunks.sums.get(index) != Some(&chunk_sum(&buffer))) {
                 return Err(WriteError::Changed { chunk: index });
             }
@@ -220,7 +220,7 @@ fn reported(path: &Path) -> impl Fn(io::Error) -> WriteError + '_ {
     move |source| WriteError::Io { path: path.to_owned(), source }
 }
 
-/// Makes a directory with those above it that are missing, each brought to the disk by name.
+/// Creates a directory and its missing parents, and syncs each name to disk.
 fn make_directories(volume: &dyn Volume, path: &Path) -> Result<(), WriteError> {
     if volume.is_directory(path) {
         return Ok(());
@@ -234,7 +234,7 @@ fn make_directories(volume: &dyn Volume, path: &Path) -> Result<(), WriteError> 
     volume.sync_directory(parent).map_err(reported(parent))
 }
 
-/// Removes a file, or a directory with all in it. What cannot be removed is left: the next one tries again.
+/// Removes a file, or a directory with its content. What cannot be removed stays for the next call.
 pub(crate) fn remove_tree(volume: &dyn Volume, path: &Path) {
     if volume.is_directory(path) {
         for name in volume.list(path).unwrap_or_default() {
@@ -246,7 +246,7 @@ pub(crate) fn remove_tree(volume: &dyn Volume, path: &Path) {
     }
 }
 
-/// Removes what processes that are gone have left of unfinished shards and removals. `lives` tells whether a process does.
+/// Removes unfinished shards and removals of processes that are gone. `lives` returns whether a process is alive.
 pub fn clear_aside(volume: &dyn Volume, directory: &Path, lives: &dyn Fn(u32) -> bool) {
     let left = |name: &str| {
         let inner = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"))?;

@@ -1,4 +1,4 @@
-//! Everything of others' files that one agent looks after.
+//! All directories, replicators and caches of trainers' files that one agent manages.
 
 use std::fs;
 use std::io;
@@ -18,54 +18,54 @@ use crate::beneath::Beneath;
 use crate::peer::Service;
 use crate::peer::user::{As, User};
 
-/// Where things lie and how often is looked.
+/// Directories and the interval of checks.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where notes are kept.
+    /// Directory of the notes.
     pub home: PathBuf,
-    /// Where what is brought back lies until it is unpacked: as much room as a step of this host takes.
+    /// Directory of restored archives until they are unpacked. Needs as much room as a step of this host.
     pub spool: PathBuf,
-    /// The hosts that hold a part of each step, by their names among peers.
+    /// The hosts that hold a part of each step, by peer name.
     pub hosts: Vec<String>,
-    /// Time from one look to the next.
+    /// Time between two checks.
     pub interval: Duration,
 }
 
-/// A directory that is to be watched.
+/// A directory to watch.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// The directory.
     pub directory: PathBuf,
     /// The run id of what is in it, the same on each host.
     pub run: String,
-    /// The user who asked for it; none for a directory of the configuration.
+    /// The user who requested it; none for a directory of the configuration.
     pub user: Option<User>,
-    /// How checkpoints are found.
+    /// Rules that recognize checkpoints.
     pub rules: Vec<Rule>,
-    /// Files or directories that make a step on one host; 0: as many as there are.
+    /// Number of files or directories of a step on one host; 0: any number.
     pub expect: usize,
-    /// Seconds without a change that stand in for a mark; 0: never.
+    /// Seconds without a change that replace a completion mark; 0: never.
     pub quiet: u64,
-    /// The hosts that hold a part; none for those of the plan.
+    /// The hosts that hold a part; empty: those of the plan.
     pub hosts: Vec<String>,
-    /// Whether all hosts see the same files; none: as the file system says.
+    /// Whether all hosts see the same files; none: derived from the file system.
     pub shared: Option<bool>,
 }
 
-/// A cache that is to be kept.
+/// A cache to be kept.
 #[derive(Clone, Debug)]
 pub struct WantedCache {
-    /// What it is called on all hosts.
+    /// Its name, the same on all hosts.
     pub name: String,
-    /// Where compilers put it.
+    /// The directory that compilers write to.
     pub directory: PathBuf,
-    /// Bytes that are kept of it at most.
+    /// Maximum number of bytes to keep.
     pub quota: u64,
-    /// Seconds for which a file must not have changed.
+    /// Seconds without a change before a file is sealed.
     pub quiet: u64,
 }
 
-/// All watched directories, replicators and caches of an agent. They end when it is dropped.
+/// All watched directories, replicators and caches of an agent. They stop when it is dropped.
 #[derive(Debug)]
 pub struct Files {
     service: Arc<Service>,
@@ -81,7 +81,7 @@ struct Inner {
 }
 
 impl Files {
-    /// Nothing yet.
+    /// Creates an empty set.
     pub fn new(service: Arc<Service>, plan: Plan) -> Files {
         Files { service, plan, inner: Mutex::default() }
     }
@@ -90,13 +90,13 @@ impl Files {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches a directory from now on; one that is watched so already goes on.
+    /// Starts to watch a directory. An existing watch continues.
     ///
     /// # Errors
-    /// This host is none of those that hold a part, or there is no place for notes.
+    /// This host is not one of those that hold a part, or the directory of notes cannot be created.
     pub fn watch(&self, wanted: Wanted) -> Result<Arc<FileWatch>, FilesError> {
         let mut inner = self.inner();
-        // What another user wants of a directory of the same name is another watch.
+        // A request of another user for a directory of the same name is a separate watch.
         let is_it =
             |of: &FileWatch| of.directory() == wanted.directory && owner(of.run()) == owner(&wanted.run);
         let known = inner.watches.iter().find(|(of, _)| is_it(of));
@@ -125,7 +125,7 @@ impl Files {
         Ok(watch)
     }
 
-    /// Which part of each step this host holds, and how many there are.
+    /// The part of each step that this host holds, and the number of parts.
     fn part(&self, hosts: &[String]) -> Result<(u32, u32), FilesError> {
         let mut hosts = if hosts.is_empty() { self.plan.hosts.clone() } else { hosts.to_vec() };
         hosts.sort();
@@ -151,10 +151,10 @@ impl Files {
         named(run).or_else(|| named(name(run)))
     }
 
-    /// Serves a directory as GKE's replicator does.
+    /// Serves a directory with the protocol of GKE's replicator.
     ///
     /// # Errors
-    /// A thread cannot be had.
+    /// A thread cannot be started.
     pub fn replicate(&self, directory: &Path) -> Result<(), FilesError> {
         let settings = replicator::Settings {
             directory: directory.to_owned(),
@@ -167,10 +167,10 @@ impl Files {
         Ok(())
     }
 
-    /// Keeps a cache.
+    /// Starts to keep a cache.
     ///
     /// # Errors
-    /// There is no place for notes, or no thread.
+    /// The directory of notes cannot be created, or a thread cannot be started.
     pub fn cache(&self, wanted: WantedCache) -> Result<(), FilesError> {
         let WantedCache { name, directory, quota, quiet } = wanted;
         let settings = cache::Settings {
@@ -187,13 +187,13 @@ impl Files {
         Ok(())
     }
 
-    /// Adds to each cache what this host lacks of the newest one that was sealed anywhere; what came of each, by its name.
+    /// Adds to each cache the files that this host lacks of those sealed on other hosts. Returns the result for each cache, by name.
     pub fn pull_caches(&self, user: User) -> Vec<(String, Result<usize, FilesError>)> {
         let caches = self.inner().caches.clone();
         caches.into_iter().map(|cache| (cache.name().to_owned(), cache.pull(user))).collect()
     }
 
-    /// All directories in which something may happen.
+    /// All directories to monitor for changes.
     pub fn directories(&self) -> Vec<PathBuf> {
         let inner = self.inner();
         let watched = inner.watches.iter().map(|(of, _)| of.directory());
@@ -201,7 +201,7 @@ impl Files {
         watched.chain(replicated).map(Path::to_owned).collect()
     }
 
-    /// Something has happened in one of them.
+    /// Reports a change in one of the directories.
     pub fn nudge(&self, directory: &Path) {
         let inner = self.inner();
         inner.watches.iter().filter(|(of, _)| of.directory() == directory).for_each(|(of, _)| of.nudge());
@@ -209,26 +209,26 @@ impl Files {
     }
 }
 
-/// A name for what belongs to a directory.
+/// Name of the notes of a directory.
 fn place_of(directory: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     blake3::hash(directory.as_os_str().as_bytes()).to_hex()[..16].to_owned()
 }
 
-/// The same for one owner's run: two users' notes never meet.
+/// Name of the notes of a directory for one owner's run: notes of two users are never shared.
 fn place_for(directory: &Path, run: &str) -> String {
     let place = place_of(directory);
     owner(run).map_or(place.clone(), |uid| format!("{place}-{uid}"))
 }
 
-/// Sees that a directory is there and is this user's: made with the user's rights where it is not.
+/// Ensures that a directory exists and belongs to this user; creates it with the user's rights.
 ///
 /// # Errors
-/// It cannot be made, or is somebody else's.
+/// It cannot be created, or belongs to another user.
 pub fn ensure_directory(directory: &Path, user: User) -> io::Result<()> {
     let _as_user = match As::to_write(user) {
         Ok(as_user) => as_user,
-        // Where it was handed over, that is who it belongs to; a link's name was followed by its user, and never is again.
+        // A directory that was handed over belongs to its user. The user followed the links in its name; they are not followed again.
         Err(error) => {
             let _as_user = As::user(user)?;
             return Beneath::open(directory).map(drop).map_err(|_| error);

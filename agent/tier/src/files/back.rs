@@ -1,5 +1,5 @@
-//! Which step a job goes back to: what was sealed is compared with its checksums, what is damaged comes from another tier or makes the
-//! step before it the newest, and a trainer that takes the newest name finds nothing that is not whole.
+//! Chooses the step that a job goes back to. Sealed files are compared with their checksums. A damaged step comes from another tier, or the
+//! step before it becomes the newest. A trainer that takes the newest name finds only whole steps.
 
 use std::fs;
 use std::path::Path;
@@ -22,13 +22,13 @@ use crate::peer::error::PeerError;
 use crate::peer::sealed::Sealed;
 use crate::peer::user::{As, User};
 
-/// How long a directory that has gone with all that was sealed in it may take to come back.
+/// Time within which a directory that disappeared with all sealed steps may reappear.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// Time from one look for it to the next.
+/// Time between two checks for it.
 const LOOK_FOR_IT: Duration = Duration::from_millis(50);
 
-/// Steps that may be sealed before the decision: those that were complete when their trainer ended.
+/// Maximum number of steps that are sealed before the decision: those that were complete when their trainer ended.
 const MOST_SEALED: usize = 4;
 
 impl Inner {
@@ -54,7 +54,7 @@ impl Inner {
             );
         }
         let rank = if self.is_shared { 0 } else { part.0 };
-        // Where all hosts see the same files, one of them brings them back.
+        // If all hosts see the same files, one of them restores them.
         let is_bringing = !self.is_shared || host::is_first(&self.service, run);
         let ranks: &[u32] = if is_bringing { &[rank] } else { &[] };
         let restored = match self.service.restore(&host::spool_of(spool, run), Some(ranks), report) {
@@ -81,7 +81,7 @@ impl Inner {
                 {
                     changes.archive = Some((home.join(ARCHIVE_NAME), sealed));
                 } else if let Some(pack) = state.catalog.packs().get(&key.step) {
-                    // It is here; its tracker may name a newer one that is not whole.
+                    // The step is here, but its tracker may name a newer one that is not whole.
                     let members = pack.content.members().iter();
                     let words = members.filter_map(|of| Some((of.path.clone(), of.words.clone()?)));
                     changes.texts.extend(words);
@@ -95,7 +95,7 @@ impl Inner {
         self.change(&mut state, &place, changes, restored, report)
     }
 
-    /// A directory may be away for a moment with all that was sealed in it, and nothing is to be concluded from that.
+    /// Waits for a directory that disappeared with all sealed steps: its absence may be temporary.
     fn wait_for_directory(&self, again: bool, report: &(dyn Fn(Progress) + Sync)) -> Result<(), FilesError> {
         let directory = &self.settings.directory;
         let newest = {
@@ -125,7 +125,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether the directory is not the one in which steps were sealed: in that one a trainer, or its user, may delete all of them.
+    /// Whether the directory is not the one in which steps were sealed. In that one, a trainer or its user may delete all steps.
     fn is_away(&self) -> bool {
         let Some(place) = self.acting.in_directory(&self.settings.directory) else { return true };
         let state = self.state();
@@ -140,16 +140,16 @@ impl Inner {
         }
     }
 
-    /// Whether a step of this run is known that does not lie in the directory.
+    /// Whether a copy of a step of this run is known outside the directory.
     fn has_copies(&self) -> bool {
-        // What lay in it is offered no more after this.
+        // After this check, steps in the directory are no longer offered.
         let _ = self.look(&mut self.state(), self.settings.interval);
         self.service.refresh();
         let run = &self.settings.run;
         self.service.copies().iter().any(|copy| copy.shard.of.run_id() == run)
     }
 
-    /// What is complete by now was written by a trainer that has ended: nobody need look at it twice.
+    /// Seals complete steps without a second check: their trainer has ended.
     fn seal_what_is_complete(&self, state: &mut State) {
         for _ in 0..MOST_SEALED {
             match self.look(state, Duration::ZERO) {
@@ -164,7 +164,7 @@ impl Inner {
         }
     }
 
-    /// Compares what is written over before the decision: a copy of it takes its place only if it is known to be damaged.
+    /// Verifies files that the next step overwrites, before the decision: their copy replaces them only if they are known to be damaged.
     fn compare_copied(&self, state: &mut State) {
         let of_copies = state.catalog.packs().iter().filter(|(_, pack)| self.is_in_place(&pack.content));
         let bad = of_copies
@@ -176,7 +176,7 @@ impl Inner {
         self.offer(state);
     }
 
-    /// What was found to be damaged when it was read.
+    /// Records the steps that were found damaged when they were read.
     fn note_bad(&self, state: &mut State) {
         let listed = self.service.shared.own.list();
         let is_bad = |root: &str| listed.iter().any(|(shard, _, is_good)| shard.root == root && !is_good);
@@ -187,7 +187,7 @@ impl Inner {
         }
     }
 
-    /// Why the trainer must not be started, where steps were sealed and none is whole.
+    /// Why the trainer must not be started, if steps were sealed and none is whole.
     fn refusal(&self, state: &State, error: Option<&PeerError>) -> Option<FilesError> {
         let lost = state.catalog.lost().iter().filter(|(_, lost)| !lost.is_gone);
         let lost = lost.map(|(step, lost)| format!("step {step}: {}", lost.why));
@@ -204,7 +204,7 @@ impl Inner {
         })
     }
 
-    /// As whom files are brought back. A directory that is gone is made with that user's rights, never with this process's.
+    /// The directory and user for the restore. A missing directory is created with that user's rights, never with this process's.
     fn place_for_restore(&self) -> Result<Place, FilesError> {
         let directory = &self.settings.directory;
         if let Some(place) = self.acting.in_directory(directory) {
@@ -232,8 +232,8 @@ impl Inner {
         Ok(self.acting.in_directory(directory).ok_or_else(refused)?)
     }
 
-    /// What trainers that take the newest name that they find must not find, because it is not whole. What nobody knows to be a
-    /// checkpoint stays where it is.
+    /// Names that are not whole checkpoints and that a trainer that takes the newest name must not find. Names that are not known to be
+    /// checkpoints stay.
     fn unfit(&self, step: Option<u64>, place: &Place, state: &mut State) -> Result<Vec<Unfit>, FilesError> {
         let Settings { directory, rules, expect, quiet, .. } = &self.settings;
         let Sight { look, .. } = self.sight(place, state)?;
@@ -254,7 +254,7 @@ impl Inner {
     }
 }
 
-/// Why what has this name is known to be no checkpoint that a job may go back to; none where nothing is known against it.
+/// Why a job must not go back to the checkpoint of this name; none if there is no reason.
 fn not_whole(state: &State, rule: &Rule, name: &str, step: u64, is_complete: bool) -> Option<String> {
     if let Some(lost) = state.catalog.lost().get(&step).filter(|lost| !lost.is_gone) {
         return Some(lost.why.clone());
@@ -270,7 +270,7 @@ fn not_whole(state: &State, rule: &Rule, name: &str, step: u64, is_complete: boo
         pack.content.members().iter().map(first).collect()
     };
     let mut sealed = state.catalog.packs().values().flat_map(first_names);
-    // A pattern such as `*{step}` also fits what is nobody's checkpoint.
+    // A pattern such as `*{step}` also matches names that are not checkpoints.
     let is_particular = !rule.pattern.written().starts_with(['*', '{']);
     let is_checkpoint = is_particular || sealed.any(|known| is_alike(&known, name));
     (is_checkpoint && !is_complete).then(|| "its writer has not finished it".to_owned())

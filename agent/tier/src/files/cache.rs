@@ -1,5 +1,5 @@
-//! Caches of compiled programs, kept over restarts and handed to hosts that lack something of them: what is missing is added from all that
-//! other hosts have sealed, the newest first; nothing is replaced.
+//! Caches of compiled programs, kept over restarts and passed to hosts that lack files of them. Missing files are added from all
+//! caches that other hosts have sealed, the newest first; no file is replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,26 +26,26 @@ use crate::peer::{Progress, Service};
 /// The name of the job of all caches.
 const JOB: &str = "cache";
 
-/// What is kept.
+/// Settings of a cache.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What it is called on all hosts.
+    /// Its name, the same on all hosts.
     pub name: String,
-    /// Where compilers put it.
+    /// The directory that compilers write to.
     pub directory: PathBuf,
-    /// Bytes that are kept of it at most: the youngest files.
+    /// Maximum number of bytes to keep: the newest files.
     pub quota: u64,
-    /// Seconds for which a file must not have changed.
+    /// Seconds without a change before a file is sealed.
     pub quiet: u64,
-    /// Where notes are kept.
+    /// Directory of the notes.
     pub home: PathBuf,
-    /// Where it lies until it is unpacked.
+    /// Directory of restored archives until they are unpacked.
     pub spool: PathBuf,
-    /// Time from one look to the next.
+    /// Time between two checks.
     pub interval: Duration,
 }
 
-/// A cache that is kept until this is dropped.
+/// A cache that is kept until this value is dropped.
 #[derive(Debug)]
 pub struct Cache {
     inner: Arc<Inner>,
@@ -56,17 +56,17 @@ struct Inner {
     settings: Settings,
     service: Arc<Service>,
     catalog: Mutex<Catalog>,
-    /// The files of what was brought, by its root: it need not come again while they are there.
+    /// The files of each archive that was added, by its root: it is not fetched again while they exist.
     brought: Mutex<BTreeMap<String, Vec<String>>>,
     bell: Bell,
     acting: Acting,
 }
 
 impl Cache {
-    /// Begins to keep it.
+    /// Starts to keep a cache.
     ///
     /// # Errors
-    /// The place for notes or a thread cannot be had.
+    /// The directory of notes cannot be created, or a thread cannot be started.
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Cache, FilesError> {
         let catalog = Mutex::new(Catalog::open(&settings.home, false)?);
         let service = Arc::clone(service);
@@ -86,7 +86,7 @@ impl Cache {
         Ok(Cache { inner })
     }
 
-    /// Something was written there.
+    /// Reports a change in the directory.
     pub fn nudge(&self) {
         self.inner.bell.ring();
     }
@@ -96,15 +96,15 @@ impl Cache {
         &self.inner.settings.directory
     }
 
-    /// What it is called.
+    /// The name.
     pub fn name(&self) -> &str {
         &self.inner.settings.name
     }
 
-    /// Adds what other hosts have compiled and this one lacks; how many files. Where the directory is not there, it is made as `user`'s.
+    /// Adds files that other hosts have compiled and this one lacks. Returns their number. A missing directory is created as `user`'s.
     ///
     /// # Errors
-    /// Nothing could be brought; the compilers do their work again.
+    /// Nothing could be fetched; the compilers run again.
     pub fn pull(&self, user: User) -> Result<usize, FilesError> {
         self.inner.pull(user)
     }
@@ -173,7 +173,7 @@ impl Inner {
             return Ok(());
         }
         let content = Content::of(directory, user, kept)?;
-        // The later, the newer, also where the clock was set back.
+        // Steps increase with time, also if the clock was set back.
         let step = before.as_ref().map_or(now, |before| now.max(before.sealed.shard.of.step + 1));
         let identity = Identity { job: JOB.to_owned(), attempt: 0, step, rank: 0, world_size: 1 };
         let manifest = match content.seal(&identity, &self.run_id(), now) {
@@ -204,7 +204,7 @@ impl Inner {
             .acting
             .in_directory(directory)
             .ok_or_else(|| PeerError::Local(format!("{} is no directory", directory.display())))?;
-        // No other look while it is unpacked: it would seal a part.
+        // No other check while it is unpacked: it would seal a part.
         let _catalog = self.catalog();
         self.service.refresh();
         self.service.refresh_durable(&self.run_id());
@@ -220,7 +220,7 @@ impl Inner {
         for source in sources.iter().filter(|source| !self.is_here(source, &place)) {
             match self.bring(source, &place) {
                 Ok(files) => added += files,
-                // What others have compiled may be the same.
+                // Other hosts may have compiled the same files.
                 Err(error) => {
                     tracing::warn!(cache = self.settings.name, run = %source.key.run, %error, "a cache was not brought");
                     failed = Some(error);
@@ -233,7 +233,7 @@ impl Inner {
         }
     }
 
-    /// Whether all of it was added before, and is there still.
+    /// Whether all of it was added before and still exists.
     fn is_here(&self, source: &StepState, place: &Place) -> bool {
         let brought = self.brought();
         let files = source.roots().find_map(|root| brought.get(root));
@@ -241,7 +241,7 @@ impl Inner {
         files.is_some_and(|files| files.iter().all(|file| place.at.is_there(Path::new(file))))
     }
 
-    /// Adds what one host has sealed; how many files were missing.
+    /// Adds the files that one host has sealed. Returns how many were missing.
     fn bring(&self, source: &StepState, place: &Place) -> Result<usize, FilesError> {
         let Settings { name, spool, .. } = &self.settings;
         let run = source.key.run_id();
@@ -249,13 +249,13 @@ impl Inner {
         let restored = self.service.restore(&host::spool_of(spool, run), Some(&[0]), &silent)?;
         let Some(key) = restored.decision.step else { return Ok(0) };
         let home = host::in_spool(spool, key.step, 0);
-        // One that lies here as this host's own did not need to come.
+        // This host's own archive was not fetched.
         let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)) else { return Ok(0) };
         let before: BTreeSet<String> = {
             let _as_user = place.act()?;
             tree::plain(&place.at).into_iter().map(|member| member.path).collect()
         };
-        // Any file may be a compiler's.
+        // Any file may be written by a compiler.
         let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, Way::Add, &|_, _| true);
         let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
         let files: Vec<String> = members?.into_iter().map(|member| member.path).collect();

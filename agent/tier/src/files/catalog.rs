@@ -1,4 +1,4 @@
-//! What was sealed of files, over restarts of the agent: one note for each step, beside nothing of the user's.
+//! Notes of sealed steps, kept over restarts of the agent: one file for each step, outside the user's directories.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,32 +14,32 @@ use super::tree::Member;
 use crate::peer::user::User;
 use crate::small_file::write_at_once;
 
-/// The name of the file with the decision that holds.
+/// Name of the file with the current decision.
 const DECISION_NAME: &str = "decision.json";
 
-/// What is written down of a step.
+/// The note of a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Note {
     /// The manifest, as text.
     pub(super) manifest: String,
-    /// Where the files lie.
+    /// Directory of the files.
     pub(super) base: PathBuf,
-    /// Whose they are.
+    /// Owner of the files.
     pub(super) user: User,
-    /// Which they were when they were sealed, in the archive's order.
+    /// The files as they were sealed, in the archive's order.
     pub(super) members: Vec<Member>,
 }
 
-/// A step that was sealed, and is not whole where it was.
+/// A step that was sealed and is no longer whole in its directory.
 #[derive(Clone, Debug)]
 pub(super) struct Lost {
     /// What was sealed.
     pub(super) pack: Arc<Pack>,
-    /// What became of it.
+    /// The reason.
     pub(super) why: String,
-    /// Whether what has its names now may be sealed as another one.
+    /// Whether the files that have its names now may be sealed as another step.
     pub(super) is_again: bool,
-    /// Whether none of its files is there.
+    /// Whether none of its files exists.
     pub(super) is_gone: bool,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Catalog {
 }
 
 impl Catalog {
-    /// What was noted before, as far as the files are still the same.
+    /// Reads the notes of steps whose files are unchanged.
     pub(super) fn open(home: &Path, is_shared: bool) -> Result<Catalog, FilesError> {
         let mut catalog = Catalog::open_with_lost(home, is_shared)?;
         let lost: Vec<u64> = catalog.lost.keys().copied().collect();
@@ -60,7 +60,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// What was noted before; of what is not the same any more it is known that it was sealed.
+    /// Reads all notes. Steps whose files have changed are recorded as lost.
     pub(super) fn open_with_lost(home: &Path, is_shared: bool) -> Result<Catalog, FilesError> {
         fs::create_dir_all(home).map_err(FilesError::reading(home))?;
         let mut catalog = Catalog { home: home.to_owned(), packs: BTreeMap::new(), lost: BTreeMap::new() };
@@ -84,12 +84,12 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// What was sealed and is not whole here any more.
+    /// Steps that were sealed and are no longer whole here.
     pub(super) fn lost(&self) -> &BTreeMap<u64, Lost> {
         &self.lost
     }
 
-    /// A step is not what was sealed: it is not offered, and not forgotten. Whether that is news.
+    /// Records that a step differs from what was sealed: it is no longer offered, but not forgotten. Returns whether that is new.
     pub(super) fn lose(&mut self, step: u64, why: String, is_again: bool, is_gone: bool) -> bool {
         let known = self.lost.get(&step).map(|lost| (lost.pack.clone(), lost.why.clone()));
         let (pack, before) = match (self.packs.remove(&step), known) {
@@ -102,7 +102,7 @@ impl Catalog {
         is_news
     }
 
-    /// A step is what was sealed after all: its directory was away, for instance.
+    /// Records that a lost step matches its seal again, for instance after its directory was temporarily missing.
     pub(super) fn find(&mut self, step: u64) -> bool {
         let found = self.lost.remove(&step).map(|lost| self.packs.insert(step, lost.pack));
         found.is_some()
@@ -117,7 +117,7 @@ impl Catalog {
         &self.packs
     }
 
-    /// Notes a step, in place of what was noted of it.
+    /// Writes the note of a step and replaces a previous one.
     pub(super) fn insert(&mut self, note: Note, is_shared: bool) -> Result<Arc<Pack>, FilesError> {
         let content = Content::of(&note.base, note.user, note.members.clone())?;
         let pack = Arc::new(Pack::new(content, note.manifest.clone().into_bytes(), is_shared)?);
@@ -136,7 +136,7 @@ impl Catalog {
         self.packs.remove(&step).or(lost)
     }
 
-    /// The decision that held before.
+    /// The stored decision.
     pub(super) fn decision(&self) -> Option<Decision> {
         serde_json::from_slice(&fs::read(self.home.join(DECISION_NAME)).ok()?).ok()
     }

@@ -1,5 +1,5 @@
-//! What became of a step after it was sealed: whether its files are the same, were written again by a trainer that was done with them,
-//! or are damaged. Nothing that was sealed once is sealed again because it looks complete.
+//! Compares a step with its seal: its files are unchanged, a trainer wrote all of them again and completed them, or they are damaged.
+//! What was sealed once is not sealed again just because it looks complete.
 
 use std::collections::BTreeMap;
 
@@ -7,23 +7,23 @@ use mainstay_core::checkpoint::files::Written;
 
 use super::tree::{Mark, Member};
 
-/// What a look shows of a step that was sealed.
+/// The state of a step after it was sealed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Became {
     /// Nothing has changed.
     Same,
-    /// All that was sealed is there, and more.
+    /// All sealed files exist, and more.
     Grown,
-    /// All of it was written again, and its framework's mark last: once complete it is sealed as another one.
+    /// All of it was written again, and its framework's mark last: when complete, it is sealed as another step.
     Again,
-    /// None of it is there.
+    /// None of its files exists.
     Gone,
-    /// Some of it is not what was sealed.
+    /// A part of it differs from what was sealed.
     Damaged(String),
 }
 
-/// Compares the files `now` with those that were sealed. `trackers`: when the small files that name a step were last written;
-/// `went_back`: whether the job has started again since the step was sealed.
+/// Compares the files `now` with the sealed ones. `trackers`: when the small files that name a step were last written;
+/// `went_back`: whether the job has restarted since the step was sealed.
 pub(super) fn compare(
     sealed: &[Member],
     now: &[Member],
@@ -48,7 +48,7 @@ pub(super) fn compare(
             .iter()
             .filter(|of| of.words.is_some())
             .any(|of| trackers.get(&of.path).is_some_and(|at| *at > of.mark.written && Some(*at) >= newest));
-        // One file alone that has no checksum of its own may as well be damaged.
+        // A single file without its own checksum may also be damaged.
         let is_evident = files.len() > 1 || !first.path.ends_with(".safetensors") || went_back;
         if told_anew || (changed.len() == files.len() && is_evident) {
             return Became::Again;
@@ -63,7 +63,7 @@ pub(super) fn compare(
     })
 }
 
-/// Whether two names differ in their numbers only: they are of the same writer.
+/// Whether two names differ in their numbers only, so that they are from the same writer.
 pub(super) fn is_alike(a: &str, b: &str) -> bool {
     let without_numbers = |name: &str| {
         let mut text = String::new();
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn one_file_that_changed_or_went_is_damage_and_its_name_is_told() {
+    fn one_file_that_changed_or_disappeared_is_damage_and_is_named() {
         let sealed = [file("c/model", 9, 10), file("c/state", 5, 11)];
         assert_eq!(became(&sealed, &sealed, 0), Became::Same);
         for (now, reported) in [
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_again_as_a_whole_or_named_anew_by_its_tracker_is_another_one() {
+    fn files_that_were_all_written_again_or_named_again_by_their_tracker_are_another_step() {
         let sealed = [file("c/model", 9, 10), file("c/state", 5, 11)];
         assert_eq!(became(&sealed, &[file("c/model", 9, 20), file("c/state", 5, 21)], 0), Became::Again);
         let more = [file("c/model", 9, 10), file("c/state", 5, 11), file("c/more", 1, 30)];
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_file_without_a_checksum_is_another_one_only_where_the_job_went_back() {
+    fn a_single_changed_file_without_a_checksum_is_another_step_only_if_the_job_went_back() {
         let (sealed, now) = ([file("m_5.safetensors", 9, 10)], [file("m_5.safetensors", 9, 20)]);
         let none = BTreeMap::new();
         assert!(matches!(compare(&sealed, &now, &none, false), Became::Damaged(_)));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_alike_that_differ_in_numbers() {
+    fn names_that_differ_in_numbers_only_are_alike() {
         assert!(
             is_alike("checkpoint-9", "checkpoint-120")
                 && is_alike("epoch=1-step=5.ckpt", "epoch=10-step=50.ckpt")

@@ -1,5 +1,5 @@
-//! A copy of what is written over: the next checkpoint under the same name destroys the one before, and a writer that is killed
-//! meanwhile leaves neither. It lies beside the notes, as a shard as any other.
+//! A copy of files that the next checkpoint overwrites: a writer that is killed while it overwrites them leaves no intact checkpoint.
+//! The copy is stored next to the notes, as an ordinary shard.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::peer::error::PeerError;
 use crate::peer::user::User;
 use crate::peer::{Service, Watched, land};
 
-/// The copies of one directory that is watched.
+/// The copies of one watched directory.
 #[derive(Debug)]
 pub(super) struct Copies {
     directory: PathBuf,
@@ -17,7 +17,7 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// What is there is offered.
+    /// Opens the copies and offers existing ones.
     pub(super) fn open(home: &Path, run: &str, service: &Service) -> Copies {
         let copies = Copies { directory: home.join("copies"), run: run.to_owned() };
         if copies.directory.is_dir() {
@@ -30,10 +30,10 @@ impl Copies {
         Watched { run: self.run.clone(), directory: self.directory.clone(), user: User::own(), pool: None }
     }
 
-    /// Copies a step, in place of those before.
+    /// Copies a step and removes previous copies.
     ///
     /// # Errors
-    /// The step changed meanwhile, or there is no room.
+    /// The step changed while it was copied, or there is no room.
     pub(super) fn keep(&self, service: &Service, pack: &Pack) -> Result<(), PeerError> {
         let local =
             |error: std::io::Error| PeerError::Local(format!("{}: {error}", self.directory.display()));

@@ -1,4 +1,4 @@
-//! What a watched directory needs of its host: whose it is, a bell, the service among peers, and the attempt that a step belongs to.
+//! What a watched directory needs from its host: its owner, a wake-up signal, the service among peers, and the attempt of a step.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::peer::service::Service;
 use crate::peer::user::{As, User};
 use crate::peer::{Progress, Watched};
 
-/// Attempts of one decision: a step that is written again long after it was sealed gets the next one, so that its parts are never
-/// joined with those of before.
+/// Number of attempts per decision: a step that is written again long after it was sealed gets the next one, so that its parts are
+/// never joined with earlier parts.
 pub(super) const AGAIN: u64 = 1000;
 
-/// Rung when there may be something to do, or all is over.
+/// Wakes a thread when there may be work, or when it has to stop.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     rung: Mutex<bool>,
@@ -43,7 +43,7 @@ impl Bell {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// Waits until it is rung, or so long. Whether there is anything to do still.
+    /// Waits until it is rung, at most `longest`. Returns false when the thread has to stop.
     pub(super) fn wait(&self, longest: Duration) -> bool {
         let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.received.wait_timeout_while(rung, longest, |rung| !*rung);
@@ -52,7 +52,7 @@ impl Bell {
     }
 }
 
-/// A directory, and as whom its files are touched.
+/// A directory and the user whose rights are used in it.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) user: User,
@@ -60,35 +60,35 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// This thread acts as the user while what is returned lives.
+    /// Makes this thread act as the user while the returned value lives.
     pub(super) fn act(&self) -> Result<As, FilesError> {
         As::user(self.user).map_err(FilesError::reading(self.at.path()))
     }
 }
 
-/// As whom the files of one directory are touched. It is decided once: at registration, or when a directory of the configuration is
-/// first seen. A directory that is another user's later, because its name was exchanged or leads elsewhere, is not there.
+/// The user whose rights are used in one directory. It is determined once: at registration, or when a directory of the configuration is
+/// first seen. If the directory later belongs to another user, because its name was exchanged or leads elsewhere, it counts as missing.
 #[derive(Debug)]
 pub(super) struct Acting {
     user: OnceLock<User>,
-    /// Whether a user asked for the directory: then it must be a directory itself, and no link to one.
+    /// Whether a user requested the directory: then it must be a directory itself, not a link to one.
     asked_for: bool,
 }
 
 impl Acting {
     pub(super) fn new(user: Option<User>) -> Acting {
         let asked_for = user.is_some();
-        // For root the directory's owner acts: whoever owns it may change what is in it, and lead root elsewhere.
+        // For root, the directory's owner is used: the owner may change the content and redirect root.
         let user = user.filter(|user| user.uid != 0);
         Acting { user: user.map_or_else(OnceLock::new, OnceLock::from), asked_for }
     }
 
-    /// The directory and its user, where it is there and still this user's; this process's where it may not act as another one. What
-    /// follows goes through the descriptor: whoever exchanges the name from now on changes nothing.
+    /// The directory and its user, if it exists and still belongs to this user; this process's user if it may not act as another one.
+    /// Everything after this goes through the descriptor, so a later change of the name has no effect.
     pub(super) fn in_directory(&self, directory: &Path) -> Option<Place> {
         let own = User::own();
         let is_root = own.uid == 0;
-        // A user's own directory is touched for that user or not at all; one of the configuration with this process's rights.
+        // A directory that a user requested is accessed as that user only; one of the configuration with this process's rights.
         let user = self.known().filter(|_| is_root || self.asked_for).unwrap_or(own);
         let _as_user = As::user(user).ok()?;
         let at = match self.asked_for {
@@ -104,13 +104,13 @@ impl Acting {
         (user.uid == found.st_uid).then_some(Place { user, at })
     }
 
-    /// The user, where that is known before the directory is there.
+    /// The user, if known before the directory exists.
     pub(super) fn known(&self) -> Option<User> {
         self.user.get().copied()
     }
 }
 
-/// Which directory it is: its file system, and its number there.
+/// Identity of the directory: its file system and its inode number.
 #[allow(clippy::useless_conversion, reason = "the kernel's types differ between processors")]
 pub(super) fn identity(place: &Place) -> Option<(u64, u64)> {
     let found = place.at.own_stat().ok()?;
@@ -121,7 +121,7 @@ pub(super) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Where what is brought back lies until it is unpacked.
+/// The directory of restored archives until they are unpacked.
 pub(super) fn spool_of(spool: &Path, run: &str) -> Watched {
     Watched { run: run.to_owned(), directory: spool.to_owned(), user: User::own(), pool: None }
 }
@@ -131,7 +131,7 @@ pub(super) fn in_spool(spool: &Path, step: u64, part: u32) -> PathBuf {
     spool.join(format!("step-{step:012}")).join(format!("rank-{part:05}"))
 }
 
-/// The number of the decision that holds for a run, as far as this agent has heard of it.
+/// The number of the current decision for a run that this agent has received.
 pub(super) fn fence(service: &Service, run: &str) -> u64 {
     let reported = service.shared.decisions().newest(run).map_or(0, |decision| decision.fence);
     let copies = service.shared.copies();
@@ -139,7 +139,7 @@ pub(super) fn fence(service: &Service, run: &str) -> u64 {
     of_run.map(|copy| copy.shard.of.attempt / AGAIN).max().map_or(reported, |seen| seen.max(reported))
 }
 
-/// The decision that holds outlives this process: what is sealed next belongs to it.
+/// Stores the current decision so that it outlives this process: what is sealed next belongs to it.
 pub(super) fn keep_decision(service: &Service, run: &str, catalog: &Catalog) {
     let known = catalog.decision();
     let newest = service.shared.decisions().newest(run).cloned();
@@ -150,14 +150,14 @@ pub(super) fn keep_decision(service: &Service, run: &str, catalog: &Catalog) {
     }
 }
 
-/// Whether this host is the one that keeps what all hosts see.
+/// Whether this host is the one that handles files that all hosts see.
 pub(super) fn is_first(service: &Service, run: &str) -> bool {
     let me = service.name();
     let mine = score(run, me);
     service.shared.alive().iter().all(|other| (score(run, other), other.as_str()) < (mine, me))
 }
 
-/// Since when the files of each step are as they are now.
+/// The time since which the files of each step are unchanged.
 pub(super) fn since(
     mut before: BTreeMap<u64, (Instant, Vec<Member>)>,
     now: BTreeMap<u64, Vec<Member>>,
@@ -169,7 +169,7 @@ pub(super) fn since(
     now.into_iter().map(of).collect()
 }
 
-/// Whether they have been so for a look's time at least.
+/// Whether they have been unchanged for at least one check interval.
 pub(super) fn is_same(
     before: &BTreeMap<u64, (Instant, Vec<Member>)>,
     step: u64,
@@ -179,7 +179,7 @@ pub(super) fn is_same(
     before.get(&step).is_some_and(|(since, members)| Some(members) == now && since.elapsed() >= interval)
 }
 
-/// Tells the caller of a restore, in one line.
+/// Reports one line to the caller of a restore.
 pub(super) fn say(report: &(dyn Fn(Progress) + Sync), step: u64, reported: String) {
     report(Progress {
         step,
@@ -191,12 +191,12 @@ pub(super) fn say(report: &(dyn Fn(Progress) + Sync), step: u64, reported: Strin
     });
 }
 
-/// What a thread needs that works on files for as long as its owner lives.
+/// Starts a thread that works on files as long as its owner lives.
 pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
-/// Packs that are offered from now on in the place of those that were.
+/// Offers these packs in place of the previous ones.
 pub(super) fn offer(service: &Service, directory: &Path, run: &str, packs: Vec<Arc<super::Pack>>) {
     if service.shared.own.set_packs(directory, run, packs) {
         service.nudge();

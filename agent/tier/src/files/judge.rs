@@ -1,4 +1,4 @@
-//! What became of the steps of one directory that were sealed: which are offered still, and which may be sealed as another one.
+//! Checks the sealed steps of one directory: which are still offered, and which may be sealed as another step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::tree::{self, Member};
 use super::watch::{Inner, Settings, State};
 
 impl Inner {
-    /// What became of each step that was sealed.
+    /// Compares each sealed step with the files.
     pub(super) fn judge(
         &self,
         state: &mut State,
@@ -34,7 +34,7 @@ impl Inner {
             let members = pack.content.members();
             let now = match files.get(&step) {
                 Some(now) => now.clone(),
-                // An older one, or one whose names are gone.
+                // An older step, or one whose names are gone.
                 None => {
                     let _as_user = place.act()?;
                     let there = |of: &&Member| of.words.is_none();
@@ -45,7 +45,7 @@ impl Inner {
             let went_back = fence * AGAIN > pack.sealed.shard.of.attempt;
             let became = compare(members, &now, &trackers, went_back);
             if pack.sealed.shard.of.run_id() != run && matches!(became, Became::Same | Became::Grown) {
-                // It is sealed for this run as well, once its bytes were compared.
+                // It is sealed for this run too after its bytes are compared.
                 self.lose(state, step, "it was sealed for another run".to_owned(), true, false);
                 continue;
             }
@@ -59,11 +59,11 @@ impl Inner {
                     self.lose(state, step, "it was written again".to_owned(), true, false);
                 }
                 Became::Damaged(why) => self.lose(state, step, why, false, false),
-                // Its trainer has deleted it; copies of it are as good as before.
+                // Its trainer has deleted it; its copies stay valid.
                 Became::Gone => self.lose(state, step, "its files are gone".to_owned(), false, true),
             }
         }
-        // What a trainer deletes once it has newer ones is no loss.
+        // A step that a trainer deletes when it has newer ones is no loss.
         let newest = state.catalog.packs().keys().next_back().copied();
         let is_over = |(step, lost): (&u64, &Lost)| {
             let is_replaced = self.is_in_place(&lost.pack.content);
@@ -85,7 +85,7 @@ impl Inner {
         }
     }
 
-    /// Whether these are files that are written over by the next step.
+    /// Whether the next step overwrites these files.
     pub(super) fn is_in_place(&self, content: &Content) -> bool {
         content.members().iter().all(|of| in_place(&self.settings.rules, &of.path, false).is_some())
     }

@@ -1,4 +1,4 @@
-//! What an agent that may not act as a user leaves to that user's process.
+//! Work that an agent that may not act as a user leaves to a process of that user.
 
 use std::time::{Duration, Instant};
 
@@ -9,56 +9,56 @@ use crate::lent_files::Landed;
 use crate::peer::Restored;
 use crate::peer::sealed::Sealed;
 
-/// A process that has not done it by then does not do it any more.
+/// A process that has not finished by then is not expected to finish.
 const WITHIN: Duration = Duration::from_secs(3600);
 
-/// What came of the begin of a restore.
+/// The result of starting a restore.
 #[derive(Debug)]
 pub enum Started {
     /// It is done.
     Done(Restored),
-    /// This process may not write as the user: a process of the user's does this, and [`end_restore`](super::FileWatch::end_restore) is called then.
+    /// This process may not write as the user: a process of the user does this, then calls [`end_restore`](super::FileWatch::end_restore).
     Left(PutBack),
 }
 
-/// What a process of the user's is to do in a directory of a trainer's.
+/// What a process of the user has to do in a trainer's directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PutBack {
-    /// By which it is said to be done.
+    /// Token with which completion is reported.
     pub token: String,
-    /// The step from which the trainer goes on; none where it begins.
+    /// The step from which the trainer resumes; none if it starts from the beginning.
     pub step: Option<u64>,
-    /// The archive with the files of the step, in a file that the process lent; none where they are there.
+    /// The archive with the files of the step, in a file that the process lent; none if the files are already in place.
     pub archive: Option<Landed>,
-    /// Names and contents of trackers.
+    /// Names and contents of tracker files.
     pub texts: Vec<(String, String)>,
-    /// What gets another name.
+    /// Names to set aside.
     pub unfit: Vec<Unfit>,
 }
 
-/// What a trainer would take for a checkpoint, and is not whole.
+/// A name that a trainer would treat as a checkpoint, but that is not whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfit {
     /// Its name in the directory.
     pub name: String,
-    /// The step that the name tells.
+    /// The step in the name.
     pub step: u64,
     /// Why it is not whole.
     pub why: String,
 }
 
-/// What was left to a process of the user's.
+/// Work that was left to a process of the user.
 #[derive(Debug)]
 pub(super) struct Left {
     pub(super) token: String,
     pub(super) since: Instant,
     pub(super) restored: Restored,
-    /// The step that it unpacks.
+    /// The step that the process unpacks.
     pub(super) step: Option<(StepKey, Sealed, Vec<Entry>)>,
 }
 
 impl Left {
-    /// Whether the files of this step are being put back: until then they are not sealed as new ones.
+    /// Whether the files of this step are being put back. They are not sealed as new ones meanwhile.
     pub(super) fn is_of(&self, step: u64) -> bool {
         self.since.elapsed() < WITHIN && self.step.as_ref().is_some_and(|(key, ..)| key.step == step)
     }

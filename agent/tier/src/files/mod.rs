@@ -1,11 +1,11 @@
-//! Files that others write: checkpoints of trainers that know nothing of Mainstay ([`watch`], [`replicator`]), and compile caches
-//! ([`cache`]). They are sealed where they lie and offered to peers and durable storage as one archive, of which nothing is written
+//! Files that other programs write: checkpoints of trainers without Mainstay ([`watch`], [`replicator`]), and compile caches
+//! ([`cache`]). They are sealed in place and offered to peers and durable storage as one archive, of which nothing is written
 //! on this host.
 //!
-//! From the bottom: `tree` (which files there are), `compare` and `judge` (what became of them), `take` (their seal), `pack` (them as an
-//! archive, and its seal), `unpack` (back into a directory), `catalog` (what is known over restarts), `copies` (of files that are written
-//! over), `host` (what all three share), `left` and `put_back` (changes in a directory before its trainer goes on, and who makes them),
-//! `back` (which step a job goes back to), `all` (what an agent looks after).
+//! From the bottom: `tree` (lists files), `compare` and `judge` (compare steps with their seals), `take` (seals steps), `pack` (files as an
+//! archive, and its seal), `unpack` (back into a directory), `catalog` (notes kept over restarts), `copies` (of files that are
+//! overwritten), `host` (shared parts), `left` and `put_back` (changes in a directory before its trainer resumes, and who makes them),
+//! `back` (which step a job goes back to), `all` (everything that an agent manages).
 
 mod all;
 mod back;
@@ -34,30 +34,30 @@ pub use put_back::put_back;
 pub use tree::{Mark, Member, is_shared, members};
 pub use watch::FileWatch;
 
-/// Why files were not sealed or brought back.
+/// Why files were not sealed or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// They cannot be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// Where.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// Somebody wrote while they were read.
+    /// A process wrote to them while they were read.
     #[error("{0} was written to while it was read")]
     Changed(PathBuf),
-    /// They cannot be an archive, or bytes are none.
+    /// The files cannot form an archive, or the bytes are not an archive.
     #[error(transparent)]
     Archive(#[from] mainstay_core::checkpoint::archive::ArchiveError),
-    /// A manifest is of no use.
+    /// A manifest is not valid.
     #[error("{0}")]
     Manifest(String),
-    /// Steps were sealed, and none of them is whole anywhere: a trainer must not be started over what is left.
+    /// Steps were sealed and none of them is whole anywhere: a trainer must not be started with what is left.
     #[error("{0}")]
     Lost(String),
-    /// Peers and storage.
+    /// Error of peers or storage.
     #[error(transparent)]
     Peer(#[from] crate::peer::error::PeerError),
 }

@@ -1,4 +1,4 @@
-//! Files of a checkpoint as one run of bytes, read where they lie: nothing is copied on this host.
+//! Files of a checkpoint as one sequence of bytes, read in place: nothing is copied on this host.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,16 +20,16 @@ use crate::peer::sealed::Sealed;
 use crate::peer::user::{As, User};
 use crate::seal::{ReadAt, sums};
 
-/// The name of the archive, where it is written down.
+/// File name of the archive.
 pub const ARCHIVE_NAME: &str = "files.tar";
 
-/// How a manifest calls what is in it.
+/// Name of the format in a manifest.
 pub const SERIALISATION: &str = "files";
 
-/// Files that are kept open for reading.
+/// Maximum number of files kept open for reading.
 const MOST_OPEN: usize = 32;
 
-/// Files as the archive that they would be.
+/// Files, read as one archive.
 #[derive(Debug)]
 pub struct Content {
     base: PathBuf,
@@ -40,10 +40,10 @@ pub struct Content {
 }
 
 impl Content {
-    /// Of files below `base`, which are read with the rights of `user`.
+    /// Creates the content from files below `base`, which are read with the rights of `user`.
     ///
     /// # Errors
-    /// Their names cannot be an archive's.
+    /// Their names are not valid in an archive.
     pub fn of(base: &Path, user: User, members: Vec<Member>) -> Result<Content, FilesError> {
         let entry =
             |member: &Member| Entry { path: member.path.clone(), size: member.size(), mode: member.mode };
@@ -56,17 +56,17 @@ impl Content {
         &self.members
     }
 
-    /// Where they lie.
+    /// Their directory.
     pub fn base(&self) -> &Path {
         &self.base
     }
 
-    /// Bytes of the archive.
+    /// Size of the archive in bytes.
     pub fn size(&self) -> u64 {
         self.layout.size
     }
 
-    /// Whether every file is the one that it was.
+    /// Whether every file is unchanged.
     pub fn is_still(&self) -> bool {
         let Ok(_as_user) = As::user(self.user) else { return false };
         let Ok(base) = Beneath::open(&self.base) else { return false };
@@ -79,7 +79,7 @@ impl Content {
         })
     }
 
-    /// Reads all of it, and makes the manifest of what was read. Files that change meanwhile are no checkpoint.
+    /// Reads all files and creates the manifest. Files that change meanwhile are not a checkpoint.
     ///
     /// # Errors
     /// They cannot be read, or have changed.
@@ -158,9 +158,9 @@ pub struct Pack {
     pub sealed: Arc<Sealed>,
     /// The files.
     pub content: Content,
-    /// Where they lie.
+    /// The medium of the files.
     pub medium: Medium,
-    /// Whether other hosts see the same files: then nobody keeps copies of them.
+    /// Whether other hosts see the same files: then no replicas of them are kept.
     pub is_shared: bool,
 }
 
@@ -168,7 +168,7 @@ impl Pack {
     /// Joins files and their manifest.
     ///
     /// # Errors
-    /// The manifest is none of such files.
+    /// The manifest is not one of such files.
     pub fn new(content: Content, manifest: Vec<u8>, is_shared: bool) -> Result<Pack, FilesError> {
         let sealed = Sealed::of(manifest).map_err(|error| FilesError::Manifest(error.to_string()))?;
         if sealed.shard.bytes != content.size() {

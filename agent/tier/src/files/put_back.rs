@@ -1,15 +1,15 @@
-//! What changes in a directory before its trainer goes on: the files of the step are unpacked, trackers name it, and what is not whole is
-//! set aside. Who may write there does it: this process, or, for an agent that may not act as the user, a process of the user's.
+//! Changes in a directory before its trainer resumes: the files of the step are unpacked, trackers name it, and what is not whole is
+//! set aside. A process with write access makes them: this process, or, for an agent that may not act as the user, a process of the user.
 //!
 //! ```text
 //! agent                                  the user's process (launcher)
-//! the step comes into the spool
-//!                       ───wanted───►    makes an empty file in the directory
+//! fetches the step into the spool
+//!                       ───wanted───►    creates an empty file in the directory
 //!                       ◄──descriptor──  lends it
 //! writes the archive into it
-//!                       ───PutBack───►   compares and unpacks it, writes trackers, sets aside
-//! compares what is there, ◄───token───   has done so
-//! and offers it
+//!                       ───PutBack───►   verifies and unpacks it, writes trackers, sets aside
+//! verifies the files,     ◄───token───   has done so
+//! and offers them
 //! ```
 
 use std::fs::File;
@@ -37,13 +37,13 @@ use crate::peer::user::{As, User};
 use crate::peer::{Progress, Restored};
 use crate::seal::ReadAt;
 
-/// Names with which something is set aside: one that is there already stays.
+/// Maximum number of names tried when something is set aside. An existing name stays.
 const MOST_ASIDE: usize = 100;
 
-/// What is to change.
+/// The changes to make.
 pub(super) struct Changes {
     step: Option<StepKey>,
-    /// The archive with the files of the step, and what was sealed of it.
+    /// The archive with the files of the step, and its seal.
     pub(super) archive: Option<(PathBuf, Sealed)>,
     pub(super) texts: Vec<(String, String)>,
     pub(super) unfit: Vec<Unfit>,
@@ -56,7 +56,7 @@ impl Changes {
 }
 
 impl Inner {
-    /// Makes the changes, or leaves them to a process of the user's.
+    /// Makes the changes, or leaves them to a process of the user.
     pub(super) fn change(
         &self,
         state: &mut State,
@@ -134,7 +134,7 @@ impl Inner {
         Ok(Landed { file, home, name, manifest })
     }
 
-    /// What was left to the user's process is done.
+    /// Handles the report that the user's process has finished.
     pub(super) fn end_restore(&self, token: &str) -> Result<Restored, FilesError> {
         let Settings { directory, rules, .. } = &self.settings;
         let mut state = self.state();
@@ -160,7 +160,7 @@ impl Inner {
         Ok(left.restored)
     }
 
-    /// A step is in the directory as it was sealed.
+    /// Records that a step is in the directory as it was sealed.
     fn note(
         &self,
         state: &mut State,
@@ -186,11 +186,11 @@ impl Inner {
     }
 }
 
-/// Does with the rights of this process what an agent asks for that may not write into `directory`, and says it in lines. `archive`: the
-/// file that was lent. The agent is not taken at its word: what it names must be what a trainer with these rules writes.
+/// Makes the changes of an agent that may not write into `directory`, with the rights of this process, and reports them in lines.
+/// `archive`: the file that was lent. The agent is not trusted: what it names must be what a trainer with these rules writes.
 ///
 /// # Errors
-/// The agent asks for something else, the archive is not what was sealed, or what the disk says.
+/// The agent asks for something else, the archive is not what was sealed, or an I/O error.
 pub fn put_back(
     directory: &Path,
     rules: &[Rule],
@@ -239,7 +239,7 @@ fn entries(file: &File, sealed: &Sealed) -> Result<Vec<Entry>, FilesError> {
     Ok(entries.into_iter().map(|(entry, _)| entry).collect())
 }
 
-/// The files of a step take their places.
+/// Unpacks the files of a step into their places.
 fn unpack_step(
     place: &Place,
     rules: &[Rule],
@@ -259,14 +259,14 @@ fn unpack_step(
         if trackers.contains(member.path.as_str()) {
             member.words = read_text(&place.at, &member.path).map(|(text, _)| text);
         } else if in_place(rules, &member.path, false).is_some() {
-            // Its step is the second in which it was written.
+            // For this rule, the step is the second in which the file was written.
             set_time(place, member, step).map_err(FilesError::reading(place.at.path()))?;
         }
     }
     Ok(members)
 }
 
-/// The files of a step, as they are in the directory.
+/// The files of a step as they are in the directory.
 fn members(place: &Place, rules: &[Rule], entries: &[Entry]) -> Result<Vec<Member>, FilesError> {
     let trackers = texts(rules);
     let _as_user = place.act()?;
@@ -288,7 +288,7 @@ fn write_texts(place: &Place, texts: &[(String, String)]) -> Result<(), FilesErr
     Ok(())
 }
 
-/// What is not whole is renamed and never deleted. What was done, in words.
+/// Renames what is not whole; never deletes it. Returns what was done, in words.
 fn set_aside(place: &Place, unfit: &[Unfit]) -> Result<Vec<(u64, String)>, FilesError> {
     let _as_user = place.act()?;
     let directory = place.at.path();
@@ -304,7 +304,7 @@ fn set_aside(place: &Place, unfit: &[Unfit]) -> Result<Vec<(u64, String)>, Files
     Ok(done)
 }
 
-/// Renames it to a name that no trainer takes and that nothing has.
+/// Renames it to a free name that no trainer recognizes.
 fn rename_aside(place: &Place, name: &str) -> io::Result<String> {
     for number in 0..MOST_ASIDE {
         let more = if number == 0 { String::new() } else { format!("-{number}") };
@@ -339,7 +339,7 @@ mod tests {
     use crate::files::members as members_of;
     use crate::seal::sums;
 
-    /// A directory with step 10, and its archive beside it.
+    /// A directory with step 10, and next to it its archive.
     fn saved() -> (tempfile::TempDir, PathBuf, PutBack) {
         let at = tempfile::tempdir().unwrap();
         let out = at.path().join("out");
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_is_not_taken_at_its_word() {
+    fn an_agent_is_not_trusted() {
         let (at, archive, asked) = saved();
         let out = at.path().join("out");
         fs::write(at.path().join("secret-30.pt"), "theirs").unwrap();
@@ -409,7 +409,7 @@ mod tests {
         let refused = [
             unfit("../secret-30.pt", 30),
             unfit("train.py", 30),
-            // What its trainer goes on from, and what is older.
+            // The step from which its trainer resumes, and an older one.
             unfit("checkpoint-10", 10),
             unfit("checkpoint-5", 5),
             unfit("checkpoint-5", 50),

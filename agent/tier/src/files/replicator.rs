@@ -1,5 +1,5 @@
-//! GKE's multi-tier checkpointing: the replicator's part of it, on a directory that trainers expect it in. The files by which both
-//! talk are in [`mainstay_core::checkpoint::replicator`].
+//! The replicator of GKE's multi-tier checkpointing, on the directory in which trainers expect it. The files with which both
+//! communicate are in [`mainstay_core::checkpoint::replicator`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,32 +28,32 @@ use crate::peer::sealed::Sealed;
 use crate::peer::{Progress, Service};
 use crate::small_file::write_at_once;
 
-/// The name of the job to which the steps belong; the run id tells one from another.
+/// Job name of the steps; the run id distinguishes the jobs.
 const JOB: &str = "replicator";
 
-/// Bytes of what a trainer asks for that are read at most.
+/// Maximum number of bytes read of a trainer's request.
 const LONGEST_ASKED: u64 = 64 << 10;
 
-/// A step that cannot be restored is tried so often.
+/// Number of tries to restore a step.
 const TRIES: u32 = 3;
 
-/// What is served.
+/// Settings of a replicator.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The directory that the trainer knows: the local volume.
+    /// The trainer's directory: the local volume.
     pub directory: PathBuf,
-    /// Where notes are kept.
+    /// Directory of the notes.
     pub home: PathBuf,
-    /// Where a step lies until it is unpacked.
+    /// Directory of a restored step until it is unpacked.
     pub spool: PathBuf,
-    /// Time from one look to the next.
+    /// Time between two checks.
     pub interval: Duration,
 }
 
-/// Under what all jobs of a directory are offered: it has one at a time.
+/// Name under which all jobs of a directory are offered: it has one job at a time.
 const REPLICATED: &str = "";
 
-/// A replicator of one directory. It ends when it is dropped.
+/// A replicator of one directory. It stops when it is dropped.
 #[derive(Debug)]
 pub struct Replicator {
     bell: Arc<Bell>,
@@ -61,10 +61,10 @@ pub struct Replicator {
 }
 
 impl Replicator {
-    /// Begins to serve.
+    /// Starts to serve.
     ///
     /// # Errors
-    /// A thread cannot be had.
+    /// A thread cannot be started.
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Replicator, FilesError> {
         let bell = Arc::new(Bell::default());
         let directory = settings.directory.clone();
@@ -82,7 +82,7 @@ impl Replicator {
         Ok(Replicator { bell, directory })
     }
 
-    /// Something was written there.
+    /// Reports a change in the directory.
     pub fn nudge(&self) {
         self.bell.ring();
     }
@@ -106,11 +106,11 @@ struct Work {
     service: Arc<Service>,
     bell: Arc<Bell>,
     job: Option<Job>,
-    /// The files of new steps, and since when they are so.
+    /// The files of new steps, and the time since which they are unchanged.
     before: BTreeMap<u64, (Instant, Vec<Member>)>,
 }
 
-/// A trainer that is served.
+/// The job of the served trainer.
 #[derive(Debug)]
 struct Job {
     asked: Asked,
@@ -140,7 +140,7 @@ impl Work {
         }
     }
 
-    /// After a restart of the agent: the job that was served, whose trainer need not know of it.
+    /// Continues the job that was served before a restart of the agent. Its trainer does not notice.
     fn resume(&mut self) {
         let asked = fs::read_to_string(self.settings.home.join(ASKED_NAME)).ok();
         if let Some(asked) = asked.and_then(|text| parse(&text).ok()) {
@@ -173,7 +173,7 @@ impl Work {
         }
     }
 
-    /// A trainer has begun. What it asks for is taken away when it is known what it is, and what was before is over.
+    /// Handles the request of a new trainer: ends the previous job, stores and removes the request, and restores a step.
     fn take_up(&mut self, place: &Place, text: &str) -> Result<(), FilesError> {
         let directory = self.settings.directory.clone();
         let asked = match parse(text) {
@@ -220,7 +220,7 @@ impl Work {
         report(place, FAILED_NAME, &format!("no step could be restored: {words}\n"))
     }
 
-    /// Decides, brings this node's part, and says so.
+    /// Decides on a step, fetches this node's part and reports it to the trainer.
     fn restore(&self, place: &Place, job: &mut Job) -> Result<Option<u64>, FilesError> {
         let Settings { spool, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
@@ -249,7 +249,7 @@ impl Work {
         Ok(key.map(|key| key.step))
     }
 
-    /// The name of the directory with this node's part of a step.
+    /// Unpacks this node's part of a step. Returns the name of its directory.
     fn land(&self, place: &Place, job: &mut Job, key: &StepKey) -> Result<String, FilesError> {
         let Settings { directory, spool, .. } = &self.settings;
         let home = host::in_spool(spool, key.step, job.asked.node);
@@ -275,7 +275,7 @@ impl Work {
         Ok(data_name(&pack.sealed.shard.root))
     }
 
-    /// New steps are sealed and take the name of their root; old ones go when newer ones are safe.
+    /// Seals new steps and renames them to their root; deletes old ones when newer ones are safe.
     fn serve(&mut self, place: &Place) -> Result<(), FilesError> {
         let Some(mut job) = self.job.take() else { return Ok(()) };
         let served = self.seal_new(place, &mut job);
@@ -302,7 +302,7 @@ impl Work {
             let _as_user = place.act()?;
             for (name, kind) in place.at.list(Path::new("")).map_err(FilesError::reading(&directory))? {
                 let step = name.to_str().and_then(step_of);
-                // A link is what the trainer made of what was restored.
+                // A link is from a restore.
                 let Some(step) = step.filter(|_| kind == FileType::Directory) else { continue };
                 match place.at.below(Path::new(&name)).and_then(|at| tree::members(&at, "")) {
                     Ok(members) => _ = now.insert(step, (name, members)),
@@ -353,7 +353,7 @@ impl Work {
         Ok(())
     }
 
-    /// Deletes what no rule keeps any more: the volume is memory, and its trainer leaves the tidying to us.
+    /// Deletes steps that no rule keeps: the volume is memory, and its trainer leaves the cleanup to the replicator.
     fn collect(&self, place: &Place, job: &mut Job) {
         let gone = self.service.shared.deletable();
         let of_job = gone.iter().filter(|key| key.run == job.run && key.job == JOB);
@@ -372,7 +372,7 @@ impl Work {
     }
 }
 
-/// What a trainer left that is over: everything but what was sealed.
+/// Removes what an earlier trainer left, except sealed steps.
 fn tidy(place: &Place) -> Result<(), FilesError> {
     let _as_user = place.act()?;
     for (name, _) in place.at.list(Path::new("")).map_err(FilesError::reading(place.at.path()))? {
@@ -390,7 +390,7 @@ fn remove(place: &Place, name: &str) -> Result<(), FilesError> {
     place.at.remove_file(Path::new(name)).map_err(FilesError::reading(&place.at.path().join(name)))
 }
 
-/// Says something to the trainer, at once.
+/// Writes a file for the trainer atomically.
 fn report(place: &Place, name: &str, words: &str) -> Result<(), FilesError> {
     let _as_user = place.act()?;
     let put = place.at.write_whole(Path::new(name), words.as_bytes());

@@ -1,4 +1,4 @@
-//! Seals a step of a trainer's as it is: its files are compared with what their formats say of them, read once, and noted.
+//! Seals a step of a trainer in place: checks its files by their formats, reads them once and writes a note.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -15,14 +15,14 @@ use super::pack::{Content, Pack};
 use super::tree::{Mark, Member};
 use super::watch::{Inner, Settings, State};
 
-/// The name of the job to which steps belong that a directory tells of; the run id tells one from another.
+/// Job name of the steps in watched directories; the run id distinguishes the jobs.
 const JOB: &str = "files";
 
-/// A step that is written again so many seconds after it was sealed is another one; before that its writer was not done.
+/// A step that is written again more than this many seconds after it was sealed is another step. Before that, its writer was not done.
 const ANOTHER: u64 = 120;
 
 impl Inner {
-    /// Seals a step that has its mark, if its files are sound. Whether it was.
+    /// Seals a step that has its mark, if its files are sound. Returns whether it was sealed.
     pub(super) fn seal(
         &self,
         state: &mut State,
@@ -59,7 +59,7 @@ impl Inner {
         } else if let Some(former) = former.as_ref().filter(|_| !state.grown.contains(&of.step)) {
             let age = host::now_unix_s().saturating_sub(former.created.max(0).unsigned_abs());
             if age > ANOTHER {
-                // By a trainer that went back: never to be joined with what others had of it before.
+                // Written by a trainer that went back: must not be joined with parts that other hosts have of the earlier step.
                 state.first_seen.insert(of.step, former.of.attempt + 1);
             }
         }
@@ -68,7 +68,7 @@ impl Inner {
         let identity = Identity { job: JOB.to_owned(), attempt, step: of.step, rank, world_size };
         let content = Content::of(directory, place.user, members)?;
         let manifest = match content.seal(&identity, run, host::now_unix_s()) {
-            // The next look tells.
+            // The next check decides.
             Err(FilesError::Changed(_)) => return Ok(false),
             sealed => sealed?,
         };
@@ -80,7 +80,7 @@ impl Inner {
         state.unsound.remove(&of.step);
         let replaced = |former: &Shard| former.root != pack.sealed.shard.root && former.of.run_id() == run;
         if let Some(former) = former.filter(replaced) {
-            // Its copies are of something that is nowhere any more.
+            // Its replicas are of files that no longer exist.
             self.service.shared.own.forget_pack(&former.root);
             self.service.shared.withdraw(&former.root);
         }
@@ -94,7 +94,7 @@ impl Inner {
     }
 }
 
-/// Whether all files are what writers that were done leave behind, as far as their formats tell.
+/// Checks by their formats whether all files are complete.
 fn sound(place: &Place, members: &[Member]) -> Result<(), String> {
     for member in members {
         let problem = |problem: String| format!("{}: {problem}", member.path);

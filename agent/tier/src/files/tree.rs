@@ -1,4 +1,4 @@
-//! Files below a directory, as they are at one moment.
+//! Lists the files below a directory at one moment.
 
 use std::fs::Metadata;
 use std::io;
@@ -11,30 +11,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::beneath::Beneath;
 
-/// Directories in directories; deeper ones are no checkpoint.
+/// Maximum depth of directories; deeper trees are not checkpoints.
 const DEEPEST: usize = 32;
 
-/// Files of one checkpoint, or of one cache.
+/// Maximum number of files of one checkpoint or cache.
 const MOST: usize = 1 << 20;
 
-/// What tells whether a file is still the one that was read.
+/// Identifies a version of a file: it changes if the file is written or replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// Its number in the file system.
+    /// Inode number.
     pub ino: u64,
     /// Bytes.
     pub size: u64,
-    /// When it was last written: seconds since 1970, and nanoseconds.
+    /// Modification time: seconds since 1970, and nanoseconds.
     pub written: (i64, i64),
 }
 
 impl Mark {
-    /// Of a file.
+    /// From the metadata of a file.
     pub(crate) fn of(found: &Metadata) -> Mark {
         Mark { ino: found.ino(), size: found.size(), written: (found.mtime(), found.mtime_nsec()) }
     }
 
-    /// The same, as a directory says it.
+    /// From the result of stat(2).
     #[allow(clippy::unnecessary_cast, reason = "the kernel's types differ between processors")]
     pub(crate) fn of_stat(found: &Stat) -> Mark {
         let written = (found.st_mtime as i64, found.st_mtime_nsec as i64);
@@ -45,13 +45,13 @@ impl Mark {
 /// One file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Its name below the base.
+    /// Path relative to the base.
     pub path: String,
     /// Permission bits.
     pub mode: u32,
-    /// Which file it is.
+    /// Version of the file.
     pub mark: Mark,
-    /// What stands in it, where that is not read from the file but is what must stand there after a restore.
+    /// Content, if it is not read from the file but must be written at a restore.
     #[serde(default)]
     pub words: Option<String>,
 }
@@ -63,11 +63,11 @@ impl Member {
     }
 }
 
-/// All files of `name` below `base`, by their names: of a directory those in it, at any depth. `base` itself for an empty name.
+/// All files of `name` below `base`, by name: for a directory all files in it, at any depth; for an empty name those of `base`.
 ///
 /// # Errors
-/// It cannot be read, or has something that is neither file nor directory: a link could lead anywhere, and without it the checkpoint
-/// would not be whole.
+/// It cannot be read, or has something other than files and directories: a link could lead anywhere, and without it the checkpoint
+/// would be incomplete.
 pub fn members(base: &Beneath, name: &str) -> io::Result<Vec<Member>> {
     let mut found = Vec::new();
     collect(base, name, 0, true, &mut found)?;
@@ -75,7 +75,7 @@ pub fn members(base: &Beneath, name: &str) -> io::Result<Vec<Member>> {
     Ok(found)
 }
 
-/// One plain file of `base`; none where it is not there, or is something else.
+/// One regular file of `base`; none if it does not exist or is something else.
 pub(crate) fn one(base: &Beneath, name: &str) -> Option<Member> {
     let of = base.stat(Path::new(name)).ok()?;
     let is_file = FileType::from_raw_mode(of.st_mode) == FileType::RegularFile;
@@ -83,7 +83,7 @@ pub(crate) fn one(base: &Beneath, name: &str) -> Option<Member> {
     is_file.then(|| Member { path: name.to_owned(), mode, mark: Mark::of_stat(&of), words: None })
 }
 
-/// The plain files below `base`, by their names; what else is there is passed over, and what goes away meanwhile too.
+/// The regular files below `base`, by name. Other entries, and files that disappear meanwhile, are skipped.
 pub(crate) fn plain(base: &Beneath) -> Vec<Member> {
     let mut found = Vec::new();
     let _ = collect(base, "", 0, false, &mut found);
@@ -131,10 +131,10 @@ fn collect(
     Ok(())
 }
 
-/// Whether a directory lies where several hosts see the same files: then each need not keep a copy of it.
+/// Whether a directory is on a file system that several hosts share: then not every host needs to keep a copy.
 pub fn is_shared(directory: &Path) -> bool {
-    // By the magic numbers of statfs(2): NFS, SMB (three), Lustre, GPFS, Ceph, BeeGFS, AFS, PanFS, 9p, OCFS2, GFS2, and FUSE, by which
-    // buckets are mounted.
+    // Magic numbers of statfs(2): NFS, SMB (three), Lustre, GPFS, Ceph, BeeGFS, AFS, PanFS, 9p, OCFS2, GFS2, and FUSE, which mounts
+    // buckets.
     const SHARED: [i64; 14] = [
         0x6969,
         0x517b,

@@ -1,5 +1,5 @@
-//! Brings files back into a directory: beside their places first, and into them when all are there. All of it is reached from the
-//! directory's descriptor, for its user may exchange names meanwhile.
+//! Unpacks files into a directory: next to their places first, and into them when all are written. Everything is reached from the
+//! directory's descriptor, because its user may exchange names meanwhile.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
@@ -18,25 +18,25 @@ use crate::seal::ReadAt;
 
 const PIECE: usize = 1 << 20;
 
-/// What an agent makes in a directory of others begins so; nothing in an archive may.
+/// Prefix of names that an agent creates in trainers' directories; no name in an archive may have it.
 const ASIDE: &str = ".mainstay-";
 
-/// What is done with the files of an archive.
+/// How the files of an archive are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way<'a> {
-    /// They take the place of what is there under their first names.
+    /// They replace what has their top-level names.
     Replace,
-    /// All of them become a directory of this name, which must not be there.
+    /// They become a directory of this name, which must not exist.
     Inside(&'a Path),
-    /// Only what is missing is added.
+    /// Only missing files are added.
     Add,
 }
 
-/// The files of the archive in `from`, which was compared with `sealed` when it came. `is_wanted` says of the first name of each, and
-/// whether that is a directory, if it may be in this archive.
+/// Unpacks the archive in `from`, which was compared with `sealed` when it was received. `is_wanted` gets the top-level name of each file,
+/// and whether that is a directory, and returns whether it may be in this archive.
 ///
 /// # Errors
-/// It is no archive, has a file that is not wanted, or the files cannot be written; then nothing has changed in the directory.
+/// It is not an archive, has an unwanted file, or the files cannot be written; then the directory is unchanged.
 pub(super) fn unpack(
     from: &Path,
     sealed: &Sealed,
@@ -67,7 +67,7 @@ pub(super) fn unpack(
     let put = || -> io::Result<()> {
         at.remove_tree(&aside)?;
         at.make_directory(&aside)?;
-        // From here on what is made aside stays below this descriptor, whatever is exchanged around it.
+        // From here on, new files stay below this descriptor, whatever names are exchanged around it.
         let made = at.below(&aside)?;
         for (entry, offset) in &entries {
             if way != Way::Add || !at.is_there(Path::new(&entry.path)) {
@@ -112,7 +112,7 @@ fn write(from: &File, entry: &Entry, at: u64, aside: &Beneath) -> io::Result<()>
     to.sync_all()
 }
 
-/// All directories below.
+/// Syncs all directories below.
 fn sync_all(at: &Beneath, below: &Path) -> io::Result<()> {
     for (name, kind) in at.list(below)? {
         if kind == FileType::Directory {
@@ -122,8 +122,8 @@ fn sync_all(at: &Beneath, below: &Path) -> io::Result<()> {
     at.sync_directory(below)
 }
 
-/// Each name takes its place at once. Small files, which name the others, come last. What a user has put into a directory besides the
-/// checkpoint stays in it.
+/// Moves each name into place atomically. Small files, which name the others, come last. Other files that a user has put into a
+/// directory of the checkpoint stay in it.
 fn replace(made: &Beneath, aside: &Path, at: &Beneath) -> io::Result<()> {
     let mut names: Vec<(bool, PathBuf)> = made
         .list(Path::new(""))?
@@ -147,7 +147,7 @@ fn replace(made: &Beneath, aside: &Path, at: &Beneath) -> io::Result<()> {
     Ok(())
 }
 
-/// Moves what is missing. A file that another one has made meanwhile stays.
+/// Moves missing files into place. A file that another process has created meanwhile stays.
 fn add(made: &Beneath, below: &Path, aside: &Path, at: &Beneath) -> io::Result<()> {
     for (name, kind) in made.list(below)? {
         let path = below.join(name);
@@ -177,7 +177,7 @@ mod tests {
     use crate::files::tree;
     use crate::peer::User;
 
-    /// An archive with `sub/file` and `one`, and what was sealed of it.
+    /// An archive with `sub/file` and `one`, and its seal.
     fn archive() -> (TempDir, Sealed) {
         let at = TempDir::new().unwrap();
         let from = at.path().join("from");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_a_cache_leads_no_file_out_of_it() {
+    fn a_link_in_a_cache_redirects_no_file() {
         let (at, sealed) = archive();
         symlink(at.path().join("secret"), at.path().join("home/sub")).unwrap();
         let put = unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Add, &|_, _| true);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_user_has_put_into_a_checkpoint_stays_when_the_rest_of_it_is_replaced() {
+    fn files_that_a_user_has_put_into_a_checkpoint_stay_when_the_rest_is_replaced() {
         let (at, sealed) = archive();
         let here = |name: &str| at.path().join("home/sub").join(name);
         fs::create_dir_all(here("more")).unwrap();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_no_rule_of_the_watch_names_is_not_brought() {
+    fn a_file_that_no_rule_of_the_watch_names_is_not_unpacked() {
         let (at, sealed) = archive();
         let rules = |name: &str, is_directory: bool| (name, is_directory) == ("sub", true);
         let put = unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Replace, &rules);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_or_a_hard_link_in_the_place_of_a_file_is_neither_waited_for_nor_written_through() {
+    fn a_pipe_does_not_block_and_a_hard_link_is_not_written_through() {
         for way in [Way::Replace, Way::Add] {
             let (at, sealed) = archive();
             let theirs = at.path().join("secret/theirs");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_exchanged_all_the_time_lead_no_file_of_an_archive_elsewhere() {
+    fn constantly_exchanged_names_redirect_no_file_of_an_archive() {
         use std::sync::atomic::{AtomicBool, Ordering};
         for way in [Way::Replace, Way::Add] {
             let (at, sealed) = archive();
@@ -278,7 +278,7 @@ mod tests {
                     while !is_over.load(Ordering::Relaxed) {
                         let _ = symlink(at.path().join("secret"), &link);
                         let _ = renameat_with(CWD, &sub, CWD, &link, RenameFlags::EXCHANGE);
-                        // What is made aside, too.
+                        // Also the temporary directories.
                         for aside in fs::read_dir(at.path().join("home")).into_iter().flatten().flatten() {
                             if aside.file_name().to_string_lossy().starts_with(ASIDE) {
                                 let _ = renameat_with(CWD, aside.path(), CWD, &link, RenameFlags::EXCHANGE);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn without_descriptors_nothing_of_an_archive_is_brought_and_what_is_there_stays() {
+    fn without_descriptors_no_file_is_unpacked_and_existing_files_stay() {
         let (at, sealed) = archive();
         fs::write(at.path().join("home/one"), "old").unwrap();
         let place = home(&at);

@@ -1,6 +1,6 @@
-//! A directory into which a trainer writes checkpoints in its own way. What is complete by its framework's own mark and sound by its
-//! formats is sealed, offered to peers and durable storage, and given back to a host that has lost it (`back`). What was sealed and is
-//! not the same any more (`compare`) is offered no more. The trainer's files are read and never changed.
+//! A directory into which a trainer writes checkpoints in its own format. A step that is complete by its framework's mark and sound by its
+//! formats is sealed, offered to peers and durable storage, and restored on a host that has lost it (`back`). A step that differs from
+//! its seal (`compare`) is no longer offered. The trainer's files are read and never changed.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -26,41 +26,41 @@ use crate::os::stand_back;
 use crate::peer::user::User;
 use crate::peer::{Progress, Restored, Service};
 
-/// How many of the newest steps are looked at: older ones were sealed when they were new, or are nobody's hope any more.
+/// Number of the newest steps that are checked: older ones were sealed when they were new, or are no longer of use.
 const NEWEST: usize = 4;
 
-/// A tracker is no longer than that.
+/// Maximum length of a tracker file, bytes.
 const LONGEST_TEXT: u64 = 4096;
 
-/// What is watched, and how.
+/// Settings of a watch.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The directory.
     pub directory: PathBuf,
-    /// The run id of what is in it: the same on each host; with its owner where a user asked for it.
+    /// The run id of what is in it: the same on each host; with its owner if a user requested the watch.
     pub run: String,
-    /// The user who asked for it, and as whom its files are touched; none for a directory of the configuration: then whose it is when it
-    /// is first seen.
+    /// The user who requested it and whose rights are used; none for a directory of the configuration: then its owner when it is first
+    /// seen.
     pub user: Option<User>,
-    /// How checkpoints are found.
+    /// Rules that recognize checkpoints.
     pub rules: Vec<Rule>,
-    /// Files or directories that make a step on one host; 0: as many as there are.
+    /// Number of files or directories of a step on one host; 0: any number.
     pub expect: usize,
-    /// Seconds without a change that stand in for a mark; 0: never.
+    /// Seconds without a change that replace a completion mark; 0: never.
     pub quiet: u64,
-    /// Which of the hosts this is, and how many hold a part of each step.
+    /// Index of this host, and the number of hosts that hold a part of each step.
     pub part: (u32, u32),
-    /// Whether all hosts see the same files; none: as the file system says.
+    /// Whether all hosts see the same files; none: derived from the file system.
     pub shared: Option<bool>,
-    /// Where notes are kept.
+    /// Directory of the notes.
     pub home: PathBuf,
-    /// Where a step lies until it is unpacked.
+    /// Directory of a restored step until it is unpacked.
     pub spool: PathBuf,
-    /// Time from one look to the next.
+    /// Time between two checks.
     pub interval: Duration,
 }
 
-/// A directory that is watched until this is dropped.
+/// A directory that is watched until this value is dropped.
 #[derive(Debug)]
 pub struct FileWatch {
     inner: Arc<Inner>,
@@ -80,35 +80,35 @@ pub(super) struct Inner {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) catalog: Catalog,
-    /// The files of steps, and since when they are so.
+    /// The files of steps, and the time since which they are unchanged.
     before: BTreeMap<u64, (Instant, Vec<Member>)>,
-    /// The attempt to which each step belongs: that of the decision under which it was first seen.
+    /// The attempt of each step: that of the decision under which it was first seen.
     pub(super) first_seen: BTreeMap<u64, u64>,
-    /// Containers that were looked into.
+    /// Containers that were checked.
     containers: BTreeMap<String, (Mark, bool)>,
-    /// Steps that have their mark and are not sound, with the files that were looked at and what is wrong with them.
+    /// Steps that have their mark but are not sound, with the checked files and the problem.
     pub(super) unsound: BTreeMap<u64, (Vec<Member>, String)>,
-    /// Steps that are sealed, and have got more files since.
+    /// Sealed steps that have more files than when they were sealed.
     pub(super) grown: Vec<u64>,
-    /// The directory in which steps were last seen that were sealed.
+    /// The directory in which sealed steps were last seen.
     pub(super) home: Option<(u64, u64)>,
-    /// What was left to the user's process, and is not said to be done yet.
+    /// Work that was left to the user's process and is not reported as done.
     pub(super) left: Option<Left>,
-    /// What went wrong last.
+    /// The last error.
     problem: Option<String>,
 }
 
-/// What a look saw.
+/// The result of a check.
 pub(super) struct Sight {
     pub(super) look: Look,
     pub(super) files: BTreeMap<u64, Vec<Member>>,
 }
 
 impl FileWatch {
-    /// Begins to watch. The directory need not be there yet.
+    /// Starts to watch. The directory need not exist yet.
     ///
     /// # Errors
-    /// The place for notes or a thread cannot be had.
+    /// The directory of notes cannot be created, or a thread cannot be started.
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<FileWatch, FilesError> {
         let is_shared = settings.shared.unwrap_or_else(|| tree::is_shared(&settings.directory));
         let catalog = Catalog::open_with_lost(&settings.home, is_shared)?;
@@ -129,7 +129,7 @@ impl FileWatch {
         let copies = Copies::open(&settings.home, &settings.run, service);
         let service = Arc::clone(service);
         let (state, bell, acting) = (Mutex::new(state), Bell::default(), Acting::new(settings.user));
-        // A directory of the configuration is its owner's of now, when nobody has had time to exchange it.
+        // Determine the owner of a directory of the configuration now, before another user can exchange it.
         let _ = acting.in_directory(&settings.directory);
         let inner = Arc::new(Inner { settings, service, state, bell, is_shared, acting, copies });
         let working = Arc::clone(&inner);
@@ -138,7 +138,7 @@ impl FileWatch {
         Ok(FileWatch { inner })
     }
 
-    /// Something was written there.
+    /// Reports a change in the directory.
     pub fn nudge(&self) {
         self.inner.bell.ring();
     }
@@ -153,23 +153,23 @@ impl FileWatch {
         &self.inner.settings.run
     }
 
-    /// Whether anything was sealed in it, at any time, that is not forgotten.
+    /// Whether a step was sealed in it at any time and is not forgotten.
     pub fn has_sealed(&self) -> bool {
         let state = self.inner.state();
         !state.catalog.packs().is_empty() || !state.catalog.lost().is_empty()
     }
 
-    /// What went wrong last, until something goes right.
+    /// The last error, until the next success.
     pub fn problem(&self) -> Option<String> {
         self.inner.state().problem.clone()
     }
 
-    /// Decides with the others to which step the job goes back, and brings this host's files of it into the directory. Newer ones
-    /// that a trainer would find and that are not whole are set aside. `again`: the job has run before, so that what it sealed must be
-    /// there.
+    /// Decides with the other hosts to which step the job goes back, and restores this host's files of it into the directory. Newer names
+    /// that a trainer would use and that are not whole are set aside. `again`: the job has run before, so the steps that it sealed must
+    /// exist.
     ///
     /// # Errors
-    /// No decision came about, or the step cannot be restored. [`FilesError::Lost`]: steps were sealed, and none of them is whole
+    /// There is no decision, or the step cannot be restored. [`FilesError::Lost`]: steps were sealed, and none of them is whole
     /// anywhere; the trainer must not be started.
     pub fn begin_restore(
         &self,
@@ -179,18 +179,18 @@ impl FileWatch {
         self.inner.restore(again, report)
     }
 
-    /// A process of the user's has done what [`FileWatch::begin_restore`] left to it.
+    /// Reports that a process of the user has done what [`FileWatch::begin_restore`] left to it.
     ///
     /// # Errors
-    /// It was not asked to with this token, or the files are not what was sealed.
+    /// There is no such work with this token, or the files differ from what was sealed.
     pub fn end_restore(&self, token: &str) -> Result<Restored, FilesError> {
         self.inner.end_restore(token)
     }
 
-    /// Both, where this process may write as the user.
+    /// Does both if this process may write as the user.
     ///
     /// # Errors
-    /// As of these; or this process may not.
+    /// The errors of both, or this process may not write as the user.
     pub fn restore(&self, again: bool, report: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
         match self.begin_restore(again, report)? {
             Started::Done(restored) => Ok(restored),
@@ -230,13 +230,13 @@ impl Inner {
         }
     }
 
-    /// One look: what has changed is offered no more, and what is complete and has been the same for the time `settled` is sealed.
-    /// Whether something was sealed.
+    /// One check: steps that have changed are no longer offered; steps that are complete and unchanged for the time `settled` are sealed.
+    /// Returns whether something was sealed.
     pub(super) fn look(&self, state: &mut State, settled: Duration) -> Result<bool, FilesError> {
         let Settings { directory, run, .. } = &self.settings;
         host::keep_decision(&self.service, run, &state.catalog);
         let Some(place) = self.acting.in_directory(directory) else {
-            // It may come back as it was: nothing of it is forgotten.
+            // The directory may reappear unchanged: its steps are not forgotten.
             let gone: Vec<u64> = state.catalog.packs().keys().copied().collect();
             let why = || format!("{} is not there", directory.display());
             gone.into_iter().for_each(|step| _ = state.catalog.lose(step, why(), false, true));
@@ -320,7 +320,7 @@ impl Inner {
                 look.texts.insert(name, Default::default());
             }
         }
-        // Numbers of steps and seconds are never compared.
+        // Step numbers and seconds are never compared.
         for name in written_over.into_iter().filter(|_| steps.is_empty()) {
             let Some(file) = tree::one(at, &name) else { continue };
             let step = u64::try_from(file.mark.written.0).unwrap_or(0);
@@ -333,7 +333,7 @@ impl Inner {
         for (step, names) in steps.into_iter().rev().take(NEWEST) {
             let mut of_step = Vec::new();
             for (name, is_directory) in names {
-                // One that goes away while it is looked at is looked at the next time.
+                // A step that disappears during the check is checked the next time.
                 let Ok(members) = tree::members(at, &name) else { continue };
                 look.names.insert(name.clone(), seen(at, &name, is_directory, &members, containers));
                 of_step.extend(members);

@@ -5,18 +5,18 @@ use std::fmt;
 use mainstay_core::checkpoint::parity::Parity;
 use reed_solomon_simd::{ReedSolomonDecoder, ReedSolomonEncoder};
 
-/// Blocks that cannot be computed.
+/// Errors of coding and decoding.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodeError {
-    /// Too few are left.
+    /// Too few blocks are left.
     #[error("{left} of the {needed} pieces that are needed are left")]
     TooFew {
-        /// So many different ones.
+        /// Number of different blocks.
         left: usize,
-        /// So many are needed.
+        /// Number of blocks that are needed.
         needed: u32,
     },
-    /// They are of several lengths, there is none of that number, or one came twice.
+    /// They have different lengths, an invalid number, or one was given twice.
     #[error("the blocks make no sense together: {0}")]
     Blocks(String),
 }
@@ -27,7 +27,7 @@ impl From<reed_solomon_simd::Error> for CodeError {
     }
 }
 
-/// Computes parity, block after block.
+/// Computes parity, one block at a time.
 pub struct Encoder {
     of: Parity,
     encoder: ReedSolomonEncoder,
@@ -40,7 +40,7 @@ impl fmt::Debug for Encoder {
 }
 
 impl Encoder {
-    /// For blocks of so many bytes, an even number.
+    /// For blocks of `block` bytes, an even number.
     ///
     /// # Errors
     /// The number is odd or 0.
@@ -76,7 +76,7 @@ impl Encoder {
 /// The blocks of data that are not among `given`, each with its number.
 ///
 /// # Errors
-/// Too few are given, or they make no sense together.
+/// Too few are given, or they are inconsistent.
 pub fn restore(of: Parity, given: &[(u32, &[u8])]) -> Result<Vec<(u32, Vec<u8>)>, CodeError> {
     if given.len() < of.data as usize {
         return Err(CodeError::TooFew { left: given.len(), needed: of.data });

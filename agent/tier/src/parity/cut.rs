@@ -1,4 +1,4 @@
-//! One piece of a shard, made where the shard lies.
+//! Creates one piece of a shard, on the host that has the shard.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,20 +14,20 @@ use crate::peer::Sealed;
 use crate::peer::error::PeerError;
 use crate::seal::{ReadAt, sums};
 
-/// What a piece's file is called in its manifest.
+/// Name of a piece's file in its manifest.
 const NAME: &str = "piece";
 
-/// Reads a shard in order; nothing comes out of it that was not compared with what was sealed.
+/// Reads a shard in order; returns only bytes that were compared with the seal.
 struct Reader<'a> {
     from: &'a dyn ReadAt,
     sealed: &'a Sealed,
-    /// The chunk that `held` is.
+    /// The index of the chunk in `held`.
     chunk: Option<u32>,
     held: Vec<u8>,
 }
 
 impl Reader<'_> {
-    /// Bytes from `offset`; zeros behind the shard's end.
+    /// Reads bytes from `offset`; zeros beyond the end of the shard.
     fn read(&mut self, mut offset: u64, mut into: &mut [u8]) -> Result<(), PeerError> {
         while !into.is_empty() && offset < self.sealed.shard.bytes {
             let start = self.have_chunk_of(offset)?;
@@ -44,7 +44,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Holds the chunk with this byte; where the chunk begins.
+    /// Loads the chunk with this byte. Returns the chunk's offset.
     fn have_chunk_of(&mut self, offset: u64) -> Result<u64, PeerError> {
         let index = offset / u64::from(self.sealed.chunk_bytes.max(1));
         let index = u32::try_from(index).unwrap_or(u32::MAX);
@@ -64,10 +64,10 @@ impl Reader<'_> {
     }
 }
 
-/// Writes one piece of a shard into an empty file, and seals it. The same piece has the same root whoever makes it.
+/// Writes one piece of a shard into an empty file and seals it. The same piece has the same root on every host.
 ///
 /// # Errors
-/// The shard cannot be read, is not what was sealed ([`PeerError::Corrupt`]), or the file cannot be written.
+/// The shard cannot be read, differs from its seal ([`PeerError::Corrupt`]), or the file cannot be written.
 pub(crate) fn cut(
     sealed: &Sealed,
     from: &dyn ReadAt,

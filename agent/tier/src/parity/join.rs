@@ -1,4 +1,4 @@
-//! A shard had back from pieces.
+//! Restores a shard from pieces.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -15,28 +15,28 @@ use crate::peer::client::Target;
 use crate::peer::error::PeerError;
 use crate::seal::ReadAt;
 
-/// A piece that is here, in a file of its own.
+/// A piece in a local file.
 #[derive(Debug)]
 pub(crate) struct Given {
-    /// What it is told to be.
+    /// Its identity, as reported by the holder.
     pub(crate) shard: Shard,
-    /// Who kept it.
+    /// The host that stored it.
     pub(crate) holder: String,
-    /// Its bytes, which were compared with its own manifest.
+    /// Its bytes, verified with its own manifest.
     pub(crate) file: File,
 }
 
 impl Given {
-    /// Which piece it is.
+    /// The number of the piece.
     pub(crate) fn index(&self) -> u32 {
         self.shard.piece.as_ref().map_or(0, |piece| piece.index)
     }
 }
 
-/// The manifest of the whole shard, which each piece has with it. It must be the one of which the piece is told to be.
+/// The manifest of the whole shard, which each piece includes. It must match the shard that the holder reported.
 ///
 /// # Errors
-/// It is not, or cannot be read.
+/// It does not match, or cannot be read.
 pub(crate) fn whole_of(given: &Given) -> Result<Sealed, PeerError> {
     let wrong = |error: String| PeerError::Unreadable { peer: given.holder.clone(), error };
     let Some(piece) = &given.shard.piece else { return Err(wrong("it is no piece".to_owned())) };
@@ -55,11 +55,11 @@ pub(crate) fn whole_of(given: &Given) -> Result<Sealed, PeerError> {
     if is_it { Ok(whole) } else { Err(wrong("a piece has the manifest of another shard".to_owned())) }
 }
 
-/// Makes the shard from pieces of different numbers, as many as are needed, and writes it into `target`, which has its manifest already.
-/// `room` gives files for lanes that are computed.
+/// Restores the shard from the needed number of different pieces, and writes it into `target`, which already has its manifest.
+/// `room` provides files for computed lanes.
 ///
 /// # Errors
-/// Too few pieces, or what they make is not what was sealed ([`PeerError::Corrupt`]): then one of them is of something else.
+/// Too few pieces, or the result differs from the seal ([`PeerError::Corrupt`]): then one of them is of another shard.
 pub(crate) fn join(
     whole: &Sealed,
     of: Parity,
@@ -99,7 +99,7 @@ pub(crate) fn join(
     Ok(())
 }
 
-/// The lanes of data that are not given, each with its number.
+/// Computes the missing lanes of data, each with its number.
 fn compute(
     of: Parity,
     given: &[&Given],

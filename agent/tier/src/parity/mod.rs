@@ -1,12 +1,12 @@
-//! Shards in pieces: how they are cut, and how a shard is had back from what is left of them.
+//! Erasure-coded shards: cuts shards into pieces and restores a shard from the remaining pieces.
 //!
 //! ```text
-//! a piece    its lane: bytes index * lane … of the shard, filled up with zeros; or parity over the lanes of data
-//!            the manifest of the shard, whose length is what is left
+//! a piece    its lane: bytes index * lane … of the shard, padded with zeros; or parity over the lanes of data
+//!            the manifest of the shard, which takes up the rest of the piece
 //! ```
 //!
-//! A piece has a manifest of its own, over both, and goes from host to host as a shard does. `code` is pure; `cut` compares every byte
-//! of the shard with what was sealed before it goes into a piece, and `join` every byte that was had back before anyone is offered it.
+//! A piece has its own manifest over both parts, and is sent between hosts like a shard. `code` is pure. `cut` verifies every byte
+//! of the shard before it goes into a piece, and `join` verifies every restored byte before it is offered.
 
 mod code;
 mod cut;
@@ -16,7 +16,7 @@ pub use code::{CodeError, Encoder, restore};
 pub(crate) use cut::cut;
 pub(crate) use join::{Given, join, whole_of};
 
-/// Bytes of each lane that are computed at once.
+/// Number of bytes of each lane that are computed at once.
 const BLOCK: usize = 256 << 10;
 
 #[cfg(test)]

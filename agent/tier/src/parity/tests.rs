@@ -1,4 +1,4 @@
-//! A shard is cut, pieces are lost, and what is made of the rest is the shard, or an error.
+//! A shard is cut and pieces are lost: the rest restores the shard, or an error is returned.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -91,12 +91,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_pieces_that_are_enough_make_the_shard_and_one_fewer_is_an_error(
+    fn enough_pieces_restore_the_shard_and_one_fewer_is_an_error(
         of in parity(), length in 1..40_000_usize, seed in any::<u64>(), order in any::<prop::sample::Index>(),
     ) {
         let content = content(length, seed);
         let all = pieces(&content, of);
-        // Any that many of them, in any order, each once.
+        // Any choice of the needed number of pieces, in any order.
         let mut chosen: Vec<&Given> = all.iter().collect();
         chosen.rotate_left(order.index(all.len()));
         chosen.sort_by_key(|piece| piece.index().wrapping_mul(seed as u32 | 1) % 31);
@@ -117,7 +117,7 @@ proptest! {
         let mut byte = [0];
         all[bad].file.read_exact_at(&mut byte, at).unwrap();
         all[bad].file.write_all_at(&[byte[0] ^ (1 << bit)], at).unwrap();
-        // Whichever are taken: right bytes, or none.
+        // For every choice: correct bytes or an error.
         for first in 0..all.len() {
             let mut chosen: Vec<&Given> = all.iter().cycle().skip(first).take(of.data as usize).collect();
             chosen.sort_by_key(|piece| piece.index());
@@ -145,7 +145,7 @@ fn every_choice_of_losses_is_survived() {
 }
 
 #[test]
-fn bytes_that_are_not_what_was_sealed_go_into_no_piece() {
+fn bytes_that_differ_from_the_seal_go_into_no_piece() {
     let of = Parity { data: 2, parity: 1 };
     let mut content = content(20_000, 5);
     let whole = sealed(&content);
@@ -158,7 +158,7 @@ fn bytes_that_are_not_what_was_sealed_go_into_no_piece() {
 }
 
 #[test]
-fn whoever_makes_a_piece_makes_the_same_one() {
+fn a_piece_is_the_same_on_every_host() {
     let of = Parity { data: 3, parity: 1 };
     let content = content(12_345, 9);
     let roots = |pieces: Vec<Given>| pieces.into_iter().map(|piece| piece.shard.root).collect::<Vec<_>>();
@@ -166,12 +166,12 @@ fn whoever_makes_a_piece_makes_the_same_one() {
 }
 
 #[test]
-fn a_piece_of_another_shard_is_not_taken_for_one_of_this() {
+fn a_piece_of_another_shard_is_not_accepted() {
     let of = Parity { data: 2, parity: 1 };
     let (one, other) = (content(9_000, 1), content(9_000, 2));
     let (ones, others) = (pieces(&one, of), pieces(&other, of));
     assert!(joined(&one, of, &[&ones[0], &others[1]]).is_err());
-    // It is told to be of the first, and has the manifest of the second with it.
+    // It is reported as a piece of the first shard, but includes the manifest of the second.
     let lying = Given {
         shard: ones[1].shard.clone(),
         holder: "liar".to_owned(),
@@ -181,7 +181,7 @@ fn a_piece_of_another_shard_is_not_taken_for_one_of_this() {
 }
 
 #[test]
-fn blocks_that_make_no_sense_together_are_an_error() {
+fn inconsistent_blocks_are_an_error() {
     let of = Parity { data: 2, parity: 1 };
     let (even, long) = ([1_u8; 64], [2_u8; 128]);
     for given in [

@@ -1,5 +1,5 @@
-//! The bytes between two agents: a TCP connection, with TLS over it where the configuration has it. Whoever reads and writes need
-//! not know which.
+//! The byte stream between two agents: a TCP connection, with TLS if it is configured. Code that reads and writes does not depend on
+//! which.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -8,44 +8,44 @@ use std::time::{Duration, Instant};
 use crate::seal::PIECE;
 use rustls::Connection;
 
-/// What one who is refused may still send before the connection is cut under it, bytes.
+/// Maximum number of bytes that a refused peer may still send before the connection is closed.
 const LAST_WORDS: u64 = 64 << 10;
 
-/// Bytes to and from a peer.
+/// A byte stream to and from a peer.
 pub(super) struct Channel {
     socket: Socket,
     tls: Option<Box<Tls>>,
 }
 
-/// The connection below.
+/// The underlying connection.
 struct Socket {
     stream: TcpStream,
-    /// How long one step of the greeting may take, and by when all of it must be over.
+    /// Time limit of one step of the greeting, and the deadline of the whole greeting.
     greeting: Option<(Duration, Instant)>,
 }
 
-/// TLS, and what came and is not decrypted yet.
+/// TLS, and received bytes that are not decrypted yet.
 struct Tls {
     connection: Connection,
     incoming: Incoming,
 }
 
-/// TLS takes a few KiB at a time; the socket gives more at once.
+/// Read buffer: TLS takes a few KiB at a time, the socket returns more at once.
 struct Incoming {
     buffer: Vec<u8>,
     from: usize,
     to: usize,
-    /// The first bytes that came at all.
+    /// The first received bytes.
     first: [u8; 4],
 }
 
 impl Channel {
-    /// A channel whose greeting ends by `until`, each step of it after `step` at most.
+    /// A channel whose greeting must end by `until` and each step of it within `step`.
     pub(super) fn new(stream: TcpStream, step: Duration, until: Instant) -> Channel {
         Channel { socket: Socket { stream, greeting: Some((step, until)) }, tls: None }
     }
 
-    /// The greeting is over: from now on the other side may be silent for `stall`.
+    /// Ends the greeting: from now on the other side may be silent for `stall`.
     pub(super) fn settle(&mut self, stall: Duration) -> io::Result<()> {
         self.socket.greeting = None;
         self.socket.stream.set_read_timeout(Some(stall))?;
@@ -57,12 +57,12 @@ impl Channel {
         &self.socket.stream
     }
 
-    /// The socket, where bytes go over it as they are.
+    /// The socket, if it is not encrypted.
     pub(super) fn plain(&self) -> Option<&TcpStream> {
         self.tls.is_none().then_some(&self.socket.stream)
     }
 
-    /// The first byte that comes, which is left where it is.
+    /// The first received byte, which stays in the socket.
     pub(super) fn peek(&self) -> io::Result<u8> {
         self.socket.hurry()?;
         let mut first = [0];
@@ -72,7 +72,7 @@ impl Channel {
         }
     }
 
-    /// Goes on by TLS. The first bytes that came are told with what went wrong, for they tell who is there.
+    /// Starts TLS. An error includes the first received bytes, which show what kind of peer it is.
     pub(super) fn secure(&mut self, connection: Connection) -> Result<(), ([u8; 4], io::Error)> {
         let incoming = Incoming { buffer: vec![0; PIECE], from: 0, to: 0, first: [0; 4] };
         let mut tls = Box::new(Tls { connection, incoming });
@@ -82,18 +82,18 @@ impl Channel {
         done.map_err(|error| (first, error))
     }
 
-    /// A secret of the two ends of this connection alone; none without TLS.
+    /// A secret that only the two ends of this connection share; none without TLS.
     pub(super) fn secret(&self) -> io::Result<Option<[u8; 32]>> {
         let Some(tls) = &self.tls else { return Ok(None) };
         let secret = tls.connection.export_keying_material([0; 32], b"EXPORTER-mainstay-peers", None);
         secret.map(Some).map_err(io::Error::other)
     }
 
-    /// Lets the other side hear what was said last: a connection that is cut while bytes wait in it takes them along.
+    /// Closes the connection so that the other side receives the last bytes: closing with unread bytes in it would discard them.
     pub(super) fn part(mut self) {
         let _ = self.socket.stream.shutdown(Shutdown::Write);
         let _ = io::copy(&mut Read::take(&self.socket, LAST_WORDS), &mut io::sink());
-        // Nothing more is to be said over it.
+        // Nothing more is sent over TLS.
         self.tls = None;
     }
 }
@@ -115,7 +115,7 @@ impl Write for Channel {
         }
     }
 
-    /// There is nothing that has not gone.
+    /// Nothing is buffered.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -124,7 +124,7 @@ impl Write for Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         let Some(tls) = &mut self.tls else { return };
-        // A farewell, for which nobody waits.
+        // Send close_notify without waiting.
         if self.socket.stream.set_nonblocking(true).is_ok() {
             tls.connection.send_close_notify();
             let _ = tls.give(&self.socket);
@@ -133,7 +133,7 @@ impl Drop for Channel {
 }
 
 impl Socket {
-    /// Nothing is waited for beyond the end of the greeting.
+    /// Limits the socket's timeouts to the rest of the greeting.
     fn hurry(&self) -> io::Result<()> {
         let Some((step, until)) = self.greeting else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now()).min(step);
@@ -149,8 +149,8 @@ impl Read for &Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.hurry()?;
         let count = (&self.stream).read(into)?;
-        // The sender takes a late acknowledgement for a full link (`checkpoint::backoff`). Where the kernel does not know the option, it
-        // acknowledges as it does.
+        // The sender interprets a late acknowledgement as a full link (`checkpoint::backoff`). If the kernel does not support the option,
+        // it acknowledges as usual.
         let _ = rustix::net::sockopt::set_tcp_quickack(&self.stream, true);
         Ok(count)
     }
@@ -189,7 +189,7 @@ impl Tls {
         loop {
             match self.connection.reader().read(into) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.take(socket)?,
-                // It went without a farewell. Frames tell how long they are: nothing is cut short unseen.
+                // The peer closed without close_notify. Frames contain their length, so truncation is always detected.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             };
@@ -203,18 +203,18 @@ impl Tls {
         Ok(taken)
     }
 
-    /// Takes in what has come; 0 if nothing comes any more.
+    /// Reads and decrypts received bytes. Returns 0 at the end of the stream.
     fn take(&mut self, socket: &Socket) -> io::Result<usize> {
         let came = self.connection.read_tls(&mut Filled { incoming: &mut self.incoming, socket })?;
         if let Err(error) = self.connection.process_new_packets() {
-            // The other side is told why.
+            // Send the alert to the other side.
             let _ = self.give(socket);
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
         Ok(came)
     }
 
-    /// Sends what is to be sent.
+    /// Sends pending TLS records.
     fn give(&mut self, mut socket: &Socket) -> io::Result<()> {
         while self.connection.wants_write() {
             match self.connection.write_tls(&mut socket) {
@@ -227,7 +227,7 @@ impl Tls {
     }
 }
 
-/// What has come, and the socket for more.
+/// Received bytes, and the socket for more.
 struct Filled<'a> {
     incoming: &'a mut Incoming,
     socket: &'a Socket,

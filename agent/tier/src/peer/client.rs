@@ -1,4 +1,4 @@
-//! What an agent asks of others: to keep a shard, to give one back, to tell what they have.
+//! Requests of an agent to others: store a shard, return one, list what they have.
 
 mod fetch;
 mod upload;
@@ -22,27 +22,27 @@ use super::withdrawal::WithdrawalLock;
 use crate::bytes::Bytes;
 use crate::os::Lent;
 
-/// Below this a peer counts as too slow, bytes a second.
+/// A peer below this rate is too slow, bytes per second.
 const SLOWEST: u64 = 1 << 20;
 
-/// How to reach others.
+/// How to reach other agents.
 #[derive(Debug)]
 pub struct Asking<'a> {
-    /// What shows that this agent may.
+    /// Credentials of this agent.
     pub pass: &'a Pass,
-    /// How long is waited.
+    /// Time limits.
     pub patience: Patience,
 }
 
 /// How a shard is sent.
 pub struct Sending<'a> {
-    /// What all sending together may not exceed.
+    /// Rate limit over all transfers.
     pub limit: &'a Limit,
     /// Connections for one shard, 1 to 4.
     pub streams: usize,
-    /// Is called before each chunk, or piece of one: the file is still needed.
+    /// Called before each chunk or part of one, to show that the file is still in use.
     pub going: &'a (dyn Fn() + Sync),
-    /// Who may have it deleted there.
+    /// The lock that protects the replica from deletion.
     pub lock: Option<WithdrawalLock>,
 }
 
@@ -55,10 +55,10 @@ impl std::fmt::Debug for Sending<'_> {
     }
 }
 
-/// A shard was sent.
+/// The result of sending a shard.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sent {
-    /// Bytes that went; 0 if it was there already.
+    /// Bytes sent; 0 if the peer already had the shard.
     pub bytes: u64,
     /// The time it took.
     pub took: Duration,
@@ -69,20 +69,20 @@ impl Asking<'_> {
         Wire::connect(address, self.pass, self.patience)
     }
 
-    /// What does `address` have?
+    /// Asks `address` for its inventory.
     ///
     /// # Errors
-    /// It does not answer as it should.
+    /// The connection fails, or the answer is not valid.
     pub fn list(&self, address: &str) -> Result<Inventory, PeerError> {
         let mut wire = self.connect(address)?;
         wire.send(Header::of(Kind::List), &[])?;
         wire.expect_json(Kind::Inventory)
     }
 
-    /// Asks `address`, who leads, to which step `run` goes back. It asks others in turn, so more time is allowed.
+    /// Asks the leader `address` to which step `run` goes back. The leader asks other agents, so more time is allowed.
     ///
     /// # Errors
-    /// It does not answer as it should.
+    /// The connection fails, or the answer is not valid.
     pub fn decide(
         &self,
         address: &str,
@@ -97,31 +97,31 @@ impl Asking<'_> {
         wire.expect_json(Kind::Decided)
     }
 
-    /// Tells `address` a decision.
+    /// Sends a decision to `address`.
     ///
     /// # Errors
-    /// It does not answer as it should.
+    /// The connection fails, or the answer is not valid.
     pub fn report(&self, address: &str, decision: &Decision) -> Result<Word, PeerError> {
         let mut wire = self.connect(address)?;
         wire.send_json(Header::of(Kind::Announce), decision)?;
         wire.expect_json(Kind::Reported)
     }
 
-    /// Tells `address` that it need not keep replicas any more. With `everything` it deletes what its own ranks have written of these
-    /// shards too. How many there were, and how many it keeps for other hosts.
+    /// Withdraws replicas at `address`. With `everything`, it also deletes what its own ranks have written of these shards. Returns how
+    /// many there were, and how many it keeps for other hosts.
     ///
     /// # Errors
-    /// It does not answer as it should.
+    /// The connection fails, or the answer is not valid.
     pub(crate) fn forget(&self, address: &str, what: &Withdrawal) -> Result<Dropped, PeerError> {
         let mut wire = self.connect(address)?;
         wire.send_json(Header::of(Kind::Drop), what)?;
         wire.expect_json(Kind::Dropped)
     }
 
-    /// Gives `address` a shard to keep.
+    /// Sends a shard to `address` for storage.
     ///
     /// # Errors
-    /// It does not take it, or the bytes in `from` are not those of the manifest any more ([`PeerError::Corrupt`]).
+    /// It refuses, or the bytes in `from` no longer match the manifest ([`PeerError::Corrupt`]).
     pub fn put(
         &self,
         address: &str,
@@ -167,7 +167,7 @@ impl Asking<'_> {
         Ok(Sent { bytes, took: began.elapsed() })
     }
 
-    /// Offers a shard: none if it lies there already.
+    /// Offers a shard; none if the peer already has it.
     fn offer(
         &self,
         address: &str,
@@ -201,18 +201,18 @@ impl Asking<'_> {
         }
     }
 
-    /// One more connection for a shard that is being sent.
+    /// Runs one more connection for a shard that is being sent.
     fn help(&self, address: &str, upload: &Upload<'_>) -> Result<(), PeerError> {
         let Some((mut wire, _)) = self.offer(address, upload.sealed, upload.how.lock)? else { return Ok(()) };
         upload.send(&mut wire)?;
         wire.send(header_of(upload.sealed, Kind::End), &[])
     }
 
-    /// Gets a shard back over so many connections at once, 1 to 4: `begin` gets its manifest first, then `write` each piece with its
-    /// place, from all connections.
+    /// Fetches a shard over `streams` parallel connections, 1 to 4. `begin` gets its manifest first, then `write` gets each part with its
+    /// offset, from all connections.
     ///
     /// # Errors
-    /// It is not there, or what comes is not what was asked for.
+    /// The peer does not have it, or sends something else.
     pub fn get(
         &self,
         address: &str,
@@ -222,7 +222,7 @@ impl Asking<'_> {
     ) -> Result<u64, PeerError> {
         let unreadable = |error: String| PeerError::Unreadable { peer: address.to_owned(), error };
         let mut first = self.connect(address)?;
-        // Nothing but the manifest: it tells what there is to be shared out.
+        // Only the manifest: it shows what to divide between the connections.
         first.send_json(Header::of(Kind::Get), &Get { root: root.to_owned(), from: 0, to: Some(0) })?;
         let (_, manifest) = first.expect(Kind::Manifest)?;
         first.expect(Kind::End)?;
@@ -248,21 +248,21 @@ impl Asking<'_> {
     }
 }
 
-/// Where a shard goes that is got back.
+/// The destination of a fetched shard.
 pub trait Target: Sync {
-    /// Its manifest is good, and its bytes come now.
+    /// Called when the manifest is valid, before the first byte.
     ///
     /// # Errors
     /// There is no room for it.
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError>;
 
-    /// Some of its bytes, from several threads at once. They are known to be right only when all have come.
+    /// Writes a part of the bytes; called from several threads. The bytes are verified only when all have arrived.
     ///
     /// # Errors
     /// They cannot be written.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError>;
 
-    /// The memory in which some of them are to lie, where it is mapped; else they are written.
+    /// The memory for a part of the bytes, if it is mapped; otherwise they are written.
     fn memory(&self, _offset: u64, _length: u32) -> Option<Lent<'_>> {
         None
     }
@@ -281,7 +281,7 @@ fn check_root(wire: &Wire, sealed: &Sealed, root: &[u8]) -> Result<(), PeerError
     Err(PeerError::Unreadable { peer: wire.peer().to_owned(), error })
 }
 
-/// A peer that takes next to nothing for long is given up, though it never stalls.
+/// Fails for a peer that accepts too little for too long, even if it never stalls.
 fn check_speed(peer: &str, began: Instant, bytes: u64, grace: Duration, floor: u64) -> Result<(), PeerError> {
     let passed = began.elapsed();
     if passed > grace + Duration::from_secs(bytes / floor.max(1)) {

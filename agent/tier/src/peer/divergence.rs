@@ -1,9 +1,9 @@
-//! Chunks that need not come over the wire because the same bytes lie here: what ranks that hold the same parameters have sealed of the
-//! step, and what has not changed since an older one.
+//! Chunks that need not be sent because the same bytes are on this host: shards of the same step of ranks that hold the same
+//! parameters, and unchanged parts of an older step.
 //!
-//! A chunk counts as the same when its length and its checksum in the owner's manifest are those of one in a manifest here. It is
-//! compared with the owner's checksum while it is copied, as it is when it comes over the wire: bytes that have changed here since they
-//! were sealed are asked of the owner as if nothing were known.
+//! A chunk counts as the same if its length and checksum in the owner's manifest equal those of a chunk in a local manifest. It is
+//! compared with the owner's checksum while it is copied, as if it were received over the wire. If the local bytes have changed since they
+//! were sealed, the owner sends the chunk.
 
 use std::collections::HashMap;
 use std::hash::Hasher;
@@ -19,13 +19,13 @@ use super::store::{Claim, Upload};
 
 use crate::seal::{PIECE, ReadAt};
 
-/// For so long the owner is left to wait while chunks are copied: what is left then comes over the wire.
+/// Maximum time that the owner waits while chunks are copied. The rest is sent over the wire.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Shards in which chunks are looked for: those of the step first, then older ones of the same rank.
+/// Maximum number of shards to search for chunks: those of the step first, then older ones of the same rank.
 const MOST: usize = 16;
 
-/// Fills the chunks of an upload that lie here already, and counts their bytes.
+/// Fills the chunks of an upload that are already on this host. Returns the number of bytes.
 pub(crate) fn fill(shared: &Shared, upload: &Upload) -> u64 {
     let began = Instant::now();
     let alike = alike(shared, &upload.sealed.shard);
@@ -44,7 +44,7 @@ pub(crate) fn fill(shared: &Shared, upload: &Upload) -> u64 {
             break;
         }
         let Some(claim) = upload.claim(index) else { continue };
-        // A claim that is not done is given back: the chunk is missing as before.
+        // An unfinished claim is released: the chunk counts as missing again.
         if matches!(copy(&*alike[number].bytes, from, &claim, (offset, length), &mut buffer), Ok(found) if found == sum)
         {
             claim.done();
@@ -54,7 +54,7 @@ pub(crate) fn fill(shared: &Shared, upload: &Upload) -> u64 {
     bytes
 }
 
-/// The shards here that may have chunks in common with this one.
+/// Local shards that may have chunks in common with this one.
 fn alike(shared: &Shared, of: &Shard) -> Vec<Opened> {
     let own = shared.own.list().into_iter().filter(|(.., good)| *good).map(|(shard, ..)| shard);
     let kept = shared.store.list().into_iter().filter(|(.., verified)| *verified).map(|(shard, ..)| shard);
@@ -72,7 +72,7 @@ fn alike(shared: &Shared, of: &Shard) -> Vec<Opened> {
         .collect()
 }
 
-/// Copies a chunk, and returns the checksum of what was copied.
+/// Copies a chunk and returns the checksum of the copied bytes.
 fn copy(
     from: &dyn ReadAt,
     mut at: u64,

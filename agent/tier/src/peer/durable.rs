@@ -1,5 +1,5 @@
-//! Storage that outlives the hosts, as the service among peers sees it. What it is made of is not the tier's business: it may need
-//! a runtime, which the tier does not have.
+//! Interface to storage that outlives the hosts. The implementation is outside this crate because it may need a runtime, which the tier
+//! does not have.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -9,48 +9,48 @@ use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 use super::client::Target;
 use super::error::PeerError;
 
-/// What went there from this host since its agent's start.
+/// Transfers from this host since the start of its agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Bytes.
+    /// Bytes sent.
     pub bytes_sent: u64,
-    /// Tries that failed.
+    /// Failed tries.
     pub failures: u64,
-    /// How long this host's shards of the last step took to come there.
+    /// Time that the upload of this host's shards of the last step took.
     pub last_step_took: Option<Duration>,
 }
 
-/// Where steps lie that no host may have any more. Calls may block.
+/// Storage for steps that the hosts may no longer have. Calls may block.
 pub trait Durable: Debug + Send + Sync {
-    /// What it is called: the holder of its copies.
+    /// The name of the storage: the holder of its copies.
     fn name(&self) -> String;
 
-    /// The shards of all whole steps, as they were when it was last looked.
+    /// The shards of all whole steps, as of the last listing.
     fn shards(&self) -> Vec<Shard>;
 
-    /// What went there.
+    /// Transfers from this host.
     fn figures(&self) -> Figures;
 
-    /// Looks what lies there of a run.
+    /// Lists the shards of a run.
     ///
     /// # Errors
-    /// It does not answer; what was known of it still is.
+    /// The storage does not answer; the previous listing stays.
     fn refresh(&self, run_id: &str) -> Result<(), PeerError>;
 
-    /// Brings a shard; its bytes, all of which were compared with its manifest.
+    /// Fetches a shard and verifies all bytes with its manifest. Returns the number of bytes.
     ///
     /// # Errors
-    /// It cannot be had, or is not what was sealed.
+    /// It is not available, or differs from its seal.
     fn get(&self, shard: &Shard, target: &mut dyn Target) -> Result<u64, PeerError>;
 
-    /// Deletes a step; how many shards there were.
+    /// Deletes a step. Returns the number of its shards.
     ///
     /// # Errors
-    /// It is there and cannot be deleted.
+    /// It exists and cannot be deleted.
     fn remove(&self, key: &StepKey) -> Result<usize, PeerError>;
 }
 
-/// What lies there, as copies that any host may take.
+/// The stored shards, as copies that any host may fetch.
 pub(crate) fn copies(durable: &dyn Durable) -> impl Iterator<Item = Copy> {
     let holder = durable.name();
     durable.shards().into_iter().map(move |shard| Copy {

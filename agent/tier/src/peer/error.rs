@@ -1,4 +1,4 @@
-//! What can go wrong between agents, each with who it was.
+//! Errors between agents, each with the peer.
 
 use std::io;
 
@@ -6,41 +6,41 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::{FrameError, Kind};
 
-/// Something went wrong between two agents.
+/// An error between two agents.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    /// Nobody answers.
+    /// The peer does not answer.
     #[error("{peer} cannot be reached: {source}")]
     Unreachable {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// What was seen.
+        /// The error.
         source: io::Error,
     },
     /// The connection broke or stalled.
     #[error("the connection to {peer} was lost: {source}")]
     Lost {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// What was seen.
+        /// The error.
         source: io::Error,
     },
-    /// It does not take our token.
+    /// It does not accept our token.
     #[error("{peer} refused our token: the token files of both hosts must have the same text")]
     Refused {
-        /// Who.
+        /// The peer.
         peer: String,
     },
-    /// It has another token, or none.
+    /// It has a different token, or none.
     #[error("{peer} does not know the token")]
     WrongToken {
-        /// Who.
+        /// The peer.
         peer: String,
     },
-    /// It took our token without knowing it.
+    /// It accepted our token without knowing it.
     #[error("{peer} takes our token but cannot show that it knows it: it is not one of our agents")]
     Impostor {
-        /// Who.
+        /// The peer.
         peer: String,
     },
     /// It uses no TLS, and this agent does.
@@ -48,7 +48,7 @@ pub enum PeerError {
         "{peer} does not use TLS and this agent does: checkpoint.tls_certificate, tls_key and tls_authorities must be set on all hosts or on none"
     )]
     SpeaksPlainly {
-        /// Who.
+        /// The peer.
         peer: String,
     },
     /// It uses TLS, and this agent does not.
@@ -56,126 +56,126 @@ pub enum PeerError {
         "{peer} uses TLS and this agent does not: set checkpoint.tls_certificate, tls_key and tls_authorities here as well"
     )]
     SpeaksTls {
-        /// Who.
+        /// The peer.
         peer: String,
     },
-    /// Its certificate is not taken here.
+    /// This agent does not accept its certificate.
     #[error(
         "the certificate of {peer} is not taken: {why} (checkpoint.tls_authorities here, checkpoint.tls_certificate there)"
     )]
     BadCertificate {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
-    /// Our certificate is not taken there.
+    /// It does not accept our certificate.
     #[error(
         "{peer} refused our certificate: {why} (checkpoint.tls_certificate here, checkpoint.tls_authorities there)"
     )]
     CertificateRefused {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// In its words.
+        /// The peer's message.
         why: String,
     },
-    /// TLS came to no end, for another reason.
+    /// The TLS handshake failed for another reason.
     #[error("TLS with {peer}: {why}")]
     Tls {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// What was seen.
+        /// The error.
         why: String,
     },
-    /// A header that is none of ours.
+    /// A header that is not of this protocol.
     #[error("{peer}: {error}")]
     Frame {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// What is wrong with it.
+        /// The problem.
         error: FrameError,
     },
-    /// A frame that the other side did not sign.
+    /// A frame without a valid code of the other side.
     #[error("what came from {peer} was changed on the way: its code does not match")]
     Forged {
-        /// Who.
+        /// The peer.
         peer: String,
     },
     /// A frame at the wrong time.
     #[error("{peer} sent {got:?} where {wanted:?} was due")]
     Unexpected {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// What came.
+        /// The received kind.
         got: Kind,
-        /// What should have come.
+        /// The expected kind.
         wanted: Kind,
     },
     /// A message that cannot be read.
     #[error("{peer} sent what cannot be read: {error}")]
     Unreadable {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// What is wrong with it.
+        /// The problem.
         error: String,
     },
-    /// Bytes are not what the manifest says.
+    /// Bytes do not match the manifest.
     #[error("chunk {chunk} from {peer} is not what the manifest says")]
     Corrupt {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// Which chunk.
+        /// The index of the chunk.
         chunk: u32,
     },
-    /// The other side reports what went wrong there.
+    /// The other side reports an error.
     #[error("{peer} says: {text}")]
     Reported {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// What kind of thing.
+        /// The kind of error.
         reason: Reason,
-        /// In its words.
+        /// The peer's message.
         text: String,
     },
     /// It is too slow.
     #[error("{peer} is too slow: {bytes} bytes of a shard went in {seconds} s")]
     Slow {
-        /// Who.
+        /// The peer.
         peer: String,
-        /// What went.
+        /// Transferred bytes.
         bytes: u64,
-        /// In which time.
+        /// Elapsed time in seconds.
         seconds: u64,
     },
-    /// Too long for a message.
+    /// A message that is too long.
     #[error("a message of {bytes} bytes is longer than the limit")]
     TooLong {
         /// Its length.
         bytes: usize,
     },
-    /// Something on this host.
+    /// An error on this host.
     #[error("{0}")]
     Local(String),
-    /// This process may not write as the user, who lent no files.
+    /// This process may not write as the user, and the user lent no files.
     #[error("{0}")]
     NoFiles(String),
 }
 
-/// Why a peer refused something.
+/// Why a peer refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// Its store is full.
     Full,
-    /// It does not have it.
+    /// It does not have the shard.
     NotHere,
-    /// What was sent is not what the manifest says.
+    /// The sent bytes do not match the manifest.
     Corrupt,
-    /// The request makes no sense.
+    /// The request is not valid.
     Bad,
     /// Its disk failed.
     Disk,
-    /// Anything else, also what later versions say.
+    /// Any other reason, including those of later versions.
     #[serde(other)]
     Other,
 }
@@ -193,7 +193,7 @@ impl PeerError {
     }
 
     pub(crate) fn lost(peer: &str, source: io::Error) -> PeerError {
-        // What a socket's timeout looks like says little to a reader.
+        // The error of a socket timeout is hard to understand.
         let stalled = matches!(source.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         let source = if stalled {
             io::Error::new(io::ErrorKind::TimedOut, "nothing moved for too long")
@@ -214,7 +214,7 @@ impl PeerError {
     pub(crate) fn reported(peer: &str, message: &[u8]) -> PeerError {
         match serde_json::from_slice::<Report>(message) {
             Ok(report) => {
-                // Text of others goes into logs and onto terminals.
+                // Text of other agents goes into logs and onto terminals.
                 let text = report.text.chars().filter(|c| !c.is_control()).take(500).collect();
                 PeerError::Reported { peer: peer.to_owned(), reason: report.reason, text }
             }
@@ -222,7 +222,7 @@ impl PeerError {
         }
     }
 
-    /// Whether somebody was turned away who may not read and write, or does not show it as he should.
+    /// Whether a peer was refused because it lacks or cannot prove access rights.
     pub(crate) fn is_refusal(&self) -> bool {
         use PeerError as Of;
         matches!(
@@ -236,7 +236,7 @@ impl PeerError {
         )
     }
 
-    /// Whether the peer itself is well and only this one thing could not be done.
+    /// Whether the peer itself works and only this request failed.
     pub fn is_about_the_request(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! The header before everything that agents send each other: fixed, small, little-endian.
+//! The header of every frame between agents: fixed size, little-endian.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -7,80 +7,80 @@
 //! | 5 | kind |
 //! | 6 | 1 if a code of 16 bytes follows the bytes of the chunk, else 0 |
 //! | 7 | zero |
-//! | 8..12 | request: what an answer belongs to |
+//! | 8..12 | number of the request that an answer belongs to |
 //! | 12..16 | length of what follows |
 //! | 16..24 | attempt: the epoch of the shard |
 //! | 24..32 | step |
 //! | 32..40 | key of the shard: the first half of its root |
 //! | 40..48 | offset in the shard |
-//! | 48..56 | xxh3 of the chunk that follows |
+//! | 48..56 | xxh3 of the following chunk |
 //! | 40..56 | in `Put`: the lock of the shard (`withdrawal`), or zero |
 //! | 56..60 | number of the chunk |
 //! | 60..64 | zero |
-//! | 64..80 | keyed BLAKE3 over direction, sequence number, the 64 bytes before, and what follows unless it is a chunk |
+//! | 64..80 | keyed BLAKE3 over direction, sequence number, the 64 bytes before, and what follows except a chunk |
 //!
-//! The code behind a chunk is the same over direction, sequence number, the 64 bytes of its header and its bytes. Where bytes leave the host
-//! without TLS, every chunk has one: xxh3 tells of damage, and can be forged.
+//! The code behind a chunk is keyed BLAKE3 over direction, sequence number, the 64 bytes of its header and its bytes. If bytes leave the
+//! host without TLS, every chunk has one: xxh3 detects damage but can be forged.
 //!
-//! There is never a path in it: what is asked for is named by its root.
+//! A frame never contains a path: requests name a shard by its root.
 
 /// Size of a header on the wire, bytes.
 pub const HEADER_BYTES: usize = 80;
 
-/// The part of it that the code over it covers, bytes.
+/// The part of a header that its code covers, bytes.
 pub const SIGNED_BYTES: usize = 64;
 
-/// The version that is spoken.
+/// The protocol version.
 pub const VERSION: u8 = 2;
 
-/// The longest message beside a chunk, bytes: the longest manifest, or an inventory of some ten thousand shards.
+/// The longest message other than a chunk, bytes: the longest manifest, or an inventory of about ten thousand shards.
 pub const MAX_MESSAGE: u32 = 33 << 20;
 
 /// The longest chunk, bytes.
 pub const MAX_CHUNK: u32 = 64 << 20;
 
-/// How every header begins.
+/// The first bytes of every header.
 pub const MAGIC: [u8; 4] = *b"MSTP";
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A shard is offered; its manifest follows.
+    /// Offers a shard; its manifest follows.
     Put = 1,
-    /// It is wanted; the numbers of the chunks that are missing follow.
+    /// The shard is wanted; the numbers of the missing chunks follow.
     Wanted = 2,
-    /// A chunk of it follows.
+    /// A chunk of the shard follows.
     Chunk = 3,
     /// A chunk was verified and stored: one more may be sent.
     Taken = 4,
     /// All chunks were sent.
     Commit = 5,
-    /// It lies there whole, or did already; the root follows.
+    /// The shard is stored completely, or already was; its root follows.
     Stored = 6,
-    /// A shard is asked for by its root.
+    /// Requests a shard by its root.
     Get = 7,
     /// Its manifest follows, then its chunks.
     Manifest = 8,
-    /// All that was asked for was sent.
+    /// Everything that was requested was sent.
     End = 9,
-    /// What lies there?
+    /// Requests an inventory.
     List = 10,
     /// An inventory follows.
     Inventory = 11,
-    /// To which step does a job go back?
+    /// Asks to which step a job goes back.
     Decide = 12,
     /// A decision follows.
     Decided = 13,
-    /// A decision is told.
+    /// Announces a decision.
     Announce = 14,
-    /// What is said to it follows.
+    /// The answer to an announced decision follows.
     Reported = 15,
-    /// Replicas are not needed any more.
+    /// Withdraws replicas.
     Drop = 16,
-    /// What became of them follows.
+    /// The result of a withdrawal follows.
     Dropped = 17,
-    /// It could not be done; why follows.
+    /// The request failed; the reason follows.
     Error = 18,
 }
 
@@ -108,22 +108,22 @@ impl Kind {
     ];
 }
 
-/// A header, read.
+/// A decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What it is.
+    /// The kind of frame.
     pub kind: Kind,
-    /// What an answer belongs to.
+    /// Number of the request that an answer belongs to.
     pub request: u32,
-    /// Bytes that follow.
+    /// Number of bytes that follow.
     pub length: u32,
-    /// The attempt that made the shard.
+    /// The attempt that saved the shard.
     pub attempt: u64,
-    /// Its step.
+    /// The shard's step.
     pub step: u64,
-    /// The first half of its root.
+    /// The first half of the shard's root.
     pub key: u64,
-    /// Where the chunk begins in the shard.
+    /// Offset of the chunk in the shard.
     pub offset: u64,
     /// xxh3 of the chunk.
     pub digest: u64,
@@ -151,27 +151,27 @@ impl Header {
     }
 }
 
-/// What is wrong with a header.
+/// Why a header is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// It does not begin as ours do.
+    /// It does not start with the magic bytes.
     #[error("the data is no frame of this protocol: it starts with {0:02x?}")]
     Magic([u8; 4]),
-    /// Another version.
+    /// It has another version.
     #[error("it speaks version {0} of the peers' protocol, and this is version {VERSION}")]
     Version(u8),
-    /// A kind that is not known.
+    /// The kind is unknown.
     #[error("a frame of the unknown kind {0}")]
     Kind(u8),
-    /// Bytes that must be zero.
+    /// Bytes that must be zero are not.
     #[error("a frame with bytes set that have no meaning")]
     Reserved,
-    /// It announces more than is ever sent.
+    /// It announces more bytes than the limit.
     #[error("a frame that announces {0} bytes, more than the limit")]
     Length(u32),
 }
 
-/// Writes the part of a header that the code covers.
+/// Encodes the part of a header that the code covers.
 pub fn encode(header: &Header) -> [u8; SIGNED_BYTES] {
     let mut bytes = [0; SIGNED_BYTES];
     bytes[0..4].copy_from_slice(&MAGIC);
@@ -189,7 +189,7 @@ pub fn encode(header: &Header) -> [u8; SIGNED_BYTES] {
     bytes
 }
 
-/// Reads what [`encode`] wrote.
+/// Decodes what [`encode`] wrote.
 ///
 /// # Errors
 /// It is not of this protocol or version, or announces more than the limits.

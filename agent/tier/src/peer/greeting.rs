@@ -1,7 +1,7 @@
-//! How a connection between two agents begins: each shows that it may.
+//! The start of a connection between two agents: both authenticate.
 //!
-//! With certificates TLS comes first (`tls`). Then both sides send a nonce and prove over the nonces of both that they know the token
-//! (`token`). All of it has an end: who connects and says nothing, or says it slowly, holds a place for seconds and no longer.
+//! With certificates, TLS comes first (`tls`). Then both sides send a nonce and prove over both nonces that they know the token
+//! (`token`). Everything has a deadline: a client that connects and sends nothing, or sends slowly, occupies a connection for seconds only.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -15,21 +15,21 @@ use super::tls;
 use super::token::{NONCE_BYTES, Signer, nonce};
 use super::wire::{Patience, Wire};
 
-/// First words of both sides: magic, version, three bytes of zero, nonce.
+/// Size of the first message of both sides: magic, version, three bytes of zero, nonce.
 const GREETING_BYTES: usize = 8 + NONCE_BYTES;
 
-/// Bytes that wait in a connection's send queue before they have left, at most. What waits there longer has left the processor's caches
-/// when it is sent, and is late when the limit on the rate is lowered (`TCP_NOTSENT_LOWAT`, tcp(7); it does not limit what is on its way).
+/// Maximum number of unsent bytes in a connection's send queue. Bytes that wait there longer have left the CPU caches when they are sent,
+/// and are late when the rate limit is lowered (`TCP_NOTSENT_LOWAT`, tcp(7); it does not limit bytes in flight).
 const WAITING: u32 = 64 << 10;
 
-/// The whole greeting may take so many times what one step of it may.
+/// Time limit of the whole greeting, as a multiple of the limit of one step.
 const STEPS: u32 = 3;
 
 impl Wire {
-    /// Connects to `address`, a name or number with a port.
+    /// Connects to `address`, a host name or IP address with a port.
     ///
     /// # Errors
-    /// Nobody answers, it is no agent, it speaks another version or may not read and write.
+    /// Nothing answers, it is not an agent, has another protocol version, or authentication fails.
     pub fn connect(address: &str, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
         let gone = |source| PeerError::unreachable(address, source);
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
@@ -42,10 +42,10 @@ impl Wire {
         Err(gone(last))
     }
 
-    /// Takes up a connection that came.
+    /// Accepts an incoming connection.
     ///
     /// # Errors
-    /// It is no agent, speaks another version or may not read and write.
+    /// It is not an agent, has another protocol version, or authentication fails.
     pub fn accept(stream: TcpStream, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
         let peer = stream
             .peer_addr()
@@ -61,7 +61,7 @@ impl Wire {
                     return Err(tls::failed(&peer, first, error));
                 }
             }
-            // By our first word it knows that there is no TLS here.
+            // Our greeting shows the client that this agent has no TLS.
             None if is_tls => {
                 let _ = channel.write_all(&greeting(&own));
                 channel.part();
@@ -71,7 +71,7 @@ impl Wire {
         }
         let mut bytes = [0; GREETING_BYTES];
         channel.read_exact(&mut bytes).map_err(lost)?;
-        // It is told our version even if its own is another: its operator should see both.
+        // Send our version even if the client's differs, so that its operator sees both.
         channel.write_all(&greeting(&own)).map_err(lost)?;
         let theirs = parse_greeting(&bytes, &peer)?;
         let mut proof = [0; 32];
@@ -95,16 +95,16 @@ impl Wire {
     }
 }
 
-/// What is said to a proof: it is not right.
+/// Answer to a proof: wrong.
 const REFUSED: u8 = 0;
 
-/// It is right.
+/// Answer to a proof: correct.
 const TAKEN: u8 = 1;
 
-/// It is not looked at: here one comes by TLS or not at all.
+/// Answer to a proof: not checked because this agent requires TLS.
 const BY_TLS: u8 = 2;
 
-/// How whatever is said by TLS begins.
+/// First byte of a TLS handshake.
 const HANDSHAKE: u8 = 0x16;
 
 fn greet(stream: TcpStream, peer: &str, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
@@ -121,7 +121,7 @@ fn greet(stream: TcpStream, peer: &str, pass: &Pass, patience: Patience) -> Resu
     let theirs = parse_greeting(&bytes, peer)?;
     channel.write_all(token.prove("client", &own, &theirs).as_bytes()).map_err(lost)?;
     let mut answer = [0; 33];
-    // One that is refused finds the connection closed, or the word for it.
+    // On refusal the peer closes the connection or sends a code for it.
     channel.read_exact(&mut answer[..1]).map_err(|_| PeerError::refused(peer))?;
     match answer[0] {
         TAKEN => {}

@@ -1,8 +1,8 @@
-//! A shard on its way into a job's checkpoint directory: it takes its place there when all its bytes have come and were right.
-//! Where this agent may not write there, it comes into a file that the user's process lent, which puts it in its place.
+//! Writes a received shard into a job's checkpoint directory: it is moved into place when all its bytes have arrived and are verified.
+//! If this agent may not write there, the shard goes into a file that the user's process lent and then moves into place.
 //!
-//! Where the directory lies in the same memory as this agent's store, it is received into pages that are there already (`store`'s ready
-//! memory), and its file moves over when it is whole: until then no user sees what other shards may have left in those pages.
+//! If the directory is on the same tmpfs as this agent's store, the shard is received into pages that are already allocated (`store`'s
+//! ready memory), and its file is moved when it is complete: until then no user sees what other shards may have left in those pages.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ use crate::beneath::Beneath;
 use crate::lent_files::{Landed, Lot};
 use crate::os::Lent;
 
-/// Beside its place first, and in it when all bytes are there.
+/// The shard is written next to its place, and moved into it when all bytes are there.
 pub(super) struct Landing<'a> {
     directory: &'a Path,
     user: User,
@@ -31,7 +31,7 @@ pub(super) struct Landing<'a> {
     lent: Option<LentFile>,
 }
 
-/// A lent file, and what it becomes.
+/// A lent file, and the shard that is written into it.
 struct LentFile {
     file: File,
     shard: Landed,
@@ -41,7 +41,7 @@ struct Taken<'a> {
     room: Room<'a>,
     /// The checkpoint directory.
     at: Beneath,
-    /// The directory below it in which the shard is made, and that directory itself.
+    /// The temporary directory below it in which the shard is written, by path and opened.
     aside: PathBuf,
     opened: File,
     home: PathBuf,
@@ -49,15 +49,15 @@ struct Taken<'a> {
     manifest: Vec<u8>,
 }
 
-/// Where the bytes lie until all have come.
+/// Storage of the bytes until all have arrived.
 enum Room<'a> {
-    /// In a new file in the directory aside.
+    /// In a new file in the temporary directory.
     New(File),
-    /// In memory of the store's that has its pages already.
+    /// In memory of the store whose pages are already allocated.
     Ready(Ready<'a>),
 }
 
-/// Where a shard lies below a checkpoint directory.
+/// Path of a shard relative to its checkpoint directory.
 pub(super) fn shard_directory(sealed: &Sealed) -> PathBuf {
     let step = PathBuf::from(format!("step-{:012}", sealed.shard.of.step));
     step.join(format!("rank-{:05}", sealed.shard.rank))
@@ -68,7 +68,7 @@ impl<'a> Landing<'a> {
         Landing { directory, user, store, lot: None, taken: None, lent: None }
     }
 
-    /// One that lands in the files of this lot, if there is one.
+    /// Writes into the files of this lot, if there is one.
     pub(super) fn in_files(mut self, lot: Option<Arc<Lot>>) -> Landing<'a> {
         self.lot = lot;
         self
@@ -78,7 +78,7 @@ impl<'a> Landing<'a> {
         PeerError::Local(format!("{what} {}: {error}", self.directory.display()))
     }
 
-    /// All bytes were right: the manifest is written, and the shard takes its place.
+    /// Writes the manifest and moves the shard into place. All bytes are verified.
     pub(super) fn finish(mut self) -> Result<(), PeerError> {
         if let (Some(lot), Some(LentFile { file, shard })) = (&self.lot, self.lent.take()) {
             let synced = file.sync_data();
@@ -126,7 +126,7 @@ impl<'a> Landing<'a> {
         let home = shard_directory(sealed);
         let step = home.parent().unwrap_or(Path::new(""));
         at.make_directories(step)?;
-        // The form that the client tidies up if this process should not come to it.
+        // This name is one that the client cleans up if this process dies.
         let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
         at.remove_tree(&aside)?;
         at.make_directory(&aside)?;
@@ -136,7 +136,7 @@ impl<'a> Landing<'a> {
 }
 
 impl Taken<'_> {
-    /// Puts the file into its directory, if it is not made there; returns the manifest.
+    /// Moves the file into its directory if it was not created there; returns the manifest.
     fn fill_directory(self, user: User) -> io::Result<Vec<u8>> {
         match self.room {
             Room::New(file) => file.sync_data()?,
@@ -154,7 +154,7 @@ impl Taken<'_> {
 
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
-        // Another copy of the shard may come into the same file.
+        // Another copy of the shard may be written into the same file.
         if let (Some(lot), Some(LentFile { file, shard })) = (&self.lot, self.lent.take()) {
             lot.give_back(shard.file, file);
         }
@@ -174,7 +174,7 @@ impl Target for Landing<'_> {
         let begin = || -> io::Result<Taken<'_>> {
             let (at, home, aside, opened) = self.begin_as_user(sealed)?;
             let bytes = sealed.shard.bytes;
-            // With this agent's own rights a file is put only where the user may put one.
+            // With its own rights, this agent puts a file only where the user may put one.
             let is_theirs = opened.metadata()?.uid() == self.user.uid;
             let ready = if is_theirs { self.store.lend(bytes, &opened) } else { None };
             let room = match ready {
@@ -186,7 +186,7 @@ impl Target for Landing<'_> {
                     Room::New(file)
                 }
             };
-            // The user finds the run under the name that the user gave.
+            // The user sees the run under the name that the user gave.
             let written = sealed.clone().as_written().map_err(|error| io::Error::other(error.to_string()))?;
             let (file, manifest) = (sealed.file.clone(), written.manifest);
             Ok(Taken { room, at, aside, opened, home, file, manifest })
@@ -213,11 +213,11 @@ impl Target for Landing<'_> {
     }
 }
 
-/// A shard's directory, in which its file is, gets its manifest and takes its place.
+/// Writes the manifest into a shard's temporary directory and moves the directory into place.
 fn settle(at: &Beneath, aside: &Path, home: &Path, manifest: &[u8]) -> io::Result<()> {
     write_manifest(at, aside, manifest)?;
     if at.is_there(home) {
-        // What is there is another shard of this step, or a damaged one.
+        // The existing directory has another shard of this step, or a damaged one.
         at.exchange(aside, home)?;
         at.remove_tree(aside)?;
     } else {
@@ -227,11 +227,11 @@ fn settle(at: &Beneath, aside: &Path, home: &Path, manifest: &[u8]) -> io::Resul
     at.sync_directory(Path::new(""))
 }
 
-/// Puts a shard that an agent wrote into a lent file in its place, with the rights of this process. `file` is the file below
+/// Moves a shard that an agent wrote into a lent file into place, with the rights of this process. `file` is the path relative to
 /// `directory`.
 ///
 /// # Errors
-/// The agent names a place that no shard has, the bytes are not those of the manifest, or what the disk says.
+/// The agent names a place that no shard has, the bytes do not match the manifest, or an I/O error.
 pub fn settle_lent(directory: &Path, file: &Path, shard: &Landed) -> io::Result<()> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the agent names a place that no shard has");
     let sealed = Sealed::of(shard.manifest.clone()).map_err(|error| io::Error::other(error.to_string()))?;
@@ -239,7 +239,7 @@ pub fn settle_lent(directory: &Path, file: &Path, shard: &Landed) -> io::Result<
         return Err(wrong());
     }
     let at = Beneath::open(directory)?;
-    // What takes the place of another shard is compared first, whoever wrote it.
+    // Bytes that may replace another shard are verified first, regardless of who wrote them.
     let written = at.read(file)?;
     if written.metadata()?.len() != sealed.shard.bytes || sealed.first_bad(&written)?.is_some() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "what was written is not what was sealed"));
@@ -269,12 +269,12 @@ fn remove(at: &Beneath, aside: &Path, user: User) {
     }
 }
 
-/// Sees that a file finds room, now or not at all: no shard fails in its middle for want of it.
+/// Ensures that there is room for a file before it is written, so that no shard fails halfway.
 fn make_room(file: &File, bytes: u64) -> io::Result<()> {
     const TMPFS: i64 = 0x0102_1994;
     let found = rustix::fs::fstatfs(file)?;
     if found.f_type == TMPFS {
-        // Pages that are allocated ahead are filled with zeros first, which takes as long as what comes over the wire.
+        // Preallocated tmpfs pages are zeroed first, which takes as long as receiving the bytes.
         let free = found.f_bavail.saturating_mul(found.f_bsize.unsigned_abs());
         return if free < bytes { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) };
     }

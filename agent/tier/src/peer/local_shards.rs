@@ -1,4 +1,4 @@
-//! What ranks of this host made: the checkpoint directories of its jobs, read as the user whose they are.
+//! Shards of this host's ranks: the checkpoint directories of its jobs, read with the rights of their users.
 
 mod held;
 mod look;
@@ -28,24 +28,24 @@ use crate::bytes::Bytes;
 use crate::files::Pack;
 use crate::os::Outgoing;
 
-/// Directories of one user that are watched.
+/// Maximum number of watched directories of one user.
 const WATCHED_EACH: usize = 64;
 
 /// A checkpoint directory of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watched {
-    /// The job, by its run id; with its owner (`core::checkpoint::owner`) where a user asked for it.
+    /// The run id of the job; with its owner (`core::checkpoint::owner`) if a user requested it.
     pub run: String,
-    /// Where its steps lie.
+    /// The directory of its steps.
     pub directory: PathBuf,
-    /// Whose files they are; others are not looked at.
+    /// The owner of the files; files of other users are ignored.
     pub user: User,
-    /// The memory of its launcher, where a step lies before it comes to the disk.
+    /// The memory of its launcher, which holds a step before it is on disk.
     #[serde(default)]
     pub pool: Option<PathBuf>,
 }
 
-/// The shards in all directories that are watched.
+/// The shards in all watched directories.
 #[derive(Debug, Default)]
 pub struct LocalShards {
     inner: Mutex<Inner>,
@@ -55,26 +55,26 @@ pub struct LocalShards {
 struct Inner {
     watched: Vec<Watched>,
     shards: BTreeMap<String, Found>,
-    /// What lies in launchers' memory, by root: the nearer copy while it lies there.
+    /// Shards in launchers' memory, by root: preferred to the copy on disk.
     pooled: BTreeMap<String, Pooled>,
-    /// What was sealed of files that trainers write themselves, by the directory that is watched and the run.
+    /// Sealed steps of trainers' files, by watched directory and run.
     packs: BTreeMap<(PathBuf, String), Vec<Arc<Pack>>>,
-    /// Manifests that were read, by user and path, with what tells whether they changed.
+    /// Manifests that were read, by user and path, with a mark that shows whether they changed.
     read: Read,
-    /// Looks that are under way, by user and directory.
+    /// Running checks, by user and directory.
     turns: BTreeMap<(u32, PathBuf), Arc<Turn>>,
-    /// The memory of slots that were sent, by their files, with what tells whether a file is another one.
+    /// Mapped memory of sent slots, by file, with device, inode and length to detect another file.
     mapped: BTreeMap<PathBuf, ((u64, u64, u64), Outgoing)>,
-    /// Shards on the disk whose files stay open until their copies are made, by root.
+    /// Shards on disk whose files stay open until their replicas are stored, by root.
     held: BTreeMap<String, HeldShard>,
-    /// Shards whose bytes are not what was sealed.
+    /// Shards whose bytes differ from their seal.
     bad: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug)]
 struct Found {
     sealed: Arc<Sealed>,
-    /// The directory that is watched.
+    /// The watched directory.
     root: PathBuf,
     /// The shard's directory below it.
     below: PathBuf,
@@ -87,10 +87,10 @@ impl LocalShards {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches a directory from now on.
+    /// Starts to watch a directory.
     pub fn watch(&self, watched: Watched) {
         let mut inner = self.inner();
-        // Another user who names the same directory takes nothing away from this one.
+        // A watch of another user for the same directory does not replace this one.
         inner.watched.retain(|other| {
             other.directory != watched.directory
                 || other.user.uid != watched.user.uid
@@ -98,7 +98,7 @@ impl LocalShards {
         });
         let uid = watched.user.uid;
         inner.watched.push(watched);
-        // Whoever watches very many loses the oldest of their own.
+        // A user with too many watches loses the oldest one.
         let of_user = inner.watched.iter().filter(|place| place.user.uid == uid).count();
         if of_user > WATCHED_EACH
             && let Some(oldest) = inner.watched.iter().position(|place| place.user.uid == uid)
@@ -107,12 +107,12 @@ impl LocalShards {
         }
     }
 
-    /// All directories that are watched.
+    /// All watched directories.
     pub fn watched(&self) -> Vec<Watched> {
         self.inner().watched.clone()
     }
 
-    /// Looks through all directories. Whether anything is there that was not there before.
+    /// Checks all directories. Returns whether there is anything new.
     pub fn look(&self) -> bool {
         let (watched, were_read, known) = {
             let mut inner = self.inner();
@@ -132,7 +132,7 @@ impl LocalShards {
                     looked.extend(seen.looked);
                     shards.extend(seen.shards);
                 }
-                // Its file system does not answer: what was seen there last is what is known of it, and others' places go on.
+                // Its file system does not answer: keep the last known shards, and continue with the other directories.
                 None => {
                     let inner = self.inner();
                     let is_there =
@@ -161,41 +161,41 @@ impl LocalShards {
         });
         let is_new = |root: &String| !inner.shards.contains_key(root) && !inner.pooled.contains_key(root);
         let news = shards.keys().chain(pooled.keys()).any(is_new);
-        // Memory that a launcher gave up is free only when nobody has it mapped.
+        // The kernel frees memory that a launcher released only when no process has it mapped.
         inner.mapped.retain(|place, (was, _)| is_still(place, was));
         (inner.shards, inner.pooled) = (shards, pooled);
         news
     }
 
-    /// A number that is another one when something was sealed in launchers' memory, or given up. Much cheaper than a look.
+    /// A number that changes when something is sealed or released in launchers' memory. Much cheaper than a full check.
     pub(crate) fn stamp_of_memory(&self) -> u64 {
         stamp_of(&self.watched())
     }
 
-    /// For each rank of this host how much memory its launcher keeps for a shard.
+    /// For each rank of this host, the memory that its launcher reserves for a shard.
     pub(crate) fn reserved(&self) -> Vec<u64> {
         let watched = self.watched();
         let pools = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place.user)));
         pools.flat_map(|(pool, user)| pooled::reserved(pool, user)).collect()
     }
 
-    /// Whether there is any launcher's memory to look at.
+    /// Whether any watched job has a launcher's memory.
     pub(crate) fn has_memory(&self) -> bool {
         self.inner().watched.iter().any(|place| place.pool.is_some())
     }
 
-    /// Whether any shard was found at the last look.
+    /// Whether the last check found any shard.
     pub(crate) fn has_shards(&self) -> bool {
         let inner = self.inner();
         !(inner.pooled.is_empty() && inner.shards.is_empty() && inner.packs.is_empty())
     }
 
-    /// What lies there: each with where it lies, and whether it is as far as is known what was sealed.
+    /// The shards, each with its medium and whether it is, as far as known, intact.
     pub fn list(&self) -> Vec<(Shard, Medium, bool)> {
         let inner = self.inner();
         let reported =
             |sealed: &Sealed, medium| (sealed.shard.clone(), medium, !inner.bad.contains(&sealed.shard.root));
-        // One that lies in memory and on the disk is told of twice: each may be lost alone.
+        // A shard in memory and on disk is listed twice: each copy may be lost alone.
         let in_memory = inner.pooled.values().map(|of| reported(&of.sealed, Medium::Memory));
         let packs = inner.packs.values().flatten().map(|pack| reported(&pack.sealed, pack.medium));
         let on_disk = inner.shards.values().map(|of| reported(&of.sealed, of.medium));
@@ -204,7 +204,7 @@ impl LocalShards {
         in_memory.chain(on_disk).chain(held).chain(packs).collect()
     }
 
-    /// Of shards whose ranks said who should have saved the same: the group, and the root over what they did, by the shard's root.
+    /// For shards whose ranks named ranks that should save the same: the group and the root over the saved bytes, by the shard's root.
     pub(crate) fn alike(&self) -> BTreeMap<String, (String, String)> {
         let inner = self.inner();
         let sealed =
@@ -213,7 +213,7 @@ impl LocalShards {
         reported.map(|(root, alike)| (root, (alike.group, alike.root))).collect()
     }
 
-    /// What is offered of a directory that is watched from now on, of one run: one user's watch hides nothing of another's. Whether that is something else than before.
+    /// Sets what is offered of a watched directory for one run; watches of other users are not affected. Returns whether it changed.
     pub(crate) fn set_packs(&self, directory: &Path, run: &str, packs: Vec<Arc<Pack>>) -> bool {
         let mut inner = self.inner();
         let place = (directory.to_owned(), run.to_owned());
@@ -226,20 +226,20 @@ impl LocalShards {
         !is_same
     }
 
-    /// Files that are not what was sealed any more.
+    /// Stops offering files that differ from their seal.
     pub(crate) fn forget_pack(&self, root: &str) {
         let mut inner = self.inner();
         inner.packs.values_mut().for_each(|packs| packs.retain(|pack| pack.sealed.shard.root != root));
     }
 
-    /// The roots of what all hosts see: nobody keeps copies of it.
+    /// The roots of shards that all hosts see: no replicas of them are kept.
     pub(crate) fn shared(&self) -> BTreeSet<String> {
         let inner = self.inner();
         let shared = inner.packs.values().flatten().filter(|pack| pack.is_shared);
         shared.map(|pack| pack.sealed.shard.root.clone()).collect()
     }
 
-    /// The memory of a slot. It stays mapped for the steps that the slot will hold: to map it anew each time takes longer than to send it.
+    /// The memory of a slot. It stays mapped for later steps in the slot: mapping it again each time takes longer than sending it.
     fn mapped(&self, pooled: &Pooled, file: &File) -> Option<Outgoing> {
         let found = file.metadata().ok()?;
         let is = (found.dev(), found.ino(), found.len());
@@ -259,7 +259,7 @@ impl LocalShards {
         self.inner().packs.values().flatten().find(|pack| pack.sealed.shard.root == root).cloned()
     }
 
-    /// A shard by its root, in a launcher's memory.
+    /// Opens a shard in a launcher's memory by its root.
     pub(crate) fn open_pooled(&self, root: &str) -> Option<Opened> {
         let pooled = self.inner().pooled.get(root).cloned()?;
         let file = pooled.open()?;
@@ -268,7 +268,7 @@ impl LocalShards {
         Some(Opened { sealed: Arc::clone(&pooled.sealed), bytes, pooled: Some(pooled) })
     }
 
-    /// A shard by its root: from memory, or from where its ranks' checkpoints lie.
+    /// Opens a shard by its root: from memory, or from its checkpoint directory.
     pub(crate) fn open(&self, root: &str) -> Option<Opened> {
         if let Some(opened) = self.open_pooled(root) {
             return Some(opened);
@@ -283,26 +283,26 @@ impl LocalShards {
         let found = self.inner().shards.get(root).cloned()?;
         let _as_user = As::user(found.user).ok()?;
         let file = Beneath::open(&found.root).ok()?.read(&found.below.join(&found.sealed.file)).ok()?;
-        // A name in a directory of the user's may be another one's file.
+        // A name in the user's directory may be a file of another user.
         (file.metadata().ok()?.uid() == found.user.uid).then_some((found.sealed, file))
     }
 
-    /// The bytes of a shard were found not to be what was sealed: it is offered no more.
+    /// Records that the bytes of a shard differ from its seal: it is no longer offered.
     pub fn is_bad(&self, root: &str) {
         let mut inner = self.inner();
         inner.held.remove(root);
         inner.bad.insert(root.to_owned());
     }
 
-    /// Such a shard is there again, and its bytes were compared.
+    /// Records that such a shard exists again and its bytes were verified.
     pub(crate) fn is_good(&self, root: &str) {
         self.inner().bad.remove(root);
     }
 
-    /// Deletes a shard; whether it was there.
+    /// Deletes a shard. Returns whether it existed.
     ///
     /// # Errors
-    /// It is there and cannot be deleted.
+    /// It exists and cannot be deleted.
     pub fn remove(&self, root: &str) -> io::Result<bool> {
         let (found, was_held) = {
             let mut inner = self.inner();
@@ -323,7 +323,7 @@ impl LocalShards {
     }
 }
 
-/// Whether a slot's file is there, and the same that it was: device, inode and length.
+/// Whether a slot's file exists and is unchanged: device, inode and length.
 fn is_still(place: &Path, was: &(u64, u64, u64)) -> bool {
     fs::symlink_metadata(place).is_ok_and(|found| (found.dev(), found.ino(), found.len()) == *was)
 }

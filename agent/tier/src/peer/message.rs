@@ -1,4 +1,4 @@
-//! The messages that are not chunks or manifests, as JSON. Fields that a later version adds are passed over.
+//! The messages other than chunks and manifests, as JSON. Unknown fields of later versions are ignored.
 
 use mainstay_core::checkpoint::eligibility::PlacementEligibility;
 use mainstay_core::checkpoint::inventory::{Medium, Shard};
@@ -7,48 +7,48 @@ use serde::{Deserialize, Serialize};
 
 use super::withdrawal::WithdrawalKey;
 
-/// What is missing of a shard that is offered.
+/// The missing chunks of an offered shard.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Wanted {
     /// Numbers of chunks.
     pub(crate) chunks: Vec<u32>,
-    /// Chunks that may be on their way at once on one connection.
+    /// Maximum number of chunks in flight on one connection.
     pub(crate) credits: u32,
 }
 
-/// A shard is asked for, or a part of it.
+/// Requests a shard or a part of it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Get {
     pub(crate) root: String,
     /// The first chunk.
     pub(crate) from: u32,
-    /// The chunk after the last; without it, all that follow.
+    /// The chunk after the last; none: up to the end.
     pub(crate) to: Option<u32>,
 }
 
-/// What an agent tells of itself and of what it has.
+/// An agent's report about itself and its copies.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Inventory {
     /// Its version of Mainstay.
     pub software: String,
-    /// What fails together with it.
+    /// Its failure domain.
     pub domain: String,
     /// Bytes of replicas that it holds.
     pub used: u64,
-    /// Bytes that it may hold.
+    /// Limit for the bytes of replicas.
     pub quota: u64,
-    /// What lies there.
+    /// The copies that it has.
     pub copies: Vec<Held>,
-    /// How it stands where others choose who keeps their replicas.
+    /// Its eligibility as a holder of replicas.
     #[serde(default)]
     pub standing: PlacementEligibility,
-    /// How jobs failed there lately.
+    /// Recent failures of jobs on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<RemoteFailure>,
 }
 
 impl Inventory {
-    /// Why it is no place for replicas; none where it is one.
+    /// Why it is excluded as a holder of replicas; none if it is not excluded.
     pub(super) fn excluded(&self) -> Option<&str> {
         self.standing.excluded.as_deref()
     }
@@ -57,44 +57,44 @@ impl Inventory {
 /// One copy that an agent has.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Held {
-    /// Of what.
+    /// The shard.
     pub shard: Shard,
-    /// Where it lies.
+    /// The medium.
     pub medium: Medium,
-    /// Whether ranks of its own host made it.
+    /// Whether a rank of its own host saved it.
     pub own: bool,
-    /// Whether its bytes are known to be right.
+    /// Whether its bytes are verified.
     pub verified: bool,
-    /// Who should have saved the same: the name of their group, and the root over what this rank saved of it.
+    /// Ranks that should have saved the same: the name of their group, and the root over what this rank saved of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alike: Option<(String, String)>,
 }
 
-/// To which step does a job go back?
+/// Asks to which step a job goes back.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Decide {
-    /// The job, by its run id.
+    /// The run id of the job.
     pub(crate) run: String,
-    /// Who asks.
+    /// The asking host.
     pub(crate) asker: String,
-    /// Copies that the asker found to be bad, by holder and root.
+    /// Copies that the asking host found damaged, by holder and root.
     pub(crate) distrusted: Vec<(String, String)>,
 }
 
-/// Replicas are not needed any more.
+/// Withdraws replicas.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Withdrawal {
     pub(crate) roots: Vec<String>,
-    /// The secrets to their locks, one for each root.
+    /// The secrets for their locks, one for each root.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) secrets: Vec<String>,
-    /// A person wants the step gone: what ranks of that host have written of it themselves goes too.
+    /// A user deletes the step: shards that ranks of that host have written are deleted too.
     #[serde(default)]
     pub(crate) everything: bool,
 }
 
 impl Withdrawal {
-    /// Replicas that this agent has put there, or a part of which; its key has the secrets.
+    /// Withdraws replicas that this agent has sent, completely or partly; its key has the secrets.
     pub(crate) fn of<'s>(shards: impl IntoIterator<Item = &'s Shard>, key: &WithdrawalKey) -> Withdrawal {
         let both = shards.into_iter().map(|shard| (shard.root.clone(), key.secret(shard.whole())));
         let (roots, secrets) = both.unzip();
@@ -102,11 +102,11 @@ impl Withdrawal {
     }
 }
 
-/// How many of them were there.
+/// The result of a withdrawal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Dropped {
     pub(crate) count: usize,
-    /// How many stay, for another host has put them there.
+    /// Number of replicas that stay because another host has sent them.
     #[serde(default)]
     pub(crate) refused: usize,
 }

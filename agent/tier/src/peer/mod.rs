@@ -1,13 +1,13 @@
-//! Replicas of shards on other hosts: their bytes go from agent to agent over TCP, plain or by TLS.
+//! Replicas of shards on other hosts: agents send them over TCP, with or without TLS.
 //!
-//! From the bottom: `frame` (headers), `error`, `token` and `tls` (who may), `pass` (either, or both), `pace` (how fast), `channel`
-//! (bytes), `wire` (one connection), `greeting` (how it begins); `sealed` (a
-//! shard by its manifest), `user`, `withdrawal` (who may have a replica deleted), `store` (what is kept for others, over `spare`), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `alike` (what need not be
-//! sent), `server`, `client`; `service`, which joins them, `landing`, `pieces` (a shard had back from those) and
-//! `restore`.
+//! From the bottom: `frame` (headers), `error`, `token` and `tls` (authentication), `pass` (either, or both), `pace` (rate limits),
+//! `channel` (byte stream), `wire` (one connection), `greeting` (its start); `sealed` (a shard by its manifest), `user`, `withdrawal`
+//! (deletion of replicas), `store` (replicas for other hosts, over `spare`), `local_shards` (shards of this host), `pooled` (those in
+//! launchers' memory); `message`, `divergence` (chunks that need not be sent), `server`, `client`; `service`, which joins them, `landing`,
+//! `pieces` (shards from pieces) and `restore`.
 //!
-//! What comes over the wire is believed in nothing: every header is signed, every chunk is compared with the owner's
-//! manifest while it is in the cache, and no name in it becomes a path.
+//! Received data is not trusted: every header is signed, every chunk is compared with the owner's
+//! manifest while it is in the cache, and no received name becomes a path.
 
 mod channel;
 pub mod client;
@@ -37,8 +37,8 @@ pub(crate) mod user;
 pub mod wire;
 mod withdrawal;
 
-/// How far threads that send or take replicas stand back behind training for the processor (`nice`): where training keeps every core
-/// busy, each of them gets a tenth of one. What that costs training is held down by `courtesy`, and a replica that never comes is of no use.
+/// `nice` value of threads that send or receive replicas: if training keeps every core busy, each of them gets a tenth of one.
+/// `throttle` limits what that costs training, and a replica that never arrives is of no use.
 const REPLICATE_NICE: i32 = 10;
 
 pub use crate::os::monotonic;

@@ -1,4 +1,4 @@
-//! How fast it may go: a bucket of tokens for all that is replicated, and the kernel's pacing for each connection.
+//! Rate limits: a token bucket over all replication, and the kernel's pacing for each connection.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -9,40 +9,40 @@ use std::time::{Duration, Instant};
 use mainstay_core::checkpoint::backoff::Backoff;
 use nix::libc;
 
-/// While a chunk goes slowly, some of it goes at least so often: the other side must not take the sender for dead.
+/// Maximum silence while a chunk is sent slowly: the other side must not consider the sender dead.
 const SILENCE: Duration = Duration::from_millis(250);
 
-/// A peer waits for the next bytes so many times as long as one sender is silent: several may share the limit, and each waits its turn.
+/// A peer waits this many times as long as one sender may be silent: several may share the limit and take turns.
 const PATIENCE: u32 = 16;
 
-/// A limit in bytes a second over all who share it.
+/// A limit in bytes per second over all who share it.
 #[derive(Debug)]
 pub struct Limit {
-    /// Bytes a second; 0 for none.
+    /// Bytes per second; 0: no limit.
     rate: u64,
-    /// Bytes that may go at once.
+    /// Bytes that may be sent at once.
     burst: u64,
     state: Mutex<Bucket>,
-    /// How the way to each peer looks, from one shard to the next.
+    /// State of the path to each peer, kept from one shard to the next.
     ways: Mutex<BTreeMap<String, Backoff>>,
 }
 
 #[derive(Debug)]
 struct Bucket {
-    /// Bytes that may go now; below zero while what went is being paid off.
+    /// Bytes that may be sent now; negative while sent bytes are being paid off.
     level: f64,
     at: Option<Instant>,
 }
 
 impl Limit {
-    /// A limit of `rate` bytes a second, without end if 0; a quarter of a second's worth may go at once.
+    /// A limit of `rate` bytes per second; 0: no limit. A quarter of a second's worth may be sent at once.
     pub fn new(rate: u64) -> Limit {
         let burst = (rate / 4).max(1);
         let state = Mutex::new(Bucket { level: 0.0, at: None });
         Limit { rate, burst, state, ways: Mutex::default() }
     }
 
-    /// Takes `bytes` and tells how long to wait before they are sent.
+    /// Takes `bytes` from the bucket. Returns how long to wait before they are sent.
     pub fn take(&self, bytes: u64, now: Instant) -> Duration {
         if self.rate == 0 {
             return Duration::ZERO;
@@ -55,7 +55,7 @@ impl Limit {
         if bucket.level >= 0.0 { Duration::ZERO } else { Duration::from_secs_f64(-bucket.level / rate) }
     }
 
-    /// What is known of the way to a peer, for a connection that begins.
+    /// The known state of the path to a peer, for a new connection.
     pub(crate) fn way(&self, peer: &str) -> Backoff {
         let ways = self.ways.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut way = ways.get(peer).copied().unwrap_or_default();
@@ -63,18 +63,18 @@ impl Limit {
         way
     }
 
-    /// What a connection has seen of the way to a peer.
+    /// Stores the state of the path to a peer that a connection has measured.
     pub(crate) fn keep_way(&self, peer: &str, way: Backoff) {
         self.ways.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(peer.to_owned(), way);
     }
 
-    /// As [`Limit::take`], over a way of which only a share may be used.
+    /// Same as [`Limit::take`], for a path of which only a share may be used.
     pub(crate) fn take_by(&self, way: &Backoff, bytes: u64, now: Instant) -> Duration {
         self.take((bytes as f64 / way.share()) as u64, now)
     }
 
-    /// How many of the `left` bytes of a chunk may be taken at once, to a peer that waits for the next bytes for `stall`: few enough that it
-    /// need never be waited so long for them.
+    /// How many of the `left` bytes of a chunk may be taken at once for a peer that waits `stall` for the next bytes: few enough that
+    /// it never waits that long.
     pub(crate) fn piece(&self, way: &Backoff, stall: Duration, left: u64) -> u64 {
         if self.rate == 0 {
             return left;
@@ -83,20 +83,20 @@ impl Limit {
         ((self.rate as f64 * way.share() * silence) as u64).clamp(1, left.max(1))
     }
 
-    /// Bytes a second, 0 for none.
+    /// Bytes per second; 0: no limit.
     pub fn rate(&self) -> u64 {
         self.rate
     }
 }
 
-/// Lets the kernel spread what a connection sends over time, so that no bursts hit the switches. Where it cannot, the
-/// bucket alone limits.
+/// Lets the kernel spread the bytes of a connection over time, so that no bursts reach the switches. If the kernel cannot, only
+/// the bucket limits.
 pub(crate) fn pace(stream: &TcpStream, bytes_per_second: u64) {
     if let Ok(rate) = u32::try_from(bytes_per_second)
         && rate > 0
     {
         let length = libc::socklen_t::try_from(size_of::<u32>()).unwrap_or(4);
-        // SAFETY: the descriptor is open for as long as `stream` lives; the kernel reads `length` bytes of `rate`, which is a
+        // SAFETY: the descriptor is open as long as `stream` lives; the kernel reads `length` bytes of `rate`, which is a
         // u32, and keeps no pointer. Neither nix nor rustix has this option.
         let _ = unsafe {
             libc::setsockopt(
@@ -116,7 +116,7 @@ mod tests {
     use mainstay_core::checkpoint::backoff::ConnectionSample;
 
     #[test]
-    fn what_goes_over_many_takes_is_the_rate() {
+    fn the_average_over_many_takes_is_the_rate() {
         let limit = Limit::new(1000);
         let start = Instant::now();
         let mut now = start;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn however_low_the_rate_nobody_is_silent_for_as_long_as_the_other_waits() {
+    fn at_any_rate_a_sender_is_silent_for_less_than_its_peer_waits() {
         let full = |look: u64| ConnectionSample {
             round_trip_us: if look == 0 { 100 } else { 50_000 },
             deviation_us: 1_000,
@@ -141,7 +141,7 @@ mod tests {
             for way in [Backoff::default(), slow] {
                 let (limit, stall) = (Limit::new(rate), Duration::from_millis(stall_ms));
                 let mut now = Instant::now();
-                // Four connections take turns, each with a chunk of its own.
+                // Four connections take turns, each with its own chunk.
                 let mut left = [4_u64 << 20; 4];
                 while left.iter().any(|left| *left > 0) {
                     let mut longest = Duration::ZERO;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_is_full_gets_its_share_and_is_remembered() {
+    fn a_full_path_gets_its_share_and_is_remembered() {
         let limit = Limit::new(1000);
         let mut way = limit.way("peer");
         let full = |look: u64| ConnectionSample {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_tells_its_round_trip() {
+    fn a_connection_reports_its_round_trip_time() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let signs = crate::os::signs(&stream).unwrap();

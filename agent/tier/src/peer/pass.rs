@@ -1,16 +1,16 @@
-//! What an agent shows to others, and wants to be shown: the token, a certificate, or both.
+//! Credentials that an agent presents and requires: the token, a certificate, or both.
 
 use super::channel::Channel;
 use super::error::PeerError;
 use super::tls::{self, Tls};
 use super::token::Token;
 
-/// Who may read and write.
+/// Which agents may read and write.
 #[derive(Clone, Debug)]
 pub enum Pass {
-    /// Who knows the token; nothing is encrypted.
+    /// Those that know the token; nothing is encrypted.
     Token(Token),
-    /// Who has a certificate, and where there is a token knows it as well; by TLS.
+    /// Those with a certificate and, if there is a token, the token; over TLS.
     Certificate(Tls, Option<Token>),
 }
 
@@ -28,7 +28,7 @@ impl Pass {
         }
     }
 
-    /// What both ends of a connection must know. By TLS it is good for this connection only: a proof that is passed on is worth nothing.
+    /// What both ends of a connection must know. With TLS it is valid for this connection only, so a relayed proof is worthless.
     pub(super) fn session(&self, channel: &Channel, peer: &str) -> Result<Token, PeerError> {
         let secret = || {
             let secret = channel.secret().map_err(|error| tls::reported(peer, error))?;

@@ -1,5 +1,5 @@
-//! Brings a shard of which there are only pieces: as many of them as are needed come from their holders at once, and the shard that they
-//! make is compared with what its owner sealed before it takes its place.
+//! Restores a shard of which only pieces exist: the needed number of pieces is fetched from their holders in parallel, and the restored
+//! shard is compared with its seal before it is moved into place.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -18,10 +18,10 @@ use super::store::Store;
 use crate::parity::{CodeError, Given, join, whole_of};
 use crate::seal::ReadAt;
 
-/// Brings the shard of a transfer; the bytes that came from peers. `report` hears of pieces that are of no use.
+/// Restores the shard of a transfer. Returns the bytes received from peers. `report` receives messages about unusable pieces.
 ///
 /// # Errors
-/// Too few pieces are left that are what they should be.
+/// Too few intact pieces are left.
 pub(super) fn bring<'a>(
     shared: &Shared,
     landing: &dyn Fn() -> Landing<'a>,
@@ -30,7 +30,7 @@ pub(super) fn bring<'a>(
 ) -> Result<u64, PeerError> {
     let mut last = None;
     for way in by_way(&transfer.pieces) {
-        // In the order of the plan: those of data first, the nearest copy of each.
+        // In the order of the plan: data first, the nearest copy of each piece.
         let left: Vec<&Copy> =
             transfer.pieces.iter().filter(|copy| way_of(copy) == Some(way.of)).rev().collect();
         let mut gathering = Gathering { shared, rank: transfer.rank, of: way.of, left, bytes: 0, report };
@@ -46,20 +46,20 @@ fn way_of(copy: &Copy) -> Option<Parity> {
     copy.shard.piece.as_ref().map(|piece| piece.of)
 }
 
-/// How often pieces are put together anew when some of them lie: each time costs as much as the whole shard.
+/// Maximum number of combinations that are tried if some pieces are wrong: each costs as much as the whole shard.
 const TRIES: u32 = 100;
 
-/// Whether it is said of the pieces that they do not make the shard.
+/// Whether the error means that the pieces do not form the shard.
 fn is_of_the_pieces(error: &PeerError) -> bool {
     matches!(error, PeerError::Corrupt { .. } | PeerError::Unreadable { .. })
 }
 
-/// All ways to choose `count` of the numbers below `of`, in order.
+/// All choices of `count` numbers below `of`, in order.
 fn choices(of: usize, count: usize) -> impl Iterator<Item = Vec<usize>> {
     let mut next = (count <= of).then(|| (0..count).collect::<Vec<usize>>());
     std::iter::from_fn(move || {
         let now = next.take()?;
-        // The last number that can still go up does, and those behind it follow at once.
+        // Increase the last number that can grow; the numbers after it follow consecutively.
         let raised = (0..count).rev().find(|at| now[*at] < of - count + at);
         next = raised.map(|at| {
             let from = now[at] + 1;
@@ -69,12 +69,12 @@ fn choices(of: usize, count: usize) -> impl Iterator<Item = Vec<usize>> {
     })
 }
 
-/// Pieces of one shard that are being brought.
+/// Pieces of one shard that are being fetched.
 struct Gathering<'a> {
     shared: &'a Shared,
     rank: u32,
     of: Parity,
-    /// What was not tried yet, the best last.
+    /// Copies that were not tried yet, the best last.
     left: Vec<&'a Copy>,
     bytes: u64,
     report: &'a (dyn Fn(String) + Sync),
@@ -88,7 +88,7 @@ impl<'a> Gathering<'a> {
             Err(error) if is_of_the_pieces(&error) => error,
             other => return other,
         };
-        // Each is what its own manifest says, and together they are not the shard: one of them is of something else.
+        // Each matches its own manifest, but together they are not the shard: one of them is of another shard.
         (self.report)(format!(
             "the pieces of the shard of rank {} do not make it: {failed}; others take their places in turn",
             self.rank
@@ -108,7 +108,7 @@ impl<'a> Gathering<'a> {
                         return Ok(());
                     }
                     Err(error) if is_of_the_pieces(&error) => failed = error,
-                    // A full disk, say: no other choice of pieces mends that, and none of them is to blame.
+                    // For example a full disk: no other choice of pieces helps, and no piece is to blame.
                     other => return other,
                 }
                 tried += 1;
@@ -121,7 +121,7 @@ impl<'a> Gathering<'a> {
         Err(self.give_up(&have, failed))
     }
 
-    /// Too many of the pieces lie, and nobody knows which: none of them is believed for a while, so that an older step is taken.
+    /// Too many pieces are wrong, and it is unknown which: distrusts all of them for a while, so that an older step is chosen.
     fn give_up(&self, have: &[Given], failed: PeerError) -> PeerError {
         for piece in have {
             self.shared.distrust(&piece.holder, &piece.shard.root);
@@ -129,8 +129,8 @@ impl<'a> Gathering<'a> {
         failed
     }
 
-    /// Tells which pieces were left out when the others made the shard. Of one it is known that it is another's, of several only
-    /// that one of them is.
+    /// Reports which pieces were left out when the others formed the shard. A single one is known to be wrong; of several,
+    /// at least one is.
     fn blame(&self, left_out: &[&Given]) {
         if let [bad] = left_out {
             self.shared.distrust(&bad.holder, &bad.shard.root);
@@ -143,7 +143,7 @@ impl<'a> Gathering<'a> {
         ));
     }
 
-    /// As many pieces of different numbers as are needed, those of a round at once.
+    /// Fetches the needed number of different pieces, those of a round in parallel.
     fn gather(&mut self) -> Result<Vec<Given>, PeerError> {
         let mut given: Vec<Given> = Vec::new();
         while given.len() < self.of.data as usize {
@@ -166,7 +166,7 @@ impl<'a> Gathering<'a> {
         Ok(given)
     }
 
-    /// The next copies of pieces of which none is given, as many as are missing.
+    /// The next copies of pieces that are still missing, as many as are needed.
     fn round(&mut self, given: &[Given]) -> Vec<&'a Copy> {
         let mut have: BTreeSet<u32> = given.iter().map(Given::index).collect();
         let mut round = Vec::new();
@@ -176,12 +176,12 @@ impl<'a> Gathering<'a> {
             let index = copy.shard.piece.as_ref().map_or(0, |piece| piece.index);
             if have.insert(index) { round.push(copy) } else { passed.push(copy) }
         }
-        // Other copies of those may be needed yet.
+        // Other copies of these pieces may still be needed.
         self.left.extend(passed.into_iter().rev());
         round
     }
 
-    /// One more piece that is what its manifest says.
+    /// Fetches one more piece that matches its manifest.
     fn next(&mut self) -> Option<Given> {
         while let Some(copy) = self.left.pop() {
             let came = fetch(self.shared, copy);
@@ -192,7 +192,7 @@ impl<'a> Gathering<'a> {
         None
     }
 
-    /// Counts what came, or says why it did not.
+    /// Counts the received bytes, or reports why there are none.
     fn taken(&mut self, copy: &Copy, came: Result<(Given, u64), PeerError>) -> Option<Given> {
         match came {
             Ok((given, bytes)) => {
@@ -213,7 +213,7 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    /// Makes the shard of these pieces in its place.
+    /// Restores the shard from these pieces in its place.
     fn land(&self, mut landing: Landing<'_>, given: &[&Given]) -> Result<(), PeerError> {
         let first = given.first().ok_or_else(|| PeerError::Local("no piece came".to_owned()))?;
         let whole = given.iter().find_map(|piece| whole_of(piece).ok());
@@ -224,7 +224,7 @@ impl<'a> Gathering<'a> {
     }
 }
 
-/// Brings one piece into a file of its own, compared with its manifest; and the bytes that came from a peer.
+/// Fetches one piece into a separate file and verifies it with its manifest. Also returns the bytes received from a peer.
 fn fetch(shared: &Shared, copy: &Copy) -> Result<(Given, u64), PeerError> {
     let mut room = Room { store: &shared.store, file: None };
     let is_here = copy.holder == shared.name();
@@ -238,7 +238,7 @@ fn fetch(shared: &Shared, copy: &Copy) -> Result<(Given, u64), PeerError> {
     Ok((Given { shard: copy.shard.clone(), holder: copy.holder.to_string(), file }, bytes))
 }
 
-/// Takes one that is kept here.
+/// Takes a piece that is stored on this host.
 fn take(shared: &Shared, copy: &Copy, room: &mut Room<'_>) -> Result<(), PeerError> {
     let gone = || PeerError::Local("a piece cannot be opened".to_owned());
     let opened = shared.open(&copy.shard.root).ok_or_else(gone)?;
@@ -258,7 +258,7 @@ fn take(shared: &Shared, copy: &Copy, room: &mut Room<'_>) -> Result<(), PeerErr
     Ok(())
 }
 
-/// Where a piece is received.
+/// The file that receives a piece.
 struct Room<'a> {
     store: &'a Store,
     file: Option<File>,
@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_choices_come_once_each() {
+    fn every_choice_is_returned_exactly_once() {
         let all: Vec<Vec<usize>> = choices(4, 2).collect();
         assert_eq!(all, [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]);
         assert_eq!(choices(3, 3).collect::<Vec<_>>(), [[0, 1, 2]]);

@@ -1,5 +1,5 @@
-//! What lies sealed in the memory of a launcher on this host, as the agent sees it: by reading files, never by looking into mapped
-//! ones, for a page that its user cuts short must not end the agent.
+//! Sealed shards in the memory of a launcher on this host, as the agent sees them: by reading files, never through mapped
+//! memory, because a page that its user truncates must not end the agent.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -14,7 +14,7 @@ use super::user::{As, User};
 use crate::beneath::Beneath;
 use crate::os::monotonic_ms;
 
-/// For so long a slot is asked to be left alone, each time that it is asked.
+/// Time for which each request reserves a slot, ms.
 const PIN_MS: u64 = 10_000;
 
 /// A sealed slot.
@@ -29,14 +29,14 @@ pub(crate) struct Pooled {
 }
 
 impl Pooled {
-    /// Opens the slot's file, which begins with the shard. None if it holds another one by now.
+    /// Opens the slot's file, which starts with the shard. None if the slot now holds another shard.
     pub(crate) fn open(&self) -> Option<File> {
         self.pin();
         let file = self.open_slot()?;
         self.is_still().then_some(file)
     }
 
-    /// The slot's file, which other steps will use after this one.
+    /// The slot's file, which later steps use again.
     pub(crate) fn place(&self) -> PathBuf {
         self.pool.join(self.file())
     }
@@ -52,28 +52,28 @@ impl Pooled {
         (found.uid() == self.user.uid && found.len() >= self.sealed.shard.bytes).then_some(file)
     }
 
-    /// Whether the slot still holds it.
+    /// Whether the slot still holds the shard.
     pub(crate) fn is_still(&self) -> bool {
         let Ok(_as_user) = As::user(self.user) else { return false };
         let Ok(pool) = Beneath::open(&self.pool) else { return false };
         with_page(&pool, &self.home, |page| page.is_still(&self.slot)) == Some(true)
     }
 
-    /// Asks the keeper to leave the slot alone for a while. It need not: a save does not wait for a copy to a peer.
+    /// Asks the keeper not to use the slot for a while. The keeper may ignore this: a save does not wait for a copy to a peer.
     pub(crate) fn pin(&self) {
         let Ok(_as_user) = As::user(self.user) else { return };
         let opened =
             Beneath::open(&self.pool).and_then(|pool| pool.write_over(&self.home.join(CONTROL_NAME)));
         let Ok(file) = opened else { return };
         let (at, word) = Control::pin(&self.slot, monotonic_ms().saturating_add(PIN_MS));
-        // Only over what is there: a pool that is being removed is not made longer.
+        // Overwrite existing bytes only: a pool that is being removed must not grow.
         if file.metadata().is_ok_and(|found| found.len() >= CONTROL_BYTES as u64) {
             let _ = file.write_all_at(&word, at);
         }
     }
 }
 
-/// What lies sealed in a pool now, of files of this user only. `known` are manifests that were read before, by their slots.
+/// The sealed shards in a pool, from files of this user only. `known` are manifests that were read before, by slot.
 pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<Pooled> {
     let Ok(_as_user) = As::user(user) else { return Vec::new() };
     let Ok(at) = Beneath::open(pool) else { return Vec::new() };
@@ -92,7 +92,7 @@ pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<
             let of = &sealed.shard.of;
             let is_it = (of.attempt, of.step, u64::from(of.world), sealed.shard.bytes)
                 == (slot.epoch, slot.step, slot.world_size, slot.used);
-            // The manifest and the slot belong together only if nothing moved between the two.
+            // The manifest and the slot belong together only if nothing changed in between.
             if is_it && with_page(&at, &home, |page| page.is_still(&slot)) == Some(true) {
                 let (pool, home) = (pool.to_owned(), home.clone());
                 found.push(Pooled { sealed: Arc::new(sealed), pool, home, user, slot });
@@ -102,7 +102,7 @@ pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<
     found
 }
 
-/// For each rank how much memory is reserved for a shard of it: the room of its largest slot.
+/// For each rank, the memory reserved for its shard: the size of its largest slot.
 pub(crate) fn reserved(pool: &Path, user: User) -> Vec<u64> {
     let Ok(_as_user) = As::user(user) else { return Vec::new() };
     let room = |page: &Control<'_>| page.all().map(|slot| slot.capacity).max().filter(|room| *room > 0);
@@ -110,7 +110,7 @@ pub(crate) fn reserved(pool: &Path, user: User) -> Vec<u64> {
     ranks(&at).iter().filter_map(|home| with_page(&at, home, room).flatten()).collect()
 }
 
-/// Which slots are sealed, as one number: another one where something was sealed or given up since.
+/// A number over all sealed slots: it changes when a slot is sealed or released.
 pub(crate) fn stamp(pool: &Path, user: User) -> u64 {
     let Ok(_as_user) = As::user(user) else { return 0 };
     let Ok(at) = Beneath::open(pool) else { return 0 };
@@ -137,13 +137,13 @@ fn ranks(pool: &Beneath) -> Vec<PathBuf> {
     ranks
 }
 
-/// Reads the page as it is now; each of its words is whole.
+/// Reads the current page; each word is consistent.
 fn with_page<T>(pool: &Beneath, home: &Path, read: impl FnOnce(&Control<'_>) -> T) -> Option<T> {
     let file = pool.read(&home.join(CONTROL_NAME)).ok()?;
     let mut bytes = [0; CONTROL_BYTES];
     file.read_exact_at(&mut bytes, 0).ok()?;
     let mut words = bytes.chunks_exact(8).map(|word| {
-        // The words of the page are as they lie in memory.
+        // The words of the page have native byte order.
         AtomicU64::new(u64::from_ne_bytes(word.try_into().unwrap_or_default()))
     });
     let words: Box<ControlWords> =

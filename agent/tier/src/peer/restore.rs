@@ -1,4 +1,4 @@
-//! Brings the newest step that is whole over all holders into a job's checkpoint directory, before its ranks start.
+//! Restores the newest step that is whole over all holders into a job's checkpoint directory, before its ranks start.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,29 +23,29 @@ use crate::beneath::Beneath;
 use crate::lent_files::{Landed, Lot, Wanted};
 use crate::seal::ReadAt;
 
-/// Shards that are fetched at once.
+/// Number of shards that are fetched in parallel.
 const AT_ONCE: usize = 4;
 
-/// Decisions that are tried: each that fails leaves out the copies that were found to be bad.
+/// Maximum number of decisions that are tried: each one after a failure excludes the copies that were found damaged.
 const TRIES: usize = 4;
 
-/// The process that asked for the restore lends its files within this time.
+/// Time within which the process that requested the restore must lend its files.
 const LENT_WITHIN: Duration = Duration::from_secs(10);
 
-/// How far it is.
+/// Progress of a restore.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
     /// The step.
     pub step: u64,
-    /// Shards that are there, and all.
+    /// Shards that are done, and all.
     pub shards: (usize, usize),
-    /// Bytes that have come from peers, and all that must.
+    /// Bytes received from peers, and all that are needed.
     pub bytes: (u64, u64),
-    /// What is worth to be told, in one line; empty if it is only a count.
+    /// A message in one line; empty if only the counts changed.
     pub reported: String,
-    /// So many files are to be lent for its shards (`lent_files`), with this token; 0 where this agent makes them itself.
+    /// Number of files to lend for the shards (`lent_files`), with this token; 0 if this agent creates them itself.
     pub files_wanted: usize,
-    /// The token; empty where no files are wanted.
+    /// The token; empty if no files are wanted.
     pub files_token: String,
 }
 
@@ -62,29 +62,29 @@ impl Progress {
     }
 }
 
-/// What came of it.
+/// The result of a restore.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Restored {
     /// The decision that holds for all hosts.
     pub decision: Decision,
-    /// Bytes that came from peers.
+    /// Bytes received from peers.
     pub bytes: u64,
-    /// Shards that came from peers.
+    /// Shards fetched from peers.
     pub fetched: usize,
-    /// Shards that were here already.
+    /// Shards that were already on this host.
     pub here: usize,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Shards that are in lent files, for the process that puts them in their places.
+    /// Shards in lent files, for the process that moves them into place.
     pub landed: Vec<Landed>,
 }
 
 impl Service {
-    /// Decides with the others to which step the job goes back, and brings the shards of `ranks` (of all without it) of it
-    /// into the directory. Nothing is touched if no step is whole anywhere.
+    /// Decides with the other hosts to which step the job goes back, and fetches the shards of `ranks` (none: all ranks) into
+    /// the directory. Changes nothing if no step is whole anywhere.
     ///
     /// # Errors
-    /// No decision came about, or no step could be restored: what there is, is damaged.
+    /// There is no decision, or no step could be restored because all copies are damaged.
     pub fn restore(
         &self,
         place: &Watched,
@@ -121,7 +121,7 @@ impl Service {
                         landed,
                     });
                 }
-                // It would be the same for each step.
+                // The error would be the same for each step.
                 Err(error @ PeerError::NoFiles(_)) => return Err(error),
                 Err(error) => {
                     let reported = format!(
@@ -139,7 +139,7 @@ impl Service {
 }
 
 impl Shared {
-    /// Says of steps that are newer than the one that was decided why they are lost, where too many pieces are.
+    /// Reports newer steps than the decided one that are lost because too many pieces are missing.
     fn tell_of_lost_pieces(&self, run: &str, decided: Option<&StepKey>, report: &(dyn Fn(Progress) + Sync)) {
         for state in steps(&self.copies(), Some(run)) {
             let key = &state.key;
@@ -157,7 +157,7 @@ impl Shared {
         }
     }
 
-    /// The decision of whoever leads: the first by name of those that answer.
+    /// The decision of the leader: the first by name of the hosts that answer.
     fn decide(&self, run: &str) -> Result<Decision, PeerError> {
         self.refresh();
         let mut leaders = self.alive();
@@ -184,7 +184,7 @@ impl Shared {
         Err(last.unwrap_or_else(|| PeerError::Local("no host decides".to_owned())))
     }
 
-    /// Brings the shards of one step.
+    /// Fetches the shards of one step.
     pub(super) fn bring(
         &self,
         key: &StepKey,
@@ -238,7 +238,7 @@ impl Shared {
         Ok(Came { bytes: work.bytes.into_inner(), fetched, here: count - fetched, landed })
     }
 
-    /// Where this agent may not write as the user, the files that the user's process lends for `count` shards.
+    /// The files that the user's process lends for `count` shards, if this agent may not write as the user.
     pub(crate) fn lent_files(
         &self,
         key: &StepKey,
@@ -259,18 +259,18 @@ impl Shared {
     }
 }
 
-/// What came of bringing one step.
+/// The result of fetching one step.
 pub(super) struct Came {
-    /// Bytes that came.
+    /// Bytes received.
     pub(super) bytes: u64,
-    /// Shards that came, and shards that were here.
+    /// Shards that were fetched, and shards that were already here.
     pub(super) fetched: usize,
     here: usize,
-    /// Those in lent files.
+    /// Shards in lent files.
     landed: Vec<Landed>,
 }
 
-/// Whether just this shard lies in the directory; its bytes were compared by the caller.
+/// Whether this exact shard is in the directory; the caller has verified its bytes.
 fn is_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
     let Ok(_as_user) = As::user(user) else { return false };
     let Ok(at) = Beneath::open(directory) else { return false };
@@ -279,7 +279,7 @@ fn is_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
         .is_ok_and(|there| there.shard.root == sealed.shard.root)
 }
 
-/// The shards that are to be brought, for the threads that do it.
+/// The shards to fetch, for the threads that do it.
 struct Work<'a> {
     shared: &'a Shared,
     place: &'a Watched,
@@ -298,7 +298,7 @@ impl Work<'_> {
             let next = self.left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
             let Some(transfer) = next else { return };
             if let Err(error) = self.bring(transfer) {
-                // One shard less is no step: the others need not come.
+                // Without this shard the step is incomplete: do not fetch the others.
                 self.left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
                 *self.failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error);
                 return;
@@ -308,7 +308,7 @@ impl Work<'_> {
         }
     }
 
-    /// Brings one shard from its nearest copy, and from the next where that one fails.
+    /// Fetches one shard from its nearest copy; if that fails, from the next one.
     fn bring(&self, transfer: &Transfer) -> Result<(), PeerError> {
         let mut last = None;
         for copy in &transfer.sources {
@@ -373,7 +373,7 @@ impl Work<'_> {
         if let Some(chunk) = opened.first_bad().map_err(reading)? {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
         }
-        // Files of a trainer's lie where they belong.
+        // Files of a trainer are already in place.
         if opened.is_pack() || is_there(&self.place.directory, sealed, self.place.user) {
             return Ok(());
         }
@@ -391,7 +391,7 @@ impl Work<'_> {
     }
 }
 
-/// Copies files that were sealed where they lie into a directory of this process's own, as a shard as any other.
+/// Copies files that were sealed in place into a directory of this process, as an ordinary shard.
 ///
 /// # Errors
 /// They have changed, or there is no room.
@@ -412,14 +412,14 @@ pub(crate) fn land(
         landing.write(offset, &buffer[..piece])?;
         offset += piece as u64;
     }
-    // What was written meanwhile has another time, and is no part of this step.
+    // A file that was written meanwhile has a new modification time and is not part of this step.
     if !content.is_still() {
         return Err(PeerError::Local(format!("{} was written to meanwhile", content.base().display())));
     }
     landing.finish()
 }
 
-/// Reads the manifests in a checkpoint directory, without an agent and without the bytes; for each, what is wrong with it.
+/// Reads the manifests in a checkpoint directory without an agent and without reading the shards. Reports the problem of each invalid one.
 pub fn look_directory(directory: &Path, mut reported: impl FnMut(&Path, Result<Sealed, String>)) {
     let Ok(at) = Beneath::open(directory) else { return };
     for shard in super::local_shards::rank_directories(&at) {
@@ -428,7 +428,7 @@ pub fn look_directory(directory: &Path, mut reported: impl FnMut(&Path, Result<S
     }
 }
 
-/// As [`look_directory`], and all bytes are compared.
+/// Same as [`look_directory`], and verifies all bytes.
 pub fn verify_directory(directory: &Path, mut reported: impl FnMut(&Path, Result<Sealed, String>)) {
     look_directory(directory, |shard, found| {
         let checked = found.and_then(|sealed| {

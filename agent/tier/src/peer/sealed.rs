@@ -1,4 +1,4 @@
-//! A sealed shard as peers see it: its manifest, and where its chunks begin and end.
+//! A sealed shard as peers see it: its manifest and the bounds of its chunks.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -15,32 +15,32 @@ use super::frame::MAX_CHUNK;
 use crate::beneath::Beneath;
 use crate::seal::{PIECE, ReadAt};
 
-/// A shard by its manifest of format 2, which is what is replicated.
+/// A shard by its manifest of format 2. Only such shards are replicated.
 #[derive(Clone, Debug)]
 pub struct Sealed {
-    /// What it is, in the core's words.
+    /// Its identity, as a type of the core.
     pub shard: Shard,
-    /// The file's name beside the manifest.
+    /// Name of the file next to the manifest.
     pub file: String,
-    /// Bytes of each chunk but the last.
+    /// Bytes of each chunk except the last.
     pub chunk_bytes: u32,
-    /// What each chunk must be.
+    /// Checksum of each chunk.
     pub sums: Vec<u64>,
     /// The first half of the root: its name on the wire.
     pub key: u64,
     /// The manifest, byte for byte.
     pub manifest: Vec<u8>,
-    /// Who should have saved the same, where its rank said so.
+    /// Ranks that should have saved the same, if its rank named them.
     pub alike: Option<Alike>,
 }
 
-/// Why a manifest is of no use to peers.
+/// Why peers cannot use a manifest.
 #[derive(Debug, thiserror::Error)]
 pub enum SealedError {
     /// It cannot be read.
     #[error("{0}")]
     File(#[from] io::Error),
-    /// It is damaged, or none.
+    /// It is damaged, or not a manifest.
     #[error("{0}")]
     Manifest(#[from] mainstay_checkpoint::ManifestError),
     /// It has no table of chunks.
@@ -52,7 +52,7 @@ pub enum SealedError {
 }
 
 impl Sealed {
-    /// Of a manifest's bytes.
+    /// From the bytes of a manifest.
     ///
     /// # Errors
     /// It is damaged or has no table of chunks.
@@ -90,8 +90,8 @@ impl Sealed {
         })
     }
 
-    /// The same shard as the run `run` of its owner, as agents keep it: the owner stands in its manifest and so in its root, which is
-    /// what a shard is asked for and deleted by. A run of the agents' own changes nothing.
+    /// The same shard under the run `run` with its owner, as agents store it. The owner is part of the manifest and so of the root, by
+    /// which a shard is requested and deleted. A run without an owner changes nothing.
     ///
     /// # Errors
     /// As for [`Sealed::of`].
@@ -114,13 +114,13 @@ impl Sealed {
         if self.shard.of.run == run {
             return Ok(self);
         }
-        // A manifest of a piece has a name of its own, which is made of the run.
+        // The manifest of a piece has its own name, which includes the run.
         let mut manifest = Manifest::decode(&self.manifest)?;
         manifest.run = run;
         Sealed::of(manifest.encode())
     }
 
-    /// Of the manifest in a file.
+    /// From the manifest in a file.
     ///
     /// # Errors
     /// It cannot be read, is damaged or has no table of chunks.
@@ -131,7 +131,7 @@ impl Sealed {
         Sealed::of(bytes)
     }
 
-    /// The same of a file below a directory that a user can change.
+    /// Same as [`Sealed::read`], for a file below a directory that a user can change.
     ///
     /// # Errors
     /// As [`Sealed::read`], and a link is on the way.
@@ -142,7 +142,7 @@ impl Sealed {
         Sealed::of(bytes)
     }
 
-    /// Where chunk `index` lies; none if there is no such chunk.
+    /// Offset, length and checksum of chunk `index`; none if there is no such chunk.
     pub fn chunk(&self, index: u32) -> Option<(u64, u32, u64)> {
         let sum = *self.sums.get(index as usize)?;
         let offset = u64::from(index) * u64::from(self.chunk_bytes);
@@ -150,16 +150,16 @@ impl Sealed {
         Some((offset, u32::try_from(length).ok()?, sum))
     }
 
-    /// How many chunks there are.
+    /// Number of chunks.
     pub fn chunks(&self) -> u32 {
-        // A table longer than that would be of a manifest beyond its limit.
+        // A longer table would exceed the manifest's size limit.
         u32::try_from(self.sums.len()).unwrap_or(u32::MAX)
     }
 
-    /// The first chunk in `file` that is not what it must be; none if all are.
+    /// The first chunk in `file` that does not match the manifest; none if all match.
     ///
     /// # Errors
-    /// The file cannot be read, or is not as long as it must be.
+    /// The file cannot be read, or has the wrong length.
     pub fn first_bad(&self, file: &File) -> io::Result<Option<u32>> {
         if file.metadata()?.len() != self.shard.bytes {
             return Ok(Some(self.chunks().saturating_sub(1)));
@@ -167,7 +167,7 @@ impl Sealed {
         self.first_bad_from_start(file)
     }
 
-    /// The same of a file that begins with the shard and may be longer.
+    /// Same as [`Sealed::first_bad`], for a file that starts with the shard and may be longer.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -181,7 +181,7 @@ impl Sealed {
         Ok(None)
     }
 
-    /// Whether one chunk in `file` is what it must be.
+    /// Whether one chunk in `file` matches the manifest.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -200,7 +200,7 @@ impl Sealed {
     }
 }
 
-/// Opens a file to read, and no link, pipe or device in its place.
+/// Opens a regular file for reading; refuses links, pipes and devices.
 pub(crate) fn open_plainly(path: &Path) -> io::Result<File> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;

@@ -1,4 +1,4 @@
-//! What an agent does for others: takes replicas, gives them back, tells what it has.
+//! Requests that an agent serves: it stores replicas, returns them and reports what it has.
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use super::wire::{Frame, Wire};
 use super::withdrawal::WithdrawalLock;
 use crate::os::stand_back;
 
-/// Chunks that may be on their way at once on one connection.
+/// Maximum number of chunks in flight on one connection.
 const CREDITS: u32 = 4;
 
-/// Answers one peer until it goes. Whether what lies here may have changed: most peers only ask what there is.
+/// Serves one peer until it disconnects. Returns whether the stored shards may have changed: most peers only ask for the inventory.
 pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerError> {
     let mut changed = false;
     while let Some(frame) = wire.receive()? {
@@ -58,8 +58,8 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<bool, PeerErr
     Ok(changed)
 }
 
-/// Deletes replicas for a peer. Who knows the token may be any host of it, and has deleted what it put here; a host that showed a
-/// certificate has any replica deleted, and if a person wants so, what ranks of this host wrote.
+/// Deletes replicas for a peer. A peer with only the token may be any host that knows it, and can delete only what it sent itself. A host
+/// with a certificate can delete any replica and, on a user's request, what ranks of this host wrote.
 fn drop_for(shared: &Shared, asked: &Withdrawal, shows_certificate: bool) -> Dropped {
     if shows_certificate {
         let replicas = asked.roots.iter().filter(|root| shared.store.forget(root)).count();
@@ -90,7 +90,7 @@ fn report(wire: &mut Wire, header: Header, reason: Reason, text: &str) -> Result
     wire.send_json(Header { kind: Kind::Error, ..header }, &Report { reason, text: text.to_owned() })
 }
 
-/// Takes a shard that is offered. A refusal leaves the connection as it was.
+/// Receives an offered shard. After a refusal the connection continues.
 fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> Result<(), PeerError> {
     let lock = WithdrawalLock::from_words((header.offset, header.digest));
     let answer = Header { length: 0, offset: 0, digest: 0, ..header };
@@ -107,7 +107,7 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
     match shared.store.offer(sealed, &shared.deletable(), lock) {
         Ok(Offer::Here) => wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes()),
         Ok(Offer::Wanted(upload)) => {
-            // This thread keeps it: who replicates asks for nothing else over the same connection.
+            // The thread keeps this priority: a replicating peer requests nothing else over the same connection.
             stand_back(REPLICATE_NICE, false);
             let _busy = shared.courtesy.begin();
             if upload.search_begins() {
@@ -124,8 +124,8 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
     }
 }
 
-/// Takes chunks until the shard is committed or the connection ends. What has come stays for a while, so that a sender
-/// that comes again goes on where it was.
+/// Receives chunks until the shard is committed or the connection ends. Received chunks stay for a while, so that a sender
+/// that reconnects can resume.
 fn take(wire: &mut Wire, shared: &Shared, answer: Header, upload: &Arc<Upload>) -> Result<(), PeerError> {
     let mut buffer = Vec::new();
     loop {
@@ -141,7 +141,7 @@ fn take(wire: &mut Wire, shared: &Shared, answer: Header, upload: &Arc<Upload>) 
                     Err(error) => report(wire, answer, Reason::Disk, &error.to_string()),
                 };
             }
-            // One of several connections that brought their parts.
+            // The end of one of several connections of this shard.
             Some(Frame::Message(header, _)) if header.kind == Kind::End => return Ok(()),
             Some(Frame::Message(header, _)) => return Err(unexpected(wire, header, Kind::Chunk)),
             None => return Ok(()),
@@ -196,7 +196,7 @@ fn take_chunk(
     wire.send(Header { kind: Kind::Taken, ..answer }, &[])
 }
 
-/// Gives a shard back. Its bytes are compared by who asked.
+/// Sends a shard. The requester verifies its bytes.
 fn get(wire: &mut Wire, shared: &Shared, message: &[u8]) -> Result<(), PeerError> {
     let asked: Get = read(wire, message)?;
     let Some(opened) = shared.open(&asked.root) else {

@@ -1,4 +1,4 @@
-//! The agent's part among its peers: it listens, knows who has what, and sends what has too few copies.
+//! The agent as a peer: listens, knows the copies of all peers, and sends shards with too few copies.
 
 mod ask_pace;
 mod counts;
@@ -45,45 +45,45 @@ use super::pass::Pass;
 use super::store::{Store, StoreError};
 use super::throttle::{ReplicationOverhead, ReplicationThrottle};
 
-/// How long a shard that was half sent is waited for.
+/// Time until an incomplete shard without new chunks is discarded.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
 
-/// What ranks have sealed in launchers' memory is looked for this often: a few reads for each rank.
+/// Interval of checks for sealed shards in launchers' memory: a few reads for each rank.
 const LOOK_INTO_MEMORY: Duration = Duration::from_millis(50);
 
-/// While they have sealed nothing yet.
+/// The same while nothing is sealed there yet.
 const LOOK_FOR_THE_FIRST: Duration = Duration::from_millis(200);
 
-/// A peer that failed is left alone for that long, twice as long each time it fails again.
+/// Pause after a failure of a peer, doubled with each further failure: first and longest.
 const BACK_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
-/// How long a copy that was found to be bad is not believed in.
+/// Time for which a copy that was found damaged does not count.
 const DISTRUST: Duration = Duration::from_secs(600);
 
-/// How long it is remembered that something was withdrawn: a peer that was away meanwhile has a copy of it still.
+/// Time for which a withdrawal is remembered: a peer that was unreachable may still have a copy.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 
-/// What is known of a peer.
+/// The known state of a peer.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
-    /// Whether it answered when it was last asked.
+    /// Whether it answered the last request.
     pub alive: bool,
-    /// What went wrong last.
+    /// The last error.
     pub error: Option<String>,
-    /// When it last answered.
+    /// Time of its last answer.
     pub seen: Option<Instant>,
-    /// What it told.
+    /// The inventory that it reported.
     pub inventory: Inventory,
-    /// Bytes a second of the last shard that was sent to it.
+    /// Bytes per second of the last shard that was sent to it.
     pub rate: Option<u64>,
-    /// What it told is not older than that.
+    /// Time of the request for the inventory.
     asked: Option<Instant>,
-    /// Not before then is it sent anything.
+    /// No shard is sent to it before this time.
     not_before: Option<Instant>,
     failures: u32,
 }
 
-/// What all threads of the service share.
+/// State that all threads of the service share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
@@ -94,26 +94,26 @@ pub(crate) struct Shared {
     peers: Mutex<BTreeMap<String, Peer>>,
     decisions: Mutex<Decisions>,
     distrusted: Mutex<BTreeMap<(String, String), Instant>>,
-    /// What was offered and is out of date.
+    /// Roots of shards that were offered and are obsolete.
     withdrawn: Mutex<BTreeMap<String, Instant>>,
     refusals: Refusals,
-    /// What should have been saved alike and was not.
+    /// Shards that should have been equal and were not.
     unlike: Mutex<divergence::Found>,
-    /// Since when steps wait for their copies.
+    /// The time since which steps wait for their copies.
     lags: Mutex<CopyLags>,
-    /// How this host stands where others choose who keeps their replicas.
+    /// This host's eligibility as a holder of replicas.
     standing: Mutex<PlacementEligibility>,
-    /// How jobs failed here.
+    /// Failures of jobs on this host.
     failures: Mutex<Vec<RemoteFailure>>,
-    /// Whether it was told that there are too few failure domains for pieces.
+    /// Whether too few failure domains for pieces were already reported.
     too_few: AtomicBool,
-    /// Whether a step was overwritten while it was sent, and not all has been sent since.
+    /// Whether a step was overwritten while it was sent, and not everything has been sent since.
     overtaken: AtomicBool,
     /// Whether its peers are the hosts of one job.
     meets: AtomicBool,
-    /// Peers that keep copies in addition, and whose copies count for nothing: they wait to replace a host.
+    /// Spare hosts, which wait to replace a host. They store additional copies, which do not count.
     spares: Mutex<BTreeSet<String>>,
-    /// Of a launch of that job the attempt and step whose shards its owners here keep.
+    /// A launch of that job, and the attempt and step from which its owners here keep their shards.
     keeps_from: Mutex<Option<(String, (u64, u64))>>,
     limit: Limit,
     pub(crate) courtesy: ReplicationThrottle,
@@ -122,54 +122,54 @@ pub(crate) struct Shared {
     stop: AtomicBool,
     nudged: Mutex<bool>,
     nudge: Condvar,
-    /// Counts what may be news here: a step was sealed, a copy came or went, the peers are others.
+    /// Counts possible changes on this host: a step was sealed, a copy was added or removed, the peers changed.
     changes: AtomicU64,
-    /// The sizes of shards that may come here soon.
+    /// Sizes of shards that may arrive soon.
     expected: Mutex<Vec<u64>>,
     expects: Condvar,
 }
 
-/// The service. It ends when it is dropped.
+/// The service. It stops when it is dropped.
 #[derive(Debug)]
 pub struct Service {
     pub(crate) shared: Arc<Shared>,
     address: SocketAddr,
 }
 
-/// The service could not begin.
+/// The service could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The address cannot be listened on.
+    /// Listening on the address failed.
     #[error("listening for peers on {address}: {source}")]
     Listen {
-        /// Which one.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// The store.
+    /// The store cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No more threads.
+    /// A thread cannot be started.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
 }
 
 impl Service {
-    /// Begins to listen, to ask and to send.
+    /// Starts to listen, to ask peers and to send shards.
     ///
     /// # Errors
-    /// The address, the store or a thread cannot be had.
+    /// Listening, opening the store or starting a thread failed.
     pub fn start(settings: Settings, pass: impl Into<Pass>) -> Result<Service, StartError> {
         let listen = |source| StartError::Listen { address: settings.listen, source };
         let listener = TcpListener::bind(settings.listen).map_err(listen)?;
         Service::start_at(listener, settings, pass)
     }
 
-    /// The same where the address is listened on already.
+    /// Same as [`Service::start`], with an open listener.
     ///
     /// # Errors
-    /// The store or a thread cannot be had.
+    /// Opening the store or starting a thread failed.
     pub fn start_at(
         listener: TcpListener,
         mut settings: Settings,
@@ -228,7 +228,7 @@ impl Service {
         Ok(Service { shared, address })
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -238,23 +238,23 @@ impl Service {
         &self.shared.settings.name
     }
 
-    /// Watches a checkpoint directory of a job from now on.
+    /// Starts to watch a checkpoint directory of a job.
     pub fn watch(&self, watched: Watched) {
         self.shared.own.watch(watched);
         self.nudge();
     }
 
-    /// All directories that are watched.
+    /// All watched directories.
     pub fn watched(&self) -> Vec<Watched> {
         self.shared.own.watched()
     }
 
-    /// There is storage that outlives the hosts: its steps are offered from now on. A second one is not taken.
+    /// Attaches durable storage, whose steps are offered from now on. A second one is ignored.
     pub fn attach(&self, durable: Arc<dyn Durable>) {
         let _ = self.shared.durable.set(durable);
     }
 
-    /// A shard that lies on this host, for one who reads it slowly: rather from the disk than from a launcher's memory.
+    /// Opens a shard on this host for a slow reader: from disk rather than from a launcher's memory.
     pub fn open(&self, root: &str) -> Option<Opened> {
         let shared = &self.shared;
         let on_disk = shared.own.open_file(root).map(Opened::of_file);
@@ -262,29 +262,29 @@ impl Service {
         on_disk.or_else(kept).or_else(|| shared.own.open(root))
     }
 
-    /// The bytes of a shard on this host were found not to be those that were sealed: it is offered no more.
+    /// Records that the bytes of a shard on this host differ from its seal: it is no longer offered.
     pub fn doubt(&self, root: &str) {
         self.shared.distrust(self.name(), root);
     }
 
-    /// Something was sealed: it is looked at now.
+    /// Reports that something was sealed, so that it is checked now.
     pub fn nudge(&self) {
         self.shared.changed();
     }
 
-    /// Every copy that is known, here and at peers that answer.
+    /// All known copies, on this host and on peers that answer.
     pub fn copies(&self) -> Vec<Copy> {
         self.shared.own.look();
         self.shared.copies()
     }
 
-    /// How old the newest whole step is in each tier, as far as is known without asking or looking anywhere.
+    /// Age of the newest whole step in each tier, as far as known, without requests or checks.
     pub fn tiers(&self) -> Vec<TierState> {
         newest_by_tier(&self.shared.copies())
     }
 
-    /// In how many seconds a step of a job comes from this host to the tiers behind its memory and disk, where that was measured: to the
-    /// slowest of its peers at the rate of the last shard, to durable storage as the last step did.
+    /// Seconds until a step of a job reaches the tiers beyond memory and disk, if measured: the slowest of its peers at the rate of the
+    /// last shard, and durable storage as the last step took.
     pub fn arrivals(&self, job: &str) -> Vec<(Tier, f64)> {
         let to_peer = self.shared.seconds_to_peers(job).map(|seconds| (Tier::Peer, seconds));
         let took = self.durable_figures().and_then(|figures| figures.last_step_took);
@@ -292,13 +292,13 @@ impl Service {
         to_peer.into_iter().chain(to_durable).collect()
     }
 
-    /// These are the peers from now on, this one perhaps among them; spares stay. What is known of those that stay is kept.
+    /// Sets the peers, which may include this host. Spares stay, and so does the state of known peers.
     pub fn meet(&self, peers: &[String]) {
         let spares = self.shared.spares().clone();
         self.meet_with_spares(peers, spares.into_iter().collect());
     }
 
-    /// The same with those that wait to replace one of them. A peer that is one of both is no spare any more.
+    /// Same as [`Service::meet`], and sets the spares. A peer in both lists is not a spare.
     pub fn meet_with_spares(&self, peers: &[String], mut spares: Vec<String>) {
         spares.retain(|name| !peers.contains(name));
         let mut known = self.shared.peers();
@@ -323,66 +323,66 @@ impl Service {
         self.shared.peers().clone()
     }
 
-    /// What went on since the start.
+    /// Counters since the start.
     pub fn counts(&self) -> Counts {
         self.shared.counters.now()
     }
 
-    /// A rank of a job of this host completed these steps, oldest first: what replicas cost training is known by them.
+    /// Reports steps that a rank of a job on this host completed, oldest first: they show what replication costs training.
     pub fn stepped(&self, job: &str, steps: &[StepTime]) {
         self.shared.courtesy.stepped(job, steps);
     }
 
-    /// What training pays for replicas, as far as it tells of its steps.
+    /// The cost of replication for training, as far as jobs report their steps.
     pub fn toll(&self) -> ReplicationOverhead {
         self.shared.courtesy.toll()
     }
 
-    /// What ranks saved that said that they save the same, and did not: the newest steps last.
+    /// Steps of which ranks saved different bytes although they declared them equal; the newest steps last.
     pub fn unlike(&self) -> Vec<ReplicaDivergence> {
         let found = self.shared.unlike.lock().unwrap_or_else(PoisonError::into_inner);
         found.values().cloned().collect()
     }
 
-    /// What went into durable storage, where there is some.
+    /// Transfers to durable storage, if there is any.
     pub fn durable_figures(&self) -> Option<Figures> {
         self.shared.durable().map(Durable::figures)
     }
 
-    /// How many replicas each shard should have beside its owner's copy.
+    /// Number of replicas that each shard should have in addition to its owner's copy.
     pub fn redundancy(&self) -> usize {
         self.shared.settings.copies
     }
 
-    /// How shards are cut where pieces are kept in place of replicas.
+    /// How shards are cut if pieces are stored instead of replicas.
     pub fn parity(&self) -> Option<Parity> {
         self.shared.settings.parity
     }
 
-    /// Bytes of replicas that are kept for others, and how many there may be.
+    /// Bytes of replicas stored for others, and the quota.
     pub fn usage(&self) -> (u64, u64) {
         self.shared.store.usage()
     }
 
-    /// Bytes of memory that is ready for shards that come: it has its pages already.
+    /// Bytes of memory with allocated pages for incoming shards.
     pub fn ready(&self) -> u64 {
         self.shared.store.ready()
     }
 
-    /// Asks all peers what they have, now.
+    /// Asks all peers for their inventories now.
     pub fn refresh(&self) {
         self.shared.refresh();
     }
 
-    /// Looks what lies in durable storage of a run, now.
+    /// Lists a run in durable storage now.
     pub fn refresh_durable(&self, run: &str) {
         self.shared.refresh_durable(run);
     }
 
-    /// Deletes all copies of a step, here, at peers and in durable storage; how many there were.
+    /// Deletes all copies of a step, on this host, on peers and in durable storage. Returns their number.
     ///
     /// # Errors
-    /// A copy is there and cannot be deleted.
+    /// A copy exists and cannot be deleted.
     pub fn remove(&self, key: &StepKey) -> Result<usize, PeerError> {
         let shared = &self.shared;
         let copies = shared.copies();
@@ -398,7 +398,7 @@ impl Service {
             )));
         }
         let shards: BTreeMap<&str, &Shard> = of_step().map(|shard| (shard.root.as_str(), shard)).collect();
-        // A copy that is made just now, or that lies on a host which is away, goes later.
+        // Copies that are being made, or that are on an unreachable host, are deleted later.
         shared.are_withdrawn(of_step().map(|shard| shard.whole().to_owned()));
         let mut count = 0;
         for root in shards.keys() {
@@ -429,7 +429,7 @@ impl Service {
         }
     }
 
-    /// Deletes replicas here that no rule keeps; how many.
+    /// Deletes replicas on this host that no rule keeps. Returns their number.
     pub fn collect(&self) -> usize {
         self.shared.collect()
     }
@@ -439,7 +439,7 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.wake();
-        // Whoever waits in accept is woken.
+        // Wakes the thread that waits in accept(2).
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
 }
@@ -473,12 +473,12 @@ impl Shared {
         &self.settings.name
     }
 
-    /// Storage that outlives the hosts, where there is one.
+    /// Durable storage, if there is any.
     pub(crate) fn durable(&self) -> Option<&dyn Durable> {
         self.durable.get().map(|durable| &**durable)
     }
 
-    /// Looks what lies there of a run. Storage that does not answer holds no job up: what is known of it counts.
+    /// Lists a run in durable storage. If the storage does not answer, the last known listing counts, so that no job waits for it.
     fn refresh_durable(&self, run: &str) {
         if let Some(durable) = self.durable()
             && let Err(error) = durable.refresh(run)
@@ -491,7 +491,7 @@ impl Shared {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Something may be news here: peers are asked soon what they have, and what has too few copies is sent.
+    /// Reports a possible change: peers are asked soon, and shards with too few copies are sent.
     fn changed(&self) {
         self.changes.fetch_add(1, Ordering::Relaxed);
         self.wake();
@@ -504,7 +504,7 @@ impl Shared {
         self.expects.notify_all();
     }
 
-    /// Waits until something may have changed, or a launcher's memory is to be looked at; whether somebody said that something has.
+    /// Waits until something may have changed or it is time to check launchers' memory. Returns whether a change was reported.
     fn wait(&self) -> bool {
         let longest = self.settings.interval;
         let look = if self.own.has_shards() { LOOK_INTO_MEMORY } else { LOOK_FOR_THE_FIRST };
@@ -515,7 +515,7 @@ impl Shared {
         std::mem::take(&mut *nudged)
     }
 
-    /// A shard that lies here: of this host's ranks, or kept for others.
+    /// Opens a shard on this host: of its ranks, or stored for others.
     pub(crate) fn open(&self, root: &str) -> Option<Opened> {
         self.own.open(root).or_else(|| self.store.open_replica(root).map(Opened::of_replica))
     }

@@ -1,6 +1,6 @@
-//! Files in the store's memory that have their pages already: of replicas that were dropped, or made ahead of what is expected. What is
-//! received into one pays for no new page. The pages of an abandoned shard are kept too: else a peer that cannot keep up would pay for new
-//! pages each time, and be slower still.
+//! Files in the store's memory whose pages are already allocated: of dropped replicas, or created in advance. A shard that is received into
+//! one needs no new pages. The pages of an abandoned shard are kept too: otherwise a slow peer would need new pages each time
+//! and become even slower.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -10,24 +10,24 @@ use std::sync::{Arc, Weak};
 
 use crate::os::MappedFile;
 
-/// Files that are kept: the shards of a host with eight devices.
+/// Maximum number of kept files: the shards of a host with eight devices.
 const SPARES: usize = 8;
 
-/// Bytes that are made ahead at a time: between two it is seen whether they are still wanted.
+/// Bytes that are allocated at a time; in between, the caller is asked whether they are still wanted.
 const AHEAD: u64 = 32 << 20;
 
-/// A file that nobody uses now.
+/// An unused file.
 #[derive(Debug)]
 pub(super) struct Spare {
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
-    /// Its memory, where it is mapped.
+    /// Its memory, if mapped.
     pub(super) memory: Option<Arc<MappedFile>>,
     /// As long as this can be upgraded, connections may still write the abandoned shard into it.
     pub(super) writers: Weak<()>,
 }
 
-/// All of them.
+/// All spare files.
 #[derive(Debug, Default)]
 pub(super) struct Spares {
     kept: Vec<Spare>,
@@ -35,17 +35,17 @@ pub(super) struct Spares {
 }
 
 impl Spares {
-    /// Bytes that they take.
+    /// Bytes that they occupy.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Their sizes, of those that are mapped.
+    /// Sizes of the mapped ones.
     pub(super) fn mapped(&self) -> Vec<u64> {
         self.kept.iter().filter(|spare| spare.memory.is_some()).map(|spare| spare.bytes).collect()
     }
 
-    /// Whether one more is kept.
+    /// Whether one more can be kept.
     pub(super) fn has_room(&self) -> bool {
         self.kept.len() < SPARES
     }
@@ -55,12 +55,12 @@ impl Spares {
         self.kept.push(spare);
     }
 
-    /// The one whose size is nearest; of equal ones one that is mapped.
+    /// Takes the one with the nearest size; of equal ones a mapped one.
     pub(super) fn take(&mut self, bytes: u64) -> Option<Spare> {
         self.take_best(|spare| Some((spare.bytes.abs_diff(bytes), spare.memory.is_none())))
     }
 
-    /// The smallest in whose mapped memory so many bytes find room, if that is not much more than they need.
+    /// Takes the smallest mapped one with room for `bytes` bytes, if it is not much larger.
     pub(super) fn take_mapped(&mut self, bytes: u64) -> Option<Spare> {
         self.take_best(|spare| {
             let mapped = spare.memory.as_ref()?.length();
@@ -76,7 +76,7 @@ impl Spares {
         Some(spare)
     }
 
-    /// Gives one of them up, for room that is needed.
+    /// Deletes one of them to free space.
     pub(super) fn give_up_one(&mut self) -> bool {
         let Some(spare) = self.kept.pop() else { return false };
         self.bytes -= spare.bytes;
@@ -85,12 +85,12 @@ impl Spares {
     }
 }
 
-/// Whether a file of `have` bytes is to be used for so many: all their pages are there, and not many more.
+/// Whether to use a file of `have` bytes for `bytes` bytes: it has all the pages and not many more.
 pub(super) fn serves(have: u64, bytes: u64) -> bool {
     have >= bytes && have - bytes <= bytes / 4 + AHEAD
 }
 
-/// Makes a file of that size at `path`, with all its pages and mapped. Stops, and leaves nothing, when it is not `wanted` any more.
+/// Creates a file of this size at `path`, with all pages allocated and mapped. Stops and removes it when it is no longer `wanted`.
 pub(super) fn make(path: &Path, bytes: u64, wanted: &dyn Fn() -> bool) -> io::Result<Option<Spare>> {
     let made = fill(path, bytes, wanted);
     if !matches!(made, Ok(Some(_))) {
@@ -114,7 +114,7 @@ fn fill(path: &Path, bytes: u64, wanted: &dyn Fn() -> bool) -> io::Result<Option
         at += piece;
     }
     let memory = MappedFile::of(&file, bytes)?;
-    // Mapped pages are touched too: under some hypervisors that is where the time goes.
+    // Also touch the mapped pages: under some hypervisors that takes most of the time.
     let mut at = 0;
     while at < bytes {
         let piece = u32::try_from(AHEAD.min(bytes - at)).unwrap_or(u32::MAX);

@@ -1,14 +1,14 @@
-//! What is kept for others: replicas in a directory of this agent's own, on a tmpfs or a disk, within a quota.
+//! Replicas for other hosts, in a directory of this agent on a tmpfs or a disk, within a quota.
 //!
 //! ```text
 //! <store>/replicas/<16 hex digits>/step-000000000010.3/rank-00001/{shard,manifest.json,lock.…}
 //!                                                  rank-00001.2/…   piece number 2 of one
-//!         incoming/<root>      a shard on its way
-//!         spare/<name>         files of dropped replicas and abandoned uploads, used again, and others made ahead: their pages are there already, and in memory stay mapped
+//!         incoming/<root>      a shard that is being received
+//!         spare/<name>         files to use again: of dropped replicas and abandoned uploads, or created in advance, with allocated pages
 //! ```
 //!
-//! The digits are a hash of job and run; nothing that a peer sends becomes part of a path but numbers. A replica is there
-//! when its manifest is, which appears last and at once. What is found at a start is read and compared before it is offered.
+//! The digits are a hash of job and run. Of what a peer sends, only numbers become part of a path. A replica exists
+//! when its manifest does, which appears last and atomically. Replicas found at a start are verified before they are offered.
 
 mod error;
 pub mod place;
@@ -38,10 +38,10 @@ pub use error::StoreError;
 pub(crate) use ready::Ready;
 pub use upload::{Claim, Upload};
 
-/// The file's name in the store, whatever its owner called it.
+/// Name of the file in the store, regardless of its name at the owner.
 const DATA: &str = "shard";
 
-/// Replicas, within a quota.
+/// A store of replicas with a quota.
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
@@ -49,7 +49,7 @@ pub struct Store {
     medium: Medium,
     withdrawal_key: WithdrawalKey,
     inner: Mutex<Inner>,
-    /// Tells files apart that have no root.
+    /// Numbers for files without a root.
     numbers: AtomicU64,
 }
 
@@ -58,7 +58,7 @@ struct Inner {
     replicas: BTreeMap<String, Replica>,
     uploads: BTreeMap<String, Arc<Upload>>,
     spares: Spares,
-    /// Bytes of memory that is lent.
+    /// Bytes of lent memory.
     lent: u64,
 }
 
@@ -66,35 +66,35 @@ struct Inner {
 struct Replica {
     sealed: Arc<Sealed>,
     directory: PathBuf,
-    /// Since when it is here, as far as this process knows.
+    /// Time since which it is here, as far as this process knows.
     since: Instant,
     verified: bool,
     memory: Option<Arc<MappedFile>>,
-    /// Who may have it deleted; none where an agent put it that sends no locks.
+    /// The lock against deletion; none if the sending agent uses no locks.
     lock: Option<WithdrawalLock>,
 }
 
-/// What becomes of an offer.
+/// The result of an offer.
 #[derive(Debug)]
 pub enum Offer {
-    /// It lies here already.
+    /// The shard is already stored.
     Here,
-    /// It is wanted.
+    /// The shard is wanted.
     Wanted(Arc<Upload>),
 }
 
 impl Store {
-    /// Opens the store at `root`, and makes it where it is not there yet.
+    /// Opens the store at `root`; creates it if it does not exist.
     ///
     /// # Errors
-    /// The directory cannot be made or read.
+    /// The directory cannot be created or read.
     pub fn open(root: &Path, quota: u64) -> Result<Store, StoreError> {
         for name in ["replicas", "incoming", "spare"] {
             make_private(&root.join(name))?;
         }
-        // What is stored is on the disk only when the directory is that it is stored in.
+        // Replicas are durable only if the entry of their directory is.
         sync_directory(root).map_err(disk("bringing to the disk", root))?;
-        // Half of a shard is worth nothing to a process that does not know which half.
+        // A partial shard is useless to a process that does not know which parts it has.
         for name in ["incoming", "spare"] {
             for entry in fs::read_dir(root.join(name)).map_err(disk("reading", root))?.flatten() {
                 let _ = fs::remove_file(entry.path());
@@ -108,7 +108,7 @@ impl Store {
             WithdrawalKey::at(root).map_err(disk("reading or making the withdrawal key in", root))?;
         let mut inner = Inner::default();
         for (directory, sealed) in place::found(&Private, &root.join("replicas")) {
-            // One without a good manifest is not there; its bytes go.
+            // A replica without a valid manifest does not count; its files are deleted.
             match sealed {
                 Some(sealed) => {
                     let replica = Replica {
@@ -138,7 +138,7 @@ impl Store {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compares everything that was found at the start with its manifest; what is not as it was is deleted. Tells of each.
+    /// Verifies all replicas that were found at the start; reports and deletes damaged ones.
     pub fn verify_all(&self, mut damaged: impl FnMut(&Shard)) {
         let open: Vec<Replica> =
             self.inner().replicas.values().filter(|replica| !replica.verified).cloned().collect();
@@ -155,18 +155,18 @@ impl Store {
         }
     }
 
-    /// What lies here: each with where it lies and whether it was compared with its manifest since the start.
+    /// The replicas, each with its medium and whether it was verified since the start.
     pub fn list(&self) -> Vec<(Shard, Medium, bool)> {
         let inner = self.inner();
         inner.replicas.values().map(|of| (of.sealed.shard.clone(), self.medium, of.verified)).collect()
     }
 
-    /// Bytes that are used, and the quota.
+    /// Used bytes, and the quota.
     pub fn usage(&self) -> (u64, u64) {
         (self.inner().used(), self.quota)
     }
 
-    /// A replica by its root: what it is, its file, and the file's memory where that is mapped.
+    /// Opens a replica by its root: its identity, its file, and the file's memory if mapped.
     pub fn open_replica(&self, root: &str) -> Option<(Arc<Sealed>, File, Option<Outgoing>)> {
         let replica = self.inner().replicas.get(root).cloned()?;
         let file = open_plainly(&replica.directory.join(DATA)).ok()?;
@@ -175,8 +175,8 @@ impl Store {
         Some((replica.sealed, file, memory.map(|memory| memory.outgoing())))
     }
 
-    /// Takes up a shard that is offered, if there is room once `deletable` steps are gone. Whoever has the secret to `lock` may have it
-    /// deleted; that of what is here or on its way already stays.
+    /// Accepts an offered shard if there is room after deleting `deletable` steps. The secret for `lock` allows its deletion; a shard that
+    /// is stored or being received keeps its lock.
     ///
     /// # Errors
     /// There is no room, or the disk fails.
@@ -212,19 +212,19 @@ impl Store {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = open.map_err(disk("making", &path))?;
         let was = spare.as_ref().map(|spare| spare.bytes);
-        // Memory that is too short goes before its file gets another length.
+        // Drop memory that is too short before its file gets another length.
         let mut memory = spare
             .and_then(|spare| spare.memory)
             .filter(|memory| memory.length() >= bytes || same_pages(memory.length(), bytes));
         file.set_len(bytes).map_err(disk("sizing", &path))?;
         if bytes > 0 && (memory.is_none() || was.is_none_or(|was| was < bytes)) {
-            // Room is had now or not at all: no shard fails in its middle for want of it.
+            // Reserve the room now, so that no shard fails halfway.
             let all = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes);
             if let Err(error) = all {
                 let _ = fs::remove_file(&path);
                 return Err(disk("making room for", &path)(error.into()));
             }
-            // A file that is used again will be so once more: bytes then go from the socket to where they stay.
+            // A reused file is likely to be reused again: map it, so that bytes go directly from the socket into its memory.
             if memory.is_none() && was.is_some() && self.medium == Medium::Memory {
                 memory = MappedFile::of(&file, bytes).ok().map(Arc::new);
             }
@@ -234,8 +234,8 @@ impl Store {
         Ok(Offer::Wanted(upload))
     }
 
-    /// Makes an upload a replica: bytes on the disk first, then its place, then its manifest. A second connection that
-    /// commits the same upload waits, and gets the outcome of the first.
+    /// Turns an upload into a replica: syncs its bytes first, then moves it into place, then writes its manifest. A second connection that
+    /// commits the same upload waits for the result of the first.
     ///
     /// # Errors
     /// Chunks are missing, or the disk fails.
@@ -262,7 +262,7 @@ impl Store {
         inner.uploads.remove(&sealed.shard.root);
         if let Err(error) = put {
             drop(inner);
-            // Pages that could not be written may look clean from now on: nothing of this file is believed again, and nothing is left of it.
+            // Pages that could not be written may look clean from now on: do not trust or keep this file.
             let _ = fs::remove_file(&upload.path);
             self.look_after_failure(&directory);
             return Err(disk("storing", &directory)(error));
@@ -281,7 +281,7 @@ impl Store {
         Ok(())
     }
 
-    /// After a commit that failed: what was in its place before is still a replica, or it is none.
+    /// After a failed commit: drops a previous replica in the same place if its manifest is gone.
     fn look_after_failure(&self, directory: &Path) {
         let manifest = fs::symlink_metadata(directory.join(mainstay_checkpoint::MANIFEST_NAME));
         if manifest.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
@@ -290,7 +290,7 @@ impl Store {
         }
     }
 
-    /// A file without a name for so many bytes, which is gone when it is closed: it does not count within the quota.
+    /// An unnamed file for `bytes` bytes, which is deleted when it is closed. It does not count towards the quota.
     ///
     /// # Errors
     /// There is no room.
@@ -304,8 +304,8 @@ impl Store {
         Ok(file)
     }
 
-    /// Abandons an upload, unless a connection commits it or has committed it. Its file is kept, to be used again when no connection holds
-    /// the upload any more.
+    /// Abandons an upload, unless a connection is committing or has committed it. Its file is kept for reuse when no connection holds
+    /// the upload.
     pub fn abandon(&self, upload: &Upload) {
         let Ok(mut stored) = upload.stored.try_lock() else { return };
         stored.get_or_insert(false);
@@ -324,14 +324,14 @@ impl Store {
         inner.spares.keep(Spare { path, bytes, memory, writers: Arc::downgrade(&upload.writers) });
     }
 
-    /// Gives up what nobody has brought anything of for `patience`: its owner is gone.
+    /// Abandons uploads without a new chunk for `patience`: their owner is gone.
     pub fn sweep(&self, patience: Duration) {
         let idle: Vec<Arc<Upload>> =
             self.inner().uploads.values().filter(|upload| upload.idle() > patience).cloned().collect();
         idle.iter().for_each(|upload| self.abandon(upload));
     }
 
-    /// Deletes a replica; whether it was there.
+    /// Deletes a replica. Returns whether it existed.
     pub fn remove(&self, root: &str) -> bool {
         let mut inner = self.inner();
         let there = inner.replicas.contains_key(root);
@@ -339,7 +339,7 @@ impl Store {
         there
     }
 
-    /// Deletes a replica, or what has come of one that is on its way, for a peer: if that shows the secret to its lock, or there is none.
+    /// Deletes a replica or a partial upload for a peer, if the peer presents the secret for its lock or there is no lock.
     pub fn withdraw(&self, root: &str, secret: Option<&str>) -> Withdrawn {
         let lock = {
             let inner = self.inner();
@@ -354,17 +354,17 @@ impl Store {
         }
     }
 
-    /// What the secrets of this agent are made from.
+    /// The key for the secrets of this agent.
     pub(crate) fn withdrawal_key(&self) -> &WithdrawalKey {
         &self.withdrawal_key
     }
 
-    /// The lock of a replica, which goes with it to other holders.
+    /// The lock of a replica, which is passed on to other holders.
     pub(crate) fn lock_of(&self, root: &str) -> Option<WithdrawalLock> {
         self.inner().replicas.get(root)?.lock
     }
 
-    /// Whether a newer step of this shard's rank is on its way here, and some of it came in the last `patience`.
+    /// Whether a newer step of this shard's rank is being received, with a chunk within the last `patience`.
     pub(crate) fn newer_is_coming(&self, shard: &Shard, patience: Duration) -> bool {
         let age = |of: &StepKey| (of.attempt, of.step);
         let is_newer = |other: &Shard| {
@@ -373,24 +373,24 @@ impl Store {
         self.inner().uploads.values().any(|upload| is_newer(&upload.sealed.shard) && upload.idle() < patience)
     }
 
-    /// The steps of which something is on its way here.
+    /// The steps of which a shard is being received.
     pub(crate) fn coming(&self) -> BTreeSet<StepKey> {
         self.inner().uploads.values().map(|upload| upload.sealed.shard.of.clone()).collect()
     }
 
-    /// Since when a replica is here.
+    /// The time since which a replica is here.
     pub(crate) fn since(&self, root: &str) -> Option<Instant> {
         self.inner().replicas.get(root).map(|replica| replica.since)
     }
 
-    /// The same, and what has come of one that is on its way is given up.
+    /// Same as [`Store::remove`], and abandons an upload of the shard.
     pub fn forget(&self, root: &str) -> bool {
         let coming = self.inner().uploads.get(root).cloned();
         coming.iter().for_each(|upload| self.abandon(upload));
         self.remove(root)
     }
 
-    /// Its manifest goes first, so that it is either there or not; its file is kept to be used again.
+    /// Removes the manifest first, so that the replica exists completely or not at all; keeps its file for reuse.
     fn drop_replica(&self, inner: &mut Inner, root: &str) {
         let Some(replica) = inner.replicas.remove(root) else { return };
         let path = self.root.join("spare").join(root);
@@ -402,21 +402,21 @@ impl Store {
     }
 }
 
-/// Whether files of these sizes have as many pages.
+/// Whether files of these sizes have the same number of pages.
 fn same_pages(one: u64, other: u64) -> bool {
-    // Pages are larger on some machines; these sizes then count as different more often than they need.
+    // Pages are larger on some machines: then sizes count as different more often than necessary.
     const PAGE: u64 = 4096;
     one.div_ceil(PAGE) == other.div_ceil(PAGE)
 }
 
-/// What became of a replica that a peer wanted deleted.
+/// The result of a withdrawal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withdrawn {
-    /// It is gone.
+    /// It was deleted.
     Deleted,
     /// It was not here.
     NotHere,
-    /// The peer has not put it here.
+    /// Another host sent it.
     Refused,
 }
 

@@ -1,4 +1,4 @@
-//! What replicating costs the jobs of this host, and whether the next replica has to wait for that.
+//! Measures the cost of replication for the jobs of this host and decides whether the next replica has to wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,13 +9,13 @@ use mainstay_core::checkpoint::replication_cost::{Hold, ReplicationCost, StepTim
 
 use crate::os::monotonic;
 
-/// So many spells of replicating are remembered: steps are told of up to a second after they ended.
+/// Number of remembered periods of replication: steps are reported up to a second after they ended.
 const SPELLS: usize = 256;
 
-/// A job that tells of no step for so long is gone, or trains no more.
+/// A job that reports no step for this time has ended or stopped training.
 const GONE: Span = Span::seconds(3600);
 
-/// What is replicated at the moment, and what that costs each job.
+/// Current replication, and its cost for each job.
 #[derive(Debug)]
 pub(crate) struct ReplicationThrottle {
     allowed: f64,
@@ -25,35 +25,35 @@ pub(crate) struct ReplicationThrottle {
 #[derive(Debug, Default)]
 struct State {
     jobs: BTreeMap<String, (ReplicationCost, Mono)>,
-    /// How many shards are on their way, in and out, and since when there is one.
+    /// Number of shards in transfer, in and out, and the time since which there is any.
     busy: usize,
     since: Mono,
-    /// When there was one before.
+    /// Earlier periods of replication.
     spells: VecDeque<(Mono, Mono)>,
-    /// Since when a replica waits, and for what.
+    /// The time since which a replica waits, and the reason.
     waits: Option<(Mono, Hold)>,
     held: Span,
-    /// Seconds of training, of the job that paid most each time.
+    /// Seconds of training, each time of the job with the highest cost.
     paid_s: f64,
 }
 
-/// What training pays for replicas, by what its steps take with and without them.
+/// The cost of replication for training, from the duration of steps with and without it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReplicationOverhead {
-    /// Seconds of training that a second of replicating costs the job that pays most, where that is known; below zero by chance.
+    /// Seconds of training that a second of replication costs the most affected job, if known; may be negative by chance.
     pub per_second: Option<f64>,
-    /// What was paid since the start, as far as it stood out of the noise.
+    /// Training time lost since the start, as far as it is distinguishable from noise.
     pub paid: Duration,
-    /// For how long there was something to send that waited, in all.
+    /// Total time that something to send had to wait.
     pub held: Duration,
 }
 
-/// A shard is on its way until this is dropped.
+/// Marks a shard as in transfer until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Busy<'a>(&'a ReplicationThrottle);
 
 impl ReplicationThrottle {
-    /// Replicas may cost each job the share `allowed` of its time; 0 for any.
+    /// Replication may cost each job the share `allowed` of its time; 0: no limit.
     pub(crate) fn new(allowed: f64) -> ReplicationThrottle {
         ReplicationThrottle { allowed, state: Mutex::default() }
     }
@@ -62,7 +62,7 @@ impl ReplicationThrottle {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A shard begins to be sent or taken.
+    /// Records the start of a transfer.
     pub(crate) fn begin(&self) -> Busy<'_> {
         let mut state = self.state();
         if state.busy == 0 {
@@ -72,7 +72,7 @@ impl ReplicationThrottle {
         Busy(self)
     }
 
-    /// A rank of a job of this host completed these steps.
+    /// Records steps that a rank of a job on this host completed.
     pub(crate) fn stepped(&self, job: &str, steps: &[StepTime]) {
         let now = monotonic();
         let mut state = self.state();
@@ -83,12 +83,12 @@ impl ReplicationThrottle {
         steps.iter().zip(times).for_each(|(step, replicating)| price.stepped(*step, replicating));
     }
 
-    /// Whether a replica may be sent now: it waits for no job.
+    /// Whether a replica may be sent now: no job requires it to wait.
     pub(crate) fn allows(&self) -> bool {
         let now = monotonic();
         let mut state = self.state();
         state.jobs.retain(|_, (_, reported)| now.since(*reported) < GONE);
-        // Each is asked: one that has saved up enough must know that time passes.
+        // Ask each job: one with enough budget must also see that time passes.
         let holds: Vec<Hold> = state.jobs.values_mut().filter_map(|(price, _)| price.holds(now)).collect();
         let why = holds.into_iter().min();
         match (why, state.waits) {
@@ -102,12 +102,12 @@ impl ReplicationThrottle {
         why.is_none()
     }
 
-    /// What a replica waits for, if one does.
+    /// The reason why a replica waits, if one does.
     pub(crate) fn holds(&self) -> Option<Hold> {
         self.state().waits.map(|(_, why)| why)
     }
 
-    /// What replicating costs, and has cost.
+    /// The current and total cost of replication.
     pub(crate) fn toll(&self) -> ReplicationOverhead {
         let state = self.state();
         let waits = state.waits.map_or(Span::default(), |(since, _)| monotonic().since(since));
@@ -120,7 +120,7 @@ impl ReplicationThrottle {
 }
 
 impl State {
-    /// How long between these times something was on its way.
+    /// Time of replication between these times.
     fn within(&self, from: Mono, to: Mono, now: Mono) -> Span {
         let running = (self.busy > 0).then_some((self.since, now));
         let spells = self.spells.iter().copied().chain(running);
@@ -156,7 +156,7 @@ mod tests {
         StepTime { start: Mono(end.0 - took.0), end, saving: Span::default() }
     }
 
-    /// Steps before anything was replicated, and until now steps of twice the time while that went on.
+    /// Steps before any replication, then steps of twice the duration during replication until now.
     fn dear(courtesy: &ReplicationThrottle) {
         let (began, took) = (Mono(monotonic().0 - 3_000_000_000), Span::millis(10));
         let quiet: Vec<StepTime> = (1..=100).map(|n| step(Mono(began.0 + n * took.0), took)).collect();
@@ -169,12 +169,12 @@ mod tests {
     }
 
     #[test]
-    fn steps_beside_a_shard_on_its_way_are_told_from_others_and_pay_for_it() {
+    fn steps_during_a_transfer_are_distinguished_and_pay_for_it() {
         let courtesy = ReplicationThrottle::new(0.01);
         dear(&courtesy);
         assert!(courtesy.toll().per_second.unwrap() > 0.4, "{:?}", courtesy.toll());
         assert!(courtesy.allows());
-        // Two overlap: it is one spell.
+        // Two transfers overlap: they are one period.
         let (one, other) = (courtesy.begin(), courtesy.begin());
         drop(one);
         courtesy.state().since = Mono(monotonic().0 - 100_000_000_000);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_now_counts_for_the_steps_of_now() {
+    fn a_running_transfer_counts_for_current_steps() {
         let courtesy = ReplicationThrottle::new(0.01);
         let busy = courtesy.begin();
         let (now, state) = (monotonic(), courtesy.state());

@@ -1,8 +1,8 @@
-//! TLS between agents, where the configuration has it: each side shows a certificate that the other side's authorities have signed, and
-//! who is connected to must be who was meant. Between the launchers of a job each side shows a key that is made of their secret
-//! ([`of_secret`]).
+//! TLS between agents, if configured: each side presents a certificate that an authority of the other side has signed, and
+//! the certificate must be for the host that was called. Between the launchers of a job, each side presents a key derived from their
+//! secret ([`of_secret`]).
 //!
-//! Only TLS 1.3, for both ends are agents. No connection goes on with the trust of an earlier one. Files that are replaced are read again.
+//! Only TLS 1.3, because both ends are agents. Sessions are not resumed. Replaced files are read again.
 
 mod of_secret;
 
@@ -24,18 +24,18 @@ use rustls::{AlertDescription, CertificateError, ClientConfig, Connection, RootC
 use super::error::PeerError;
 use super::frame::MAGIC;
 
-/// Where certificates lie, all in PEM.
+/// Paths of the certificates, all in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// This agent's certificate, and those between it and the authority.
+    /// This agent's certificate and the intermediate certificates.
     pub certificate: PathBuf,
     /// Its private key; only its owner may read it.
     pub key: PathBuf,
-    /// The authorities whose word for other agents is taken.
+    /// The authorities that are trusted for other agents.
     pub authorities: PathBuf,
 }
 
-/// Which of the files.
+/// One of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The certificate.
@@ -50,38 +50,38 @@ pub enum Part {
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {why}", path.display())]
 pub struct TlsError {
-    /// The file that is at fault.
+    /// The invalid file.
     pub part: Part,
     /// Its path.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem.
     pub why: String,
 }
 
-/// Why a key that is made of a secret is not taken.
+/// Why a key that is derived from a secret is refused.
 const OTHER_SECRET: &str = "its key is made of another secret";
 
-/// What an agent needs for TLS with others.
+/// TLS configuration of an agent.
 #[derive(Clone)]
 pub struct Tls(Source);
 
-/// Where keys come from.
+/// Source of the keys.
 #[derive(Clone)]
 enum Source {
     Files { files: Arc<TlsFiles>, read: Arc<Mutex<Loaded>> },
     Secret(Both),
 }
 
-/// The files as they were read last.
+/// The files as last read.
 struct Loaded {
     marks: Marks,
     both: Both,
 }
 
-/// Tells whether a file is another one than before.
+/// Inode, modification time and size of each file, to detect replaced files.
 type Marks = [Option<(u64, i64, i64, u64)>; 3];
 
-/// One agent both connects and is connected to.
+/// Client and server configuration: an agent is both.
 #[derive(Clone)]
 struct Both {
     client: Arc<ClientConfig>,
@@ -103,13 +103,13 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// One of them cannot be read or holds something else, others may read the key, or it is not the certificate's.
+    /// One of them cannot be read or has other content, other users may read the key, or key and certificate do not match.
     pub fn read(files: TlsFiles) -> Result<Tls, TlsError> {
         let read = Loaded { marks: marks(&files), both: Both::read(&files)? };
         Ok(Tls(Source::Files { files: Arc::new(files), read: Arc::new(Mutex::new(read)) }))
     }
 
-    /// Between those who know the secret; nobody else gets through.
+    /// TLS between processes that know the secret; others are refused.
     ///
     /// # Errors
     /// TLS cannot be used here.
@@ -117,13 +117,13 @@ impl Tls {
         of_secret::both(secret).map(|both| Tls(Source::Secret(both)))
     }
 
-    /// The two ends, for connections of others than peers.
+    /// Client and server configuration, for connections other than between peers.
     pub fn ends(&self) -> (Arc<ClientConfig>, Arc<ServerConfig>) {
         let Both { client, server } = self.now();
         (client, server)
     }
 
-    /// The files as they are now; those from before if they are of no use.
+    /// The current files, or the previous ones if those are not valid.
     fn now(&self) -> Both {
         let (files, read) = match &self.0 {
             Source::Files { files, read } => (files, read),
@@ -138,18 +138,18 @@ impl Tls {
                     tracing::info!(certificate = %files.certificate.display(), "the certificate was read again");
                     read.both = both;
                 }
-                // They are being replaced, one after the other; what holds is kept.
+                // They are being replaced one by one: keep the valid ones.
                 Err(error) => tracing::warn!(%error, "new files for TLS between agents are of no use yet"),
             }
         }
         read.both.clone()
     }
 
-    /// For a connection to `address`, `host:port`: whoever answers must show a certificate for this host.
+    /// Client side for a connection to `address`, `host:port`. The server's certificate must be for this host.
     pub(super) fn to(&self, address: &str) -> Result<Connection, PeerError> {
         let reported = |why: String| PeerError::Local(format!("TLS to {address}: {why}"));
         let host = match self.0 {
-            // Whoever has the key is meant.
+            // Any process with the key is valid.
             Source::Secret(_) => "launcher",
             Source::Files { .. } => address.rsplit_once(':').map_or(address, |(host, _)| host),
         };
@@ -159,7 +159,7 @@ impl Tls {
         made.map(Connection::Client).map_err(|error| reported(error.to_string()))
     }
 
-    /// For a connection that came.
+    /// Server side for an incoming connection.
     pub(super) fn from(&self, peer: &str) -> Result<Connection, PeerError> {
         let made = rustls::ServerConnection::new(self.now().server);
         made.map(Connection::Server).map_err(|error| PeerError::Local(format!("TLS with {peer}: {error}")))
@@ -202,7 +202,7 @@ fn wrong(part: Part, path: &Path, why: impl fmt::Display) -> TlsError {
     TlsError { part, path: path.to_owned(), why: why.to_string() }
 }
 
-/// Certificate and key are read, and do not go together.
+/// Error if certificate and key are read but do not match.
 fn unfit(files: &TlsFiles, error: &rustls::Error) -> TlsError {
     match error {
         rustls::Error::InconsistentKeys(_) => {
@@ -242,7 +242,7 @@ fn marks(files: &TlsFiles) -> Marks {
     })
 }
 
-/// What it means that no TLS came about; `first` is how the other side began.
+/// The error for a failed handshake; `first` are the first bytes from the other side.
 pub(super) fn failed(peer: &str, first: [u8; 4], error: io::Error) -> PeerError {
     if first == MAGIC {
         return PeerError::SpeaksPlainly { peer: peer.to_owned() };
@@ -250,7 +250,7 @@ pub(super) fn failed(peer: &str, first: [u8; 4], error: io::Error) -> PeerError 
     reported(peer, error)
 }
 
-/// What went wrong on a connection that may be one of TLS.
+/// The error of a connection that may use TLS.
 pub(super) fn reported(peer: &str, error: io::Error) -> PeerError {
     let peer = || peer.to_owned();
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
@@ -263,7 +263,7 @@ pub(super) fn reported(peer: &str, error: io::Error) -> PeerError {
         Some(error @ (rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)) => {
             PeerError::BadCertificate { peer: peer(), why: error.to_string() }
         }
-        // It did not wait any longer, which says nothing against either side.
+        // The peer stopped waiting, which is not a TLS error.
         Some(rustls::Error::AlertReceived(AlertDescription::CloseNotify)) => {
             PeerError::lost(&peer(), io::Error::from(io::ErrorKind::ConnectionAborted))
         }

@@ -1,5 +1,5 @@
-//! What the launchers of one job need of each other: what lies on this host, and the shards of its ranks before they start.
-//! Which step it is, the leader of the job decides.
+//! Service for the launchers of one job: lists the shards on this host, and fetches the shards of its ranks before they start.
+//! The leader of the job decides on the step.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use super::local_shards::Watched;
 use super::restore::Progress;
 use super::service::Service;
 
-/// Steps that are told of at most, the newest.
+/// Maximum number of reported steps, the newest.
 const MAX_REPORTED: usize = 16;
 
-/// The shards of a host's ranks are where they look for them.
+/// The shards of a host's ranks are in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Brought {
     /// The root of each rank's shard.
     pub roots: BTreeMap<u32, String>,
-    /// Shards that came from other hosts.
+    /// Shards fetched from other hosts.
     pub fetched: usize,
     /// Their bytes.
     pub bytes: u64,
 }
 
 impl Service {
-    /// What lies on this host of the newest steps of a run: of its own ranks, and kept for others.
+    /// The copies on this host of the newest steps of a run: of its own ranks, and stored for others.
     pub fn holding(&self, run: &str) -> Vec<Copy> {
         let mine = |copies: Vec<Copy>| -> Vec<Copy> {
             copies
@@ -40,11 +40,11 @@ impl Service {
         copies
     }
 
-    /// Brings the shards of these ranks of a step here: what lies in the launcher's memory stays there, all else comes into the
-    /// directory. Each is compared with what its owner sealed.
+    /// Fetches the shards of these ranks of a step: shards in the launcher's memory stay there, all others go into the
+    /// directory. Each is compared with its owner's seal.
     ///
     /// # Errors
-    /// A shard cannot be had: nobody who answers has a good copy.
+    /// A shard is not available: no answering host has a good copy.
     pub fn bring(
         &self,
         key: &StepKey,
@@ -73,7 +73,7 @@ impl Service {
             roots.insert(*rank, root);
         }
         if !absent.is_empty() {
-            // Copies that were found to be bad do not count any more.
+            // Copies that were found damaged no longer count.
             let step = shared.step(key);
             for rank in &absent {
                 let copies = step.as_ref().and_then(|step| step.ranks.get(rank)?.first());
@@ -88,18 +88,18 @@ impl Service {
         Ok(Brought { roots, fetched, bytes })
     }
 
-    /// Whether a shard lies in the memory of this host's launcher, as it was sealed.
+    /// Whether a shard in the memory of this host's launcher matches its seal.
     fn is_good_in_memory(&self, root: &str) -> bool {
         let Some(opened) = self.shared.own.open_pooled(root) else { return false };
         let good = matches!(opened.first_bad(), Ok(None)) && opened.is_still();
         if !good {
-            // Another copy is taken, from wherever it is.
+            // Use another copy, from any host.
             self.shared.distrust(self.name(), root);
         }
         good
     }
 
-    /// The steps of a launch of which each shard is on two hosts or more, newest first: as attempt and step.
+    /// The steps of a launch of which each shard is on at least two hosts, newest first: as attempt and step.
     pub fn copied(&self, launch: &str) -> Vec<(u64, u64)> {
         let mut copies = self.shared.copies();
         copies.retain(|copy| copy.shard.of.run == launch);
@@ -110,7 +110,7 @@ impl Service {
         copied
     }
 
-    /// This step of a launch stays in the memory of its owners here: only copies of older ones may go.
+    /// Keeps this step of a launch in the memory of its owners on this host: only copies of older ones may be deleted.
     pub fn keep_from(&self, launch: &str, at: (u64, u64)) {
         *self.shared.keeps_from() = Some((launch.to_owned(), at));
     }

@@ -1,7 +1,7 @@
-//! Who may read and write: agents that know the job token, a secret in a file on each host.
+//! Authentication by the job token, a secret in a file on each host.
 //!
-//! Both sides prove it over nonces of both (nothing that was overheard serves again), and sign every header with a key of
-//! the session. What is sent is encrypted only where there is TLS below (`tls`).
+//! Both sides prove that they know it over nonces of both (a recorded proof cannot be replayed), and sign every header with a key of
+//! the session. Data is encrypted only with TLS (`tls`).
 
 use std::fs::File;
 use std::io::Read;
@@ -11,10 +11,10 @@ use std::path::Path;
 /// Length of a nonce, bytes.
 pub const NONCE_BYTES: usize = 32;
 
-/// The shortest token that is taken, bytes.
+/// Minimum length of a token, bytes.
 const SHORTEST: usize = 16;
 
-/// The longest token that is read, bytes.
+/// Maximum length of a token, bytes.
 const LONGEST: u64 = 4096;
 
 /// The shared secret.
@@ -35,20 +35,20 @@ pub enum TokenError {
     /// The file cannot be read.
     #[error("reading the token file {path}: {source}")]
     File {
-        /// Which one.
+        /// The file.
         path: String,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// Others may read it.
+    /// Other users may read it.
     #[error("the token file {path} may be read by others (mode {mode:o}): make it 0600")]
     Open {
-        /// Which one.
+        /// The file.
         path: String,
         /// Its mode.
         mode: u32,
     },
-    /// It is no secret.
+    /// It is too short.
     #[error(
         "a token of {0} bytes; it must have at least {SHORTEST}: write one with `head -c 32 /dev/urandom | base64`"
     )]
@@ -56,7 +56,7 @@ pub enum TokenError {
 }
 
 impl Token {
-    /// One that nobody else knows: whoever shows it answers nobody, and asks nobody.
+    /// A random token that no other agent knows: an agent with it can serve no peer and ask no peer.
     ///
     /// # Errors
     /// The kernel gives no random bytes.
@@ -66,10 +66,10 @@ impl Token {
         Ok(Token { key })
     }
 
-    /// The token in a file that only its owner may read. White space at its ends does not count.
+    /// Reads the token from a file that only its owner may read. White space at both ends is ignored.
     ///
     /// # Errors
-    /// It cannot be read, others may read it, or it is too short.
+    /// It cannot be read, other users may read it, or it is too short.
     pub fn read(path: &Path) -> Result<Token, TokenError> {
         let shown = || path.display().to_string();
         let reported = |source| TokenError::File { path: shown(), source };
@@ -94,17 +94,17 @@ impl Token {
         Ok(Token { key: blake3::derive_key("mainstay peers: job token, version 1", bytes) })
     }
 
-    /// The same for one connection only, whose two ends share a secret.
+    /// A token for one connection only, whose two ends share `secret`.
     pub(crate) fn over(&self, secret: &[u8; 32]) -> Token {
         Token { key: *blake3::keyed_hash(&self.key, secret).as_bytes() }
     }
 
-    /// Stands for a token where a connection has ends that have shown certificates.
+    /// Replaces the token for a connection whose ends have presented certificates.
     pub(crate) fn of_session(secret: &[u8; 32]) -> Token {
         Token { key: blake3::derive_key("mainstay peers: certificates and no token, version 1", secret) }
     }
 
-    /// The proof of one side of a connection, or with another word its session's key.
+    /// The proof of one side of a connection; with another label, its session key.
     pub(crate) fn prove(
         &self,
         word: &str,
@@ -117,7 +117,7 @@ impl Token {
     }
 }
 
-/// Signs the frames of one direction, or checks them: the sequence number makes each code good for one frame.
+/// Signs or verifies the frames of one direction. The sequence number makes each code valid for one frame only.
 pub(crate) struct Signer {
     key: [u8; 32],
     sequence: u64,
@@ -133,7 +133,7 @@ impl Signer {
         self.begin(header).update(message).finalize()
     }
 
-    /// The code for what follows a header, which comes piece by piece.
+    /// The code for what follows a header, computed incrementally.
     pub(crate) fn begin(&mut self, header: &[u8]) -> blake3::Hasher {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(&self.sequence.to_le_bytes()).update(header);
@@ -142,7 +142,7 @@ impl Signer {
     }
 }
 
-/// A number that nobody can guess and that never comes again.
+/// A random number that cannot be guessed and never repeats.
 pub(crate) fn nonce() -> std::io::Result<[u8; NONCE_BYTES]> {
     let mut bytes = [0; NONCE_BYTES];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

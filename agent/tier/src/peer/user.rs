@@ -1,4 +1,4 @@
-//! Files of a user are touched with that user's rights: an agent of root's must not read or write for a launcher what its
+//! Accesses files of a user with that user's rights: an agent that runs as root must not read or write for a launcher what its
 //! user may not.
 
 use std::collections::BTreeMap;
@@ -22,23 +22,23 @@ pub struct User {
 }
 
 impl User {
-    /// Who this process is.
+    /// The user of this process.
     pub fn own() -> User {
         User { uid: geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() }
     }
 }
 
-/// Users whose groups are kept; beyond that the accounts are asked again.
+/// Maximum number of users whose groups are kept; beyond that the account database is read again.
 const KNOWN: usize = 4096;
 
 /// Groups by user and main group.
 type Groups = BTreeMap<(u32, u32), Arc<[u32]>>;
 
-/// The supplementary groups of users, as the kernel named them when they last called.
+/// The supplementary groups of users, as the kernel reported them at their last call.
 static GROUPS: RwLock<Groups> = RwLock::new(BTreeMap::new());
 
-/// Notes which supplementary groups a user's process has, by the kernel's word: files that a user reaches by such a group alone are
-/// reached for that user too.
+/// Records the supplementary groups of a user's process, as the kernel reports them: files that the user reaches only through such a
+/// group are then reachable for that user too.
 pub fn learn_groups(user: User, groups: &[u32]) {
     let mut known = GROUPS.write().unwrap_or_else(PoisonError::into_inner);
     if known.len() >= KNOWN && !known.contains_key(&(user.uid, user.gid)) {
@@ -47,7 +47,7 @@ pub fn learn_groups(user: User, groups: &[u32]) {
     known.insert((user.uid, user.gid), groups.into());
 }
 
-/// What the kernel said, or else what the accounts of this host say: after a start of the agent, until the user calls.
+/// The groups that the kernel reported, or those in the account database: after a start of the agent, until the user calls.
 pub fn groups_of(user: User) -> Arc<[u32]> {
     let of = (user.uid, user.gid);
     if let Some(groups) = GROUPS.read().unwrap_or_else(PoisonError::into_inner).get(&of) {
@@ -61,16 +61,16 @@ pub fn groups_of(user: User) -> Arc<[u32]> {
     groups.into()
 }
 
-/// While it lives, this thread touches files as another user. The kernel keeps that for each thread, and takes the
-/// capabilities that pass over permissions along with it. The supplementary groups are the user's too, and none of this process's.
+/// While this value lives, this thread accesses files as another user. The kernel keeps that per thread, and also drops the
+/// capabilities that override permissions. The supplementary groups are the user's too, none of this process.
 #[derive(Debug)]
 pub(crate) struct As {
-    /// Where this process may not act as the user: what that user handed over is read.
+    /// If this process may not act as the user: access to what that user handed over.
     reading: Option<Reading>,
     before: User,
     groups: Vec<rustix::fs::Gid>,
     is_other: bool,
-    // The rights are this thread's.
+    // The rights belong to this thread.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
@@ -90,7 +90,7 @@ impl As {
         })
     }
 
-    /// The same, and not where the user's files can only be read.
+    /// Same as [`As::user`], but fails if the user's files can only be read.
     pub(crate) fn to_write(user: User) -> io::Result<As> {
         As::by_rights(user)
     }
@@ -105,15 +105,15 @@ impl As {
             if groups != theirs {
                 match rustix::thread::set_thread_groups(&theirs) {
                     Ok(()) => {}
-                    // An agent that is not root cannot act as another one anyway, which is said below.
+                    // An agent that is not root cannot act as another user anyway; the error is reported below.
                     Err(error) if before.uid == 0 => return Err(error.into()),
                     Err(_) => return Err(cannot(before, user)),
                 }
             }
-            // The group first: as another user the thread may not change it any more.
+            // Group first: as another user the thread may no longer change it.
             setfsgid(Gid::from_raw(user.gid));
             setfsuid(Uid::from_raw(user.uid));
-            // These calls report no errors; the next one returns what holds.
+            // These calls report no errors; the next one returns the current value.
             let holds = setfsuid(Uid::from_raw(u32::MAX));
             if holds.as_raw() != user.uid {
                 let not_send = std::marker::PhantomData;
@@ -129,7 +129,7 @@ impl As {
 /// Whether this process can serve `user` in `directory`: it may act as that user, or read there what the user handed over.
 ///
 /// # Errors
-/// It may do neither.
+/// It may do neither of these.
 pub fn may_serve(user: User, directory: &Path) -> io::Result<()> {
     if As::to_write(user).is_ok() {
         return Ok(());
@@ -152,7 +152,7 @@ impl Drop for As {
         setfsuid(Uid::from_raw(self.before.uid));
         setfsgid(Gid::from_raw(self.before.gid));
         if self.is_other {
-            // They were this thread's a moment ago.
+            // Restores the thread's previous groups.
             let _ = rustix::thread::set_thread_groups(&self.groups);
         }
     }

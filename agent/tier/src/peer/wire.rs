@@ -1,4 +1,4 @@
-//! One connection between two agents: frames that are signed, checked and never waited for without end. How it begins: `greeting`.
+//! One connection between two agents: frames are signed and checked, and every wait has a timeout. Its start: `greeting`.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use crate::bytes::Bytes;
 use crate::os::Outgoing;
 use crate::seal::{PIECE, ReadAt};
 
-/// How long is waited.
+/// Time limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// For a connection and the handshake.
@@ -31,22 +31,22 @@ impl Default for Patience {
     }
 }
 
-/// A connection to another agent, which has shown that it may read and write.
+/// A connection to another, authenticated agent.
 pub struct Wire {
     channel: Channel,
-    /// Who is at the other end, for errors.
+    /// The peer, for errors.
     peer: String,
     outgoing: Signer,
     incoming: Signer,
-    /// What is copied on its way out.
+    /// Buffer for outgoing bytes that are copied.
     copied: Vec<u8>,
-    /// Whether others may change what is on its way: it leaves this host, and not by TLS. Chunks then have codes of their own.
+    /// Whether third parties may change data in transit: it leaves this host without TLS. Chunks then have their own codes.
     is_exposed: bool,
     /// The code over the chunk that is being read.
     reading: Option<blake3::Hasher>,
 }
 
-/// Bytes of a code.
+/// Size of a code, bytes.
 const CODE_BYTES: usize = HEADER_BYTES - SIGNED_BYTES;
 
 impl std::fmt::Debug for Wire {
@@ -55,31 +55,31 @@ impl std::fmt::Debug for Wire {
     }
 }
 
-/// What came.
+/// A received frame.
 #[derive(Debug)]
 pub enum Frame {
-    /// A message, whole.
+    /// A complete message.
     Message(Header, Vec<u8>),
-    /// The header of a chunk; its bytes are to be read with [`Wire::read_chunk`].
+    /// The header of a chunk; its bytes must be read with [`Wire::read_chunk`].
     Chunk(Header),
 }
 
 impl Wire {
-    /// A connection whose greeting is over.
+    /// A connection after its greeting.
     pub(super) fn over(channel: Channel, peer: String, outgoing: Signer, incoming: Signer) -> Wire {
         let is_exposed = channel.plain().is_some_and(|socket| {
-            // Both ends see the same two addresses, and come to the same.
+            // Both ends see the same two addresses and reach the same conclusion.
             !matches!((socket.local_addr(), socket.peer_addr()), (Ok(own), Ok(other)) if own.ip() == other.ip())
         });
         Wire { channel, peer, outgoing, incoming, copied: Vec::new(), is_exposed, reading: None }
     }
 
-    /// Who is at the other end.
+    /// The peer.
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// Whether the other side has shown a certificate.
+    /// Whether the other side has presented a certificate.
     pub(super) fn is_tls(&self) -> bool {
         self.channel.plain().is_none()
     }
@@ -92,7 +92,7 @@ impl Wire {
     /// Sends a message.
     ///
     /// # Errors
-    /// The connection is lost, or takes nothing for too long.
+    /// The connection is lost, or accepts nothing for too long.
     pub fn send(&mut self, header: Header, message: &[u8]) -> Result<(), PeerError> {
         let length = u32::try_from(message.len()).ok().filter(|length| *length <= MAX_MESSAGE);
         let Some(length) = length else { return Err(PeerError::TooLong { bytes: message.len() }) };
@@ -111,8 +111,8 @@ impl Wire {
         self.send(header, &text)
     }
 
-    /// Sends a chunk: where it lies in one file and stays on this host, without copying it through this process. Before each piece of it
-    /// `allow` is told how many bytes are left, and returns after as long as it likes how many of them may go now.
+    /// Sends a chunk; if it is in one file and stays on this host, without copying it through this process. Before each part,
+    /// `allow` gets the number of remaining bytes, may block, and returns how many may be sent now.
     ///
     /// # Errors
     /// The connection is lost, or the file is shorter than the chunk.
@@ -136,7 +136,7 @@ impl Wire {
                 (Bytes::File(file, memory), Some(socket)) if !self.is_exposed => {
                     self.hand_over(socket, (file, memory.as_ref()), at, now)?;
                 }
-                // What is hashed is what is sent, though the file may change meanwhile.
+                // The hashed bytes are the sent bytes, even if the file changes meanwhile.
                 _ => self.copy_piece(bytes, at, now, code.as_mut())?,
             }
             (at, left) = (at + now, left - now);
@@ -147,7 +147,7 @@ impl Wire {
         sent.map_err(|source| PeerError::lost(&self.peer, source))
     }
 
-    /// The header of a chunk: it goes in one packet with what follows.
+    /// Sends the header of a chunk in one packet with the first bytes.
     fn send_header(&mut self, header: &Header) -> Result<(), PeerError> {
         let signed = self.signed(*header, &[]);
         let sent = match self.channel.plain() {
@@ -161,7 +161,7 @@ impl Wire {
             .map_err(|source| PeerError::lost(&self.peer, source))
     }
 
-    /// Has the kernel send a part of a file, or of its memory.
+    /// Lets the kernel send a part of a file, or of its memory.
     fn hand_over(
         &self,
         socket: &TcpStream,
@@ -173,7 +173,7 @@ impl Wire {
         while at < end {
             let left = usize::try_from(end - at).unwrap_or(usize::MAX);
             let sent = match memory {
-                // Less work than `sendfile`, which takes up each page by itself (`bench replicate`).
+                // Cheaper than `sendfile`, which handles each page separately (`bench replicate`).
                 Some(memory) => memory.send(socket, at, left),
                 None => send_file(socket, file, at, left),
             };
@@ -189,7 +189,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends a part of a shard through this process: it lies in several files, or is to be encrypted or to have a code.
+    /// Sends a part of a shard through this process: it is in several files, or needs encryption or a code.
     fn copy_piece(
         &mut self,
         bytes: &Bytes,
@@ -223,10 +223,10 @@ impl Wire {
         bytes
     }
 
-    /// The next frame; none when the other side closed the connection between two.
+    /// Receives the next frame; none if the other side closed the connection between two frames.
     ///
     /// # Errors
-    /// The connection is lost, nothing comes for too long, or what comes is not what the other side signed.
+    /// The connection is lost, nothing arrives for too long, or the other side did not sign what arrived.
     pub fn receive(&mut self) -> Result<Option<Frame>, PeerError> {
         let mut bytes = [0; HEADER_BYTES];
         if !self.read_header(&mut bytes)? {
@@ -237,7 +237,7 @@ impl Wire {
         let header = frame::decode(&signed).map_err(|error| PeerError::frame(&self.peer, error))?;
         let mut message = Vec::new();
         if header.kind != Kind::Chunk {
-            // Only as much memory as really comes.
+            // Allocate only as much memory as data actually arrives.
             let limit = u64::from(header.length);
             (&mut self.channel)
                 .take(limit)
@@ -250,7 +250,7 @@ impl Wire {
         let code = self.incoming.sign(&signed, &message);
         self.compare(&code, &bytes[SIGNED_BYTES..])?;
         Ok(Some(if header.kind == Kind::Chunk {
-            // One that should have a code and has none is not read at all.
+            // Do not read a chunk that should have a code and has none.
             if self.is_exposed && !header.code {
                 return Err(PeerError::Forged { peer: self.peer.clone() });
             }
@@ -266,7 +266,7 @@ impl Wire {
         if differs != 0 { Err(PeerError::Forged { peer: self.peer.clone() }) } else { Ok(()) }
     }
 
-    /// All bytes of a chunk have come: they are what the other side sent only if the code behind them says so.
+    /// Checks the code behind a chunk after all its bytes have arrived.
     fn end_chunk(&mut self) -> Result<(), PeerError> {
         let Some(code) = self.reading.take() else { return Ok(()) };
         let mut came = [0; CODE_BYTES];
@@ -288,10 +288,10 @@ impl Wire {
         Ok(true)
     }
 
-    /// Reads the bytes of a chunk piece by piece, each while it is in the cache.
+    /// Reads the bytes of a chunk in parts and passes each on while it is in the cache.
     ///
     /// # Errors
-    /// The connection is lost, `take` fails, or the bytes are not those that the other side sent: then nothing of what was taken counts.
+    /// The connection is lost, `take` fails, or the code does not match: then discard all bytes of the chunk.
     pub fn read_chunk(
         &mut self,
         length: u32,
@@ -312,7 +312,7 @@ impl Wire {
         self.end_chunk()
     }
 
-    /// Reads the bytes of a chunk to where they stay, and shows each piece while it is in the cache.
+    /// Reads the bytes of a chunk into their final place and passes each part on while it is in the cache.
     ///
     /// # Errors
     /// As for [`Wire::read_chunk`].
@@ -331,10 +331,10 @@ impl Wire {
         self.end_chunk()
     }
 
-    /// The next message, which must be of `kind`; an error that the other side reports is returned as one.
+    /// Receives the next message, which must be of `kind`. An error that the other side reports is returned as an error.
     ///
     /// # Errors
-    /// The connection is lost, or something else came.
+    /// The connection is lost, or another message arrived.
     pub fn expect(&mut self, kind: Kind) -> Result<(Header, Vec<u8>), PeerError> {
         match self.receive()? {
             Some(Frame::Message(header, message)) if header.kind == kind => Ok((header, message)),
@@ -348,10 +348,10 @@ impl Wire {
         }
     }
 
-    /// As [`Wire::expect`], read as JSON.
+    /// Same as [`Wire::expect`], decoded as JSON.
     ///
     /// # Errors
-    /// Also: it cannot be read.
+    /// As for [`Wire::expect`], or the message cannot be decoded.
     pub fn expect_json<T: DeserializeOwned>(&mut self, kind: Kind) -> Result<T, PeerError> {
         let (_, message) = self.expect(kind)?;
         serde_json::from_slice(&message)
@@ -359,7 +359,7 @@ impl Wire {
     }
 }
 
-/// What is said of a file that has not as many bytes as it must.
+/// Message for a file that is too short.
 const SHORTER: &str = "the file is shorter than its manifest says";
 
 fn send_file(stream: &TcpStream, file: &File, mut offset: u64, length: usize) -> io::Result<usize> {
@@ -369,7 +369,7 @@ fn send_file(stream: &TcpStream, file: &File, mut offset: u64, length: usize) ->
     }
 }
 
-/// Whether bytes of the file are not there: it ended, or its memory is gone.
+/// Whether bytes of the file are missing: it ended, or its memory is gone.
 fn is_shorter(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof
         || error.raw_os_error() == Some(rustix::io::Errno::FAULT.raw_os_error())

@@ -1,8 +1,8 @@
-//! Who may have a replica deleted: whoever put it there.
+//! Authorization to delete a replica: only the agent that sent it can.
 //!
-//! Each agent has a key of its own. From it and the root of a shard comes a secret, and the hash of that secret is the lock that goes
-//! with the shard to whoever keeps it. A holder deletes a replica for a peer that shows the secret to its lock. A holder that copies a
-//! replica to another one passes its lock on, so that the agent that put a shard first can withdraw all copies of it.
+//! Each agent has its own key. A secret is derived from the key and the root of a shard, and the hash of that secret is the lock that is
+//! sent with the shard to its holders. A holder deletes a replica for a peer that presents the secret for its lock. A holder that copies
+//! a replica to another one passes the lock on, so that the agent that sent a shard first can withdraw all copies of it.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,13 +10,13 @@ use std::path::Path;
 
 use crate::small_file::write_at_once;
 
-/// The key's file in an agent's store.
+/// Name of the key file in an agent's store.
 const FILE: &str = "withdrawal-key";
 
-/// How the file begins that stands beside a replica and has the lock in its name.
+/// Prefix of the file next to a replica that has the lock in its name.
 const LOCK_FILE: &str = "lock.";
 
-/// What an agent makes its secrets from.
+/// The key from which an agent derives its secrets.
 #[derive(Clone)]
 pub struct WithdrawalKey([u8; 32]);
 
@@ -27,10 +27,10 @@ impl std::fmt::Debug for WithdrawalKey {
 }
 
 impl WithdrawalKey {
-    /// The key of the store at `root`, which is made where there is none: what was put with a key that is lost cannot be withdrawn.
+    /// Reads the key of the store at `root`; creates it if there is none. What was sent with a lost key cannot be withdrawn.
     ///
     /// # Errors
-    /// It can be neither read nor made.
+    /// It can be neither read nor created.
     pub fn at(root: &Path) -> io::Result<WithdrawalKey> {
         match fs::read(root.join(FILE)).map(<[u8; 32]>::try_from) {
             Ok(Ok(key)) => return Ok(WithdrawalKey(key)),
@@ -48,7 +48,7 @@ impl WithdrawalKey {
         Ok(WithdrawalKey(key))
     }
 
-    /// The secret to the lock of the shard with this root.
+    /// The secret for the lock of the shard with this root.
     pub fn secret(&self, root: &str) -> String {
         blake3::keyed_hash(&self.0, root.as_bytes()).to_hex().to_string()
     }
@@ -70,12 +70,12 @@ impl WithdrawalLock {
         WithdrawalLock(half)
     }
 
-    /// Whether this is the secret to it. How long that takes says nothing: a secret cannot be guessed from a part of its hash.
+    /// Whether this secret opens the lock. The comparison may leak timing: a secret cannot be guessed from a part of its hash.
     pub fn is_opened_by(&self, secret: &str) -> bool {
         WithdrawalLock::of(secret) == *self
     }
 
-    /// The lock in two words of a header; none from an agent that sends none.
+    /// The lock from two words of a header; none if the agent sends none.
     pub fn from_words(words: (u64, u64)) -> Option<WithdrawalLock> {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&words.0.to_le_bytes());
@@ -83,20 +83,20 @@ impl WithdrawalLock {
         (bytes != [0; 16]).then_some(WithdrawalLock(bytes))
     }
 
-    /// As two words of a header.
+    /// The lock as two words of a header.
     pub fn words(&self) -> (u64, u64) {
         let word =
             |at: usize| self.0[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         (word(0), word(8))
     }
 
-    /// The name of an empty file that says that it is the lock of the shard with this key: a name is on the disk with its directory,
-    /// without a file to be synchronised.
+    /// The name of an empty file that records the lock of the shard with this key: a name is on disk with its directory,
+    /// without a file to sync.
     pub fn file_name(&self, key: u64) -> String {
         format!("{LOCK_FILE}{key:016x}.{:032x}", u128::from_be_bytes(self.0))
     }
 
-    /// The lock that a file's name says, and the key of its shard.
+    /// The lock in a file name, and the key of its shard.
     pub fn of_file_name(name: &str) -> Option<(u64, WithdrawalLock)> {
         let (key, lock) = name.strip_prefix(LOCK_FILE)?.split_once('.')?;
         let is_number =
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_cut_short_is_made_anew() {
+    fn a_truncated_key_is_created_again() {
         let home = tempfile::tempdir().unwrap();
         fs::write(home.path().join(FILE), [1; 5]).unwrap();
         let made = WithdrawalKey::at(home.path()).unwrap();

@@ -1,24 +1,24 @@
-//! Which step counts, which slot may go, and what is written next: decisions over what lies in memory, without looking at anything.
+//! Decides which step counts, which slot may be freed, and what is written next. Pure functions over the shards in memory.
 
 use std::ops::Range;
 
 /// One sealed shard in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Whose.
+    /// The rank.
     pub rank: u32,
     /// Its slot.
     pub index: usize,
-    /// When it was saved: by attempt, then by step. What a later attempt saved is newer, whatever its number.
+    /// Attempt and step, compared in this order: what a later attempt saved is newer, even with a lower step number.
     pub at: At,
-    /// Whether it is being written to the disk.
+    /// Whether it is being written to disk.
     pub writing: bool,
 }
 
 /// Attempt and step.
 pub type At = (u64, u64);
 
-/// The newest step of which the shard of each of these ranks is in memory or `elsewhere`.
+/// The newest step of which the shards of all these ranks are in memory or `elsewhere`.
 #[must_use]
 pub fn newest_whole(held: &[Held], ranks: &Range<u32>, elsewhere: &dyn Fn(At, u32) -> bool) -> Option<At> {
     let mut steps: Vec<At> = held.iter().map(|shard| shard.at).collect();
@@ -31,16 +31,16 @@ pub fn newest_whole(held: &[Held], ranks: &Range<u32>, elsewhere: &dyn Fn(At, u3
     })
 }
 
-/// What is to be written to the disk next: the newest whole step, as far as it does not lie there yet.
+/// The shards to write to disk next: those of the newest whole step that are not there yet.
 #[must_use]
 pub fn to_write(held: &[Held], newest: Option<At>, on_disk: &dyn Fn(At, u32) -> bool) -> Vec<Held> {
     let wanted = |shard: &&Held| Some(shard.at) == newest && !on_disk(shard.at, shard.rank);
     held.iter().filter(wanted).copied().collect()
 }
 
-/// Which sealed slot of a rank is given free, when it has no free one: the oldest that is neither of the newest whole step nor being
-/// written, nor among `kept`: the one to go back to should replicas turn out to differ, and the newest that has its copies on other
-/// hosts. One that is newer than the newest whole one, and may still become whole, only for a rank that has waited long.
+/// The sealed slot of a rank to free when it has no free one: the oldest that is not of the newest whole step, not being written, and not
+/// among `kept` (the step to go back to if replicas turn out to differ, and the newest step with copies on other hosts).
+/// A step that is newer than the newest whole one, and may still become whole, is freed only for a rank that has waited long.
 #[must_use]
 pub fn to_free(
     held: &[Held],
@@ -72,7 +72,7 @@ mod tests {
     const NOWHERE: &dyn Fn(At, u32) -> bool = &|_, _| false;
 
     #[test]
-    fn a_step_counts_when_every_rank_has_it_of_one_attempt() {
+    fn a_step_counts_if_all_ranks_saved_it_in_one_attempt() {
         let shards = [held(0, 0, 0, 10), held(1, 0, 0, 10), held(0, 1, 0, 20), held(1, 1, 1, 20)];
         assert_eq!(newest_whole(&shards, &(0..2), NOWHERE), Some((0, 10)));
         assert_eq!(newest_whole(&shards, &(0..3), NOWHERE), None);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_whole_step_is_never_given_free() {
+    fn the_newest_whole_step_is_never_freed() {
         let mut shards = vec![held(0, 0, 0, 10), held(1, 0, 0, 10), held(0, 1, 0, 20)];
         assert_eq!(to_free(&shards, 0, Some((0, 10)), &[], false), None);
         assert_eq!(
@@ -95,21 +95,21 @@ mod tests {
     }
 
     #[test]
-    fn the_step_to_go_back_to_is_not_given_free_for_newer_ones() {
+    fn the_step_to_go_back_to_is_not_freed_for_newer_ones() {
         let shards = [held(0, 0, 0, 10), held(0, 1, 0, 20), held(0, 2, 0, 30)];
         assert_eq!(to_free(&shards, 0, Some((0, 30)), &[(0, 10)], true), Some(1));
         assert_eq!(to_free(&shards[1..], 0, Some((0, 30)), &[(0, 20)], true), None);
     }
 
     #[test]
-    fn what_a_later_attempt_saved_is_newer_though_its_number_is_lower() {
+    fn a_step_of_a_later_attempt_is_newer_even_if_its_number_is_lower() {
         let shards = [held(0, 0, 0, 30), held(0, 1, 1, 20)];
         assert_eq!(newest_whole(&shards, &(0..1), NOWHERE), Some((1, 20)));
         assert_eq!(to_free(&shards, 0, Some((1, 20)), &[], false), Some(0));
     }
 
     #[test]
-    fn only_what_is_not_on_the_disk_is_written() {
+    fn only_shards_that_are_not_on_disk_are_written() {
         let shards = [held(0, 0, 0, 10), held(1, 0, 0, 10), held(0, 1, 0, 20)];
         let written = to_write(&shards, Some((0, 10)), &|_, rank| rank == 0);
         assert_eq!(written, [held(1, 0, 0, 10)]);

@@ -1,4 +1,4 @@
-//! Who holds a pool.
+//! The lock of a pool.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,12 +7,12 @@ use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg};
 
-/// The lock of a pool; none if somebody else holds it.
+/// Takes the lock of a pool; none if another process holds it.
 pub(super) fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
     let file = File::options().create(true).append(true).open(path)?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => {
-            // One that was removed meanwhile, or made anew, is another lock.
+            // If the file was removed or created again meanwhile, this is not the pool's lock.
             let (mine, there) = (lock.metadata()?, fs::metadata(path));
             Ok(there.is_ok_and(|there| there.ino() == mine.ino()).then_some(lock))
         }

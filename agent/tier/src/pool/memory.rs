@@ -18,10 +18,10 @@ pub(super) struct Memory {
     pub(super) rank: u32,
     pub(super) directory: PathBuf,
     page: ControlPage,
-    /// The files of the slots, by their places.
+    /// The files of the slots, by index.
     pub(super) files: Vec<Arc<File>>,
     next_file: u64,
-    /// What a new file of a slot has room for.
+    /// Capacity of a slot's next new file, bytes.
     pub(super) wanted: u64,
 }
 
@@ -30,17 +30,17 @@ pub(super) fn directory_of(pool: &Path, rank: u32) -> PathBuf {
     pool.join(format!("rank-{rank:05}"))
 }
 
-/// Where a slot's file lies.
+/// Path of a slot's file.
 pub(super) fn slot_path(directory: &Path, index: usize, number: u64) -> PathBuf {
     directory.join(format!("slot-{index}.{number}"))
 }
 
-/// Where the manifest of a sealed slot lies.
+/// Path of the manifest of a sealed slot.
 pub(super) fn manifest_path(directory: &Path, index: usize) -> PathBuf {
     directory.join(format!("slot-{index}.json"))
 }
 
-/// Makes a file with all its memory: what is not there is refused here, not with a signal in the middle of a copy.
+/// Creates a file with all its memory allocated: a lack of memory is an error here, not a signal during a copy.
 pub(super) fn allocate(path: &Path, bytes: u64) -> io::Result<File> {
     let _ = fs::remove_file(path);
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
@@ -55,7 +55,7 @@ pub(super) fn allocate(path: &Path, bytes: u64) -> io::Result<File> {
 }
 
 impl Memory {
-    /// Makes the directory of a rank with its page.
+    /// Creates the directory of a rank with its page.
     pub(super) fn make(pool: &Path, rank: u32, world_size: u32, epoch: u64) -> io::Result<Memory> {
         let directory = directory_of(pool, rank);
         DirBuilder::new().mode(0o700).create(&directory)?;
@@ -73,7 +73,7 @@ impl Memory {
         Ok(Memory { rank, directory, page, files: Vec::new(), next_file: 0, wanted: 0 })
     }
 
-    /// Opens the memory that a launcher which is gone has left.
+    /// Opens the memory that a launcher left behind.
     pub(super) fn open(directory: &Path) -> io::Result<Memory> {
         let path = directory.join(CONTROL_NAME);
         let file = OpenOptions::new().read(true).write(true).open(path)?;
@@ -88,7 +88,7 @@ impl Memory {
         Ok(Memory { rank, directory: directory.to_owned(), page, files, next_file: 0, wanted: 0 })
     }
 
-    /// The page. It was made, or looked at, by us.
+    /// The page, which this process has created or checked.
     pub(super) fn control(&self) -> Result<Control<'_>, ControlError> {
         self.page.control()
     }
@@ -99,7 +99,7 @@ impl Memory {
         self.next_file
     }
 
-    /// Puts a file that was allocated into a slot that nobody may take now.
+    /// Puts an allocated file into a slot that no rank may take now.
     pub(super) fn install(&mut self, index: usize, number: u64, file: File, bytes: u64) {
         let Ok(control) = self.page.control() else { return };
         let old = control.slot(index);
@@ -113,7 +113,7 @@ impl Memory {
         }
     }
 
-    /// Lays a manifest beside a slot, whole or not at all.
+    /// Writes the manifest next to a slot atomically.
     pub(super) fn lay_manifest(&self, index: usize, manifest: &Manifest) -> io::Result<()> {
         let path = manifest_path(&self.directory, index);
         let aside = path.with_extension("new");
@@ -121,7 +121,7 @@ impl Memory {
         fs::rename(&aside, path)
     }
 
-    /// The manifest beside a slot, if it is intact.
+    /// The manifest next to a slot, if it is intact.
     pub(super) fn manifest(&self, index: usize) -> Option<Manifest> {
         let path = manifest_path(&self.directory, index);
         let bytes = fs::metadata(&path).ok().filter(|found| found.len() <= MANIFEST_LIMIT as u64);

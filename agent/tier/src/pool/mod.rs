@@ -1,16 +1,16 @@
-//! Memory for checkpoints that outlives a rank: files on a tmpfs, allocated in full before a rank copies into them, owned by the
-//! launcher's keeper. A rank takes a free slot, copies, says that it is filled, and goes on training; the keeper takes the
-//! checksums, writes to the disk behind, and gives slots free again, never the newest step that is whole.
+//! Memory for checkpoints that outlives a rank: files on a tmpfs, fully allocated before a rank copies into them, owned by the
+//! launcher's keeper. A rank takes a free slot, copies, marks it as filled and continues training. The keeper computes the
+//! checksums, writes to disk in the background and frees slots, but never the newest whole step.
 //!
 //! ```text
 //! <root>/<hash of the checkpoint directory>/pool.json, lock, bell, world
 //!                                           rank-00003/control          one page: who may touch which slot
-//!                                                      slot-0.2         a slot's file; begins with the shard
-//!                                                      slot-0.json      the manifest of what is sealed in it
+//!                                                      slot-0.2         a slot's file; starts with the shard
+//!                                                      slot-0.json      the manifest of the sealed shard
 //! ```
 //!
-//! The path follows from the checkpoint directory: the guardian, or the next launcher of whatever job, finds what a killed launcher
-//! left, writes it to the disk and removes it ([`recover`]).
+//! The path is derived from the checkpoint directory: the guardian, or the next launcher of any job, finds what a killed launcher
+//! left, writes it to disk and removes it ([`recover`]).
 
 pub mod choose;
 mod lock;
@@ -33,46 +33,46 @@ use twox_hash::XxHash3_64;
 
 use crate::disk::Keep;
 
-/// What a keeper is told.
+/// Settings of a keeper.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where pools lie: on a tmpfs.
+    /// Directory of the pools, on a tmpfs.
     pub root: PathBuf,
-    /// Where checkpoints go; absolute.
+    /// Checkpoint directory, absolute.
     pub directory: PathBuf,
     /// The job's name.
     pub job: String,
     /// The run, for manifests.
     pub run: String,
-    /// All ranks of the job.
+    /// Number of ranks of the job.
     pub world_size: u32,
-    /// Those of this host: all of them, where the job has one.
+    /// Ranks of this host: all of them if the job has one host.
     pub ranks: Range<u32>,
-    /// What is kept on the disk.
+    /// What is kept on disk.
     pub keep: Keep,
     /// Slots for each rank, if there is room: 2 to 8.
     pub slots: usize,
-    /// Bytes of memory for all slots of all ranks; none for half of what is available when they are first asked for.
+    /// Bytes of memory for all slots of all ranks; none: half of what is available when the first slots are requested.
     pub memory: Option<u64>,
-    /// Bytes per second to the disk at most, while the job runs.
+    /// Maximum number of bytes per second to disk while the job runs.
     pub rate: Option<u64>,
 }
 
 /// Why there is no keeper, or a pool cannot be recovered.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// A file of the pool.
+    /// An I/O error of a file of the pool.
     #[error("{path}: {source}")]
     Io {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The error.
         source: io::Error,
     },
     /// Another launcher keeps checkpoints of this directory.
     #[error("another launcher keeps the checkpoints in {0}")]
     Taken(PathBuf),
-    /// It is no pool of this version.
+    /// It is not a pool of this version.
     #[error("{0} is no pool of this version")]
     NotOurs(PathBuf),
 }

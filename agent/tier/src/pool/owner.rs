@@ -30,41 +30,41 @@ use crate::pool::writer::Batch;
 use crate::pool::{PoolError, Settings, directory_of, recover, reported};
 use crate::shelf::{Shard, Tier};
 
-/// Without a ring the keeper looks this often.
+/// Interval of the keeper's checks without a ring.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// The same without a socket to ring by.
+/// The same without a socket to ring.
 const LOOK_WITHOUT_BELL: Duration = Duration::from_millis(10);
 
-/// A rank that has waited so long for a slot may have that of a step which is not whole yet.
+/// A rank that has waited this long for a slot may get the slot of a step that is not whole yet.
 const LONG: Duration = Duration::from_secs(2);
 
-/// After a write that failed the disk is left alone for so long.
+/// Pause after a failed write to disk.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// How far behind training checksums stand.
+/// `nice` value of the threads that compute checksums.
 const SEAL_NICE: i32 = 5;
 
-/// How far behind training the disk stands.
+/// `nice` value of the thread that writes to disk.
 const WRITE_NICE: i32 = 15;
 
-/// What can be told of the tiers at one moment.
+/// State of the tiers at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Status {
     /// The newest whole step in memory, and how long ago it was sealed, in seconds.
     pub memory: Option<(u64, f64)>,
-    /// The newest whole step that this launcher has on the disk, and how long ago it was sealed, in seconds.
+    /// The newest whole step that this launcher has on disk, and how long ago it was sealed, in seconds.
     pub disk: Option<(u64, f64)>,
 }
 
 /// A step that all ranks have saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whole {
-    /// In which attempt.
+    /// The attempt.
     pub attempt: u64,
-    /// Which.
+    /// The step.
     pub step: u64,
-    /// By rank: the checksums of its shard's chunks.
+    /// For each rank, the checksums of its shard's chunks.
     pub chunks: Vec<Vec<u64>>,
 }
 
@@ -80,11 +80,11 @@ struct Shared {
     settings: Settings,
     directory: PathBuf,
     inner: Mutex<Inner>,
-    /// There is a batch to write, or an end.
+    /// Notified when there is a batch to write, or when the writer has to stop.
     batch: Condvar,
-    /// The last attempt is over: what is there is brought to the disk.
+    /// The last attempt is over: the remaining steps are written to disk.
     finishing: AtomicBool,
-    /// Nothing more is done.
+    /// The threads have to stop.
     stopped: AtomicBool,
     pace: Pace,
     _lock: Flock<File>,
@@ -96,7 +96,7 @@ struct Inner {
     ranks: Vec<Memory>,
     sealed: BTreeMap<(u32, usize), Sealed>,
     on_disk: BTreeSet<(At, u32)>,
-    /// What ranks themselves wrote to the disk of steps in memory, when it was last looked.
+    /// Shards of steps in memory that ranks themselves wrote to disk, as of the last check.
     elsewhere: BTreeSet<(At, u32)>,
     batch: Option<Batch>,
     writing: bool,
@@ -106,13 +106,13 @@ struct Inner {
     waiting_since: BTreeMap<u32, Instant>,
     /// The attempt, and the last of its steps at which replicas agreed.
     agreed: Option<At>,
-    /// The newest whole step that was saved by then.
+    /// The newest whole step that was saved before that.
     vouched: Option<At>,
     /// The newest step of which each shard, of all hosts, has a copy on another host.
     copied: Option<At>,
     memory: Option<(u64, Instant)>,
     disk: Option<(u64, Instant)>,
-    /// Steps that became whole in memory and were not asked for yet.
+    /// Steps that became whole in memory and were not taken yet.
     whole: Vec<Whole>,
 }
 
@@ -125,14 +125,14 @@ struct Sealed {
 }
 
 impl PoolOwner {
-    /// Begins to keep: first brings to the disk what a launcher of the same checkpoints has left.
+    /// Starts a keeper: first writes to disk what an earlier launcher of the same checkpoints left.
     ///
     /// # Errors
-    /// [`PoolError`]; the job can run without.
+    /// [`PoolError`]; the job can run without a keeper.
     pub fn start(settings: Settings) -> Result<PoolOwner, PoolError> {
         let mut directory = directory_of(&settings.root, &settings.directory);
         if settings.ranks != (0..settings.world_size) {
-            // Launchers of one job may be on one machine, and save into one directory.
+            // Several launchers of one job may be on one machine and save into one directory.
             directory.as_mut_os_string().push(format!("-{}", settings.ranks.start));
         }
         PoolOwner::start_in(directory, settings)
@@ -183,8 +183,8 @@ impl PoolOwner {
         &self.shared.directory
     }
 
-    /// Another attempt begins: all ranks of the one before are gone or have left it. What they had filled counts; what they were
-    /// filling does not, and nothing that comes of them from now on.
+    /// Starts another attempt: all ranks of the previous one are gone or have left it. Slots that they filled count; slots that they were
+    /// filling do not, and neither does anything that they write from now on.
     pub fn begin_attempt(&self, epoch: u64) {
         let mut inner = self.shared.inner();
         let inner = &mut *inner;
@@ -193,7 +193,7 @@ impl PoolOwner {
             for slot in control.all() {
                 match slot.state {
                     State::Filled if slot.epoch == inner.epoch => _ = control.advance(&slot, State::Sealing),
-                    // Its file goes: whoever still writes into it writes into nothing.
+                    // Its file is replaced: a process that still writes into it has no effect.
                     State::Filling | State::Filled => _ = control.advance(&slot, State::Damaged),
                     _ => {}
                 }
@@ -206,8 +206,8 @@ impl PoolOwner {
         ring(&self.shared.directory);
     }
 
-    /// Replicas of this attempt agreed at a step, and never differed before. The newest whole step that was saved by then stays, in
-    /// memory until it is on the disk, and there whatever else goes: it is the one to go back to should they turn out to differ.
+    /// Records that replicas of this attempt agreed at a step and never differed before. The newest whole step that was saved before stays
+    /// in memory until it is on disk, and there in any case: the job goes back to it if the replicas turn out to differ.
     pub fn vouch(&self, attempt: u64, step: u64) {
         let mut inner = self.shared.inner();
         if inner.agreed != Some((attempt, step)) {
@@ -217,26 +217,26 @@ impl PoolOwner {
         }
     }
 
-    /// For whoever copies to other hosts what lies here.
+    /// A view for the code that copies shards to other hosts.
     #[must_use]
     pub fn view(&self) -> View {
         View(Arc::clone(&self.shared))
     }
 
-    /// What a person should hear, since it was last asked for.
+    /// Takes the messages for users since the last call.
     #[must_use]
     pub fn said(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.inner().said)
     }
 
-    /// The steps that were sealed in memory for all ranks since it was last asked for, the newest few, in the order of that.
+    /// Takes the steps that were sealed in memory for all ranks since the last call, the newest few, in the order of sealing.
     #[must_use]
     pub fn whole_steps(&self) -> Vec<Whole> {
         std::mem::take(&mut self.shared.inner().whole)
     }
 
-    /// What lies sealed in memory now. Files begin with their shards and are longer; a slot may be given to another step at any time,
-    /// so whoever reads one verifies it against its manifest.
+    /// The sealed shards in memory. Files start with their shards and are longer. A slot may be used for another step at any time,
+    /// so readers must verify a shard with its manifest.
     #[must_use]
     pub fn shelf(&self) -> Vec<Shard> {
         let inner = self.shared.inner();
@@ -252,7 +252,7 @@ impl PoolOwner {
         shards.collect()
     }
 
-    /// How old the newest whole step of each tier is.
+    /// The age of the newest whole step of each tier.
     #[must_use]
     pub fn status(&self) -> Status {
         let inner = self.shared.inner();
@@ -261,8 +261,8 @@ impl PoolOwner {
         Status { memory: age(inner.memory), disk: age(inner.disk) }
     }
 
-    /// All ranks are gone for good: brings the newest whole step to the disk and gives the memory back. What could not be written
-    /// stays in memory for the next launcher, and is said.
+    /// Ends the keeper after all ranks have ended: writes the newest whole step to disk and frees the memory. A step that cannot be written
+    /// stays in memory for the next launcher; the messages report it.
     #[must_use]
     pub fn finish(mut self) -> Vec<String> {
         self.save_all();
@@ -279,11 +279,11 @@ impl PoolOwner {
         std::mem::take(&mut inner.said)
     }
 
-    /// All ranks are gone, and others of the job come to this host: what there is of the old ones is brought to the disk, and the
-    /// same place is kept for the new ones. What others put beside the ranks' memory in that place stays.
+    /// Replaces the ranks of this host with others of the job: writes the steps of the old ones to disk and keeps
+    /// the same place for the new ones. Other files in that place stay.
     ///
     /// # Errors
-    /// [`PoolError`]; the job can run without.
+    /// [`PoolError`]; the job can run without a keeper.
     pub fn move_to(
         mut self,
         world_size: u32,
@@ -301,11 +301,11 @@ impl PoolOwner {
         (started, said)
     }
 
-    /// Brings to the disk what there is, as far as the disk takes it, and stops.
+    /// Writes the remaining steps to disk, as far as the disk accepts them, and stops.
     fn save_all(&mut self) {
         let last = self.shared.inner().epoch;
         self.begin_attempt(last);
-        // The disk is tried once more.
+        // Try the disk once more.
         self.shared.inner().trouble = None;
         self.shared.finishing.store(true, Ordering::SeqCst);
         self.shared.pace.hurry();
@@ -318,14 +318,14 @@ impl PoolOwner {
             if thread.join().is_err() {
                 tracing::error!("a thread that keeps checkpoints ended by a panic");
             }
-            // The first is the keeper: when it is done, there is nothing more to write.
+            // The first thread is the keeper: when it is done, there is nothing more to write.
             self.shared.stop();
         }
     }
 }
 
 impl Drop for PoolOwner {
-    /// Without [`PoolOwner::finish`] everything stays where it is, for the guardian or the next launcher.
+    /// Without [`PoolOwner::finish`], everything stays for the guardian or the next launcher.
     fn drop(&mut self) {
         self.shared.stop();
         self.shared.pace.hurry();
@@ -334,13 +334,13 @@ impl Drop for PoolOwner {
     }
 }
 
-/// The memory as those see it who copy to other hosts what lies in it.
+/// The memory, as seen by the code that copies shards to other hosts.
 #[derive(Clone, Debug)]
 pub struct View(Arc<Shared>);
 
 impl View {
-    /// Each shard of this step, of all hosts, has a copy on another host. It stays in memory until a newer one has: a host that is
-    /// lost takes its own memory along, and then this is the step to go back to. Whether it still was there.
+    /// Records that each shard of this step, on all hosts, has a copy on another host. The step stays in memory until a newer one has its
+    /// copies: the job goes back to it if a host is lost together with its memory. Returns whether it was still in memory.
     pub fn copied(&self, attempt: u64, step: u64) -> bool {
         let mut inner = self.0.inner();
         let held = inner.held();
@@ -352,7 +352,7 @@ impl View {
         all
     }
 
-    /// Waits until the checksums of all that was filled are taken, `within` that at most.
+    /// Waits until all filled slots are sealed, at most `within`.
     pub fn settle(&self, within: Duration) {
         let until = Instant::now() + within;
         ring(&self.0.directory);
@@ -369,12 +369,12 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 
 impl Shared {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // A panic in between leaves nothing half done that a reader could not bear: the truth is in the pages.
+        // A panic while the lock is held leaves no state that readers cannot handle: the pages are authoritative.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the threads end. Under the lock under which the writer looks at it before it waits: told in between, it would wait for
-    /// ever, and so would whoever waits for it.
+    /// Stops the threads. Takes the lock that the writer holds from its check to its wait: a notification in between would be lost, and the
+    /// writer and `join` would wait forever.
     fn stop(&self) {
         let _inner = self.inner();
         self.stopped.store(true, Ordering::SeqCst);
@@ -388,7 +388,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn the_writer_is_told_to_end_where_it_listens_and_not_between_its_look_and_its_wait() {
+    fn the_writer_is_never_notified_between_its_check_and_its_wait() {
         let place = tempfile::tempdir().unwrap();
         let pool_owner = PoolOwner::start(Settings {
             root: place.path().join("pools"),
@@ -405,7 +405,7 @@ mod tests {
         .unwrap();
         let shared = pool_owner.shared.clone();
         std::thread::scope(|scope| {
-            // As the writer holds it from its look to its wait.
+            // As the writer holds it from its check to its wait.
             let held = shared.inner();
             let (reported, reports) = channel();
             let shared = &shared;

@@ -1,4 +1,4 @@
-//! What a launcher that was killed has left in memory: brought to the disk by its guardian, or by the next launcher on the host.
+//! Recovers what a killed launcher left in memory: its guardian, or the next launcher on the host, writes it to disk.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,22 +17,22 @@ use crate::pool::memory::Memory;
 use crate::pool::{PoolError, reported};
 use crate::seal::{self, seal};
 
-/// Says that the lock is held by one who will soon be done.
+/// Name of the file that marks the lock as held by a recovery, which ends soon.
 pub(super) const MARK: &str = "recovering";
 
-/// What was found.
+/// The result of a recovery.
 #[derive(Clone, Debug, Default)]
 pub struct Recovered {
-    /// Where the checkpoints are.
+    /// The checkpoint directory.
     pub directory: PathBuf,
-    /// The steps that are on the disk now, of those that lay in memory.
+    /// The steps from memory that are now on disk.
     pub steps: Vec<u64>,
-    /// What could not be brought there.
+    /// Messages about shards that could not be written.
     pub failed: Vec<String>,
 }
 
 impl Recovered {
-    /// In words for a person.
+    /// The result as messages for users.
     #[must_use]
     pub fn reported(&self) -> Vec<String> {
         let mut said = self.failed.clone();
@@ -45,10 +45,10 @@ impl Recovered {
     }
 }
 
-/// Brings a pool to the disk whose launcher is gone, and removes it. None if it is in use, or there is none.
+/// Writes a pool whose launcher is gone to disk, and removes it. None if it is in use, or there is none.
 ///
 /// # Errors
-/// It cannot be read at all. What cannot be written stays in memory.
+/// It cannot be read at all. Shards that cannot be written stay in memory.
 pub fn recover(pool: &Path) -> Result<Option<Recovered>, PoolError> {
     if !pool.join(POOL_NAME).exists() {
         return Ok(None);
@@ -62,14 +62,14 @@ pub fn recover(pool: &Path) -> Result<Option<Recovered>, PoolError> {
     Ok(Some(recovered))
 }
 
-/// The same for all pools in `root` that nobody uses.
+/// Same as [`recover`], for all unused pools in `root`.
 pub fn recover_all(root: &Path) -> Vec<Recovered> {
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
     let pools = entries.flatten().map(|entry| entry.path());
     pools.filter_map(|pool| recover(&pool).ok().flatten()).collect()
 }
 
-/// With the lock held.
+/// Writes a pool to disk. The caller holds the lock.
 pub(super) fn bring_to_disk(pool: &Path) -> Result<Recovered, PoolError> {
     let mark = pool.join(MARK);
     fs::write(&mark, []).map_err(reported(&mark))?;
@@ -86,9 +86,9 @@ pub(super) fn bring_to_disk(pool: &Path) -> Result<Recovered, PoolError> {
     Ok(recovered)
 }
 
-/// Removes all of a pool but its lock, which is held.
+/// Removes everything in a pool except its lock, which is held.
 fn empty(pool: &Path) -> std::io::Result<()> {
-    // Its description first: without it nobody takes what is left for a pool.
+    // Its description first: without it the rest is not recognized as a pool.
     fs::remove_file(pool.join(POOL_NAME))?;
     for entry in fs::read_dir(pool)?.flatten() {
         let path = entry.path();
@@ -120,7 +120,7 @@ impl About {
         let read = || {
             let world_size = number("world_size").and_then(|size| u32::try_from(size).ok())?;
             let size = |name: &str| number(name).and_then(|size| u32::try_from(size).ok());
-            // An earlier version had pools of whole jobs only.
+            // An earlier version only had pools of whole jobs.
             let first = size("first_rank").unwrap_or(0);
             let ranks = first..first.checked_add(size("ranks").unwrap_or(world_size))?;
             Some(About {
@@ -140,7 +140,7 @@ impl About {
     }
 }
 
-/// The step to go back to should replicas turn out to differ; it stands in every page.
+/// The step to go back to if replicas turn out to differ; each page has it.
 fn vouched(pool: &Path, first_rank: u32) -> Option<u64> {
     let memory = Memory::open(&super::memory::directory_of(pool, first_rank)).ok()?;
     memory.control().ok()?.vouched()
@@ -152,14 +152,14 @@ struct Left {
     file: Arc<File>,
 }
 
-/// All shards that were filled when the launcher ended: sealed ones by their manifests, others are sealed now.
+/// All shards that were filled when the launcher ended: sealed ones by their manifests; others are sealed now.
 fn shards(pool: &Path, about: &About, failed: &mut Vec<String>) -> Vec<Left> {
     let mut left = Vec::new();
     for rank in about.ranks.clone() {
         let directory = super::memory::directory_of(pool, rank);
         let memory = match Memory::open(&directory) {
             Ok(memory) => memory,
-            // Killed before it was made: there is nothing in it.
+            // Killed before it was created: there is nothing in it.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => {
                 failed.push(format!("the memory of rank {rank} in {}: {error}", directory.display()));
@@ -204,7 +204,7 @@ fn now() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// Writes the newest whole step first, then older whole ones, then what may belong to a step that others hold the rest of.
+/// Writes the newest whole step first, then older whole ones, then steps whose other shards may be on other hosts.
 fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut Recovered) {
     let volume = StdVolume;
     disk::clear_aside(&volume, &about.directory, &lives);
@@ -219,10 +219,10 @@ fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut R
         by_step.entry(left.held.at).or_default().push(left);
     }
     let mut order: Vec<At> = by_step.keys().copied().rev().collect();
-    // Stable: the newest whole step, then the others, newest first.
+    // Stable sort: the newest whole step, then the others, newest first.
     order.sort_by_key(|at| Some(*at) != newest);
     for at in order {
-        // The disk may hold a later attempt's shard of that step, which is newer than this one.
+        // The disk may have a later attempt's shard of that step, which is newer than this one.
         let stale = |left: &&&Left| {
             disk::manifest(&volume, &about.directory, at.1, left.held.rank)
                 .is_some_and(|(there, _)| there.identity.job == about.job && there.identity.attempt > at.0)
@@ -243,7 +243,7 @@ fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut R
             Err(error) => tracing::warn!(step = at.1, %error, "an older step is not brought to the disk"),
         }
     }
-    // Of a job of several hosts it is not known here which step all of them have.
+    // For a job on several hosts, this host does not know which step all of them have.
     if about.ranks == (0..about.world_size) {
         disk::prune(&volume, &about.directory, about.keep, &Doubts::read(&volume, &about.directory), vouched);
     }

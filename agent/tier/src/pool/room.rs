@@ -1,9 +1,9 @@
-//! How much memory there is to take: asked before it is taken, so that a reservation is refused and no save is killed in the middle.
+//! Determines the available memory before it is reserved, so that a reservation is refused instead of a save being killed halfway.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes that may be taken on the tmpfs of `directory`: what the tmpfs, the host and every control group above this process leave.
+/// Bytes available on the tmpfs of `directory`: what the tmpfs, the host and every control group above this process leave.
 #[must_use]
 pub fn available(directory: &Path) -> u64 {
     let tmpfs = nix::sys::statvfs::statvfs(directory)
@@ -17,7 +17,7 @@ fn host() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What the tightest of our control groups (version 2) leaves; file pages that it can drop count as left.
+/// What the tightest control group (version 2) of this process leaves; file pages that it can drop count as available.
 fn groups(root: &Path) -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::"))?;
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_leaves_its_limit_less_what_cannot_be_dropped() {
+    fn a_group_leaves_its_limit_minus_what_cannot_be_dropped() {
         let group = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
         assert_eq!(in_group(group.path()), None);

@@ -1,14 +1,14 @@
-//! Whether another number of ranks can load what a job saves. Only its ranks know: they write it into the pool when they save and
+//! Whether another number of ranks can load what a job saves. Only its ranks know: they record it in the pool when they save and
 //! when they load.
 
 use std::fs;
 use std::path::Path;
 
-/// The file of a pool with one word: `same` from the first save on, `any` once a rank has loaded in a way that takes steps of any
+/// File of a pool with one word: `same` from the first save on, `any` after a rank has loaded in a way that accepts steps of any
 /// number of ranks.
 const FILE: &str = "world";
 
-/// Whether only as many ranks can load what the ranks of this pool have saved. False while nothing was saved.
+/// Whether only the same number of ranks can load what the ranks of this pool have saved. False if nothing was saved.
 #[must_use]
 pub fn is_kept(pool: &Path) -> bool {
     fs::read(pool.join(FILE)).is_ok_and(|word| word == b"same")
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_job_that_saved_for_its_own_number_of_ranks_keeps_it() {
+    fn only_a_job_that_saved_for_its_number_of_ranks_keeps_that_number() {
         let pool = tempfile::tempdir().expect("a directory");
         assert!(!is_kept(pool.path()), "nothing was saved");
         for (word, kept) in [("", false), ("same", true), ("any", false)] {

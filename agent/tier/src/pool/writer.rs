@@ -1,4 +1,4 @@
-//! The thread that writes to the disk, behind everything else.
+//! The thread that writes to disk, with the lowest priority.
 
 use std::fs::File;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use mainstay_checkpoint::Manifest;
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
 use crate::pool::choose::Held;
 
-/// Shards of one step, on their way.
+/// Shards of one step that are being written.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) shards: Vec<(Held, Manifest, Arc<File>)>,
-    /// The step that stays on the disk whatever else goes.
+    /// The step that always stays on disk.
     pub(super) vouched: Option<u64>,
-    /// The ranks of this host, and the newest step that has its copies on other hosts; none where the job has one host.
+    /// The ranks of this host, and the newest step with copies on other hosts; none if the job has one host.
     pub(super) among: Option<(Range<u32>, Option<u64>)>,
 }
 
@@ -28,21 +28,21 @@ impl Batch {
                 disk::prune(&volume, directory, keep, &Doubts::read(&volume, directory), self.vouched);
             }
             Some((ranks, Some(copied))) => disk::prune_of_ranks(&volume, directory, ranks, keep, *copied),
-            // What all hosts can go back to is not known yet.
+            // The step that all hosts can go back to is still unknown.
             Some((_, None)) => {}
         }
     }
 }
 
-/// What came of a batch.
+/// The result of a batch.
 #[derive(Debug)]
 pub(super) struct Written {
     pub(super) done: Vec<Held>,
     pub(super) failed: Option<(Held, WriteError)>,
 }
 
-/// Writes the shards of a step, and then removes what need not be kept. A full disk is given what older steps take, as far as they
-/// may go.
+/// Writes the shards of a step, then removes what need not be kept. On a full disk, older steps are removed first if
+/// possible.
 pub(super) fn write(
     directory: &Path,
     batch: &Batch,

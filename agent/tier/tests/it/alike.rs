@@ -1,4 +1,4 @@
-//! Ranks that say that they save the same have one root over it, whatever else is theirs alone.
+//! Ranks that declare that they save equal bytes have one root over them, regardless of their other content.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +22,7 @@ fn sealed(rank: u32, group: &str, state: &[u8]) -> Option<Alike> {
 }
 
 #[test]
-fn the_same_tensors_have_one_root_on_every_rank_and_a_bit_is_another() {
+fn the_same_tensors_have_one_root_on_every_rank_and_a_changed_bit_changes_it() {
     let state: Vec<u8> = (0..9_u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let first = sealed(0, "dp", &state);
     assert!(first.is_some());

@@ -1,4 +1,4 @@
-//! The disk's layout: what is written comes back, what changed is not offered, and the newest whole step stays.
+//! The disk layout: written steps are read back, changed steps are not offered, and the newest whole step stays.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -14,7 +14,7 @@ use mainstay_tier::shelf::{self, Tier};
 const VOLUME: StdVolume = StdVolume;
 
 #[test]
-fn a_step_is_offered_once_every_shard_lies_there() {
+fn a_step_is_offered_once_every_shard_is_on_disk() {
     let home = tempfile::tempdir().unwrap();
     let write = |rank| {
         let (manifest, bytes) = manifest("job", 0, 10, rank, 2, b"state");
@@ -68,7 +68,7 @@ fn bytes_that_changed_since_they_were_sealed_are_not_written() {
 }
 
 #[test]
-fn older_steps_go_and_the_newest_whole_one_never() {
+fn older_steps_are_removed_but_never_the_newest_whole_one() {
     let home = tempfile::tempdir().unwrap();
     for step in [10, 20, 30] {
         write_step(home.path(), 0, step, 2, b"state");
@@ -95,7 +95,7 @@ fn older_steps_go_and_the_newest_whole_one_never() {
 }
 
 #[test]
-fn launches_of_one_job_and_attempt_are_told_apart() {
+fn launches_of_one_job_and_attempt_are_distinguished() {
     let home = tempfile::tempdir().unwrap();
     let of_launch = |step, rank, launch: &str| {
         let (manifest, bytes) = manifest("job", 0, step, rank, 2, b"state");

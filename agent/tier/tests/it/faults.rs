@@ -1,5 +1,5 @@
-//! A disk that fails at any operation, that is full, and that is read-only: older steps stay, nothing half is offered, and what is in
-//! memory comes to the disk when it works again.
+//! A disk that fails at any operation, is full, or is read-only: older steps stay, no partial step is offered, and steps in
+//! memory are written when the disk works again.
 
 #![allow(
     clippy::expect_used,
@@ -26,7 +26,7 @@ use mainstay_tier::pool::{PoolOwner, Settings};
 use mainstay_tier::seal::ReadAt;
 use nix::libc::{EIO, ENOSPC, EROFS};
 
-/// The real disk, until so many changes have been made; then one fails, or all that follow.
+/// The real disk until a number of changes; then one change fails, or all following ones.
 struct Failing {
     left: AtomicI64,
     errno: i32,
@@ -103,7 +103,7 @@ impl Volume for Failing {
 }
 
 #[test]
-fn whatever_fails_of_a_write_the_step_before_stays_and_the_next_try_succeeds() {
+fn after_any_failure_of_a_write_the_previous_step_stays_and_the_next_try_succeeds() {
     let tried = Cell::new(0);
     for errno in [EIO, ENOSPC, EROFS] {
         for for_good in [false, true] {
@@ -143,7 +143,7 @@ fn whatever_fails_of_a_write_the_step_before_stays_and_the_next_try_succeeds() {
     assert!(tried.get() > 6 * 5, "{} operations failed", tried.get());
 }
 
-/// A small file system of its own; none where this process may not mount one.
+/// A separate small file system; none if this process may not mount one.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -152,7 +152,7 @@ impl Mounted {
         mount(&["-t", "tmpfs", "-o", "size=1m", "none"], at).then(|| Mounted(at.to_owned()))
     }
 
-    /// A file system becomes read-only only when no file of it is open for writing: the keeper may still have one.
+    /// A file system can become read-only only when no file of it is open for writing: the keeper may still have one.
     fn remount(&self, how: &str) {
         until(|| mount(&["-o", &format!("remount,{how}")], &self.0), |remounted| *remounted);
     }
@@ -190,7 +190,7 @@ fn offered(checkpoints: &Path) -> Option<u64> {
 }
 
 #[test]
-fn a_disk_that_is_full_or_read_only_costs_no_step_that_is_in_memory() {
+fn a_full_or_read_only_disk_loses_no_step_that_is_in_memory() {
     let (home, pools) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let Some(disk) = Mounted::new(&home.path().join("disk")) else {
         return testing::skip("this process may mount no file system");
@@ -205,7 +205,7 @@ fn a_disk_that_is_full_or_read_only_costs_no_step_that_is_in_memory() {
         until(|| offered(&checkpoints), |offered| *offered == Some(step));
         let filler = disk.0.join("filler");
         if fault == "full" {
-            // As much as there is.
+            // Fill the file system.
             let mut size = 1 << 20;
             while size > 0 {
                 size = if fs::write(&filler, vec![1; size]).is_ok() { 0 } else { size - 4096 };
@@ -223,7 +223,7 @@ fn a_disk_that_is_full_or_read_only_costs_no_step_that_is_in_memory() {
             |received| *received,
         );
         assert_eq!(offered(&checkpoints), Some(step), "what was there is there still");
-        // The job goes on saving, and each of its newest steps is in memory.
+        // The job continues to save, and each of its newest steps is in memory.
         rank.save(step + 2);
         until(|| rank.sealed(), |sealed| sealed.contains(&(step + 2)));
         if fault == "full" {

@@ -1,4 +1,4 @@
-//! Shards go to peers out of the launcher's memory, as soon as they are sealed there.
+//! Shards are sent to peers from the launcher's memory as soon as they are sealed there.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,7 +30,7 @@ struct Launcher {
 }
 
 impl Launcher {
-    /// One whose disk takes nothing.
+    /// A launcher whose disk accepts nothing.
     fn on(host: &Host) -> Launcher {
         Launcher::with(host, 3, false)
     }
@@ -74,8 +74,8 @@ impl Launcher {
 }
 
 #[test]
-fn what_is_sealed_in_memory_goes_to_a_peer_without_any_disk_and_comes_back() {
-    // Nothing but a look at the memory can find it in time.
+fn a_step_sealed_in_memory_is_sent_to_a_peer_without_any_disk_and_restored() {
+    // Only a check of the memory can find it in time.
     let hosts = hosts(2, |_, settings| settings.interval = std::time::Duration::from_secs(3600));
     hosts.iter().for_each(|host| host.service().refresh());
     let launcher = Launcher::on(&hosts[0]);
@@ -87,7 +87,7 @@ fn what_is_sealed_in_memory_goes_to_a_peer_without_any_disk_and_comes_back() {
     let own = copies.iter().find(|copy| copy.own).expect("the owner's");
     assert_eq!((own.medium, own.holder.as_str()), (Medium::Memory, hosts[0].name.as_str()));
 
-    // Host and memory are gone; another host asks.
+    // Host and memory are gone; another host requests the step.
     let bytes = rank.bytes(7);
     drop(launcher);
     assert_eq!(hosts[1].restore().unwrap().0, Some(7));
@@ -96,7 +96,7 @@ fn what_is_sealed_in_memory_goes_to_a_peer_without_any_disk_and_comes_back() {
 }
 
 #[test]
-fn memory_that_a_launcher_gives_up_is_not_kept_by_who_sent_from_it() {
+fn memory_that_a_launcher_frees_is_not_kept_by_the_agent_that_sent_from_it() {
     let hosts = hosts(2, |_, _| ());
     until("each other", || hosts.iter().all(|host| host.service().peers().values().all(|peer| peer.alive)));
     let launcher = Launcher::on(&hosts[0]);
@@ -115,8 +115,8 @@ fn memory_that_a_launcher_gives_up_is_not_kept_by_who_sent_from_it() {
 }
 
 #[test]
-fn a_step_on_its_way_is_left_in_memory_while_newer_ones_are_saved() {
-    // So slow that the saves come while it is sent.
+fn a_step_that_is_being_sent_stays_in_memory_while_newer_ones_are_saved() {
+    // So slow that the saves happen while it is sent.
     let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (1 << 20, 1));
     until("each other", || hosts.iter().all(|host| host.service().peers().values().all(|peer| peer.alive)));
     let launcher = Launcher::on(&hosts[0]);
@@ -139,7 +139,7 @@ fn a_step_on_its_way_is_left_in_memory_while_newer_ones_are_saved() {
 }
 
 #[test]
-fn a_step_that_a_save_pushes_out_while_it_is_sent_is_no_damage_and_the_newest_follows() {
+fn a_step_overwritten_by_a_save_while_it_is_sent_is_not_damage_and_the_newest_follows() {
     let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (16 << 20, 1));
     until("each other", || hosts.iter().all(|host| host.service().peers().values().all(|peer| peer.alive)));
     let launcher = Launcher::on(&hosts[0]);
@@ -147,7 +147,7 @@ fn a_step_that_a_save_pushes_out_while_it_is_sent_is_no_damage_and_the_newest_fo
     rank.save(1);
     let incoming = hosts[1].store.path().join("incoming");
     until("its beginning", || fs::read_dir(&incoming).unwrap().next().is_some());
-    // A rank that waits for a slot gets that of the step which is being sent.
+    // A rank that waits for a slot gets the slot of the step that is being sent.
     for step in 2..=9 {
         rank.save(step);
     }
@@ -156,14 +156,14 @@ fn a_step_that_a_save_pushes_out_while_it_is_sent_is_no_damage_and_the_newest_fo
 }
 
 #[test]
-fn where_each_step_is_overwritten_while_it_is_sent_one_gets_its_copies_from_the_disk() {
+fn if_each_step_is_overwritten_while_it_is_sent_one_gets_its_copies_from_disk() {
     let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (4 << 20, 1));
     hosts[0].wait_for_peers(1);
     let launcher = Launcher::with(&hosts[0], 2, true);
     let rank = launcher.rank(8 << 20);
     let mut step = 0;
     until("a step with its copies", || {
-        // Each is on the disk a moment later, and sent in two seconds.
+        // Each step is on disk a moment later, and sent in two seconds.
         step += 1;
         rank.save(step);
         let stored = launcher.checkpoints.join(format!("step-{step:012}/rank-00000/manifest.json"));
@@ -171,7 +171,7 @@ fn where_each_step_is_overwritten_while_it_is_sent_one_gets_its_copies_from_the_
         !hosts[1].replicas().is_empty()
     });
     assert!(step > 4, "{step}: saves were to come faster than copies");
-    // Its owner keeps it as well until a newer one has its copies: it is not sent back.
+    // Its owner also keeps it until a newer step has its copies: it is not sent back.
     until("two more", || {
         step += 1;
         rank.save(step);

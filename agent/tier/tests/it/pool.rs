@@ -1,4 +1,4 @@
-//! The keeper and its memory, with ranks that are played through the same control page as real ones.
+//! The keeper and its memory, with simulated ranks that use the same control page as real ones.
 
 #![allow(
     clippy::expect_used,
@@ -61,7 +61,7 @@ impl Stage {
 }
 
 #[test]
-fn what_ranks_copied_is_sealed_and_comes_to_the_disk() {
+fn what_ranks_copied_is_sealed_and_written_to_disk() {
     let stage = Stage::new();
     let pool_owner = stage.pool_owner(2, 3);
     let ranks = [Rank::of(pool_owner.directory(), 0, 2), Rank::of(pool_owner.directory(), 1, 2)];
@@ -100,9 +100,9 @@ fn the_newest_whole_step_stays_while_a_rank_is_ahead() {
 }
 
 #[test]
-fn the_step_that_was_saved_before_replicas_last_agreed_stays_whatever_comes_after_it() {
+fn the_step_saved_before_replicas_last_agreed_stays_regardless_of_newer_steps() {
     let stage = Stage::new();
-    // A file where the directory should be: nothing comes to the disk for now.
+    // A file in place of the directory: nothing can be written to disk for now.
     fs::write(&stage.checkpoints, b"in the way").unwrap();
     let keep = Keep { steps: 1, bytes: None };
     let pool_owner = PoolOwner::start(Settings { keep, ..stage.settings(1, 3) }).unwrap();
@@ -126,14 +126,14 @@ fn the_step_that_was_saved_before_replicas_last_agreed_stays_whatever_comes_afte
 #[test]
 fn a_launcher_that_was_killed_loses_nothing() {
     let stage = Stage::new();
-    // The disk is so slow that nothing comes to it.
+    // The disk is so slow that nothing is written.
     let settings = Settings { rate: Some(1), ..stage.settings(1, 3) };
     let pool_owner = PoolOwner::start(settings).unwrap();
     let rank = Rank::of(pool_owner.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     rank.save(1);
     until(|| rank.sealed(), |steps| steps.contains(&1));
-    // As a kill leaves it: nobody says goodbye, and one slot is filled that no keeper has seen. The keeper itself lives
+    // As after a kill: no clean end, and one slot is filled that no keeper has seen. The keeper itself lives
     // until the test ends, so that its threads write nothing after the directory is removed.
     let pool = pool_owner.directory().to_owned();
     let copy = stage.pools.path().join("copy");
@@ -152,7 +152,7 @@ fn a_launcher_that_was_killed_loses_nothing() {
     let left = Rank::of(&copy, 0, 1);
     let slot = left.take(2);
     assert!(left.fill(&slot, 2));
-    // And one that was being filled.
+    // And one slot that was being filled.
     let half = left.take(3);
     left.file(&half).write_all_at(b"half of it", 0).unwrap();
     let recovered = pool::recover(&copy).unwrap().expect("a pool");
@@ -163,7 +163,7 @@ fn a_launcher_that_was_killed_loses_nothing() {
 }
 
 #[test]
-fn what_an_attempt_left_half_filled_is_offered_to_nobody_and_late_writers_seal_nothing() {
+fn a_half_filled_slot_of_an_old_attempt_is_never_offered_and_late_writers_seal_nothing() {
     let stage = Stage::new();
     let pool_owner = stage.pool_owner(1, 3);
     let mut rank = Rank::of(pool_owner.directory(), 0, 1);
@@ -178,7 +178,7 @@ fn what_an_attempt_left_half_filled_is_offered_to_nobody_and_late_writers_seal_n
     assert!(!rank.fill_in(&file, &slot, 2), "it is of an attempt that is over");
     let old = Rank::of(pool_owner.directory(), 0, 1);
     rank.epoch = 1;
-    // The same slot comes back with another file: the late writer's bytes go nowhere.
+    // The same slot gets another file: the late writer's bytes have no effect.
     let again = until(
         || rank.with(|page| page.slot(slot.index)),
         |now| now.state == State::Free && now.file != slot.file,
@@ -186,7 +186,7 @@ fn what_an_attempt_left_half_filled_is_offered_to_nobody_and_late_writers_seal_n
     assert!(again.generation > slot.generation);
     rank.save(2);
     file.write_all_at(&[0xff; 8000], 0).unwrap();
-    // A process of the old attempt that goes on as if nothing had happened.
+    // A process of the old attempt that continues as if nothing had happened.
     old.save(7);
     until(|| rank.sealed(), |steps| *steps == [1, 2]);
     until(|| stage.offered(), |step| *step == Some(2));
@@ -202,16 +202,16 @@ fn what_an_attempt_left_half_filled_is_offered_to_nobody_and_late_writers_seal_n
 }
 
 #[test]
-fn bytes_that_change_in_memory_withdraw_the_step_and_are_said() {
+fn bytes_that_change_in_memory_withdraw_the_step_and_are_reported() {
     let stage = Stage::new();
-    // Slow enough that the change comes before the bytes are read for the disk.
+    // Slow enough that the change happens before the bytes are read for the disk.
     fs::create_dir_all(&stage.checkpoints).unwrap();
     let pool_owner = stage.pool_owner(2, 2);
     let ranks = [Rank::of(pool_owner.directory(), 0, 2), Rank::of(pool_owner.directory(), 1, 2)];
     ranks.iter().for_each(|rank| assert_eq!(rank.reserve(20_000), Answer::Granted));
     ranks.iter().for_each(|rank| rank.save(1));
     until(|| stage.offered(), |step| *step == Some(1));
-    // Sealed, and not whole yet, so not on its way to the disk.
+    // Sealed but not whole yet, so not being written to disk.
     let slot = ranks[0].take(2);
     assert!(ranks[0].fill(&slot, 2));
     until(|| ranks[0].sealed(), |steps| steps.contains(&2));
@@ -226,7 +226,7 @@ fn bytes_that_change_in_memory_withdraw_the_step_and_are_said() {
 #[test]
 fn a_slow_disk_is_not_waited_for_at_the_end() {
     let stage = Stage::new();
-    // The second chunk would be due in weeks.
+    // The second chunk would be written only after weeks.
     let pool_owner = PoolOwner::start(Settings { rate: Some(1), ..stage.settings(1, 3) }).unwrap();
     let mut rank = Rank::of(pool_owner.directory(), 0, 1);
     rank.size = 9 << 20;
@@ -239,7 +239,7 @@ fn a_slow_disk_is_not_waited_for_at_the_end() {
 }
 
 #[test]
-fn what_is_no_checkpoint_of_its_rank_is_not_sealed() {
+fn bytes_that_are_not_a_checkpoint_of_their_rank_are_not_sealed() {
     let stage = Stage::new();
     let pool_owner = stage.pool_owner(1, 2);
     let rank = Rank::of(pool_owner.directory(), 0, 1);
@@ -262,7 +262,7 @@ fn what_is_no_checkpoint_of_its_rank_is_not_sealed() {
 }
 
 #[test]
-fn too_much_is_refused_when_it_is_reserved() {
+fn too_much_memory_is_refused_at_the_reservation() {
     let stage = Stage::new();
     let settings = Settings { memory: Some(10 << 20), ..stage.settings(1, 3) };
     let pool_owner = PoolOwner::start(settings).unwrap();
@@ -304,7 +304,7 @@ fn two_launchers_do_not_keep_the_same_checkpoints() {
 #[test]
 fn a_disk_that_refuses_leaves_the_newest_step_in_memory_for_the_next_launcher() {
     let stage = Stage::new();
-    // A file where the directory should be: no write succeeds.
+    // A file in place of the directory: no write succeeds.
     fs::write(&stage.checkpoints, b"in the way").unwrap();
     let pool_owner = stage.pool_owner(1, 2);
     let rank = Rank::of(pool_owner.directory(), 0, 1);

@@ -1,4 +1,4 @@
-"""Watches a rank's PyTorch without a line of code: a ``.pth`` file beside this one calls :func:`start` where the
+"""Watches a rank's PyTorch without a line of code: a ``.pth`` file next to this one calls :func:`start` if the
 environment names a heartbeat page.
 
 Outside the package ``mainstay``, because importing that opens the page: a Python program that never imports torch
@@ -15,10 +15,10 @@ _started = False
 
 
 def start(program=None) -> None:
-    """Once torch is imported, so is ``mainstay.torch``; and each of transformers' trainers has Mainstay's callback, so that
-    the steps are its ``global_step``. ``MAINSTAY_TORCH=0`` turns that off.
+    """Imports ``mainstay.torch`` after torch, and adds Mainstay's callback to each of transformers' trainers, so that
+    the steps are their ``global_step``. ``MAINSTAY_TORCH=0`` turns that off.
 
-    ``program``: the code of the program's outermost frame, where it does not run yet but torch may be there already.
+    ``program``: the code of the program's outermost frame, if it does not run yet but torch may be imported already.
     """
     global _started
     if _started or os.environ.get("MAINSTAY_TORCH", "").strip().lower() in ("0", "false", "no", "off", "n", "f") or not os.environ.get("MAINSTAY_PAGE"):
@@ -45,7 +45,7 @@ def _watch_trainers(module) -> None:
 
 
 def when_imported(name: str, action) -> None:
-    """Calls ``action(module)`` now if the module is there, else right after its import. Errors of it go nowhere."""
+    """Calls ``action(module)`` now if the module is imported, else right after its import. Its errors are dropped."""
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     if module is not None and not getattr(spec, "_initializing", False):
@@ -57,7 +57,7 @@ def when_imported(name: str, action) -> None:
 
 
 class _Finder:
-    """Asks the other finders, and steps aside but for the modules that are waited for."""
+    """Asks the other finders, and handles only the modules that are waited for."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -76,7 +76,7 @@ class _Finder:
 
 
 class _Loader:
-    """The loader that was found; after it has run, what waits for the module runs too."""
+    """The loader that was found; after it has run, the actions that wait for the module run too."""
 
     def __init__(self, loader, name: str):
         self._loader = loader
@@ -86,7 +86,7 @@ class _Loader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module) -> None:
-        # As if we had never been there: code that looks at the module's loader finds its own.
+        # Restores the module's own loader for code that looks at it.
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         for action in _waiting.pop(self._name, ()):

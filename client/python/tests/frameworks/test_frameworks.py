@@ -141,7 +141,7 @@ def test_jax_with_two_processes(run_job):
         weights = jnp.ones(4)
         for n in range(8):
             weights, loss = train_step(weights, jnp.ones((2, 4)) * (rank + 1))
-            # Both must come here, or neither goes on.
+            # Both ranks must reach this line, or neither continues.
             multihost_utils.sync_global_devices(f"step {n}")
         jax.block_until_ready(weights)
     """)
@@ -152,7 +152,7 @@ def test_jax_with_two_processes(run_job):
 
 
 @needs("jax")
-def test_a_jax_step_counts_when_its_results_are_there(python, page):
+def test_a_jax_step_counts_when_its_results_are_ready(python, page):
     python("""
         import mainstay.jax
         class Array:

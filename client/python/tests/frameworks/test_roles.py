@@ -1,4 +1,4 @@
-"""The stage of a pipeline that a rank has, found where the real frameworks keep it, without a word from the script."""
+"""The pipeline stage of a rank, found where the real frameworks keep it, without any setting in the script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 needs_megatron = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="not installed: megatron-core")
 
-# The stage is looked for now and then; a script that ended at once would be gone before.
+# The stage is polled now and then; a script that ended at once would end before the first poll.
 TOLD = """
         import time
         from mainstay import _role
@@ -84,7 +84,7 @@ def test_a_model_that_is_sharded_and_replicated_has_no_stage(run_job):
     assert [stage for _, stage in stages(job)] == [None] * 4
 
 
-# Two pipelines of two ranks, by groups alone: ranks 0 and 2 are one, 1 and 3 the other, each beside its replica.
+# Two pipelines of two ranks, by groups alone: ranks 0 and 2 are one, 1 and 3 the other, each next to its replica.
 PIPELINE = """
         import torch, torch.distributed as dist
         from torch.distributed.pipelining import PipelineStage, SCHEDULE
@@ -110,7 +110,7 @@ def test_the_stage_of_a_pipeline_of_torch_without_a_mesh(run_job):
     assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
 
 
-def test_ranks_that_have_several_stages_are_told_by_their_place(run_job):
+def test_ranks_with_several_stages_report_their_position(run_job):
     job = run_job(PIPELINE.replace("SCHEDULE", "ScheduleInterleaved1F1B") + """
         mine = [stage(place, 4), stage(place + 2, 4)]
         train(ScheduleInterleaved1F1B(mine, n_microbatches=2, loss_fn=loss), place == 0, place == 1)

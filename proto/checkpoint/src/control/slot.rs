@@ -1,19 +1,19 @@
-//! A slot of a rank's memory: what it is, and the word by which rank and keeper agree on that.
+//! A slot of a rank's memory, and the word by which rank and keeper agree on its state.
 
-/// What a slot is.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Nobody's: a rank may take it.
+    /// Free: a rank may take it.
     Free,
     /// A rank copies into it.
     Filling,
-    /// All of a shard is in it.
+    /// It holds a complete shard.
     Filled,
-    /// The keeper has accepted it and takes its checksums.
+    /// The keeper has accepted it and computes its checksums.
     Sealing,
-    /// It holds a shard, and its manifest lies beside it.
+    /// It holds a shard, and its manifest is next to it.
     Sealed,
-    /// What it holds is not what was sealed.
+    /// Its content does not match the seal.
     Damaged,
 }
 
@@ -25,7 +25,7 @@ impl State {
             3 => State::Sealing,
             4 => State::Sealed,
             0 => State::Free,
-            // What nobody wrote is offered to nobody.
+            // An invalid state: no process wrote it, so no process uses the slot.
             _ => State::Damaged,
         }
     }
@@ -42,30 +42,30 @@ impl State {
     }
 }
 
-/// A slot as it was seen at one moment.
+/// A slot as it was read at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Its place.
+    /// Its index.
     pub index: usize,
-    /// What it is.
+    /// Its state.
     pub state: State,
-    /// Which of its lives this is.
+    /// Its generation.
     pub generation: u64,
     /// The number of its file.
     pub file: u64,
-    /// Bytes that the file has room for.
+    /// The capacity of the file in bytes.
     pub capacity: u64,
     /// The attempt that took it.
     pub epoch: u64,
     /// The step in it.
     pub step: u64,
-    /// Bytes of the shard.
+    /// The size of the shard in bytes.
     pub used: u64,
-    /// How many shards make the step.
+    /// The number of shards of the step.
     pub world_size: u64,
 }
 
-/// The word of a slot in that life and state.
+/// The word of a slot with that generation and state.
 pub(super) fn word(generation: u64, state: State) -> u64 {
     (generation << 8) | state.number()
 }

@@ -1,4 +1,5 @@
-//! Manifests and containers from anywhere: what was written comes back, what was changed is refused, and nothing panics.
+//! Manifests and containers from any source: a written one is read back, a changed one is refused, and nothing
+//! panics.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -28,7 +29,7 @@ fn manifest(job: String, step: u64, rank: u32, sums: Vec<u64>, format: u8) -> Ma
 
 proptest! {
     #[test]
-    fn a_manifest_comes_back_and_no_changed_byte_is_forgiven(
+    fn a_manifest_is_read_back_and_every_changed_byte_is_found(
         job in ".{0,20}", step in 0..1_000_000_u64, rank in 0..9_u32, sums in prop::collection::vec(any::<u64>(), 0..9),
         format in 1..3_u8, place in any::<prop::sample::Index>(), flip in 1..=255_u8,
     ) {
@@ -47,7 +48,7 @@ proptest! {
     }
 
     #[test]
-    fn a_table_comes_back_with_its_places(
+    fn a_table_is_read_back_with_its_offsets(
         shapes in prop::collection::vec((0..3_usize, prop::collection::vec(0..5_u64, 0..4)), 0..8),
         words in prop::collection::btree_map(".{0,8}", ".{0,8}", 0..4),
     ) {
@@ -85,7 +86,7 @@ fn a_header_that_claims_too_much_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn a_manifest_that_was_signed_anew_by_another_is_held_to_its_root() {
+fn a_manifest_resigned_by_another_writer_is_checked_against_its_root() {
     let honest = manifest("job".to_owned(), 1, 0, vec![chunk_sum(b"x")], 2);
     let other = Manifest { identity: Identity { step: 2, ..honest.identity.clone() }, ..honest.clone() };
     assert_ne!(honest.root(), other.root());
@@ -95,8 +96,8 @@ fn a_manifest_that_was_signed_anew_by_another_is_held_to_its_root() {
 }
 
 #[test]
-fn what_the_first_version_wrote_is_read() {
-    // As client/python wrote it before this crate was.
+fn a_manifest_of_the_first_version_is_read() {
+    // As client/python wrote it before this crate existed.
     let first = manifest("job-1".to_owned(), 10, 0, vec![0; 2], 1);
     let text = String::from_utf8(first.encode()).expect("ASCII");
     assert!(

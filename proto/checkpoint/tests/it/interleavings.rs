@@ -1,5 +1,6 @@
-//! A rank and a keeper of one control page on two threads: a filled slot holds what the rank said of it, in whatever
-//! order the memory of the machine shows the rank's stores. Under Miri (`docs/internals/testing.md`) with few steps.
+//! A rank and a keeper of one control page on two threads: a filled slot holds what the rank recorded for it, in
+//! whatever order the machine's memory shows the rank's stores. Under Miri (`docs/internals/testing.md`) with few
+//! steps.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test's report")]
 
 use std::sync::atomic::AtomicU64;
@@ -18,7 +19,7 @@ fn page(words: &ControlWords) -> Control<'_> {
 }
 
 #[test]
-fn a_filled_slot_holds_what_the_rank_said_of_it() {
+fn a_filled_slot_holds_what_the_rank_recorded() {
     let words: Box<ControlWords> = Box::new([const { AtomicU64::new(0) }; _]);
     let pool_owner = page(&words);
     let rank = Control::new(&words).unwrap();

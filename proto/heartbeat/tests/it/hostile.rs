@@ -41,7 +41,7 @@ fn read_everything(page: &Page<'_>, cursor: u64) {
     }
 }
 
-/// A writer over garbage: it too must come through, and leave a beat that can be read.
+/// A writer over garbage must also complete, and leave a beat that can be read.
 fn write_everything(words: &PageWords) {
     let (writer, page) = (Writer::new(words).unwrap(), Page::new(words).unwrap());
     let who = process(1);
@@ -86,7 +86,7 @@ fn operations_of_a_later_layout_are_other_ones() {
     assert_eq!(unknown, Some(Operation { kind: OperationKind::Other, bytes: 5 }));
 }
 
-/// A value that is likely to hurt.
+/// A value that is likely to cause errors.
 fn nasty() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),

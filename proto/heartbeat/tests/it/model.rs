@@ -1,4 +1,4 @@
-//! Random sequences of operations: a reader sees exactly what a plain model says it should.
+//! Random sequences of operations: a reader must see exactly what a plain model predicts.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic here is the test's report")]
 
 use crate::support;
@@ -55,7 +55,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// What the page should say, in plain terms.
+/// The expected content of the page.
 #[derive(Default)]
 struct Model {
     pid: u32,
@@ -336,7 +336,7 @@ proptest! {
         let cut = read.exception.len() < exception.len() || read.message.len() < message.len();
         prop_assert_eq!(read.message_cut, cut);
         prop_assert_eq!(read.traceback_cut, read.traceback.len() < traceback.len());
-        // A character has at most four bytes, so no more than three are given away.
+        // A character has at most four bytes, so at most three are lost.
         prop_assert!(read.traceback.len() >= traceback.len().min(TRACEBACK_BYTES - 3));
     }
 }

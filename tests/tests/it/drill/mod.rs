@@ -1,5 +1,5 @@
-//! What drills have in common: ranks that write down each step with its attempt, whoever reads that, and the means to hurt
-//! them.
+//! Shared parts of the drills: ranks that write down each step with its attempt, a reader of these traces, and the
+//! means to inject faults.
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 #![allow(dead_code, reason = "not every test needs all of it")]
 
@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// What the ranks write down, read as it grows.
+/// The ranks' traces, read as they grow.
 pub struct Trace {
     path: PathBuf,
     ranks: u32,
@@ -37,12 +37,13 @@ pub struct Trace {
     pub attempt: u32,
     /// By rank: its process, and its steps in this attempt.
     steps: BTreeMap<u32, (i32, u32)>,
-    /// What must never be: an attempt that trains beside a later one, or two processes of a rank in one attempt.
+    /// What must never happen: an attempt that trains at the same time as a later one, or two processes of a rank
+    /// in one attempt.
     pub overlaps: BTreeSet<String>,
 }
 
 impl Trace {
-    /// Of so many ranks.
+    /// For this many ranks.
     pub fn of(stage: &Stage, ranks: u32) -> Trace {
         let path = stage.marks().join("trace");
         Trace { path, ranks, read: 0, attempt: 0, steps: BTreeMap::new(), overlaps: BTreeSet::new() }
@@ -79,7 +80,7 @@ impl Trace {
         steps.1 += 1;
     }
 
-    /// The ranks' processes, once all of them have made so many steps in an attempt from this one on.
+    /// The ranks' processes, once all of them have made this many steps in an attempt from this one on.
     pub fn wait_for(&mut self, attempt: u32, steps: u32) -> BTreeMap<u32, i32> {
         let seen = std::cell::RefCell::new(self);
         processes::wait_until(&format!("all ranks make {steps} steps in attempt {attempt} or later"), || {
@@ -94,7 +95,7 @@ impl Trace {
     }
 }
 
-/// Orders something that has to be done.
+/// Sends an order that must succeed.
 pub fn order(job: &Job, arguments: &[&str]) {
     let output = Command::new(mainstay())
         .args(arguments)
@@ -107,7 +108,7 @@ pub fn order(job: &Job, arguments: &[&str]) {
 
 /// Signals a process.
 pub fn signal(pid: i32, signal: Signal) {
-    // A process that has just ended by itself is as good.
+    // A process that has just ended by itself is just as good.
     let _ = kill(Pid::from_raw(pid), signal);
 }
 
@@ -117,16 +118,16 @@ pub fn is_template(pid: &i32) -> bool {
     String::from_utf8_lossy(&line).contains("template.py")
 }
 
-/// What one launcher holds, as numbers that must not grow.
+/// Resources that one launcher holds, as numbers that must not grow.
 pub fn held(job: &Job, stage: &Stage, ranks: &BTreeMap<u32, i32>) -> BTreeMap<&'static str, usize> {
     let pages = std::fs::read_dir(stage.tmpfs().join(job.id())).expect("the job's directory").count();
     let template = usize::from(processes::of_job(job.id()).iter().any(is_template));
-    // Standbys come and go; all else beside the ranks is the guardian, and no zombies for long.
+    // Standbys come and go; the only other child is the guardian, and zombies are reaped soon.
     let is_other = |pid: &i32| !is_template(pid) && !ranks.values().any(|rank| rank == pid);
     let others = || processes::children(job.launcher()).into_iter().filter(is_other).count();
     processes::wait_until("all orphans are taken off the table", || others() <= 1);
     BTreeMap::from([
-        // One to the template, which is not always there.
+        // One to the template, which does not always exist.
         ("open files", processes::open_files(job.launcher()) - template),
         ("sockets", processes::sockets(job.launcher()) - template),
         ("children", others()),
@@ -134,7 +135,7 @@ pub fn held(job: &Job, stage: &Stage, ranks: &BTreeMap<u32, i32>) -> BTreeMap<&'
     ])
 }
 
-/// Attempts that began before the one before them was over, by the journal; in words.
+/// Attempts that started before the previous one was over, by the journal; in words.
 pub fn overlapping(journal: &[Entry]) -> Vec<String> {
     let (mut running, mut wrong) = (None::<Attempt>, Vec::new());
     for fact in journal::facts(journal) {

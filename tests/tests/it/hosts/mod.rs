@@ -1,4 +1,4 @@
-//! Hosts on loopback addresses of their own, each with an agent that knows the others.
+//! Hosts with separate loopback addresses, each with an agent that knows the others.
 
 #![allow(
     dead_code,
@@ -24,7 +24,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// So many, each with further keys of `checkpoint`.
+    /// This many hosts, each with further keys of `checkpoint`.
     pub fn new(test: u8, count: u8, options: &[&str]) -> Hosts {
         let process = std::process::id() % 60_000;
         let name = |host: u8| {
@@ -41,7 +41,7 @@ impl Hosts {
         self.agent_with(host, &[])
     }
 
-    /// With further keys of `checkpoint`, in place of those that all have.
+    /// With further keys of `checkpoint`, instead of those that all have.
     pub fn agent_with(&self, host: usize, options: &[&str]) -> Agent {
         let stage = &self.stages[host];
         let token = stage.work().join("token");
@@ -66,7 +66,7 @@ impl Hosts {
         self.stages[host].tmpfs().join("replicas")
     }
 
-    /// What its agent reads as the kernel's log.
+    /// The file that its agent reads as the kernel log.
     pub fn kernel_log(&self, host: usize) -> PathBuf {
         self.stages[host].work().join("kmsg")
     }
@@ -76,7 +76,7 @@ impl Hosts {
         self.stages[host].work().join("checkpoints")
     }
 
-    /// Whether anything of a shard lies in a host's store already.
+    /// Whether a host's store already has any part of a shard.
     pub fn has_started(&self, host: usize) -> bool {
         fs::read_dir(self.store(host).join("incoming")).is_ok_and(|mut entries| entries.next().is_some())
     }

@@ -27,7 +27,7 @@ for step in range(begin, 12):
 mark(f"final.{RANK}", value)
 "#;
 
-/// What an undisturbed rank ends with.
+/// The final value of an undisturbed rank.
 fn undisturbed(rank: u64) -> String {
     (0..12).fold(0, |value: u64, step| (value * 31 + step * (rank + 1)) % 1_000_003).to_string()
 }
@@ -38,7 +38,7 @@ fn all_wait(jobs: &[Job]) {
     }
 }
 
-/// Kills the launcher of the second host with all its ranks; a host with nothing in its memory and on its disk takes its place.
+/// Kills the launcher of the second host with all its ranks; a host with empty memory and disk takes its place.
 fn replace_second(cluster: &Cluster, jobs: &mut Vec<Job>, script: &str, options: &str) {
     let lost = jobs.remove(1);
     lost.lose_launcher();
@@ -110,7 +110,7 @@ fn a_host_that_takes_the_place_of_a_lost_one_gets_its_shards_from_the_memory_of_
     for end in &ends {
         end.assert_status(0);
     }
-    // Brought before the start, or sent as copies as soon as the new host was known.
+    // Fetched before the start, or sent as copies as soon as the new host was known.
     ends[1].assert_said("all ranks go on from step");
     assert!(went_on_from(&cluster, [0, 2]) > 0);
     assert_finals(&cluster, [0, 2], &ends);
@@ -124,7 +124,7 @@ fn replicas(below: &Path) -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_none_or(|extension| extension != "json")).collect()
 }
 
-/// The ranks whose shards a host keeps copies of, by the manifests beside them.
+/// The ranks whose shards a host keeps copies of, by the manifests next to them.
 fn keeps_for(cluster: &Cluster, host: usize) -> BTreeSet<u64> {
     fn manifests(below: &Path) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(below) else { return Vec::new() };
@@ -193,7 +193,7 @@ fn a_replica_that_was_damaged_is_not_used() {
     assert!(!kept.is_empty(), "there are replicas");
     for path in &kept {
         let bytes = fs::read(path).expect("a replica");
-        // In place: the same file with other bytes, as faulty memory would have it.
+        // In place: the same file with other bytes, as faulty memory would change it.
         let damaged: Vec<u8> = bytes.iter().map(|byte| byte ^ 0x40).collect();
         let file = fs::OpenOptions::new().write(true).open(path).expect("a replica");
         std::os::unix::fs::FileExt::write_all_at(&file, &damaged, 0).expect("written over");

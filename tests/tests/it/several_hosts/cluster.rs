@@ -1,4 +1,4 @@
-//! Hosts for a job: a place of its own for each, and where it is asked for, a network namespace on a common bridge.
+//! Hosts for a job: separate directories for each, and on request a network namespace on a common bridge.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ pub struct Cluster {
     id: String,
     port: u16,
     network: Option<Network>,
-    /// Options by which they meet elsewhere than at the first of them.
+    /// Options for a meeting point other than the first host.
     meets: Option<String>,
     /// Whether all of them save checkpoints into one directory.
     shares: bool,
@@ -26,7 +26,7 @@ impl Cluster {
         Cluster::of(hosts, None)
     }
 
-    /// Hosts that share the machine's network and meet as these options say.
+    /// Hosts that share the machine's network and meet as these options set.
     pub fn meeting_at(hosts: usize, options: &str) -> Cluster {
         Cluster { meets: Some(options.to_owned()), ..Cluster::of(hosts, None) }
     }
@@ -36,7 +36,7 @@ impl Cluster {
         Cluster::of(hosts, Some(Network::new(hosts)))
     }
 
-    /// Hosts with a network namespace each, of which the first so many run etcd between them.
+    /// Hosts with a network namespace each; the first ones run etcd.
     pub fn with_etcd_on(first: usize, hosts: usize) -> Cluster {
         let network = Network::new(hosts);
         let endpoints: Vec<String> =
@@ -45,7 +45,7 @@ impl Cluster {
         Cluster { meets, ..Cluster::of(hosts, Some(network)) }
     }
 
-    /// Hosts as of [`Cluster::with_links`]; more than the job needs may come.
+    /// Hosts as of [`Cluster::with_links`]; more than the job needs may join.
     pub fn elastic_with_links(hosts: usize) -> Cluster {
         let network = Network::with_links(hosts);
         let meets = Some(format!("--rdzv-backend c10d --rdzv-endpoint {}:29400", network.address(0)));
@@ -91,7 +91,7 @@ impl Cluster {
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// Waits until a rank of one of the hosts has left a mark, and says which host.
+    /// Waits until a rank of one of the hosts has left a mark, and returns which host.
     pub fn host_with(&self, mark: &str) -> usize {
         let directories = self.stages.iter().map(|stage| stage.marks()).collect();
         let look = || self.stages.iter().position(|stage| stage.marks().join(mark).exists());
@@ -132,7 +132,7 @@ impl Cluster {
         }
         if let Some(network) = &self.network {
             plan = plan.under(&["ip", "netns", "exec", &network.namespace(host)]);
-            // Gloo takes the address of the host's name, which all namespaces share.
+            // Gloo uses the address of the host's name, which all namespaces share.
             plan = plan.variable("GLOO_SOCKET_IFNAME", "eth0");
         }
         plan

@@ -9,7 +9,7 @@ use std::time::Duration;
 use mainstay_tests::{Stage, skipped};
 use testing::free_port;
 
-/// Whether Debian's `etcd-server` is installed; says so if not.
+/// Whether Debian's `etcd-server` is installed; reports a skip if not.
 pub fn has_etcd() -> bool {
     let found = Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     found.is_ok() || {
@@ -33,7 +33,7 @@ impl Etcd {
         etcd
     }
 
-    /// Starts it on the data that it has left.
+    /// Starts it on its existing data.
     pub fn resume(&mut self) {
         let client = format!("http://127.0.0.1:{}", self.port);
         let peer = format!("http://127.0.0.1:{}", self.peer_port);
@@ -67,13 +67,13 @@ impl Etcd {
         }
     }
 
-    /// Kills it, and removes all that it had.
+    /// Kills it, and removes its data.
     pub fn wipe(&mut self) {
         self.kill();
         std::fs::remove_dir_all(self.data()).expect("etcd has data");
     }
 
-    /// What a range of all keys of this program answers: JSON, with keys and values in base64.
+    /// The response to a range query for all keys of this program: JSON, with keys and values in base64.
     pub fn all_keys(&self) -> String {
         // "/mainstay" to "/mainstaz".
         Self::post(self.port, "/v3/kv/range", r#"{"key":"L21haW5zdGF5","range_end":"L21haW5zdGF6"}"#)

@@ -1,5 +1,6 @@
-//! Lightning, and Hugging Face's Trainer with Accelerate, over two hosts: programs that know nothing of Mainstay, with checkpoints of
-//! their own in a directory that both hosts share. One that loses a rank ends with the parameters of an undisturbed run.
+//! Lightning, and Hugging Face's Trainer with Accelerate, over two hosts: programs that know nothing of Mainstay,
+//! with their own checkpoints in a directory that both hosts share. One that loses a rank ends with the parameters
+//! of an undisturbed run.
 
 use mainstay_tests::{is_root, python_with_frameworks, skipped};
 
@@ -63,7 +64,7 @@ trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Wa
 trainer.train(resume_from_checkpoint=get_last_checkpoint(OUT) if os.path.isdir(OUT) else None)
 "#;
 
-/// Before the program: where a rank waits to be killed, and where checkpoints are. Behind it: what it has come to.
+/// Before the program: where a rank waits to be killed, and where checkpoints are. After it: its result.
 const BEFORE: &str = r#"
 OUT = os.environ["MAINSTAY_CHECKPOINT_DIR"] + "/own"
 def step(number):

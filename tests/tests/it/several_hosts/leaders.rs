@@ -7,7 +7,7 @@ use super::TRAINER;
 use super::cluster::Cluster;
 use super::etcd::{Etcd, has_etcd};
 
-/// Starts the hosts one after the other: the first leads, and has the first ranks.
+/// Starts the hosts in sequence: the first leads, and has the first ranks.
 fn start(cluster: &Cluster, hosts: usize, options: &str) -> Vec<Job> {
     start_with(cluster, hosts, options, &[("WAITS", "0")])
 }
@@ -53,7 +53,7 @@ fn hosts_that_meet_in_etcd_are_one_job_and_leave_nothing_there() {
         end.assert_said("rank 1 was ended by SIGKILL");
     }
     let left = etcd.all_keys();
-    // The note of the end, which is known for some minutes.
+    // The note of the end, which is kept for some minutes.
     assert!(left.contains("\"count\":\"1\""), "{left}");
 }
 
@@ -107,7 +107,7 @@ fn a_leader_that_was_only_slow_steps_down() {
     jobs[0].wait_until_said("this host leads now (epoch 2)");
     slow.signal(Signal::SIGCONT);
     assert!(slow.has_ended());
-    // Processes of all hosts have the same job in their names here: the first to end is looked at last.
+    // Processes of all hosts have the same job in their names here: the first to end is checked last.
     for end in ends(jobs) {
         end.assert_status(0);
         assert_eq!(end.summary().attempts, 2, "{end}");
@@ -118,7 +118,7 @@ fn a_leader_that_was_only_slow_steps_down() {
 }
 
 #[test]
-fn training_goes_on_without_the_store_and_what_was_wiped_is_written_anew() {
+fn training_continues_without_the_store_and_lost_keys_are_written_again() {
     if !has_client() || !has_etcd() {
         return;
     }

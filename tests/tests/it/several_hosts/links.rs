@@ -1,5 +1,5 @@
-//! Links of hosts that can be made slow and lossy at any time, as `tc netem` does it. Few kernels of virtual machines have
-//! netem; TAP devices and a program that forwards their frames do the same on each.
+//! Links of hosts that can be made slow and lossy at any time, as `tc netem` does it. Few kernels of virtual
+//! machines have netem; TAP devices and a program that forwards their frames do the same on each.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -10,24 +10,24 @@ use mainstay_tests::python;
 /// How a link is in one direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Quality {
-    /// Milliseconds on the way.
+    /// Delay in milliseconds.
     pub delay: f64,
-    /// By how many milliseconds that varies (standard deviation).
+    /// Standard deviation of the delay in milliseconds.
     pub jitter: f64,
-    /// Of a hundred frames, how many are lost.
+    /// Percentage of lost frames.
     pub loss: f64,
-    /// Thousands of bits in a second.
+    /// Bandwidth in kbit/s.
     pub rate: f64,
 }
 
 impl Quality {
-    /// A link of a data centre, seen from two racks.
+    /// A link of a data centre, between two racks.
     pub const GOOD: Quality = Quality { delay: 0.5, jitter: 0.05, loss: 0.0, rate: 1e6 };
 
     /// A link on which nothing arrives.
     pub const DEAD: Quality = Quality { loss: 100.0, ..Quality::GOOD };
 
-    /// The same, slower by so many times.
+    /// The same, slower by this factor.
     pub fn slower(self, times: f64) -> Quality {
         let Quality { delay, jitter, rate, .. } = self;
         Quality { delay: delay * times, jitter: jitter * times, rate: rate / times, ..self }
@@ -54,7 +54,7 @@ impl Links {
         links
     }
 
-    /// What a host sends, and what others send to it, goes like that from now on.
+    /// Sets the quality of what a host sends and of what others send to it.
     pub fn set(&self, host: usize, out: Quality, back: Quality) {
         for (direction, quality) in [out, back].into_iter().enumerate() {
             let Quality { delay, jitter, loss, rate } = quality;

@@ -1,5 +1,5 @@
-//! Hosts that vanish while they train: all of their processes and their network at once. The job has no host that it cannot
-//! lose: etcd runs on some of its hosts.
+//! Hosts that vanish while they train: all of their processes and their network at once. The job can lose any host,
+//! because etcd runs on some of its hosts.
 
 use mainstay_tests::{End, Job, has_client, has_torch, is_root, processes, skipped};
 use nix::sys::signal::{Signal, kill};
@@ -10,9 +10,9 @@ use super::etcd::has_etcd;
 use super::links::Quality;
 use super::network::Network;
 
-/// A model that the ranks train together, the same bit for bit however often it is started again: each sums the gradients of
-/// all ranks in their order. Every step is saved. In attempt N of those that hosts are lost in, rank 1 works for ever in step
-/// 4 + 4 N, and the others wait for it.
+/// A model that the ranks train together, the same bit for bit however often it is restarted: each sums the
+/// gradients of all ranks in their order. Every step is saved. In attempt N of those in which hosts are lost, rank
+/// 1 works forever in step 4 + 4 N, and the others wait for it.
 const TRAINS: &str = r#"
 import hashlib, torch, torch.distributed as dist
 import mainstay
@@ -74,7 +74,8 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Starts the job on so many hosts, of which the first run etcd. `losses`: in how many attempts hosts are lost.
+    /// Starts the job on this many hosts, of which the first run etcd. `losses`: in how many attempts hosts are
+    /// lost.
     fn start(etcds: usize, hosts: usize, options: &str, losses: u32) -> Hosts {
         let cluster = Cluster::with_etcd_on(etcds, hosts).sharing_nothing();
         let mut all =
@@ -93,7 +94,7 @@ impl Hosts {
         self.jobs[host].as_ref().expect("the host is there")
     }
 
-    /// The host whose launcher leads: of all that said so, the one with the highest epoch.
+    /// The host whose launcher leads: of all that printed it, the one with the highest epoch.
     fn leader(&self) -> usize {
         let epoch = |job: &Job| {
             let said = job.said();
@@ -106,7 +107,7 @@ impl Hosts {
         led.max().expect("one of them leads").1
     }
 
-    /// Waits until all ranks are in the step in which hosts are lost. By rank, the host that has it.
+    /// Waits until all ranks are in the step in which hosts are lost. Returns, by rank, its host.
     fn all_wait(&self, attempt: u32, ranks: u32) -> Vec<usize> {
         (0..ranks).map(|rank| self.cluster.host_with(&format!("waits.{attempt}.{rank}"))).collect()
     }
@@ -115,17 +116,17 @@ impl Hosts {
         self.cluster.network().vanish(host);
         let job = self.jobs[host].take().expect("the host is there");
         assert!(job.has_ended());
-        // What the kernel would have forgotten with the host.
+        // State that the kernel would have lost with the host.
         processes::wait_until("its processes are gone", || !processes::is_alive(job.launcher()));
     }
 
-    /// The host is there again, and someone starts the job on it.
+    /// The host is available again, and its launcher is started.
     fn come_back(&mut self, host: usize) {
         self.cluster.network().come_back(host);
         self.launch(host);
     }
 
-    /// The end of the launchers that are left.
+    /// The ends of the remaining launchers.
     fn ends(self) -> (Cluster, Vec<End>) {
         let ends = self.cluster.ends(self.jobs.into_iter().flatten().collect());
         for end in &ends {
@@ -190,7 +191,7 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
             hosts.come_back(lost);
             hosts.job(lost).wait_until_said("waiting as a spare");
             if lost < 3 {
-                // Until its member of etcd is back, the loss of another one takes the store.
+                // Until its member of etcd is back, the loss of another one stops the store.
                 processes::wait_until("its etcd serves", || hosts.cluster.network().serves(lost, 29400));
             }
         }
@@ -249,7 +250,7 @@ fn ranks_do_not_notice_that_all_stores_are_gone_for_longer_than_the_lease() {
         cluster.host_with(&format!("runs.0.{rank}"));
     }
     jobs.iter().for_each(|job| signal_etcd(job, Signal::SIGSTOP));
-    // The leader has lost its office.
+    // The leader has lost its leadership.
     let leads = jobs.iter().position(|job| job.said().contains("this host leads the job")).expect("a leader");
     jobs[leads].wait_until_said("nothing is decided until it does");
     (0..3).for_each(|host| cluster.stage(host).mark("end"));
@@ -267,7 +268,8 @@ fn signal_etcd(job: &Job, signal: Signal) {
     kill(Pid::from_raw(etcd.expect("etcd runs on this host")), signal).expect("our own process");
 }
 
-/// What happens to one of four hosts that train, and what the leader says of it then. A fifth one takes its place.
+/// Injects a fault into one of four hosts that train, and checks what the leader reports. A fifth host takes its
+/// place.
 fn assert_lost(happens: impl Fn(&Network, usize, &Job), said: &str) {
     let cluster = Cluster::elastic_with_links(5);
     let start = |host| cluster.start_host_as(host, STEPS, "--nnodes 4", &[]);
@@ -295,7 +297,7 @@ fn a_host_without_power_is_lost_when_others_cannot_reach_it_either() {
 }
 
 #[test]
-fn a_host_that_stands_still_is_lost_though_its_kernel_takes_connections() {
+fn a_frozen_host_is_lost_though_its_kernel_accepts_connections() {
     if has_namespaces() {
         assert_lost(|network, host, _| network.freeze(host), "can connect to it and get no answer");
     }

@@ -1,5 +1,5 @@
-//! Jobs of several hosts: one launcher for each, in network namespaces of their own where PyTorch trains over them, else on
-//! the loopback address.
+//! Jobs of several hosts: one launcher for each, in separate network namespaces if PyTorch trains over them, else
+//! on the loopback address.
 
 mod agents;
 mod bad_links;
@@ -38,7 +38,7 @@ for step in range(0 if saved is None else saved + 1, 20):
 mark(f"done.{RANK}", os.environ["GROUP_RANK"] + os.environ["WORLD_SIZE"])
 "#;
 
-/// What each launcher has written down of failures, without what is of its host.
+/// The verdicts in each launcher's journal, without host-specific parts.
 fn verdicts(end: &End) -> Vec<(Option<Rank>, Cause, String)> {
     let verdicts = journal::verdicts(&end.journal).into_iter();
     verdicts.map(|verdict| (verdict.culprit, verdict.cause.clone(), verdict.headline.clone())).collect()
@@ -153,7 +153,7 @@ fn a_signal_to_one_launcher_ends_the_job_on_all() {
     }
 }
 
-/// Ranks in step with each other, as those of a trainer are, that save when they are asked to, or when it is due.
+/// Ranks in step with each other, as those of a trainer, that save when they are asked to, or when it is due.
 const SAVES: &str = r#"
 import mainstay
 shared = os.environ["MAINSTAY_CHECKPOINT_DIR"]
@@ -232,7 +232,7 @@ fn a_host_with_another_script_or_another_number_of_ranks_is_named_on_all_termina
     assert_eq!(cluster.read(1, "ran.2"), "other", "a difference that may be meant stops nothing");
 }
 
-/// A rank on each of two hosts, gloo over veth, a model with an optimiser that has state of its own. With more ranks the sums
+/// A rank on each of two hosts, gloo over veth, a model with an optimiser that has state. With more ranks the sums
 /// of DDP depend on its buckets, which it orders again in the second step of each process.
 pub const DDP: &str = r#"
 import hashlib, torch, torch.distributed as dist

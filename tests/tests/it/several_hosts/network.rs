@@ -1,4 +1,4 @@
-//! The network of hosts with a namespace each, and what can happen to it.
+//! The network of hosts with a namespace each, and the faults that can happen to it.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -54,7 +54,7 @@ impl Network {
         network
     }
 
-    /// The host has its address.
+    /// Sets up the address of the host.
     fn open(&self, host: usize) {
         let namespace = self.namespace(host);
         ip(&format!("-n {namespace} addr add {}/24 dev eth0", self.address(host)));
@@ -71,9 +71,10 @@ impl Network {
     }
 }
 
-/// What can happen to a host.
+/// Faults of a host.
 impl Network {
-    /// Power is off: nothing leaves the host any more, not even a farewell of its kernel, and all its processes are gone.
+    /// The host loses power: it sends nothing any more, not even a last packet of its kernel, and all its processes
+    /// are gone.
     pub fn vanish(&self, host: usize) {
         match &self.links {
             Some(links) => links.set(host, Quality::DEAD, Quality::DEAD),
@@ -82,12 +83,12 @@ impl Network {
         while !self.signal(host, Signal::SIGKILL) {}
     }
 
-    /// It is there again, with the disk that it had.
+    /// The host is back, with its disk.
     pub fn come_back(&self, host: usize) {
         ip(&format!("link set {} up", self.outer(host)));
     }
 
-    /// Whether etcd on this host serves, with most of the others.
+    /// Whether etcd on this host serves, with a majority of its members.
     pub fn serves(&self, host: usize, port: u16) -> bool {
         let endpoint = format!("http://{}:{port}", self.address(host));
         let mut asked = Command::new("ip");
@@ -96,22 +97,22 @@ impl Network {
         answer.expect("there is `etcdctl` (Debian: etcd-client)").status.success()
     }
 
-    /// Its processes stand still: connections stay open, the kernel accepts new ones, and nothing is answered.
+    /// Freezes its processes: connections stay open, the kernel accepts new ones, and no process answers.
     pub fn freeze(&self, host: usize) {
         self.signal(host, Signal::SIGSTOP);
     }
 
-    /// They go on where they were.
+    /// The processes continue.
     pub fn thaw(&self, host: usize) {
         self.signal(host, Signal::SIGCONT);
     }
 
-    /// What the host sends, and what others send to it, goes like that from now on. Only of networks with links.
+    /// Sets the quality of what the host sends and of what others send to it. Only for networks with links.
     pub fn set_link(&self, host: usize, out: Quality, back: Quality) {
         self.links.as_ref().expect("a network with links").set(host, out, back);
     }
 
-    /// Sends a signal to every process of a host; whether there is none.
+    /// Sends a signal to every process of a host; returns whether there is none.
     fn signal(&self, host: usize, signal: Signal) -> bool {
         let reported = Command::new("ip")
             .args(["netns", "pids", &self.namespace(host)])

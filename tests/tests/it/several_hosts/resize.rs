@@ -1,4 +1,4 @@
-//! A job of MIN to MAX hosts: it goes on with fewer hosts when one is lost, and with more when one comes.
+//! A job of MIN to MAX hosts: it continues with fewer hosts when one is lost, and with more when one joins.
 
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_tests::{End, Job, has_client, has_torch};
@@ -6,7 +6,7 @@ use mainstay_tests::{End, Job, has_client, has_torch};
 use super::cluster::Cluster;
 use super::etcd::{Etcd, has_etcd};
 
-/// Steps in common, until a file says that it is enough. All ranks save when they are asked to.
+/// Common steps, until a file marks the end. All ranks save when they are asked to.
 const STEPS: &str = r#"
 import mainstay
 mainstay.on_world_change(lambda old, new: mark(f"changed.{ATTEMPT}.{RANK}", f"{old} to {new}"))
@@ -15,7 +15,7 @@ mark(f"world.{ATTEMPT}.{RANK}", f"{world} on {os.environ['GROUP_RANK']} of {os.e
 shared = os.environ["MAINSTAY_CHECKPOINT_DIR"]
 os.makedirs(shared, exist_ok=True)
 for step in range(1, 1_000_000):
-    # The first rank says for all of them whether this is the last step.
+    # The first rank decides for all of them whether this is the last step.
     last = RANK == 0 and os.path.exists(f"{shared}/enough.{ATTEMPT}")
     with open(f"{shared}/aside.{RANK}", "w") as file:
         file.write("last" if last else "")
@@ -33,7 +33,7 @@ for step in range(1, 1_000_000):
     time.sleep(0.02)
 "#;
 
-/// Hosts that come one after the other; the first leads.
+/// Hosts that start in sequence; the first leads.
 fn start(cluster: &Cluster, hosts: usize, script: &str, options: &str) -> Vec<Job> {
     let mut jobs: Vec<Job> = Vec::new();
     for host in 0..hosts {
@@ -105,8 +105,9 @@ fn a_job_goes_on_without_a_lost_host_and_takes_it_back() {
     ends[0].assert_said("the job goes on with 3 ranks instead of 2");
 }
 
-/// Data-parallel training with the same global batch on any number of ranks, saved after each step by `mainstay.dcp`. At the end
-/// each rank compares its parameters with those of one process that has seen the same batches.
+/// Data-parallel training with the same global batch on any number of ranks, saved after each step by
+/// `mainstay.dcp`. At the end each rank compares its parameters with those of one process that has used the same
+/// batches.
 const DATA_PARALLEL: &str = r#"
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 import mainstay, mainstay.dcp
@@ -207,7 +208,7 @@ fn data_parallel_training_shrinks_and_grows_and_ends_with_the_parameters_of_one_
     assert_eq!(cluster.host_with("from.1.1"), moves);
     assert_eq!(cluster.read(moves, "from.1.1"), "8", "from the newest step");
     assert_eq!(cluster.read(moves, "batch.1.1"), "6 on 2 instead of 3");
-    // Ranks that have not asked yet whether to save cannot be asked to.
+    // Ranks that have not polled for a save request yet cannot be asked to save.
     cluster.host_with("listens.1.0");
     cluster.host_with("listens.1.1");
     jobs.push(cluster.start_host_as(3, DATA_PARALLEL, options, &variables));
@@ -228,7 +229,7 @@ fn data_parallel_training_shrinks_and_grows_and_ends_with_the_parameters_of_one_
     assert_eq!(worlds(&ends[0]), [(3, 2), (2, 3)]);
 }
 
-/// Each rank's own state by `mainstay.checkpoint`, which divides nothing.
+/// Each rank's own state by `mainstay.checkpoint`, which cannot be divided.
 const OWN_STATES: &str = r#"
 import mainstay
 saved = mainstay.checkpoint.load()
@@ -242,7 +243,7 @@ wait_for(f"end.{ATTEMPT}")
 "#;
 
 #[test]
-fn a_job_that_only_as_many_ranks_can_load_waits_for_a_host_and_does_not_begin_again() {
+fn a_job_whose_state_fits_one_number_of_ranks_waits_for_a_host_instead_of_restarting() {
     if !has_client() {
         return;
     }
@@ -260,7 +261,7 @@ fn a_job_that_only_as_many_ranks_can_load_waits_for_a_host_and_does_not_begin_ag
     let keeps = "the job keeps its 2 ranks, for another number cannot load what they saved";
     jobs[0].wait_until_said(&format!("waits: {keeps}"));
     jobs.remove(2).lose_launcher();
-    // Neither is one too few a reason to begin again.
+    // One host too few is no reason to start over either.
     jobs.remove(1).lose_launcher();
     jobs[0].wait_until_said(&format!("to come back: {keeps}"));
     jobs.push(cluster.start_host_as(3, OWN_STATES, options, &[]));
@@ -351,7 +352,7 @@ fn a_host_beyond_the_multiple_waits_and_gets_ranks_again() {
 }
 
 #[test]
-fn the_next_leader_goes_on_with_the_number_of_ranks_that_there_is() {
+fn the_next_leader_continues_with_the_present_number_of_ranks() {
     if !has_client() || !has_etcd() {
         return;
     }

@@ -1,4 +1,5 @@
-//! Jobs that Slurm's `srun` and Open MPI's `mpirun` start on two network namespaces: no option says where the hosts meet.
+//! Jobs that Slurm's `srun` and Open MPI's `mpirun` start on two network namespaces: no option names the meeting
+//! point.
 
 use std::process::{Command, Output, Stdio};
 
@@ -26,7 +27,7 @@ with open(f"{os.environ['MARKS']}/sum.{rank}", "w") as file:
 dist.destroy_process_group()
 "#;
 
-/// `mainstay run` of a program in the places of a stage, as a command of the shell.
+/// `mainstay run` of a program with the directories of a stage, as a shell command.
 fn run(stage: &Stage, options: &str, program: &str) -> String {
     format!(
         "env PYTHON_EXEC={} GLOO_SOCKET_IFNAME=eth0 {} run --no-agent --log-dir {} --runtime-dir {} \
@@ -108,7 +109,7 @@ fn mpirun_starts_a_job_of_two_hosts_without_an_option() {
         return skipped("only root can make network namespaces");
     }
     let (network, stage) = (Network::new(2), Stage::new());
-    // In place of ssh. mpirun tells its hosts apart by their names.
+    // A replacement for ssh. mpirun distinguishes its hosts by their names.
     let other = network.namespace(1);
     let agent =
         format!("#!/bin/sh\nshift\nexec ip netns exec {other} unshare --uts sh -c \"hostname node2; $*\"\n");
@@ -125,7 +126,7 @@ fn mpirun_starts_a_job_of_two_hosts_without_an_option() {
         command.output().expect("there is `ip`")
     };
     let (first, second) = (network.address(0), network.address(1));
-    // Variables of mpirun's own are passed on by its daemons, others by -x.
+    // mpirun's daemons pass on its own variables, -x passes on others.
     let job = format!("-x MARKS {}", run(&stage, "", &script));
     let output = mpirun(&format!("{first},{second}"), &job);
     assert_one_world(&stage, &output);

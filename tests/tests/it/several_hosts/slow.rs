@@ -100,7 +100,7 @@ fn ranks_that_wait_for_a_checkpoint_on_another_host_do_not_hang() {
     }
 }
 
-/// As in `slow.rs`: whoever works longer waits less, as in a collective. The ranks meet by the clock.
+/// As in `slow.rs`: a rank that works longer waits less, as in a collective. The ranks meet by the clock.
 const TRAIN: &str = r#"
 import mainstay
 SHARED, PERIOD = os.environ["MAINSTAY_CHECKPOINT_DIR"], 0.16

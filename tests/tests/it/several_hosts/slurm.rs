@@ -1,4 +1,4 @@
-//! Slurm itself on two network namespaces: a controller, a daemon for each node, and munge.
+//! The real Slurm on two network namespaces: a controller, a daemon for each node, and munge.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::network::Network;
 
 const PROGRAMS: [(&str, &str); 3] = [("slurmctld", "-V"), ("slurmd", "-V"), ("munged", "-V")];
 
-/// Whether Debian's packages of Slurm are installed; says so if not.
+/// Whether Debian's packages of Slurm are installed; reports a skip if not.
 pub fn has_slurm() -> bool {
     let is_there = |(program, version): &(&str, &str)| {
         Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
@@ -23,7 +23,7 @@ pub fn has_slurm() -> bool {
     }
 }
 
-/// Ends with its value, and with it all that it runs.
+/// Stopped with all its daemons when it is dropped.
 pub struct Slurm {
     pub network: Network,
     stage: Stage,

@@ -22,7 +22,7 @@ assert saved is None or saved["rank"] == RANK
 mark(f"done.{RANK}", os.environ["GROUP_RANK"] + os.environ["WORLD_SIZE"])
 "#;
 
-/// Two hosts that train and one that waits, each saving into its own memory and directory alone.
+/// Two hosts that train and one that waits, each saving only into its own memory and directory.
 struct Waiting {
     cluster: Cluster,
     jobs: Vec<Job>,
@@ -63,7 +63,7 @@ fn kill(job: Job) {
     assert!(job.has_ended());
 }
 
-/// Shards that a launcher had to bring from other hosts, as its terminal says.
+/// Shards that a launcher had to fetch from other hosts, as printed on its terminal.
 fn brought(end: &End) -> Vec<String> {
     let line = |line: &str| line.split("of this host's shards ").nth(1).map(str::to_owned);
     end.stderr.lines().filter_map(line).collect()

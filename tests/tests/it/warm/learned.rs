@@ -1,4 +1,5 @@
-//! What a template imports: what ranks held, what the text of the program names, and what it leaves to the ranks.
+//! The imports of a template: modules that ranks held, modules that the text of the program names, and modules that
+//! it leaves to the ranks.
 
 use mainstay_core::model::entry::Entry;
 use mainstay_tests::{Stage, has_client, processes};
@@ -31,7 +32,7 @@ if ATTEMPT == 0:
 }
 
 #[test]
-fn what_is_learned_replaces_what_was_only_named() {
+fn learned_modules_replace_those_that_were_only_named() {
     if !has_client() {
         return;
     }
@@ -63,7 +64,7 @@ if ATTEMPT == 0:
 /// An environment laid over another one by a .pth file, or a folder of `pip install --target`, holds libraries; the
 /// program's own modules may look at their rank and be edited between attempts.
 #[test]
-fn libraries_are_known_by_their_records_wherever_they_lie() {
+fn libraries_are_known_by_their_records_in_any_place() {
     if !has_client() {
         return;
     }
@@ -95,7 +96,7 @@ if ATTEMPT == 0:
 
 /// No client, no named modules: the text of the program is enough, from the start on.
 #[test]
-fn what_the_text_imports_is_warm_before_any_rank_has_told_what_it_holds() {
+fn imports_of_the_text_are_warm_before_any_rank_has_reported_its_modules() {
     let stage = Stage::new();
     let script = r#"
 import sys
@@ -116,12 +117,12 @@ if ATTEMPT == 0:
     assert_eq!(job.mark("seen.0.0"), "[False, False, False, False] 0");
     reported(&job, "warm");
     job.kill_rank(0, 0);
-    // Only what is imported in any case; and a rank runs as any process, though its template made way.
+    // Only unconditional imports; and a rank runs as any process, though its template was replaced.
     assert_eq!(job.mark("seen.1.0"), "[True, False, False, False] 0");
     job.end().assert_status(0);
 }
 
-/// Its own modules are left to the program, and a package that is no good for a fork is left out.
+/// Its own modules are left to the program, and a package that cannot survive a fork is left out.
 #[test]
 fn imports_with_side_effects_are_left_to_the_ranks() {
     let stage = Stage::new();

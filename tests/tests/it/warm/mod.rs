@@ -1,4 +1,4 @@
-//! Ranks that are forked from a template behave as if they had been started plainly, and where that cannot be promised
+//! Ranks that are forked from a template behave as if they had been started plainly; if that cannot be guaranteed,
 //! they are started plainly.
 
 mod learned;
@@ -9,12 +9,12 @@ use mainstay_core::model::observation::Observation;
 use mainstay_tests::{Job, Stage, has_client, has_torch, journal, processes, python_with_frameworks};
 use nix::sys::signal::Signal;
 
-/// Waits for what the launcher tells of its template.
+/// Waits for an event of the launcher's template.
 fn reported(job: &Job, event: &str) -> String {
     job.wait_for(&format!("the template's {event}"), |entry| is_reported(entry, event))
 }
 
-/// What an entry tells of the template, if it tells this.
+/// The detail of an entry about the template, if it is this event.
 fn is_reported(entry: &Entry, event: &str) -> Option<String> {
     match &entry.body {
         Body::Fact(Fact::Observed(Observation { component, event: reported, detail, .. }))
@@ -26,8 +26,8 @@ fn is_reported(entry: &Entry, event: &str) -> Option<String> {
     }
 }
 
-/// Runs a script twice: its first attempt is killed once there is a template, the second is forked from it.
-/// `seen` of both attempts' first ranks come back.
+/// Runs a script twice: its first attempt is killed once there is a template, the second is forked from it. Returns
+/// `seen` of both attempts' first ranks.
 fn plain_and_forked(stage: &Stage, script: &str, options: &str) -> (String, String) {
     let script = format!("{script}\nif ATTEMPT == 0:\n    wait_for('never')\n");
     let job = stage.python(&script).ranks(2).options(options).arguments(&["--lr", "1", "-x"]).start();
@@ -160,7 +160,7 @@ fn forked_ranks_draw_numbers_of_their_own() {
     assert_ne!(one, other);
 }
 
-/// The global generators of NumPy and PyTorch are not seeded anew by a fork.
+/// A fork does not seed the global generators of NumPy and PyTorch again.
 #[test]
 fn forked_ranks_draw_numbers_of_their_own_from_libraries_too() {
     if !has_torch() {
@@ -192,7 +192,7 @@ if ATTEMPT == 0:
     }
 }
 
-/// Of a script and of a module: down to the last letter.
+/// For a script and for a module: identical to the last letter.
 #[test]
 fn a_forked_rank_prints_the_traceback_of_a_plainly_started_one() {
     let stage = Stage::new();
@@ -303,7 +303,7 @@ fn every_end_of_a_program_has_the_status_it_would_have() {
         assert_eq!(exits, [status], "{statement}\n{end}");
         let printed = end.output(1, 0, "stderr");
         assert!(printed.contains(words), "{statement}: {printed}");
-        // The traceback begins where the program does.
+        // The traceback starts where the program does.
         assert!(!printed.contains("template"), "{statement}: {printed}");
     }
 }
@@ -422,7 +422,7 @@ if attempt == "0":
     job.end().assert_status(0);
 }
 
-/// A shebang takes no name that is looked for.
+/// A shebang does not search for a name.
 fn python_path() -> std::path::PathBuf {
     let python = mainstay_tests::python();
     if python.is_absolute() {
@@ -430,12 +430,12 @@ fn python_path() -> std::path::PathBuf {
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|place| place.join(&python)).find(|file| file.exists());
-    // A name that is nowhere shows by itself when it is started.
+    // A missing program is reported when it is started.
     found.unwrap_or(python)
 }
 
 #[test]
-fn a_program_that_cannot_be_forked_is_started_plainly_and_it_is_said_why() {
+fn a_program_that_cannot_be_forked_is_started_plainly_with_a_reason() {
     let stage = Stage::new();
     let python = mainstay_tests::python().display().to_string();
     let wait =

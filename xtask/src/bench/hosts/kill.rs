@@ -1,4 +1,5 @@
-//! From the SIGKILL of one rank to the first step of all, on four hosts and on one, beside the peers on four.
+//! From the SIGKILL of one rank to the first step of all, on four hosts and on one, compared with the peers on
+//! four.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,14 +24,14 @@ const WORLD: usize = 4;
 /// Steps before the first fault and between two, as in the benchmark of one host.
 const SETTLE_STEPS: (usize, usize) = (300, 30);
 
-/// A template whose host has reported none that is warm for so long holds what the ranks import: one that lacks something is
-/// replaced by another.
+/// If no host has reported a warm template for this long, the templates hold the ranks' imports: an incomplete one
+/// is replaced by another.
 const WARM_FOR: Duration = Duration::from_secs(5);
 
 /// A launcher that needs longer than this has hung.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What our figure on one host is compared as.
+/// The name of our figure on one host in the comparison.
 const ONE_HOST: &str = "mainstay on one host, same ranks";
 
 /// Measures ours on several hosts and on one, in turn, then the peers.

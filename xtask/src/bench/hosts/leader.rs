@@ -1,5 +1,5 @@
-//! From the SIGKILL of the launcher that leads to steps of all ranks again. Three hosts run etcd between them, the fourth is a
-//! spare: with the launcher its etcd goes too.
+//! From the SIGKILL of the leading launcher until all ranks step again. Three hosts run etcd between them, the
+//! fourth is a spare: the launcher's etcd is lost with it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -44,7 +44,7 @@ struct Replaced {
     stepping: f64,
 }
 
-/// Measures so many jobs, of which each loses its leader once.
+/// Measures this many jobs, each of which loses its leader once.
 pub fn measure(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     let mut measured: Vec<Replaced> = Vec::new();
     for job in 1..=jobs {
@@ -92,7 +92,7 @@ fn in_folder(bed: &Bed, folder: &Path, runtime: &Path) -> Result<Replaced> {
         }
         launchers.push(launcher);
     }
-    // Whoever came last, which need not be the last one.
+    // The spare is the last launcher to join, which need not be the last one started.
     let logs: Vec<PathBuf> = launchers.iter().map(|of| of.log.clone()).collect();
     launchers[0]
         .wait_for("a spare", LIMIT, || logs.iter().find(|log| says(log, "waiting as a spare")).map(drop))?;
@@ -120,7 +120,7 @@ fn in_folder(bed: &Bed, folder: &Path, runtime: &Path) -> Result<Replaced> {
     Ok(Replaced { decided: since(decided), stepping })
 }
 
-/// Whether a launcher has said this.
+/// Whether a launcher has printed this text.
 fn says(log: &Path, what: &str) -> bool {
     fs::read_to_string(log).is_ok_and(|text| text.contains(what))
 }

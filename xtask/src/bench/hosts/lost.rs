@@ -1,7 +1,7 @@
-//! A host that loses power, and the spare that replaces it: from the loss to the verdict; from there until all ranks have their
-//! imports and their checkpoints, which is the launchers' part; and to the first steps of all ranks, which have to connect to
-//! each other first. Of a peer, which writes no verdict, the first restart action counts: the end of a rank on a host that is
-//! left.
+//! A host that loses power, and the spare that replaces it: from the loss to the verdict; from there until all
+//! ranks have their imports and their checkpoints, which is the launchers' part; and to the first steps of all
+//! ranks, which must connect to each other first. A peer writes no verdict, so its first restart action counts: the
+//! end of a rank on a remaining host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -32,7 +32,7 @@ const HOSTS: usize = 4;
 /// Steps of all ranks before a host is lost.
 const SETTLE_STEPS: usize = 100;
 
-/// A peer's launcher says nothing of waiting: it has this long to join as a spare.
+/// A peer's launcher does not report that it waits: it has this long to join as a spare.
 const SPARE_JOINS: Duration = Duration::from_secs(5);
 
 /// Seconds.
@@ -46,7 +46,7 @@ struct Lost {
     to_step: f64,
 }
 
-/// Measures so many jobs of ours, then of the peers, of which each loses a host once.
+/// Measures this many jobs of ours, then of the peers, each of which loses a host once.
 pub fn measure(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     let mut ours: Vec<Lost> = Vec::new();
     for launcher in bed.launchers() {

@@ -12,7 +12,8 @@ use crate::bench::launchers::OneOf;
 use crate::bench::process::family;
 use crate::command;
 
-/// How often the processes of a host that loses power are looked for at most: those that are killed may just have forked.
+/// How often the processes of a host that loses power are searched for at most: a killed process may just have
+/// forked.
 const VANISHES_WITHIN: u32 = 1000;
 
 /// The network of one job's hosts. The namespaces go when it is dropped.
@@ -32,7 +33,7 @@ impl Network {
             return Ok(loopback(free_port()?));
         }
         let bridge = format!("msb{}", std::process::id());
-        // From here on it is taken down again, however far it came.
+        // From here on dropping it removes whatever was set up.
         let network = Network { hosts, port: 29_400, bridge: Some(bridge) };
         match network.set_up() {
             Ok(()) => Ok(network),
@@ -72,7 +73,7 @@ impl Network {
         }
     }
 
-    /// A host as launchers have to know it.
+    /// A host with the parameters that launchers need.
     pub fn host(&self, number: usize) -> OneOf {
         let (address, first) = (self.address(number), self.address(0));
         OneOf { number, nodes: self.hosts.to_string(), address, first, port: self.port }
@@ -87,13 +88,13 @@ impl Network {
         Ok((0..count).map(endpoint).collect::<Result<Vec<String>>>()?.join(","))
     }
 
-    /// Whether each host has a namespace of its own.
+    /// Whether each host has a separate namespace.
     pub fn has_namespaces(&self) -> bool {
         self.bridge.is_some()
     }
 
-    /// A host loses power: its link is down, and all of its processes are killed at once. Without namespaces these are its launcher
-    /// and all below it.
+    /// A host loses power: its link is down, and all of its processes are killed at once. Without namespaces these
+    /// are its launcher and all its descendants.
     pub fn vanish(&self, host: usize, launcher: i32) -> Result<()> {
         if let Some(bridge) = &self.bridge {
             ip(&format!("link set {bridge}v{host} down"))?;
@@ -105,7 +106,7 @@ impl Network {
             }
             ensure!(round < VANISHES_WITHIN, "processes of host {host} do not end: {processes:?}");
             for pid in processes {
-                // It may have ended this very moment.
+                // It may have ended in this moment.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
             if self.bridge.is_none() {
@@ -126,7 +127,7 @@ impl Network {
             .collect())
     }
 
-    /// The command as one that runs on a host.
+    /// The command, to run on a host.
     pub fn on(&self, host: usize, command: Command) -> Command {
         let Some(bridge) = &self.bridge else { return command };
         let mut entered = Command::new("ip");
@@ -138,14 +139,14 @@ impl Network {
                 None => entered.env_remove(name),
             };
         }
-        // Gloo takes the address of the host's name, which all namespaces share.
+        // Gloo uses the address of the host's name, which all namespaces share.
         entered.env("GLOO_SOCKET_IFNAME", "eth0");
         command.get_current_dir().map(|folder| entered.current_dir(folder));
         entered
     }
 }
 
-/// Whether a process has ended and only its parent has not asked yet.
+/// Whether a process has ended and only has not been reaped yet.
 fn is_over(pid: i32) -> bool {
     let reported = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     reported.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
@@ -154,9 +155,10 @@ fn is_over(pid: i32) -> bool {
 impl Drop for Network {
     fn drop(&mut self) {
         let Some(bridge) = &self.bridge else { return };
-        // What is not there any more, or never came about, needs no end.
+        // Missing or never created parts need no removal.
         for host in 0..self.hosts {
-            // A namespace goes when its last process has, and its end of the link with it: the next network has the same names.
+            // A namespace is removed after its last process, and its end of the link with it: the next network has
+            // the same names.
             let _ = ip(&format!("link del {bridge}v{host}"));
             let _ = ip(&format!("netns del {bridge}n{host}"));
         }

@@ -1,6 +1,6 @@
-//! A job that goes on without a lost host and takes it back: from the loss to steps of all ranks that are left, less what is
-//! waited for the host on purpose; and from the decision to take a host back to steps of all ranks with it. Of a peer, which
-//! writes no such decisions, the end of a rank that is left counts.
+//! A job that continues without a lost host and takes it back: from the loss to steps of all remaining ranks, minus
+//! the deliberate wait for the host; and from the decision to take a host back to steps of all ranks with it. A
+//! peer writes no such decisions, so the end of a remaining rank counts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,7 +38,7 @@ struct Resized {
     grow: f64,
 }
 
-/// Measures so many jobs of ours, then of the peers, of which each loses a host and gets it back.
+/// Measures this many jobs of ours, then of the peers, each of which loses a host and gets it back.
 pub fn measure(progress: &Progress, bed: &Bed, jobs: usize, report: &mut Report) {
     let mut ours: Vec<Resized> = Vec::new();
     for launcher in bed.launchers() {
@@ -154,7 +154,7 @@ fn in_folder(bed: &Bed, of: Launcher, folder: &Path, runtime: &Path) -> Result<R
     let mut all = Events::of(path, HOSTS);
     launchers[0].wait_for("steps with the host", LIMIT, || all.stepping(0, &old, 1))?;
     let stepping = all.last_first_step(0, &old).context("no steps")?;
-    // All hosts are there again, so that nothing is waited for.
+    // All hosts are back, so that nothing is waited for.
     Ok(Resized { shrink, grow: seconds(decided, stepping) })
 }
 

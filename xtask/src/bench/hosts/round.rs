@@ -1,7 +1,7 @@
-//! A round of 64 launchers on this machine: a rank is killed, and the ranks of all hosts are stopped and started again. The
-//! ranks do nothing, so that the launchers and the processes are all that is measured. All files are in shared memory: 64 launchers
-//! make theirs at the same moment, and ext4 searches long for a free inode while many were deleted in the last minute, as those of
-//! the run before.
+//! A round of 64 launchers on this machine: a rank is killed, and the ranks of all hosts are stopped and restarted.
+//! The ranks do nothing, so that only the launchers and the processes are measured. All files are in shared memory:
+//! 64 launchers make theirs at the same moment, and ext4 searches long for a free inode if many were deleted in the
+//! last minute, as those of the previous run.
 
 use std::path::Path;
 use std::process::Command;
@@ -27,7 +27,7 @@ const HOSTS: usize = 64;
 /// All launchers have started their ranks within this time.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Measures so many rounds of one job.
+/// Measures this many rounds of one job.
 pub fn measure(progress: &Progress, rounds: usize, report: &mut Report) {
     if !report.wants(&[ID]) {
         return;
@@ -53,7 +53,7 @@ fn job(rounds: usize) -> Result<Vec<Figure>> {
     let network = Network::loopback(HOSTS)?;
     let measured = in_folder(rounds, &place.join("logs"), &network, &place.join("run"))
         .with_context(|| format!("the logs are in {}", place.display()))?;
-    // Only memory that is not given back at once.
+    // Only memory that is not freed at once.
     let _ = std::fs::remove_dir_all(&place);
     let figure = |id: &str, of: fn(&Round) -> f64| {
         Figure::median(id, "ms", &measured.iter().map(of).collect::<Vec<f64>>())

@@ -22,13 +22,14 @@ use crate::paths;
 /// One turn, and the start of a job.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Slots of memory for the state at its launcher.
+/// Slots of memory for the state in its launcher.
 const SLOTS: usize = 3;
 
 /// Saves in a turn.
 pub const TURN: usize = 5;
 
-/// Between two looks at what a job has done: looking takes the processor as well, and each replica stays for longer.
+/// The time between two polls of a job's progress: polling takes processor time as well, and each replica stays for
+/// longer.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What a job saves, and how often.
@@ -39,8 +40,9 @@ pub struct Load {
     pub steps: usize,
     /// Turns of each job.
     pub turns: usize,
-    /// The first ones pay for new pages (under some hypervisors seconds a GiB), and the agent finds out in them what replicas cost: at the
-    /// limit it leaves out one of four for that. Their steps are not counted, and their replicas are a figure of its own.
+    /// The first turns pay for new pages (under some hypervisors seconds per GiB), and in them the agent learns
+    /// what replicas cost: at the limit it leaves out one of four for that. Their steps are not counted, and their
+    /// replicas are a separate figure.
     pub warm: usize,
 }
 
@@ -50,7 +52,7 @@ pub enum Copies {
     Nowhere,
     /// To a peer.
     Replicated,
-    /// Through one TCP connection of this machine from memory to memory, and no more: what any copy costs.
+    /// Through one TCP connection of this machine from memory to memory, and no more: the cost of any copy.
     Bare,
 }
 
@@ -79,7 +81,7 @@ pub struct Job {
     pub load: Load,
     running: Running,
     out: PathBuf,
-    /// Where the peer keeps replicas, and what came there.
+    /// Where the peer stores replicas, and which arrived there.
     replicas: Option<PathBuf>,
     arrived: BTreeSet<PathBuf>,
     /// Where its agent serves metrics.
@@ -133,7 +135,7 @@ impl Job {
         Ok(Job { load, running, out, replicas, arrived: BTreeSet::new(), http, new_memory, _agents: agents })
     }
 
-    /// Lets it take a turn, and waits for the end of that.
+    /// Lets it take a turn, and waits for the end of the turn.
     pub fn take_turn(&mut self, turn: usize) -> Result<()> {
         let go = beside(&self.out, &format!("turn-{turn}"));
         fs::write(&go, "").with_context(|| format!("writing {}", go.display()))?;
@@ -151,13 +153,13 @@ impl Job {
         (0..self.load.turns).map(|_| cycles.by_ref().take(TURN).collect()).collect()
     }
 
-    /// Seconds of training that replicas have cost by what its agent found.
+    /// Seconds of training that replicas have cost, as measured by its agent.
     pub fn counted_s(&self) -> Result<f64> {
         Ok(counter(&self.http, "mainstay_checkpoint_replication_cost_seconds_total ")?.unwrap_or(0.0))
     }
 
-    /// Percent of the saves of these turns that came to the peer, of those that another one follows in the same turn: after the last there
-    /// is time.
+    /// Percent of the saves of these turns that reached the peer, of those that another one follows in the same
+    /// turn: after the last there is time.
     pub fn replicated(&self, turns: Range<usize>) -> Result<f64> {
         if self.arrived.is_empty() {
             bail!("no step came to the peer\n{}", self.running.said());
@@ -180,7 +182,8 @@ fn counter(http: &str, name: &str) -> Result<Option<f64>> {
     Ok(value)
 }
 
-/// Which save a replica is of, from 1 on, by its path `…/step-000000000010.0/rank-00000/manifest.json`.
+/// The number of the save that a replica belongs to, from 1, by its path
+/// `…/step-000000000010.0/rank-00000/manifest.json`.
 fn save_of(manifest: &Path, steps: usize) -> Option<usize> {
     let step = manifest.parent()?.parent()?.file_name()?.to_str()?.strip_prefix("step-")?;
     let (digits, _) = step.split_once('.')?;
@@ -224,7 +227,7 @@ fn write_private(path: &Path, content: &str) -> Result<()> {
 }
 
 fn free_address() -> Result<String> {
-    // Nobody else takes ports at random on a machine that measures.
+    // On a machine that measures, no other process takes ports at random.
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
 }
 

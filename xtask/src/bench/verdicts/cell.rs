@@ -20,11 +20,11 @@ use crate::paths;
 /// From the start of a job to its decision: imports, 200 steps, a hang.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Hangs are found out soon, whatever a loaded machine takes for a step otherwise.
+/// Limits with which hangs are found soon, even if a loaded machine takes long for a step.
 const SOON: [&str; 4] =
     ["--hang-limit", "step=6s,unlearned=6s,first_step=40s,idle=10s", "--hang-limit", "confirm=1s"];
 
-/// What a job made of its fault.
+/// The result of a job with its fault.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// The first verdict.
@@ -33,7 +33,7 @@ pub struct Seen {
     pub decision: Option<(String, String)>,
     /// Why there is none.
     pub problem: Option<String>,
-    /// The program caught the fault and ended well: there was no failure to judge.
+    /// The program caught the fault and ended well: there was no failure to diagnose.
     pub survived: bool,
 }
 
@@ -108,7 +108,7 @@ impl Bench {
 
     fn command(&self, cell: &Cell, folder: &Path) -> Result<Command> {
         let tests = paths::root().join("tests/healthy");
-        // The launcher ends with the benchmark, whatever ends that.
+        // The launcher ends with the benchmark, however that ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM"]);
         if cell.fault.mounts {
@@ -169,7 +169,7 @@ impl Bench {
         if cell.program.client {
             command.env("FAULT_CLIENT", "1");
         } else {
-            // As where the Python package is not installed.
+            // As if the Python package were not installed.
             command.env("MAINSTAY_TORCH", "0");
         }
     }
@@ -178,7 +178,7 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
-        // Those of ranks that the kernel killed; one that still has processes cannot be removed.
+        // The groups of ranks that the kernel killed; one that still has processes cannot be removed.
         for place in ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"] {
             for entry in fs::read_dir(place).into_iter().flatten().flatten() {
                 if entry.file_name().to_string_lossy().starts_with("mainstay-matrix-") {

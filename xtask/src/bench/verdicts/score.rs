@@ -1,4 +1,4 @@
-//! Verdicts and decisions against the truth.
+//! Compares verdicts and decisions with the truth.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::cell::Seen;
 use super::table::Cell;
 use crate::bench::figure::Figure;
 
-/// From this confidence on a verdict is said to be sure.
+/// From this confidence on a verdict counts as certain.
 const SURE: f64 = 0.9;
 /// Bins of confidence.
 const BINS: usize = 5;
@@ -18,9 +18,9 @@ const BINS: usize = 5;
 struct Score {
     named: bool,
     right: bool,
-    /// A domain for a failure of which nobody can know one.
+    /// A domain was named for a failure whose domain cannot be known.
     false_domain: bool,
-    /// No domain where the cause shows.
+    /// No domain was named although the cause shows.
     abstained: bool,
     decided: bool,
     decision_right: bool,
@@ -46,7 +46,7 @@ fn score(cell: &Cell, seen: &Seen) -> Score {
     }
 }
 
-/// What an action comes to for the job.
+/// The effect of an action on the job.
 fn kind(action: &str) -> &'static str {
     match action {
         "stop" => "stop",
@@ -67,7 +67,7 @@ pub fn line(cell: &Cell, seen: &Seen) -> String {
     .to_string()
 }
 
-/// What is wrong with a cell, with what the verdict says; none where all is right.
+/// What is wrong with a cell, with the verdict's text; none if all is right.
 pub fn wrong(cell: &Cell, seen: &Seen) -> Option<String> {
     if seen.survived {
         return None;
@@ -139,13 +139,13 @@ pub fn print(seen: &[(Cell, Seen)]) {
     }
 }
 
-/// The figures; a cell without a verdict has neither domain nor a right decision.
+/// The figures; a cell without a verdict has neither a domain nor a right decision.
 pub fn figures(seen: &[(Cell, Seen)]) -> Vec<Figure> {
     let scores: Vec<(bool, Score)> =
         seen.iter().map(|(cell, seen)| (cell.fault.shows, score(cell, seen))).collect();
     let count = |of: fn(&Score) -> bool| scores.iter().filter(|(_, score)| of(score)).count();
     let showing = scores.iter().filter(|(shows, _)| *shows).count();
-    // On programs that the calibration was not chosen on, of faults with one true domain.
+    // Of programs that the calibration was not chosen on, with faults that have one true domain.
     let said: Vec<(f64, bool)> = seen
         .iter()
         .zip(&scores)
@@ -175,7 +175,8 @@ pub fn figures(seen: &[(Cell, Seen)]) -> Vec<Figure> {
     .collect()
 }
 
-/// By how much confidence and the share of right domains differ, over the bins of confidence; none without a named domain.
+/// The difference between confidence and the share of right domains, over the bins of confidence; none without a
+/// named domain.
 fn calibration_error(said: &[(f64, bool)]) -> Option<f64> {
     let mut bins = [(0.0, 0.0, 0.0); BINS];
     for (confidence, right) in said {
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn confidence_is_held_against_the_share_of_right_domains() {
+    fn confidence_is_compared_with_the_share_of_right_domains() {
         assert_eq!(calibration_error(&[]), None);
         let error = calibration_error(&[(0.9, true), (0.9, true), (0.9, false), (0.5, true)]).expect("some");
         assert!((error - (0.7 + 0.5) / 4.0).abs() < 1e-9, "{error}");

@@ -1,4 +1,4 @@
-//! What is run: `tests/healthy/faults/faults.json`, and how its faults and programs are paired.
+//! The cells: `tests/healthy/faults/faults.json`, and how its faults and programs are paired.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,18 +17,18 @@ const MOMENTS: [u64; 3] = [0, 5, 200];
 pub struct Fault {
     /// Its name, that of the function in `fault.py`.
     pub name: String,
-    /// The signal that comes from outside.
+    /// The signal that is sent from outside.
     pub signal: Option<i32>,
-    /// Domains that are right. None: whatever is named is wrong.
+    /// The right domains. Empty: any named domain is wrong.
     pub domains: Vec<String>,
-    /// Decisions that are right: restart, stop, hand_back.
+    /// The right decisions: restart, stop, hand_back.
     pub decisions: Vec<String>,
-    /// Whether the cause can be seen, so that an abstention is a fault of ours.
+    /// Whether the cause is visible, so that an abstention is an error.
     pub shows: bool,
     /// It mounts something.
     #[serde(default)]
     pub mounts: bool,
-    /// Nobody ends: it has to be found out.
+    /// No process ends: the hang must be detected.
     #[serde(default)]
     pub hang: bool,
     /// It needs torch.
@@ -75,7 +75,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Whether the calibration of live verdicts was chosen without it: it saw the programs at even places.
+    /// Whether the calibration of live verdicts was chosen without it: it used the programs at even places.
     pub fn is_held_out(&self) -> bool {
         self.place % 2 == 1
     }
@@ -88,11 +88,11 @@ fn yes() -> bool {
 /// A fault in a program at a moment.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// What happens.
+    /// The fault.
     pub fault: Fault,
-    /// To whom.
+    /// The program.
     pub program: Program,
-    /// After so many steps.
+    /// The step after which it happens.
     pub after: u64,
     /// With an unrelated warning just before.
     pub warning: bool,
@@ -107,7 +107,7 @@ impl Cell {
         format!("{}/{}{way}{client}@{}{warning}", self.fault.name, self.program.name, self.after)
     }
 
-    /// The rank that it happens to: the last one.
+    /// The rank of the fault: the last one.
     pub fn rank(&self) -> u64 {
         self.program.ranks.saturating_sub(1)
     }
@@ -116,9 +116,9 @@ impl Cell {
 /// One part of several of the table, written `2/4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which, from 0.
+    /// The number of the part, from 0.
     number: usize,
-    /// Of how many.
+    /// The number of parts.
     of: usize,
 }
 

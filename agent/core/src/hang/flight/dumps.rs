@@ -1,4 +1,4 @@
-//! The flight records of a job's ranks side by side: which rank the others wait for, in which process group and in which
+//! Compares the flight records of a job's ranks: which rank the others wait for, in which process group and
 //! operation.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,32 +10,32 @@ use crate::base::id::Rank;
 use crate::hang::witness::waits;
 use crate::model::hang::{HangKind, listed};
 
-/// What the records show of a job that stands still.
+/// What the records show of a job that hangs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BlockedCollective {
-    /// Of what kind it is; none if the records show only which rank is waited for.
+    /// The kind of hang. `None` if the records show only which rank the others wait for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<HangKind>,
     /// The ranks that the others wait for; empty if all have entered the same operation.
     pub culprits: Vec<Rank>,
     /// The ranks that wait in the operation.
     pub waiting: Vec<Rank>,
-    /// The process group of the operation.
+    /// The process group.
     pub process_group: String,
     /// Its number in the group, from 1.
     pub collective: u64,
-    /// What it is: `all_reduce of [8] Float`.
+    /// The operation: `all_reduce of [8] Float`.
     pub operation: String,
     /// Ranks of the job without a record.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub without_record: Vec<Rank>,
-    /// All of it in one sentence.
+    /// A summary in one sentence.
     #[serde(rename = "told")]
     pub reported: String,
 }
 
-/// Which rank the others wait for by the records; none if no rank waits, or if the records do not show it. `known`: ranks
-/// that the job is known to have beside those in the records.
+/// Finds the rank that the others wait for. `None` if no rank waits or the records do not show it. `known`: ranks
+/// that the job is known to have in addition to those with records.
 #[must_use]
 pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -> Option<BlockedCollective> {
     let named = records.values().flat_map(|record| record.groups.values()).flat_map(|group| &group.ranks);
@@ -60,7 +60,7 @@ pub fn held_up(known: &BTreeSet<Rank>, records: &BTreeMap<Rank, FlightRecord>) -
     })
 }
 
-/// Ranks without a record that are listed.
+/// The most ranks without a record that are listed.
 const MOST_RANKS: usize = 1024;
 
 /// The operation in which ranks wait.
@@ -72,7 +72,7 @@ struct Place<'r> {
 }
 
 impl<'r> Place<'r> {
-    /// The operation in which most ranks wait for the culprits themselves: one that those have not entered. Where they have
+    /// The operation in which most ranks wait for the culprits: one that the culprits have not entered. If they have
     /// entered all, the one in which most ranks wait.
     fn of(records: &'r BTreeMap<Rank, FlightRecord>, culprits: &[Rank]) -> Option<Place<'r>> {
         let mut places: BTreeMap<(&str, u64), Vec<(Rank, &str)>> = BTreeMap::new();
@@ -91,12 +91,12 @@ impl<'r> Place<'r> {
             let member = |rank: &&Rank| is_member(records, **rank, group);
             culprits.iter().filter(member).any(|rank| entered(rank, group) < *number)
         };
-        // Of equals the first: it is what the later ones wait behind.
+        // Of equals the first: the later ones wait behind it.
         let best = places
             .into_iter()
             .max_by_key(|(place, ranks)| (for_culprits(place), ranks.len(), std::cmp::Reverse(place.1)));
         let ((group, number), ranks) = best?;
-        // What the culprit calls the operation may be what is wrong with it.
+        // The culprit's own name for the operation may be the mismatch.
         let other = ranks.iter().find(|(rank, _)| !culprits.contains(rank)).or(ranks.first());
         let operation = other.map(|(_, operation)| *operation).unwrap_or_default();
         let waiting = ranks.iter().map(|(rank, _)| *rank).filter(|rank| !culprits.contains(rank)).collect();

@@ -1,5 +1,5 @@
-//! The JSON form of a flight record, which `_dump_fr_trace_json` and PyTorch's worker server give: read into the same
-//! tree as a pickle, so that one reader understands both.
+//! The JSON form of a flight record, as `_dump_fr_trace_json` and PyTorch's worker server write it. It is read into
+//! the same tree as a pickle, so that one reader handles both.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visito
 
 use crate::formats::pickle::{Id, MOST_NODES, Node, Pickle};
 
-/// The stacks of operations. They are most of a dump and are not used.
+/// The stacks of operations. They make up most of a dump and are not used.
 const FRAMES: &str = "frames";
 
 /// Reads a document.

@@ -1,16 +1,17 @@
-//! What the ranks' devices do, where a driver or libtpu tells. A job whose devices always had work and have none any more rests,
-//! whatever its processes spin on. That they have work says nothing: a collective that never ends is work to a GPU.
+//! The activity of the ranks' devices, if a driver or libtpu reports it. A job whose devices always had work and are
+//! now idle rests, whatever its processes spin on. Devices with work prove nothing: a collective that never ends is
+//! work to a GPU.
 
 use crate::base::time::{Mono, Span};
 
-/// A word that is older is none: who told may be gone.
+/// An older report does not count: its sender may be gone.
 const FRESH: Span = Span::seconds(30);
 
-/// The rests of all devices of a job together.
+/// The rests of a job, during which all devices are idle.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Devices {
     reported: Option<Mono>,
-    /// When one of them last had work, as far as it is known.
+    /// When one of them last had work, as far as known.
     active: Mono,
     at_work: Span,
     rested: Span,
@@ -18,7 +19,7 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// Takes in for how long none of them has had work; zero while one has.
+    /// Records how long all devices have been idle; zero while one has work.
     pub(super) fn take(&mut self, now: Mono, idle: Span) {
         let active = Mono(now.0.saturating_sub(idle.0));
         match self.reported.replace(now).filter(|before| now.since(*before) <= FRESH) {
@@ -34,12 +35,12 @@ impl Devices {
         }
     }
 
-    /// New processes; what was learned stays.
+    /// New processes: what was learned is kept.
     pub(super) fn forget_the_present(&mut self) {
         self.reported = None;
     }
 
-    /// For how long none has had work; none if that is not known.
+    /// How long all devices have been idle. `None` if unknown.
     pub(super) fn rest(&self, now: Mono) -> Option<Span> {
         self.reported.filter(|reported| now.since(*reported) <= FRESH).map(|_| now.since(self.active))
     }
@@ -49,7 +50,7 @@ impl Devices {
         self.longest
     }
 
-    /// Whether they had work for so long, and rested for less than one part in `seldom`.
+    /// Whether they had work for at least `least` and were idle for less than one part in `seldom`.
     pub(super) fn usually_work(&self, least: Span, seldom: u64) -> bool {
         self.at_work >= least
             && self.rested.0.saturating_mul(seldom) <= self.at_work.0.saturating_add(self.rested.0)

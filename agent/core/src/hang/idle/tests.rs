@@ -2,7 +2,7 @@ use super::*;
 
 const FLOOR: Span = Span::seconds(60);
 
-/// A job whose ranks are driven second by second.
+/// A job whose ranks the test drives second by second.
 struct Job {
     idle: Idle,
     now: Mono,
@@ -17,7 +17,7 @@ impl Job {
         Job { idle, now, pulses, collected: Vec::new() }
     }
 
-    /// So many seconds, in each of which `does` changes the pulse of each rank.
+    /// Runs for this many seconds. In each, `does` changes the pulse of each rank.
     fn seconds(&mut self, seconds: u64, does: impl Fn(usize, u64, &mut ActivitySample)) -> &mut Job {
         for second in 0..seconds {
             self.now = self.now.after(Span::seconds(1));
@@ -62,7 +62,7 @@ fn work(pulse: &mut ActivitySample) {
 }
 
 #[test]
-fn a_job_that_worked_and_does_nothing_any_more_hangs() {
+fn a_job_that_stops_working_hangs() {
     let mut job = Job::of(4);
     job.works(300).rests(55);
     assert!(job.hang().is_none(), "not before its time");
@@ -91,7 +91,7 @@ fn a_job_that_sleeps_by_design_is_never_judged() {
 }
 
 #[test]
-fn a_rank_that_waits_for_a_file_system_since_it_began_hangs_and_one_that_sleeps_does_not() {
+fn a_rank_that_waits_for_a_file_system_from_the_start_hangs_and_a_sleeping_one_does_not() {
     let blocks = |state| {
         let mut job = Job::of(2);
         job.works(5).seconds(175, move |rank, _, pulse| {
@@ -108,7 +108,7 @@ fn a_rank_that_waits_for_a_file_system_since_it_began_hangs_and_one_that_sleeps_
 }
 
 #[test]
-fn a_rest_as_it_took_before_is_none() {
+fn a_rest_as_long_as_earlier_ones_is_not_a_hang() {
     let mut job = Job::of(2);
     job.works(600).rests(40).works(600).rests(150);
     assert!(job.hang().is_none(), "not five times as long");
@@ -128,7 +128,7 @@ fn one_rank_at_work_keeps_the_job_alive() {
 }
 
 #[test]
-fn a_stopped_rank_is_named_though_others_spin() {
+fn a_stopped_rank_is_named_while_others_spin() {
     let mut job = Job::of(4);
     job.works(10).seconds(70, |rank, _, pulse| {
         if rank == 1 { pulse.probe.state = ProcessState::Stopped } else { work(pulse) }
@@ -156,7 +156,7 @@ fn a_hang_is_not_put_off_by_a_rank_that_is_stopped_during_it() {
 }
 
 #[test]
-fn a_rank_that_goes_on_after_it_was_stopped_is_no_hang() {
+fn a_stopped_rank_that_resumes_is_no_hang() {
     let mut job = Job::of(2);
     let stopped = |pulse: &mut ActivitySample, state| pulse.probe.state = state;
     job.works(10).seconds(
@@ -192,14 +192,14 @@ fn ranks_that_only_spin_are_doubted_and_never_condemned() {
 }
 
 #[test]
-fn a_job_that_stands_still_soon_after_it_began_is_doubted_and_never_condemned() {
+fn a_job_that_stops_soon_after_its_start_is_doubted_and_never_condemned() {
     let doubt = |job: &Job| {
         job.collected.iter().find_map(|collected| {
             if let Outlook::Doubt(doubt) = collected { Some(doubt.clone()) } else { None }
         })
     };
     let mut job = Job::of(2);
-    // Half of what would show that it is a job that works.
+    // Half of what would show that the job always works.
     job.works(15).rests(150);
     assert!(job.said_nothing(), "{:?}", job.collected.last());
     job.rests(7200);
@@ -207,13 +207,13 @@ fn a_job_that_stands_still_soon_after_it_began_is_doubted_and_never_condemned() 
     let doubt_of_job = doubt(&job).expect("a doubt");
     assert_eq!(doubt_of_job.ranks, [Rank(0), Rank(1)]);
     assert!(doubt_of_job.why.contains("was at work for 15.00 s only"), "{}", doubt_of_job.why);
-    // Of a program that never did anything there is nothing to compare with.
+    // A program that never did anything gives nothing to compare with.
     let mut waits = Job::of(2);
     waits.rests(7200);
     assert!(waits.said_nothing());
 }
 
-/// A job that logs every ten seconds, then spins with these counts of NCCL.
+/// A job that logs every ten seconds, then spins while NCCL reports these counts.
 fn spins(counts: impl Fn(u64) -> String) -> Job {
     let mut job = Job::of(4);
     job.works(300);
@@ -231,7 +231,7 @@ fn spins(counts: impl Fn(u64) -> String) -> Job {
 }
 
 #[test]
-fn ranks_that_spin_in_a_collective_are_told_by_nccls_counters() {
+fn ranks_that_spin_in_a_collective_are_found_by_nccls_counters() {
     let job = spins(|_| "7 7 6 7".to_owned());
     let hang = job.hang().expect("a hang");
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::UserCode, &[Rank(2)][..]));
@@ -240,14 +240,14 @@ fn ranks_that_spin_in_a_collective_are_told_by_nccls_counters() {
 }
 
 #[test]
-fn what_computes_without_a_word_from_the_beginning_is_not_even_doubted() {
+fn a_job_that_computes_silently_from_the_start_is_not_doubted() {
     let mut job = Job::of(4);
     job.seconds(7200, |_, _, pulse| work(pulse));
     assert!(job.said_nothing());
 }
 
 #[test]
-fn what_may_be_under_way_unseen_is_given_three_times_as_long() {
+fn the_limit_is_three_times_as_long_if_unseen_work_is_possible() {
     for network in [false, true] {
         let mut job = Job::of(1);
         job.works(300);
@@ -269,7 +269,7 @@ fn what_may_be_under_way_unseen_is_given_three_times_as_long() {
 }
 
 #[test]
-fn a_launcher_that_was_held_up_begins_anew() {
+fn a_launcher_that_was_held_up_restarts_its_clock() {
     let mut job = Job::of(2);
     job.works(300);
     job.now = job.now.after(Span::seconds(4000));
@@ -284,7 +284,7 @@ fn a_debugger_is_no_hang() {
     assert!(job.said_nothing());
 }
 
-/// A job whose processes spin all the time, as those do that wait for a device, and whose devices rest as told.
+/// A job whose processes always spin, as they do while they wait for a device. `idle` gives the rest of its devices.
 fn on_devices(job: &mut Job, seconds: u64, idle: impl Fn(u64) -> Option<Span>) {
     for second in 0..seconds {
         job.seconds(1, |_, _, pulse| work(pulse));
@@ -295,7 +295,7 @@ fn on_devices(job: &mut Job, seconds: u64, idle: impl Fn(u64) -> Option<Span>) {
 }
 
 #[test]
-fn devices_that_have_no_work_any_more_are_a_hang_though_the_processes_spin() {
+fn devices_that_lose_their_work_are_a_hang_while_the_processes_spin() {
     let mut job = Job::of(2);
     on_devices(&mut job, 300, |_| Some(Span(0)));
     on_devices(&mut job, 50, |second| Some(Span::seconds(second)));
@@ -310,12 +310,12 @@ fn devices_that_have_no_work_any_more_are_a_hang_though_the_processes_spin() {
 }
 
 #[test]
-fn devices_that_rest_by_design_or_save_or_of_which_nothing_is_known_are_no_hang() {
-    // They rest half of the time.
+fn devices_that_rest_by_design_or_save_or_are_unknown_are_no_hang() {
+    // The devices are idle half of the time.
     let mut job = Job::of(2);
     on_devices(&mut job, 1200, |second| Some(Span::seconds(if second % 100 < 50 { 0 } else { second % 50 })));
     assert!(job.hang().is_none());
-    // Something is written while they rest.
+    // Something is written while they are idle.
     let mut job = Job::of(2);
     on_devices(&mut job, 300, |_| Some(Span(0)));
     for second in 0..150 {
@@ -323,7 +323,7 @@ fn devices_that_rest_by_design_or_save_or_of_which_nothing_is_known_are_no_hang(
         job.idle.devices(job.now, Span::seconds(second));
     }
     assert!(job.hang().is_none());
-    // Whoever told of them is gone.
+    // The reporter of the devices is gone.
     let mut job = Job::of(2);
     on_devices(&mut job, 300, |_| Some(Span(0)));
     on_devices(&mut job, 300, |_| None);

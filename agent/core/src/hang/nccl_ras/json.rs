@@ -1,5 +1,5 @@
-//! The JSON that NCCL's RAS service writes since 2.28.7. Whoever has a parser fills in [`Wire`]; fields that are absent
-//! count as nothing told.
+//! The JSON that NCCL's RAS service writes since 2.28.7. The caller parses it into [`Wire`]. Absent fields count as
+//! not reported.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::report::{
     CommRank, Communicator, Missing, Operation, Process, Processes, RankError, RasReport, State, grouped,
 };
 
-/// The document as it stands on the wire.
+/// The document as NCCL writes it.
 #[derive(Debug, Deserialize)]
 pub struct Wire {
     nccl_version: String,
@@ -118,7 +118,7 @@ fn communicator(wire: WireCommunicator) -> Communicator {
     }
     let operations = counts
         .into_iter()
-        // A kind that nobody has used is no news.
+        // Operations that no rank has used are left out.
         .filter(|(_, counts)| counts.iter().any(|(count, _)| *count > 0))
         .map(|(name, counts)| Operation { name: name.to_owned(), groups: grouped(counts) })
         .collect();
@@ -160,12 +160,12 @@ fn comm_rank(rank: &WireRank) -> CommRank {
     CommRank { rank: rank.rank, process, gpu: u32::try_from(rank.cuda_dev).ok() }
 }
 
-/// NCCL writes "unknown" and -1 where it does not know the process.
+/// NCCL writes "unknown" and -1 if it does not know the process.
 fn process(host: &str, pid: i32) -> Option<Process> {
     (pid > 0).then(|| Process { host: host.to_owned(), pid })
 }
 
-/// In the order in which NCCL itself weighs the flags.
+/// Checks the flags in NCCL's own order of precedence.
 fn state(status: &WireStatus) -> State {
     match status {
         status if status.abort_flag => State::Abort,
@@ -175,7 +175,7 @@ fn state(status: &WireStatus) -> State {
     }
 }
 
-/// `ncclResult_t` as the texts name it; none for success and for what is under way.
+/// `ncclResult_t` as the text form names it. `None` for success and for operations in progress.
 fn error_name(code: i32) -> Option<&'static str> {
     Some(match code {
         0 | 7 => return None,

@@ -1,62 +1,62 @@
-//! What NCCL's RAS service tells of a job, whichever version of it: texts of 2.24 to 2.28, JSON of later ones.
+//! The report of NCCL's RAS service about a job, for all versions: text of 2.24 to 2.28, JSON of later ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::id::Rank;
 use crate::hang::{Count, Counted};
 
-/// One report. It is of one job: that of the process that happened to answer.
+/// One report. It covers one job: that of the process that answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RasReport {
     /// NCCL's version: `2.28.9`.
     pub version: String,
-    /// The communicators. A text lists only those that something is to be said of.
+    /// The communicators. The text form lists only those with something to report.
     pub communicators: Vec<Communicator>,
-    /// Communicators that are not listed one by one because they are in order.
+    /// Communicators without problems, which are not listed one by one.
     pub in_order: u32,
-    /// Processes that the others have given up on.
+    /// Processes that the others no longer wait for.
     pub dead: Processes,
     /// Processes that did not answer this time.
     pub missing: Processes,
-    /// Answers that were waited for in vain while the report was made.
+    /// Answers that timed out while the report was made.
     pub timeouts: u32,
 }
 
-/// Processes; a text may tell only how many.
+/// Processes. The text form may give only their number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processes {
-    /// How many.
+    /// The number of processes.
     pub count: u32,
-    /// Which, as far as it is told.
+    /// The processes that the report names.
     pub named: Vec<Process>,
 }
 
 /// A process of the job.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
-    /// Its host's address.
+    /// The address of its host.
     pub host: String,
-    /// Its number on that host.
+    /// Its PID on that host.
     pub pid: i32,
 }
 
-/// A rank of a communicator, which is not the job's rank: its process tells whose it is.
+/// A rank of a communicator. It is not the job's rank; its process identifies that.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CommRank {
     /// Its number in the communicator.
     pub rank: u32,
-    /// Its process, if it is told.
+    /// Its process, if reported.
     pub process: Option<Process>,
-    /// The GPU's number as CUDA counts in that process.
+    /// The CUDA device number in that process.
     pub gpu: Option<u32>,
 }
 
 impl RasReport {
-    /// The operations that each process has launched, by communicator, as the judge of hangs takes them.
+    /// The operations that each process has launched, by communicator, as the judge of hangs expects them.
     ///
-    /// NCCL tells what was launched and not what was completed; but no collective is complete before all ranks have
-    /// launched it. So what the rank that is furthest behind has launched counts as completed by all, and whoever has
-    /// launched more waits. Ranks of which a text tells only that they are the majority are left out.
+    /// NCCL reports what was launched, not what was completed. But no collective completes before all ranks have
+    /// launched it. So the count of the rank that is furthest behind counts as completed by all, and ranks that have
+    /// launched more are waiting. Ranks that the text form reports only as the majority are left out.
     pub fn counts(&self) -> BTreeMap<Process, Vec<Count>> {
         let mut counts: BTreeMap<Process, Vec<Count>> = BTreeMap::new();
         for communicator in &self.communicators {
@@ -84,8 +84,8 @@ impl RasReport {
 }
 
 impl RasReport {
-    /// What the service counted of ranks, by their processes' numbers on this host; ranks it does not know of, or that did not
-    /// answer it, are silent.
+    /// The counts of ranks, by the PIDs of their processes on this host. Ranks that the service does not know, or
+    /// that did not answer it, are silent.
     pub fn counted(&self, ranks: &BTreeMap<i32, Rank>) -> Counted {
         let mut counted = Counted::default();
         let all: BTreeSet<Rank> = ranks.values().copied().collect();
@@ -97,7 +97,8 @@ impl RasReport {
             counted.names.insert(comm, format!("communicator {}", communicator.hash));
             let missing = communicator.missing.iter().filter(|(_, why)| *why != Missing::NotMember);
             let missing: BTreeSet<Rank> = missing.filter_map(|(rank, _)| rank_of(rank)).collect();
-            // A text does not name the many. They are the rest, where all ranks are members and ours are all there are.
+            // The text form does not name the majority. It is the rest, if all ranks are members and all of them are
+            // ours.
             let is_of_all = communicator.size.is_some_and(|size| size as usize == all.len());
             let mut launched: BTreeMap<Rank, u64> = BTreeMap::new();
             let mut least = 0_u64;
@@ -134,7 +135,7 @@ impl RasReport {
         counted
     }
 
-    /// The whole report, a line for each thing: for the file of evidence.
+    /// The whole report as lines, for the evidence file.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("NCCL {}, {} communicators in order", self.version, self.in_order)];
         for (what, processes) in [("dead", &self.dead), ("not answering", &self.missing)] {
@@ -178,35 +179,35 @@ impl RasReport {
 pub struct Communicator {
     /// Its name: 16 hex digits.
     pub hash: String,
-    /// Its ranks, all in all; none if it is not told.
+    /// The number of its ranks. `None` if not reported.
     pub size: Option<u32>,
-    /// Ranks of which nothing was told, with why.
+    /// Ranks without data, with the reason.
     pub missing: Vec<(CommRank, Missing)>,
-    /// How many those are; a text may name fewer.
+    /// The number of such ranks; the text form may name fewer.
     pub missing_count: u32,
-    /// How many operations of each kind the ranks have launched. A text tells only of kinds in which they differ.
+    /// How many operations of each kind the ranks have launched. The text form lists only kinds in which they differ.
     pub operations: Vec<Operation>,
-    /// The states that its ranks are in, the most frequent first. A text tells only if they differ.
+    /// The states of its ranks, the most frequent first. The text form lists them only if they differ.
     pub states: Vec<Group<State>>,
     /// Errors that ranks reported.
     pub errors: Vec<Group<RankError>>,
 }
 
-/// Why nothing is told of a rank.
+/// Why there is no data of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Missing {
     /// Its process did not answer this time.
     Unresponsive,
-    /// The others have given up on its process.
+    /// The others no longer wait for its process.
     Dead,
-    /// Its process answered and does not have this communicator (any more).
+    /// Its process answered and does not have this communicator, or no longer has it.
     NotMember,
 }
 
-/// A kind of operation, with the ranks by how many of it they have launched. Launched is not finished.
+/// A kind of operation, with the ranks grouped by how many they have launched. Launched is not completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// `AllReduce`; `collective` where NCCL 2.24 does not tell which.
+    /// `AllReduce`; `collective` for NCCL 2.24, which does not name the kind.
     pub name: String,
     /// By count, the most frequent first.
     pub groups: Vec<Group<u64>>,
@@ -219,20 +220,20 @@ pub struct Group<T> {
     pub of: T,
     /// How many they are.
     pub ranks: u32,
-    /// Which, as far as it is told: JSON tells all, a text only the few that stand out.
+    /// The ranks that the report names: JSON names all, the text form only the minority.
     pub named: Vec<CommRank>,
 }
 
 /// The state of a rank in its communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// It does not know this communicator (any more).
+    /// It does not know this communicator, or no longer knows it.
     NoComm,
     /// It is being set up.
     Init,
     /// In use.
     Running,
-    /// It is being taken down in order.
+    /// It is being finalized.
     Finalize,
     /// It was aborted.
     Abort,
@@ -255,30 +256,30 @@ impl State {
 /// An error that a rank reported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RankError {
-    /// NCCL's words: `Remote process error`.
+    /// NCCL's text: `Remote process error`.
     pub what: String,
-    /// Whether it came up while the communicator was in use, and not when it was set up.
+    /// Whether it occurred while the communicator was in use, and not during setup.
     pub asynchronous: bool,
 }
 
 /// A rank that has launched fewer operations than others of its communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaggingRank {
-    /// The rank; none if only their number is told.
+    /// The rank. `None` if only the number of ranks is reported.
     pub rank: Option<CommRank>,
-    /// How many ranks stand there with it.
+    /// How many ranks have the same count.
     pub ranks: u32,
     /// The kind of operation.
     pub operation: String,
     /// How many it has launched.
     pub own: u64,
-    /// How many those that are furthest have launched.
+    /// The count of the ranks that are furthest ahead.
     pub furthest: u64,
 }
 
 impl Communicator {
-    /// The ranks that have launched fewer operations of a kind than the furthest: what the others may be waiting for.
-    /// While a job runs, some are always behind for a moment.
+    /// The ranks that have launched fewer operations of a kind than the furthest: the ones the others may be waiting
+    /// for. While a job runs, some ranks are always behind for a moment.
     pub fn behind(&self) -> Vec<LaggingRank> {
         let mut found = Vec::new();
         for operation in &self.operations {
@@ -300,7 +301,7 @@ impl Communicator {
         found
     }
 
-    /// Whether its ranks are not all at the same place: other counts, other states, or nothing told of some.
+    /// Whether its ranks differ: in counts, in states, or because some are not reported.
     pub fn mismatch(&self) -> bool {
         self.operations.iter().any(|operation| operation.groups.len() > 1)
             || self.states.len() > 1
@@ -319,7 +320,7 @@ impl std::fmt::Display for CommRank {
     }
 }
 
-/// Puts ranks that have something in common into one group, the largest group first.
+/// Groups ranks that have something in common, the largest group first.
 pub(super) fn grouped<T: Ord>(ranks: impl IntoIterator<Item = (T, CommRank)>) -> Vec<Group<T>> {
     let mut groups: BTreeMap<T, Vec<CommRank>> = BTreeMap::new();
     for (of, rank) in ranks {

@@ -1,7 +1,7 @@
 //! The text that NCCL's RAS service writes for people, in the forms of 2.24 to 2.30.
 //!
-//! It tells in full only what stands out: communicators in order are lines of a table, and of the ranks of one that is
-//! not, the majority is a number.
+//! It gives details only for what is unusual: communicators without problems are lines of a table, and of the ranks
+//! of a faulty one the majority is only counted.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use super::report::{
     CommRank, Communicator, Group, Missing, Operation, Process, RankError, RasReport, State,
 };
 
-/// What is wrong with a text.
+/// Why a text cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
-    /// It does not begin as a report of NCCL does.
+    /// It does not start like a report of NCCL.
     #[error("it is no report of NCCL: it starts with {0:?}")]
     NotNccl(String),
-    /// It ends before its end.
+    /// It is truncated.
     #[error("the report breaks off")]
     Incomplete,
 }
@@ -23,7 +23,7 @@ pub enum TextError {
 /// Reads a report of `STATUS` or `VERBOSE STATUS`.
 ///
 /// # Errors
-/// It is not one, or not a whole one. Lines that are not understood are passed over.
+/// The text is not a report, or not a complete one. Unknown lines are skipped.
 pub fn parse(text: &str) -> Result<RasReport, TextError> {
     let mut lines = text.lines();
     let first = lines.find(|line| !line.trim().is_empty()).unwrap_or_default();
@@ -36,7 +36,7 @@ pub fn parse(text: &str) -> Result<RasReport, TextError> {
     reading.finish()
 }
 
-/// What the lines are about at the moment.
+/// What the current lines are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
     Nothing,
@@ -52,12 +52,12 @@ enum About {
 
 struct Reading {
     report: RasReport,
-    /// Size, and how many there are, by the table's groups.
+    /// Size and number of communicators, by the table's groups.
     table: BTreeMap<u32, (u32, u32)>,
-    /// How many of a group are told of one by one.
+    /// How many of a group are listed one by one.
     listed: BTreeMap<u32, Vec<String>>,
     about: About,
-    /// The last heading `====` of the report was seen.
+    /// Whether the last heading `====` of the report was seen.
     whole: bool,
     title: String,
 }
@@ -95,7 +95,8 @@ impl Reading {
         }
     }
 
-    /// `    0         1         1         8         8         8   RUNNING      OK`; the heading's second line is none.
+    /// `    0         1         1         8         8         8   RUNNING      OK`; the second line of the heading is
+    /// not a row.
     fn row(&mut self, line: &str) {
         if line.is_empty() {
             self.about = About::Nothing;
@@ -125,7 +126,7 @@ impl Reading {
             "MISMATCH" => About::States,
             _ => About::Nothing,
         };
-        // The same communicator comes again under another heading; the last one is the one that is read.
+        // The same communicator can appear under several headings. The last one is the one being read.
         let communicators = &mut self.report.communicators;
         let before = communicators.iter().position(|communicator| communicator.hash == hash);
         let communicator = match before {
@@ -138,7 +139,7 @@ impl Reading {
         communicators.push(communicator);
     }
 
-    /// A line that is indented: it tells more of what the last heading was about.
+    /// An indented line: details for the last heading.
     fn reported(&mut self, reported: &str) {
         match self.about {
             About::MissingProcesses | About::DeadProcesses => self.process(reported),
@@ -154,7 +155,7 @@ impl Reading {
         }
     }
 
-    /// `Process 4711 on node 10.0.0.2 managing GPUs 0,1`, or how many they are.
+    /// `Process 4711 on node 10.0.0.2 managing GPUs 0,1`, or the number of processes.
     fn process(&mut self, reported: &str) {
         let processes = match self.about {
             About::DeadProcesses => &mut self.report.dead,
@@ -176,7 +177,7 @@ impl Reading {
         } else if let Some((_, ranks)) =
             reported.split_once("missing rank").and_then(|(_, rest)| rest.split_once(": "))
         {
-            // 2.24 gives nothing but their numbers.
+            // 2.24 gives only their numbers.
             let ranks = ranks.split(',').filter_map(|rank| rank.trim().parse().ok());
             let bare = |rank| (CommRank { rank, process: None, gpu: None }, Missing::Unresponsive);
             communicator.missing.extend(ranks.map(bare));
@@ -203,7 +204,7 @@ impl Reading {
             self.about = About::States;
             if let Some(name) = of.strip_suffix(" operation counts") {
                 self.about = About::Operations;
-                // 2.24 does not tell the kinds apart.
+                // 2.24 does not distinguish the kinds.
                 communicator.operations.push(Operation { name: name.to_owned(), groups: Vec::new() });
             }
             return;
@@ -236,8 +237,8 @@ impl Reading {
     }
 }
 
-/// A line of a breakdown: `7 ranks WORDS`, `Rank 3 WORDS -- GPU 3 managed by process 4711 on node 10.0.0.2`, or
-/// `Rank 3 -- GPU …` for one of those that the last line counted.
+/// A line of a breakdown: `7 ranks WORDS`, `Rank 3 WORDS -- GPU 3 managed by process 4711 on node 10.0.0.2`, or `Rank
+/// 3 -- GPU …` for one of the ranks that the previous line counted.
 fn group_line<T>(groups: &mut Vec<Group<T>>, reported: &str, of: impl Fn(&str) -> Option<T>) {
     if let Some((rank, words)) = rank(reported) {
         if words.is_empty() {
@@ -267,7 +268,7 @@ fn launched(words: &str) -> Option<u64> {
     count.trim().parse().ok()
 }
 
-/// A rank, and what is said between it and its place.
+/// A rank, and the text between it and its place.
 fn rank(reported: &str) -> Option<(CommRank, &str)> {
     let rest = reported.strip_prefix("Rank ")?;
     let (number, rest) = rest.split_once(' ').unwrap_or((rest, ""));

@@ -8,7 +8,7 @@ fn learned_from(phases: &mut Phases, phase: PhaseId, millis: impl IntoIterator<I
 }
 
 #[test]
-fn little_seen_is_not_believed() {
+fn a_phase_with_few_samples_keeps_the_default() {
     let mut phases = Phases::new(Limits::default());
     learned_from(&mut phases, PhaseId::STEP, [100; 49]);
     assert_eq!(phases.limit(PhaseId::STEP).from, LimitFrom::Default);
@@ -17,7 +17,7 @@ fn little_seen_is_not_believed() {
 }
 
 #[test]
-fn nothing_lasts_longer_than_the_cap_that_was_never_seen_to() {
+fn the_cap_holds_for_all_that_never_took_longer() {
     let limits = || Limits { cap: Span::seconds(60), ..Limits::default() };
     let mut phases = Phases::new(limits());
     let save = phases.section("save");
@@ -32,9 +32,9 @@ fn nothing_lasts_longer_than_the_cap_that_was_never_seen_to() {
     assert_eq!(phases.limit(save), Limit { span: Span::seconds(600), from: LimitFrom::Given });
 }
 
-/// A busy machine holds up one batch of some hundred: that must not blind the judge for hours.
+/// A busy machine delays one batch in several hundred. That must not disable the judge for hours.
 #[test]
-fn one_stall_among_few_samples_promises_no_tail_of_hours() {
+fn one_stall_among_few_samples_gives_no_limit_of_hours() {
     let mut phases = Phases::new(Limits::default());
     let data = phases.section("data");
     learned_from(&mut phases, data, (0..400).map(|step| if step == 37 { 400 } else { 3 }));
@@ -44,17 +44,17 @@ fn one_stall_among_few_samples_promises_no_tail_of_hours() {
 }
 
 #[test]
-fn what_earlier_runs_took_is_believed_with_more_room_until_this_one_knows_better() {
+fn durations_of_earlier_runs_count_with_more_room_until_this_run_has_samples() {
     let mut first = Phases::new(Limits::default());
     learned_from(&mut first, PhaseId::STEP, [20_000; 400]);
     let mut next = Phases::new(Limits::default());
     next.recall(&first.remembered());
     assert_eq!(next.limit(PhaseId::STEP), Limit { span: Span::seconds(100), from: LimitFrom::Recalled });
-    // On a slower machine the job takes three times as long: learned without a false alarm.
+    // On a slower machine the job takes three times as long. It is learned without a false alarm.
     learned_from(&mut next, PhaseId::STEP, [60_000; 60]);
     let limit = next.limit(PhaseId::STEP);
     assert!(limit.from == LimitFrom::Learned && limit.span >= Span::seconds(80), "{limit:?}");
-    // What was seen long ago fades: after some runs of the new pace the old one is gone.
+    // Old observations fade: after several runs at the new pace the old one is gone.
     let mut phases = next;
     for _ in 0..4 {
         let mut run = Phases::new(Limits::default());
@@ -66,7 +66,7 @@ fn what_earlier_runs_took_is_believed_with_more_room_until_this_one_knows_better
 }
 
 #[test]
-fn little_that_earlier_runs_saw_is_not_believed() {
+fn few_samples_of_earlier_runs_are_ignored() {
     let mut first = Phases::new(Limits::default());
     learned_from(&mut first, PhaseId::STEP, [100; 20]);
     let mut next = Phases::new(Limits::default());
@@ -89,7 +89,7 @@ fn eight_ranks_are_not_eight_times_the_steps() {
 }
 
 #[test]
-fn an_even_pace_is_judged_at_less_than_one_and_a_half_of_its_quantile() {
+fn an_even_pace_has_a_limit_below_one_and_a_half_times_its_quantile() {
     let mut phases = Phases::new(Limits::default());
     learned_from(&mut phases, PhaseId::STEP, (0..1000).map(|n| 10_000 + n % 200));
     let limit = phases.limit(PhaseId::STEP).span.as_seconds();
@@ -99,7 +99,7 @@ fn an_even_pace_is_judged_at_less_than_one_and_a_half_of_its_quantile() {
 #[test]
 fn a_heavy_tail_is_given_more_room() {
     let mut phases = Phases::new(Limits::default());
-    // A tenth takes twice, a hundredth four times, a thousandth eight times as long.
+    // A tenth takes twice as long, a hundredth four times, a thousandth eight times.
     let tail = |n: u64| match n {
         n if n % 1000 == 0 => 8_000,
         n if n % 100 == 0 => 4_000,
@@ -129,7 +129,7 @@ fn long_sections_are_never_judged_by_quantiles() {
 }
 
 #[test]
-fn a_given_limit_stands() {
+fn a_given_limit_is_not_replaced_by_a_learned_one() {
     let given = [("step".to_owned(), Span::seconds(3))].into();
     let mut phases = Phases::new(Limits { given, ..Limits::default() });
     learned_from(&mut phases, PhaseId::STEP, [10_000; 1000]);

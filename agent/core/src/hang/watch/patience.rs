@@ -1,4 +1,4 @@
-//! How long is waited before standing still is a hang, and why so long.
+//! How long to wait before a lack of movement counts as a hang, and why.
 
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, ProcessState};
@@ -8,14 +8,14 @@ use crate::model::hang::HangKind;
 
 use super::Watch;
 
-/// Twice by how many times the steps of a job may grow at once, its sequences becoming longer.
+/// Twice the factor by which the steps of a job may grow at once when its sequences become longer.
 const GROWS_AT_ONCE_TWICE: u64 = 7;
 
-/// What a driver tells of its devices' work may be so old: it looks back for a second, and its word takes time to come here.
+/// A driver's report about its devices may be this old: it covers the last second, and takes time to arrive.
 const REPORTED_LATE: Span = Span::seconds(3);
 
 impl Watch {
-    /// Why no progress is expected, if it is not.
+    /// Why no progress is expected. `None` if it is.
     pub(super) fn expected(&self, now: Mono) -> Option<String> {
         let living = |rank: &usize| self.lives(*rank);
         if let Some(rank) =
@@ -29,13 +29,13 @@ impl Watch {
         traced.map(|rank| format!("a debugger holds rank {}", self.number(rank).0))
     }
 
-    /// The least time without any movement before anything is confirmed.
+    /// The shortest time without any movement before anything is confirmed.
     pub(super) fn confirmation(&self) -> Span {
         let half = self.phases.median(PhaseId::STEP).map_or(0, |median| median.0 / 2);
         self.phases.limits().confirm.max(Span(half))
     }
 
-    /// What the suspects are at, with its limit: of several the one with the most room.
+    /// What the suspects are doing, with its limit: of several the one with the most room.
     pub(super) fn usual(&self, suspects: &Suspects) -> (PhaseId, Limit) {
         let phase_of = |rank: &u32| self.phase(*rank as usize);
         let phase = suspects
@@ -47,7 +47,7 @@ impl Watch {
         (phase, self.phases.limit(phase))
     }
 
-    /// By how much the suspect with the most room left is beyond what it is at usually takes; zero if it is not.
+    /// How much longer than usual the suspect with the most room takes; zero if it does not.
     pub(super) fn overdue(&self, now: Mono, suspects: &Suspects) -> Span {
         suspects
             .among
@@ -60,7 +60,7 @@ impl Watch {
             .unwrap_or_default()
     }
 
-    /// How long nothing may move before it is a hang, and why so long.
+    /// How long nothing may move before it is a hang, and why.
     pub(super) fn patience(&self, now: Mono, suspects: &Suspects) -> (Span, String) {
         let mut limit = self.confirmation();
         let mut why = String::new();
@@ -69,7 +69,7 @@ impl Watch {
                 (limit, why) = (span, reason);
             }
         };
-        // A rank at something long may be what the others wait for, whatever else it looks like.
+        // A rank in a long phase may be what the others wait for, whatever else it looks like.
         for rank in (0..self.ranks.len()).filter(|rank| self.lives(*rank)) {
             let sight = &self.ranks[rank].sight;
             let first = sight.step.is_none() && (sight.registered || self.newest_step().is_none());
@@ -91,7 +91,8 @@ impl Watch {
         }
         let may_be_at_a_longer_step = !self.would_be_seen_at_work() && !self.devices_came_to_rest();
         if suspects.kind == HangKind::AllStill && may_be_at_a_longer_step {
-            // Sequences grow by a curriculum, for all ranks at once: the devices may be at a longer step while all processes wait.
+            // A curriculum lengthens sequences for all ranks at once: the devices may be in a longer step while all
+            // processes wait.
             let grown = self
                 .phases
                 .median(phase)
@@ -121,7 +122,7 @@ impl Watch {
         (limit, why)
     }
 
-    /// Whether a longer step of this job would show in its processes: then all of them doing nothing is no such step.
+    /// Whether a longer step of this job would show in its processes. If it would, idle processes are not in one.
     pub(super) fn would_be_seen_at_work(&self) -> bool {
         let mut living = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).peekable();
         living.peek().is_some()
@@ -131,7 +132,7 @@ impl Watch {
             })
     }
 
-    /// Whether the devices have come to rest since nothing moves: then they are not at a longer step either.
+    /// Whether the devices became idle after the last movement. If so, they are not in a longer step either.
     fn devices_came_to_rest(&self) -> bool {
         self.devices_rest.is_some_and(|since| since >= self.moved.after(REPORTED_LATE))
     }

@@ -1,4 +1,4 @@
-//! What is said of a hang, and of beats without steps.
+//! The findings for a hang, and for heartbeats without steps.
 
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::Activity;
@@ -10,7 +10,7 @@ use crate::model::hang::{Hang, HangKind};
 use super::Watch;
 
 impl Watch {
-    /// The hang that these suspects come to, with what that rests on.
+    /// The hang that these suspects amount to, with its evidence.
     pub(super) fn hang(&self, now: Mono, suspects: Suspects, usual: (PhaseId, Limit)) -> Hang {
         let (phase, limit) = usual;
         let from = match limit.from {
@@ -70,7 +70,7 @@ impl Watch {
         }
     }
 
-    /// Beats and no step, for ten times as long as a step may take.
+    /// Heartbeats without a step, for ten times as long as a step may take.
     pub(super) fn livelock(&mut self, now: Mono) -> Outlook {
         let since = self.completed.max(self.restarted);
         let given = self.phases.limits().given.get("livelock").copied();

@@ -1,4 +1,4 @@
-//! NVLink of the fifth generation: how bad a line of XID 144 to 150 is stands in its unit, sub-code and status.
+//! NVLink of the fifth generation: unit, sub-code and status of XID 144 to 150 give the severity.
 
 use serde::Deserialize;
 
@@ -24,9 +24,9 @@ pub struct NvlinkFile {
 pub struct NvlinkRule {
     /// The XID.
     pub xid: u32,
-    /// The unit's names, with `/` between them.
+    /// The unit's names, separated by `/`.
     pub unit: String,
-    /// Intrinfo in the first layout: 32 of `0`, `1` and `-`, most significant first.
+    /// Intrinfo in the first layout: 32 characters of `0`, `1` and `-`, most significant bit first.
     pub v1: String,
     /// Intrinfo in the second layout.
     pub v2: String,
@@ -34,19 +34,19 @@ pub struct NvlinkRule {
     pub status: u32,
     /// Whether it is fatal.
     pub fatal: bool,
-    /// The mildest thing that mends it.
+    /// The mildest action that fixes it.
     pub action: RecommendedAction,
-    /// Whether the 154 beside it decides.
+    /// Whether the XID 154 logged with it decides.
     #[serde(default)]
     pub ask154: bool,
 }
 
-/// What the rules say of a line.
+/// What the rules return for a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvlinkMeaning {
-    /// Whether it is fatal: the line's word, else the rule's.
+    /// Whether it is fatal: from the line if it says so, else from the rule.
     pub fatal: bool,
-    /// The mildest thing that mends it.
+    /// The mildest action that fixes it.
     pub action: RecommendedAction,
     /// Whether a rule matched.
     pub known: bool,
@@ -67,21 +67,21 @@ impl NvlinkFile {
 }
 
 impl NvlinkMeaning {
-    /// What `rules` say of an error; what they do not know is as bad as its line says.
+    /// Applies `rules` to an error. An error that no rule matches is as severe as its line says.
     pub fn of(rules: &[NvlinkRule], xid: u32, error: &NvlinkError) -> NvlinkMeaning {
         let of_layout = |layout: fn(&NvlinkRule) -> &str| {
-            // With several bits set the heaviest of them counts.
+            // If several bits are set, the most severe one counts.
             rules
                 .iter()
                 .filter(|rule| rule.xid == xid && bits_fit(layout(rule), error.intrinfo))
                 .filter(|rule| status_fits(rule.status, error.status))
                 .max_by_key(|rule| (rule.fatal, rule.action))
         };
-        // The first layout names its XID in its lowest bits and is not mistaken; the second leaves more bits open.
+        // The first layout has the XID in its lowest bits, so a match is certain; the second leaves more bits open.
         match of_layout(|rule| &rule.v1).or_else(|| of_layout(|rule| &rule.v2)) {
             Some(rule) => {
                 let fatal = error.fatal.unwrap_or(rule.fatal);
-                // A line that says "not fatal" asks for no reset, whatever the table says of its code.
+                // A line that says "not fatal" needs no reset, whatever the table lists for its code.
                 let action =
                     if fatal { rule.action } else { rule.action.min(RecommendedAction::RestartProcess) };
                 NvlinkMeaning { fatal, action, known: true }

@@ -1,4 +1,4 @@
-//! A site's own words over the catalogue that is compiled in: entries replace those of the same id, or are added.
+//! A site's overrides of the compiled-in catalogue: an entry replaces the one with the same id or is added.
 
 use serde::Deserialize;
 
@@ -7,7 +7,7 @@ use crate::base::time::Mono;
 use crate::formats::parse::log::LogReader;
 use crate::model::entry::Fact;
 
-/// A file of overrides: entries of any of the catalogue's files.
+/// A file of overrides: entries of any catalogue file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverrideFile {
@@ -17,7 +17,7 @@ pub struct OverrideFile {
     /// What SXIDs mean.
     #[serde(default)]
     pub sxid: Vec<CodeMeaning>,
-    /// What classes of kernel lines mean, and from when they count.
+    /// What classes of kernel lines mean, and how many lines count.
     #[serde(default)]
     pub kernel: Vec<KernelMeaning>,
     /// Rules of NVLink 5.
@@ -29,10 +29,10 @@ pub struct OverrideFile {
 }
 
 impl Catalog {
-    /// The catalogue with the entries of a file that is named `origin`.
+    /// Returns the catalogue with the entries of the file `origin`.
     ///
     /// # Errors
-    /// The file contradicts itself, or an example is not read as what it is an example of.
+    /// The file contradicts itself, or an example does not parse as its entry's kind.
     pub fn overridden(mut self, origin: &str, file: OverrideFile) -> Result<Catalog, CatalogError> {
         let of_here = |meaning: CodeMeaning| CodeMeaning { origin: Some(origin.to_owned()), ..meaning };
         let xids = super::by_code("XID", file.xid.into_iter().map(of_here).collect())?;
@@ -64,7 +64,7 @@ impl Catalog {
             self.nvlink.push(rule);
         }
         for rule in registers {
-            // A bit means one thing.
+            // Each bit has one meaning.
             for of in self.registers.iter_mut().filter(|of| of.register == rule.register) {
                 of.bits.retain(|bit| !rule.bits.contains(bit));
             }
@@ -74,7 +74,7 @@ impl Catalog {
     }
 }
 
-/// An example is an entry's test; an entry of a site may have none.
+/// Checks that the example parses as the entry's kind. A site's entry may have no example.
 fn example_is_right(entry: &str, example: &str, right: impl Fn(&Fact) -> bool) -> Result<(), CatalogError> {
     if example.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What the registers of an NVLink mean that XID 74 prints: the line alone says only that an error was fatal.
+//! What the NVLink registers printed by XID 74 mean. The line itself only says whether the error was fatal.
 
 use serde::Deserialize;
 
@@ -10,17 +10,17 @@ use crate::model::kernel::LinkRegisters;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegisterRule {
-    /// The register, from 1 in the order of the line.
+    /// The register, from 1, in the order of the line.
     pub register: usize,
     /// The bits, from 0.
     pub bits: Vec<u32>,
-    /// In a few words.
+    /// A few words.
     pub name: String,
-    /// What the GPU is after it, on its own.
+    /// The GPU's state after it.
     pub state: HealthState,
-    /// The mildest thing that mends it.
+    /// The mildest action that fixes it.
     pub action: RecommendedAction,
-    /// From how many times on the same link it is for support; never if none.
+    /// After how many times on the same link support is needed; `None`: never.
     #[serde(default)]
     pub support_from: Option<u32>,
 }
@@ -28,18 +28,18 @@ pub struct RegisterRule {
 /// What the registers of a line mean.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegisterMeaning {
-    /// In a few words, heaviest first.
+    /// A few words each, most severe first.
     pub names: Vec<String>,
-    /// The heaviest.
+    /// The most severe state.
     pub state: HealthState,
-    /// The heaviest.
+    /// The most severe action.
     pub action: RecommendedAction,
-    /// From how many times on the same link it is for support.
+    /// After how many times on the same link support is needed.
     pub support_from: Option<u32>,
 }
 
 impl RegisterMeaning {
-    /// What `rules` say of a line; none if it has no bit that they know.
+    /// Applies `rules` to a line; `None` if no rule matches a set bit.
     pub fn of(rules: &[RegisterRule], line: &LinkRegisters) -> Option<RegisterMeaning> {
         let set = |rule: &&RegisterRule| {
             let value = rule.register.checked_sub(1).and_then(|place| line.registers.get(place)).copied();

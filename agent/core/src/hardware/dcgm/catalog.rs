@@ -1,4 +1,4 @@
-//! What DCGM's error codes mean. The words are data: `agent/catalog/hardware/dcgm.toml`.
+//! What DCGM's error codes mean. The data is in `agent/catalog/hardware/dcgm.toml`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,26 +14,26 @@ pub struct DcgmFile {
     pub dcgm: Vec<DcgmMeaning>,
 }
 
-/// What some codes mean.
+/// What some error codes mean.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DcgmMeaning {
     /// The codes.
     pub ids: BTreeSet<u32>,
-    /// In a few words.
+    /// A few words.
     pub name: String,
-    /// What it is and what follows.
+    /// The error and its consequence.
     pub meaning: String,
-    /// What it makes of a GPU, at most.
+    /// The GPU's state, at most.
     pub state: HealthState,
-    /// What is needed.
+    /// The recommended action.
     pub action: RecommendedAction,
-    /// Checks of ours that look at the same thing by NVML.
+    /// Our own NVML checks that cover the same thing.
     #[serde(default)]
     pub checks: BTreeSet<String>,
-    /// Where that is from.
+    /// The source of the meaning.
     pub source: String,
-    /// Who sees it otherwise.
+    /// Which source disagrees, and how.
     #[serde(default)]
     pub differs: Option<String>,
 }
@@ -49,7 +49,7 @@ impl DcgmCatalog {
     /// The catalogue of a file.
     ///
     /// # Errors
-    /// A code stands in two entries; which.
+    /// Returns a code that has two entries.
     pub fn new(file: DcgmFile) -> Result<DcgmCatalog, u32> {
         let mut by_code = BTreeMap::new();
         for (place, meaning) in file.dcgm.iter().enumerate() {
@@ -62,7 +62,7 @@ impl DcgmCatalog {
         Ok(DcgmCatalog { meanings: file.dcgm, by_code })
     }
 
-    /// What a code means; none for one that is not known.
+    /// What a code means; `None` if it is unknown.
     pub fn meaning(&self, code: u32) -> Option<&DcgmMeaning> {
         self.by_code.get(&code).and_then(|place| self.meanings.get(*place))
     }

@@ -1,8 +1,8 @@
-//! dcgm-exporter's metrics, for hosts that have only that: evidence, never a verdict of its own on a GPU.
+//! Metrics of dcgm-exporter, for hosts that have nothing else: evidence, never a verdict on a GPU.
 //!
-//! Its gauge of XIDs shows the last one for ever and not that it came again, and after a restart of the host engine old
-//! values go on being told. So what it tells of a fault is an event when it changes, and the component says only whether
-//! it can be read.
+//! Its XID gauge shows the last XID forever and does not show that it recurred. After a restart of the host engine it
+//! keeps reporting old values. So a change of a fault metric is an event, and the component only shows whether the
+//! exporter can be read.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::model::report::SensorReport;
 /// The component.
 const COMPONENT: &str = "dcgm.exporter";
 
-/// Metrics of faults, and what each is in words.
+/// Metrics of faults, and their meaning.
 const FAULTS: [(&str, &str); 4] = [
     ("DCGM_FI_DEV_XID_ERRORS", "last XID"),
     ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "row remapping failed"),
@@ -24,26 +24,26 @@ const FAULTS: [(&str, &str); 4] = [
     ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "rows remapped after uncorrectable errors"),
 ];
 
-/// What came of a look at the exporter.
+/// The result of reading the exporter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExporterReport {
-    /// Its page.
+    /// Its metrics page.
     Page(String),
-    /// Why there is none.
+    /// Why it cannot be read.
     Failed(String),
 }
 
-/// Judges what an exporter tells.
+/// Judges an exporter's metrics.
 #[derive(Clone, Debug, Default)]
 pub struct ExporterJudge {
-    /// By GPU and metric; none before the first page.
+    /// By GPU and metric; `None` before the first page.
     last: Option<BTreeMap<(String, &'static str), f64>>,
     shown: Option<(HealthState, Mono)>,
     read_at: Option<Mono>,
 }
 
 impl ExporterJudge {
-    /// Judges the look at `at`.
+    /// Judges the result read at `at`.
     pub fn step(&mut self, at: Mono, report: &ExporterReport) -> SensorReport {
         let page = match report {
             ExporterReport::Failed(why) => return self.unknown(at, format!("it cannot be read: {why}")),
@@ -102,7 +102,7 @@ fn words(metric: &str) -> &'static str {
     FAULTS.iter().find(|(name, _)| *name == metric).map_or("", |(_, words)| words)
 }
 
-/// What rose or became another value since the last page.
+/// Fault metrics that changed since the last page and are not 0.
 fn changes(
     last: &BTreeMap<(String, &'static str), f64>,
     now: &BTreeMap<(String, &'static str), f64>,

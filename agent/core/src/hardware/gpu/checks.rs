@@ -1,4 +1,4 @@
-//! The checks of one GPU's readings: what each reading says of each of them. Whether it counts is patience's to tell.
+//! The checks of one GPU's readings. Each returns one [`Look`]; the watch decides whether it counts.
 
 use super::details::{EccPlace, GpuDetails};
 use super::fabric::fabric;
@@ -18,8 +18,8 @@ pub(super) const TROUBLE: &str = "gpu_trouble";
 
 type Checked = Vec<(&'static str, Look)>;
 
-/// What is wrong with a GPU as a whole. The driver's own words count at once; that it cannot open the GPU, or that a
-/// call does not return, is first of all that nothing is known.
+/// What is wrong with a GPU as a whole. What the driver reports counts at once. A GPU that cannot be opened, or a call
+/// that does not return, is unknown at first.
 pub(super) fn trouble(at: Mono, reading: &GpuReading, rules: Rules<'_>, refused: u32) -> Look {
     let Some(trouble) = &reading.trouble else { return Look::Well };
     let (state, action) = match trouble {
@@ -43,7 +43,7 @@ fn yes_or_no(yes: bool) -> &'static str {
     if yes { "yes" } else { "no" }
 }
 
-/// What the driver says in so many words: it counts at the first reading.
+/// What the driver reports explicitly: it counts at the first reading.
 pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
     let limits = rules.limits;
     let last = of.last.clone().unwrap_or_default();
@@ -139,7 +139,7 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
     checked
 }
 
-/// What is beyond a limit: it counts when it stays so.
+/// Readings beyond a limit: they count after several readings in a row.
 pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
     let details = of.details.as_ref();
     let last = of.last.clone().unwrap_or_default();
@@ -158,7 +158,7 @@ pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rule
         });
         judged.unless_near(near)
     };
-    // Boards that tell no such limit tell the one at which clocks are held down.
+    // Boards without this limit report the temperature at which clocks are slowed down.
     let hottest = details.map(|of| if of.hottest.value().is_some() { &of.hottest } else { &of.slowdown_at });
     let memory_hottest = details.map(|of| &of.memory_hottest);
     vec![
@@ -178,8 +178,8 @@ pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rule
     ]
 }
 
-/// What a GPU that answers otherwise has and does not tell. Of one that is split the driver keeps such things from us by
-/// design.
+/// A reading that fails although the GPU answers other queries. On a split GPU (MIG) the driver withholds such readings
+/// by design.
 fn unreadable<T>(what: &str, reading: &GpuReading, read: &Read<T>, action: RecommendedAction) -> Look {
     let split = reading.mig.value() == Some(&true);
     match read {
@@ -193,7 +193,7 @@ fn unreadable<T>(what: &str, reading: &GpuReading, read: &Read<T>, action: Recom
     }
 }
 
-/// By the count of the whole GPU, or that of its parts where they know of more: some drivers count by place only.
+/// Uses the count of the whole GPU, or the sum by place if it is higher: some drivers count by place only.
 fn uncorrected(of: &Readings, reading: &GpuReading, last: &GpuReading) -> Look {
     let by_place = of.details.as_ref().map(|details| {
         let of_now = details.ecc.iter().filter(|of| !of.corrected && !of.lifetime);
@@ -202,7 +202,7 @@ fn uncorrected(of: &Readings, reading: &GpuReading, last: &GpuReading) -> Look {
     let total = match &reading.ecc_volatile {
         Read::Value(total) => *total,
         Read::Failed(_) => return Look::Unread,
-        // What is read seldom has not been read yet.
+        // The rarely read details have not been read yet.
         Read::NotOffered if by_place.is_none() => return Look::Unread,
         Read::NotOffered => 0,
     };
@@ -236,7 +236,7 @@ fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> Loo
     Look::of((minutes >= limit).then(|| problem().sure(SAMPLED))).unless_near(near)
 }
 
-/// Corrected errors by their rate: a GPU may have many over its life.
+/// Corrected errors by their rate: the total over a GPU's life may be high.
 fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Look {
     let window = Span::seconds(3600);
     let Some(count) = reading.ecc_corrected.value() else { return unread(&reading.ecc_corrected) };
@@ -259,13 +259,13 @@ fn unread<T>(read: &Read<T>) -> Look {
     if matches!(read, Read::NotOffered) { Look::Well } else { Look::Unread }
 }
 
-/// Packets sent again per minute and lane that are normal for a PCIe generation, from the first on (DCGM's table).
+/// Normal replayed packets per minute and lane for each PCIe generation, from generation 1 (DCGM's table).
 const REPLAYS_PER_LANE: [f64; 6] = [0.15, 0.3, 0.48, 0.96, 1.92, 3.84];
 
 fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Look {
     let Some(count) = reading.pcie_replays.value() else { return unread(&reading.pcie_replays) };
     let grown = of.replays.step(at, (*count).into(), Span::seconds(300));
-    // At rest the link is slower than it is made for; its limit is that of the work it does.
+    // An idle link is slower than its maximum; the limit is that of a link under load.
     let Some(link) = reading.pcie_max.value().or(reading.pcie.value()) else { return Look::Unread };
     let place = (link.generation.max(1) as usize - 1).min(REPLAYS_PER_LANE.len() - 1);
     let limit = (REPLAYS_PER_LANE[place] * f64::from(link.width)).ceil() * rules.limits.pcie_replays;
@@ -282,7 +282,7 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
     .unless_near(near)
 }
 
-/// The link is held against its best only while it has work: at rest it rests.
+/// The link is compared with its maximum only under load: an idle link slows down.
 fn pcie(reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> Look {
     let (Some(now), Some(best)) = (reading.pcie.value(), reading.pcie_max.value()) else {
         return unread(&reading.pcie);
@@ -292,7 +292,7 @@ fn pcie(reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> Look {
     if !busy {
         return Look::Unread;
     }
-    // A library that tells 0 does not know.
+    // A library that returns 0 does not know the value.
     let slow =
         now.generation > 0 && now.generation < best.generation || now.width > 0 && now.width < best.width;
     let link = |link: &PcieLink| format!("generation {} with {} lanes", link.generation, link.width);
@@ -323,7 +323,7 @@ fn margin(details: Option<&GpuDetails>, reading: &GpuReading, rules: Rules<'_>) 
     judged.unless_near(near)
 }
 
-/// What is read seldom, and counts at once.
+/// Rarely read values, which count at once.
 fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> Checked {
     let (limits, expected) = (rules.limits, rules.expected);
     let sram_before = before.sram.value().copied();
@@ -343,7 +343,7 @@ fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> 
         let earlier = sram_before.map(|sram| on_the_chip(before, sram.uncorrected));
         let words =
             format!("{errors} errors of the memory on the chip could not be corrected since its last reset");
-        // One that had more than a few before is worn out, and not only unlucky.
+        // More than a few earlier errors mean wear, not bad luck.
         let (life, few) = (sram.uncorrected_lifetime, limits.sram_errors_of_a_life);
         let (words, action) = match life > few {
             true => (format!("{words}, and {life} over its life"), ReplaceNode),
@@ -407,7 +407,7 @@ fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> 
     ]
 }
 
-/// Uncorrected errors of the memory on the chip since the last reset, by whichever counter tells of more.
+/// Uncorrected errors of the memory on the chip since the last reset, by the counter with the higher value.
 fn on_the_chip(details: &GpuDetails, by_status: u64) -> u64 {
     let by_place =
         details.ecc.iter().filter(|of| of.place == EccPlace::Sram && !of.corrected && !of.lifetime);

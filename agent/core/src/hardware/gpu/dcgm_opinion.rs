@@ -1,48 +1,48 @@
-//! What another one who watches the same GPUs (DCGM) says of one of them: a second opinion on the same component.
+//! What another monitor of the same GPUs (DCGM) reports: a second opinion on the same component.
 //!
-//! NVML is read beside it, and one fault is told once:
+//! NVML is read as well, and each fault is reported once:
 //!
-//! - What we read ourselves and find in order, the other one only says: it is shown as evidence. It may remember what a
-//!   reset has healed long ago.
-//! - What we hold against the GPU already gains evidence, and nothing is added.
-//! - What we cannot read, or do not look at, counts on its word.
+//! - If our own check covers it and is healthy, the opinion is only evidence. DCGM may remember what a reset has
+//!   healed.
+//! - If our own check has found the same, the opinion is added as evidence only.
+//! - If we cannot read it or have no such check, the opinion counts.
 
 use std::collections::BTreeSet;
 
 use super::watch::Problem;
 use crate::model::health::HealthState;
 
-/// How sure a second opinion is that nothing of our own confirms.
+/// Confidence in a second opinion that no check of our own confirms.
 const SECOND_HAND: f64 = 0.7;
 
-/// One thing that is said of a GPU.
+/// One opinion on a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Opinion {
-    /// What it makes of the GPU at most.
+    /// The GPU's state, at most.
     pub state: HealthState,
     /// Why.
     pub reason: String,
     /// What is recommended.
     pub action: crate::model::health::RecommendedAction,
-    /// Who said it and in which words.
+    /// Its source and message.
     pub evidence: crate::model::health::Evidence,
-    /// Checks of our own that look at the same thing.
+    /// Our own checks that cover the same thing.
     pub checks: BTreeSet<String>,
 }
 
-/// What one of our own checks has to say of the same thing.
+/// The result of one of our own checks on the same thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Own {
-    /// It was read and is in order.
+    /// It was read and is healthy.
     Well,
-    /// It is held against the GPU.
+    /// It has found a problem.
     Held,
-    /// It is not read.
+    /// It was not read.
     Unread,
 }
 
 impl Opinion {
-    /// What of it counts beside our own checks, where the GPU is in `state` by what we know ourselves.
+    /// The problem that the opinion adds to our own checks, given that the GPU is in `state` by our own checks.
     pub(super) fn counts(&self, state: HealthState, own: impl Fn(&str) -> Own) -> Option<Problem> {
         let ours: Vec<Own> = self.checks.iter().map(|check| own(check)).collect();
         let known =

@@ -1,11 +1,11 @@
-//! What is read of a GPU seldom: it changes slowly, or each reading costs much. Absent is not zero.
+//! GPU values that are read rarely: they change slowly, or reading them is expensive. Absent is not zero.
 
 use serde::{Deserialize, Serialize};
 
 use super::read::Read;
 use crate::base::pci::PciAddress;
 
-/// What is read of a GPU seldom: it changes slowly, or each reading costs much.
+/// GPU values that are read rarely: they change slowly, or reading them is expensive.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuDetails {
@@ -13,31 +13,31 @@ pub struct GpuDetails {
     pub ecc: Vec<EccCount>,
     /// Errors of the memory on the chip.
     pub sram: Read<SramErrors>,
-    /// Pages taken out of use (before Ampere): after many corrected errors, after one that could not be.
+    /// Retired pages (before Ampere): after many corrected errors, and after an uncorrected one.
     pub pages_retired: Read<(u32, u32)>,
-    /// Temperature of the GPU above which it counts as too hot, in degrees Celsius.
+    /// Maximum temperature of the GPU, in degrees Celsius.
     pub hottest: Read<u32>,
-    /// The same of its memory.
+    /// Maximum temperature of its memory, in degrees Celsius.
     pub memory_hottest: Read<u32>,
-    /// The temperature at which clocks are held down.
+    /// The temperature at which clocks are slowed down, in degrees Celsius.
     pub slowdown_at: Read<u32>,
-    /// The margin below which clocks are held down, in degrees.
+    /// The thermal margin below which clocks are slowed down, in degrees Celsius.
     pub slowdown_margin: Read<i32>,
-    /// The power it may draw, in milliwatts.
+    /// The power limit, in milliwatts.
     pub power_limit: Read<u32>,
-    /// Whether the driver stays loaded while nobody uses the GPU.
+    /// Whether the driver stays loaded while no process uses the GPU (persistence mode).
     pub persistence: Read<bool>,
     /// Whether ECC is on.
     pub ecc_on: Read<bool>,
-    /// Whether the driver's work is done by a processor on the GPU.
+    /// Whether a processor on the GPU does the driver's work (GSP).
     pub gsp: Read<bool>,
-    /// Version of the board's firmware.
+    /// Version of the board's firmware (VBIOS).
     pub vbios: Read<String>,
-    /// Whether the board's own memory of its configuration is intact.
+    /// Whether the board's configuration memory (InfoROM) is intact.
     pub inforom_valid: Read<bool>,
-    /// Parts of the GPU that are replaced by spare ones at its next reset: of its memory's channels, of its processors.
+    /// Parts of the GPU that its next reset replaces by spare ones: memory channels, processors.
     pub repairs: Read<(bool, bool)>,
-    /// What went over the NVLinks wrongly.
+    /// Errors on the NVLinks.
     pub links: Vec<LinkErrors>,
     /// Which other GPUs it reaches over NVLink.
     pub peers: Vec<PeerAccess>,
@@ -46,9 +46,9 @@ pub struct GpuDetails {
 /// Whether a GPU reaches another one over NVLink (peer to peer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerAccess {
-    /// The other one.
+    /// The other GPU.
     pub peer: PciAddress,
-    /// By NVML's numbers: 0 it does, 4 it was switched off, 6 not known, others it does not.
+    /// NVML's status: 0 reached, 4 switched off, 6 unknown, others not reached.
     pub status: u32,
 }
 
@@ -59,7 +59,7 @@ pub struct EccCount {
     pub place: EccPlace,
     /// Whether they were corrected.
     pub corrected: bool,
-    /// Whether they are counted over the GPU's life; else since the driver was loaded or the GPU was reset.
+    /// Whether they are counted over the GPU's life; otherwise since the driver was loaded or the GPU was reset.
     pub lifetime: bool,
     /// How many.
     pub count: u64,
@@ -69,7 +69,7 @@ pub struct EccCount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EccPlace {
-    /// The memory beside the chip.
+    /// The memory outside the chip.
     Dram,
     /// The memory on the chip.
     Sram,
@@ -78,38 +78,38 @@ pub enum EccPlace {
 /// Errors of the memory on the chip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SramErrors {
-    /// Not corrected, since the driver was loaded or the GPU was reset.
+    /// Uncorrected, since the driver was loaded or the GPU was reset.
     pub uncorrected: u64,
-    /// The same over its life.
+    /// Uncorrected, over the GPU's life.
     pub uncorrected_lifetime: u64,
     /// Corrected, since the driver was loaded or the GPU was reset.
     pub corrected: u64,
-    /// The driver says that there are so many that the board should be replaced.
+    /// The driver reports that the errors are too many and the board should be replaced.
     pub threshold_exceeded: bool,
 }
 
-/// What went wrong on one NVLink since the driver was loaded; none where the driver does not tell.
+/// Errors on one NVLink since the driver was loaded; `None` where the driver does not report them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LinkErrors {
     /// Its number.
     pub link: u32,
-    /// Packets sent again.
+    /// Replayed packets.
     pub replays: Option<u64>,
-    /// Times the link had to recover.
+    /// Recoveries of the link.
     pub recoveries: Option<u64>,
-    /// Damaged packets, by checksum.
+    /// Packets damaged by checksum (CRC).
     pub crc: Option<u64>,
-    /// Packets that came damaged, and words that the link itself found so (fifth generation).
+    /// Damaged packets received, and symbols that the link itself found damaged (fifth generation).
     pub damaged_packets: Option<u64>,
-    /// Times a recovery worked (fifth generation).
+    /// Successful recoveries (fifth generation).
     pub recovered: Option<u64>,
-    /// Times a recovery failed (fifth generation).
+    /// Failed recoveries (fifth generation).
     pub recovery_failed: Option<u64>,
-    /// Share of bits that are wrong after correction (fifth generation).
+    /// Bit error rate after correction (fifth generation).
     pub effective_ber: Option<f64>,
-    /// Share of symbols that are wrong after correction (fifth generation).
+    /// Symbol error rate after correction (fifth generation).
     pub symbol_ber: Option<f64>,
-    /// What is at the other end: the PCI address of a switch or a GPU.
+    /// The PCI address of the switch or GPU at the other end.
     pub remote: Option<PciAddress>,
 }

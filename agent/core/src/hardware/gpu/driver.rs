@@ -10,14 +10,14 @@ use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 
-/// What is known of the driver.
+/// The driver's state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Driver {
     pub(super) report: Option<(Mono, DeviceReport)>,
     pub(super) read_at: Option<Mono>,
     /// Time between the last two answers.
     gap: Span,
-    /// The most GPUs that it counted.
+    /// The highest number of GPUs that it has listed.
     pub(super) most: usize,
     shown: Shown,
 }
@@ -25,18 +25,18 @@ pub(super) struct Driver {
 type Said = (HealthState, String, RecommendedAction);
 
 impl Driver {
-    /// It answered.
+    /// Notes an answer of the driver.
     pub(super) fn answered(&mut self, at: Mono) {
         self.gap = self.read_at.map_or(Span::default(), |before| at.since(before));
         self.read_at = Some(at);
     }
 
-    /// Why no GPU can be read, if so.
+    /// Why no GPU can be read; `None` if they can.
     pub(super) fn why_unreadable(&self, now: Mono, limits: &DeviceLimits) -> Option<String> {
         match &self.report.as_ref()?.1 {
             DeviceReport::Answered(ProbeAnswer::Gpus { .. }) => {
                 let age = now.since(self.read_at?);
-                // Where it is asked seldom, it is so seldom that it tells.
+                // If the driver is queried rarely, an answer stays valid for longer.
                 let stale = limits.stale_after.0.max(Span(self.gap.0.saturating_mul(3)));
                 (age > stale).then(|| format!("it was last read {age} ago"))
             }
@@ -121,7 +121,7 @@ fn answered(
         let why = gpu.trouble.as_ref().map_or("it does not say which it is".to_owned(), GpuTrouble::words);
         let words = format!("GPU {} of its list: {why}", gpu.index);
         match &gpu.trouble {
-            // In a container that has only some of the GPUs this is the normal course of things.
+            // This is normal in a container that has only some of the GPUs.
             Some(GpuTrouble::NoPermission | GpuTrouble::Other(_) | GpuTrouble::Hangs(_)) | None => {
                 add(Unknown, words, RecommendedAction::None);
             }
@@ -135,7 +135,7 @@ fn answered(
     let counted = |address: &&PciAddress| {
         gpus.iter().any(|gpu| gpu.identity.as_ref().is_some_and(|of| of.address == **address))
     };
-    // Two lists that have nothing in common are not of the same host.
+    // Two lists with no common GPU are not from the same host.
     let same_host = bound.iter().any(|address| counted(&address));
     let uncounted: Vec<String> =
         bound.iter().filter(|of| same_host && !counted(of)).map(PciAddress::to_string).collect();
@@ -156,10 +156,10 @@ fn answered(
     said
 }
 
-/// How bad it is that no GPU can be read: where the driver itself says that none can be used, that is known.
+/// Severity if no GPU can be read. If the driver reports that no GPU can be used, the state is known.
 fn weight(trouble: DriverTrouble) -> (HealthState, RecommendedAction) {
     match trouble {
-        // No program that begins now can use a GPU.
+        // No new program can use a GPU.
         DriverTrouble::VersionMismatch | DriverTrouble::GpuLost => (Unhealthy, RecommendedAction::RebootNode),
         DriverTrouble::ResetRequired => (Unhealthy, RecommendedAction::ResetDevice),
         DriverTrouble::LibraryMissing

@@ -1,4 +1,4 @@
-//! Whether a GPU was taken up into the fabric of NVSwitches, and how that is.
+//! Whether a GPU is registered with the NVSwitch fabric, and the state of that registration.
 
 use super::reading::{FabricInfo, GpuReading};
 use super::rules::Rules;
@@ -10,7 +10,7 @@ use crate::model::health::{HealthState, RecommendedAction};
 use HealthState::{Degraded, Unhealthy};
 use RecommendedAction::{RebootNode, ResetDevice};
 
-/// Health of the fabric by the driver's bits: the place of two bits in which 1 is bad, the word, how bad.
+/// Health of the fabric by the driver's bits: the position of two bits in which 1 is bad, the meaning, the state.
 const FABRIC_MASK: [(u32, &str, HealthState); 4] = [
     (0, "its bandwidth is degraded", Degraded),
     (2, "routes are being recovered", Degraded),
@@ -18,13 +18,13 @@ const FABRIC_MASK: [(u32, &str, HealthState); 4] = [
     (6, "access timed out and is being recovered", Degraded),
 ];
 
-/// Four bits of the mask from here tell of a wrong configuration: 1 is none, more is one.
+/// Four bits of the mask from this position report a wrong configuration: 1 is none, more is one.
 const FABRIC_CONFIGURATION: u32 = 8;
 
 pub(super) fn fabric(at: Mono, reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> Look {
     let before = last.fabric.value();
     look(&reading.fabric, |info| match info.state {
-        // Right after the boot this takes its time; a GPU alone has no fabric to be part of.
+        // Registration takes some time after the boot; a single GPU has no fabric.
         1 | 2 if at.0 < rules.limits.fabric_grace.0.0 || rules.gpus < 2 => None,
         1 | 2 => {
             let stage = if info.state == 1 { "has not started" } else { "does not come to an end" };

@@ -1,4 +1,4 @@
-//! The faults that are held against one device, by code.
+//! The faults of one device, by code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::line;
 use crate::base::time::{Mono, Span};
 use crate::model::health::{Evidence, HealthState, RecommendedAction};
 
-/// What a line of the log says of a device.
+/// What a log line reports about a device.
 #[derive(Clone, Debug)]
 pub(super) struct Came {
     pub(super) at: Mono,
@@ -18,11 +18,11 @@ pub(super) struct Came {
     pub(super) state: HealthState,
     pub(super) action: RecommendedAction,
     pub(super) line: String,
-    /// How sure that is: less where only a number is known, or not even what it means.
+    /// Confidence: lower if only a number is known, or if its meaning is unknown.
     pub(super) confidence: f64,
 }
 
-/// Codes that tell of one fault in different words share their past.
+/// Codes that report the same fault in different words share their history.
 fn one_fault(code: u32) -> u32 {
     match code {
         120 => 119,
@@ -36,13 +36,13 @@ struct Fault {
     last: Mono,
     count: u64,
     came: Came,
-    /// Codes in its wake.
+    /// Codes that followed as a consequence.
     echoes: BTreeSet<u32>,
-    /// What had been tried against it did not help.
+    /// An earlier remedy did not help.
     again: bool,
 }
 
-/// What the driver last said the device needs.
+/// The driver's last recommended recovery action.
 #[derive(Clone, Debug)]
 struct DriverSays {
     at: Mono,
@@ -55,12 +55,12 @@ pub(super) struct Faults {
     held: BTreeMap<u32, Fault>,
     driver: Option<DriverSays>,
     history: History,
-    /// Nothing came in this boot.
+    /// Nothing was logged in this boot.
     of_another_boot: bool,
 }
 
 impl Faults {
-    /// A fault came; what came shortly before and was only its echo is folded into it.
+    /// Adds a fault. Codes shortly before it that were only its echo are folded into it.
     pub(super) fn came(&mut self, came: Came, echoes: &BTreeSet<u32>, limits: &DeviceLimits) {
         let window = limits.echo_window.0;
         let terms = Terms { unhealed_after: limits.unhealed_after.0, remembered: limits.remembered.0 };
@@ -84,20 +84,19 @@ impl Faults {
         });
         fault.again |= again;
         fault.count = fault.count.saturating_add(1);
-        // An event that was taken back is told better now.
+        // The event was withdrawn and is now reported in more detail.
         if fault.count == 1 {
             fault.came = came.clone();
         }
         fault.last = fault.last.max(came.at);
         fault.echoes.extend(earlier);
-        // The heaviest of its lines is the one that counts and is shown.
+        // The most severe of its lines counts and is shown.
         if (came.state, came.action) > (fault.came.state, fault.came.action) {
             fault.came = came;
         }
     }
 
-    /// A code came of which nobody knows what it means. Once it is an event; what comes again and again is worth a
-    /// person's look.
+    /// Adds a code with unknown meaning. Once, it is an event. If it recurs, a person should look at it.
     pub(super) fn unknown(
         &mut self,
         at: Mono,
@@ -115,14 +114,14 @@ impl Faults {
         self.came(came, &BTreeSet::new(), limits);
     }
 
-    /// Takes the last of a code back: it is told again, with more detail.
+    /// Withdraws the last fault with this code: it is reported again in more detail.
     pub(super) fn untell(&mut self, code: u32) {
         if let Some(fault) = self.held.get_mut(&code) {
             fault.count = fault.count.saturating_sub(1);
         }
     }
 
-    /// Folds `code` into the fault `cause`, if that is held.
+    /// Folds `code` into the fault `cause`, if there is one.
     pub(super) fn echo(&mut self, at: Mono, cause: u32, code: u32) -> bool {
         let Some(fault) = self.held.get_mut(&cause) else { return false };
         fault.last = fault.last.max(at);
@@ -130,7 +129,7 @@ impl Faults {
         true
     }
 
-    /// Folds `code` into the newest fault in whose wake it may come.
+    /// Folds `code` into the newest fault that it can follow.
     pub(super) fn echo_of_any(&mut self, at: Mono, causes: &BTreeSet<u32>, code: u32, window: Span) -> bool {
         let cause = self
             .held
@@ -141,7 +140,7 @@ impl Faults {
         cause.is_some_and(|cause| self.echo(at, cause, code))
     }
 
-    /// The driver says what the device needs; "nothing" means that it is well again.
+    /// The driver reports the recovery action that the device needs; 0 means healthy again.
     pub(super) fn driver_says(&mut self, at: Mono, number: u32, line: &str, window: Span) {
         if number == 0 {
             self.held.clear();
@@ -161,13 +160,13 @@ impl Faults {
         self.held.retain(|code, _| !codes.contains(code));
     }
 
-    /// What new processes mend is over some time after it was last seen.
+    /// A fault that new processes fix ends some time after it was last seen.
     pub(super) fn forget_passed(&mut self, now: Mono, after: Span) {
         let passing = |action| action <= RecommendedAction::RestartProcess;
         self.held.retain(|_, fault| !passing(fault.came.action) || now.since(fault.last) <= after);
     }
 
-    /// Another boot begins: all is over but what is remembered of what was tried.
+    /// Another boot starts: all faults are over, but the attempted remedies are kept.
     pub(super) fn next_boot(&mut self) {
         self.held.clear();
         self.driver = None;
@@ -175,17 +174,17 @@ impl Faults {
         self.of_another_boot = true;
     }
 
-    /// Whether all that is known is of another boot.
+    /// Whether all information is from another boot.
     pub(super) fn are_of_another_boot(&self) -> bool {
         self.of_another_boot
     }
 
-    /// Counts an error of a link. Returns how many there were within a week.
+    /// Counts an error of a link. Returns the number of errors within a week.
     pub(super) fn on_link(&mut self, link: u32, at: Mono, limits: &DeviceLimits) -> u32 {
         self.history.on_link(link, at, limits.link_burst.0, limits.remembered.0)
     }
 
-    /// An operator knows of all that came until then.
+    /// An operator acknowledged everything until `at`.
     pub(super) fn forget_until(&mut self, at: Mono) {
         self.held.retain(|_, fault| fault.last > at);
         self.driver = self.driver.take().filter(|says| says.at > at);
@@ -198,18 +197,18 @@ impl Faults {
         self.driver = self.driver.take().filter(|says| !heals(says.means().1, says.at));
     }
 
-    /// When the newest of what is held was last seen.
+    /// When the newest fault was last seen.
     pub(super) fn last(&self) -> Option<Mono> {
         let held = self.held.values().map(|fault| fault.last);
         held.chain(self.driver.iter().map(|says| says.at)).max()
     }
 
-    /// Whether nothing is held.
+    /// Whether there are no faults.
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty() && self.driver.is_none()
     }
 
-    /// State and action of all that is held. What the driver says is needed weighs more than what the table thinks.
+    /// State and action of all faults. The driver's recovery action overrides the table.
     pub(super) fn weight(&self) -> (HealthState, RecommendedAction) {
         let held = self.held.values().map(|fault| (fault.came.state, fault.came.action));
         let said = self.driver.iter().map(DriverSays::means);
@@ -220,21 +219,21 @@ impl Faults {
         (state, action)
     }
 
-    /// When the first of what makes the device so bad came.
+    /// When the first fault of this severity was logged.
     pub(super) fn began(&self, state: HealthState) -> Option<Mono> {
         let held = self.held.values().map(|fault| (fault.came.state, fault.came.at));
         let said = self.driver.iter().map(|says| (says.means().0, says.at));
         held.chain(said).filter(|(of_one, _)| *of_one == state).map(|(_, at)| at).min()
     }
 
-    /// How sure it is that the device is in this state.
+    /// Confidence that the device is in this state.
     pub(super) fn confidence(&self, state: HealthState) -> Option<f64> {
         let held = self.held.values().map(|fault| (fault.came.state, fault.came.confidence));
         let said = self.driver.iter().map(|says| (says.means().0, 1.0));
         held.chain(said).filter(|(of_one, _)| *of_one == state).map(|(_, sure)| sure).reduce(f64::max)
     }
 
-    /// Heaviest first.
+    /// Most severe first.
     pub(super) fn reasons(&self) -> Vec<String> {
         let mut faults: Vec<&Fault> = self.held.values().collect();
         faults.sort_by_key(|fault| (std::cmp::Reverse(fault.came.state), fault.came.at));
@@ -277,7 +276,7 @@ impl DriverSays {
     }
 }
 
-/// What the driver's numbers for its recovery action mean (NVML_DEVICE_RECOVERY_ACTION), with what is needed in words.
+/// The driver's recovery actions (NVML_DEVICE_RECOVERY_ACTION): state, action, description.
 pub(super) fn recovery(number: u32) -> (HealthState, RecommendedAction, &'static str) {
     use HealthState::{Degraded, Unhealthy};
     match number {

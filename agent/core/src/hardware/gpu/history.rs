@@ -1,31 +1,31 @@
-//! What was tried against a device's faults and did not help. A fault that comes again after a reset needs more than a
-//! reset; one that comes again after a reboot, too, is for support.
+//! Which remedies did not help against a device's faults. A fault that recurs after a reset needs a reboot; one that
+//! also recurs after a reboot needs support.
 
 use std::collections::BTreeMap;
 
 use crate::base::time::{Mono, Span};
 use crate::model::health::RecommendedAction;
 
-/// When what comes again is the same fault, and when it was not mended.
+/// When a recurring fault counts as the same fault, and when as not fixed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
-    /// After so long one that was not reset is taken for one that a reset would have healed if it could.
+    /// A fault that lasts longer than this without a reset is treated as one that a reset cannot heal.
     pub(super) unhealed_after: Span,
-    /// After so long a fault that comes again is another one.
+    /// A fault that recurs later than this is a new one.
     pub(super) remembered: Span,
 }
 
-/// The past of one device, by code of fault.
+/// The fault history of one device, by code.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     past: BTreeMap<u32, Past>,
     /// Errors of each link.
     links: BTreeMap<u32, Bursts>,
-    /// The same of codes that nobody knows.
+    /// Occurrences of each code with unknown meaning.
     unknown: BTreeMap<u32, Bursts>,
 }
 
-/// When the last one came in this boot, and how many there were.
+/// The last occurrence in this boot, and the number of occurrences.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bursts {
     last: Option<Mono>,
@@ -33,7 +33,8 @@ struct Bursts {
 }
 
 impl Bursts {
-    /// Counts one more; those that follow within a `burst` are one. Returns how many there were since it is `remembered`.
+    /// Counts one more. Occurrences within `burst` count as one. Returns the count; it restarts after a pause of
+    /// `remembered`.
     fn count(&mut self, at: Mono, burst: Span, remembered: Span) -> u32 {
         let since = self.last.map(|last| at.since(last));
         if since.is_some_and(|since| since > remembered) {
@@ -49,17 +50,17 @@ impl Bursts {
 
 #[derive(Clone, Debug)]
 struct Past {
-    /// What is recommended now.
+    /// The current recommendation.
     rung: Rung,
-    /// When it came first since the last remedy, and last; none before that in this boot.
+    /// First time since the last remedy, and last time; `None` if not seen in this boot.
     came: Option<(Mono, Mono)>,
-    /// The strongest thing that was done since it came.
+    /// The strongest remedy since it was last seen.
     remedy: Remedy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rung {
-    /// What the catalogue says.
+    /// The catalogue's action.
     First,
     Reboot,
     Support,
@@ -73,7 +74,7 @@ enum Remedy {
 }
 
 impl History {
-    /// A fault came for which the catalogue recommends `base`. Returns what is recommended by what has been tried.
+    /// Records a fault for which the catalogue recommends `base`. Returns the action, given the earlier remedies.
     pub(super) fn came(
         &mut self,
         code: u32,
@@ -115,22 +116,22 @@ impl History {
         }
     }
 
-    /// Counts an error of a link. Returns how many there were since it is `remembered`.
+    /// Counts an error of a link. Returns the count; it restarts after a pause of `remembered`.
     pub(super) fn on_link(&mut self, link: u32, at: Mono, burst: Span, remembered: Span) -> u32 {
         self.links.entry(link).or_default().count(at, burst, remembered)
     }
 
-    /// Counts a code that nobody knows. Returns how often it came since it is `remembered`.
+    /// Counts a code with unknown meaning. Returns the count; it restarts after a pause of `remembered`.
     pub(super) fn of_unknown(&mut self, code: u32, at: Mono, burst: Span, remembered: Span) -> u32 {
         self.unknown.entry(code).or_default().count(at, burst, remembered)
     }
 
-    /// The device was reset, or its driver loaded anew.
+    /// The device was reset, or its driver was reloaded.
     pub(super) fn was_reset(&mut self) {
         self.remedied(Remedy::Reset);
     }
 
-    /// The node was booted: clocks count anew.
+    /// The node was rebooted: its clocks restart.
     pub(super) fn was_booted(&mut self) {
         self.remedied(Remedy::Reboot);
         self.past.values_mut().for_each(|past| past.came = None);
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_that_comes_again_after_a_reset_needs_a_reboot_and_then_support() {
+    fn a_fault_that_recurs_after_a_reset_needs_a_reboot_and_then_support() {
         let mut history = History::default();
         let came = |history: &mut History, minutes| history.came(119, at(minutes), ResetDevice, HOUR);
         assert_eq!(came(&mut history, 1), ResetDevice);
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_reset_for_long_needs_more_when_it_comes_again() {
+    fn a_recurring_fault_without_a_reset_for_long_needs_a_reboot() {
         let mut history = History::default();
         assert_eq!(history.came(119, at(1), ResetDevice, HOUR), ResetDevice);
         assert_eq!(history.came(119, at(60), ResetDevice, HOUR), ResetDevice);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_that_nobody_made_for_it_counts_as_a_reset() {
+    fn a_reboot_for_another_reason_counts_as_a_reset() {
         let mut history = History::default();
         assert_eq!(history.came(48, at(1), ResetDevice, HOUR), ResetDevice);
         history.was_booted();
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn others_and_old_ones_are_no_repetition() {
+    fn other_faults_and_old_faults_do_not_count_as_recurring() {
         let mut history = History::default();
         assert_eq!(history.came(119, at(1), ResetDevice, HOUR), ResetDevice);
         history.was_reset();

@@ -1,4 +1,4 @@
-//! A reading of a GPU is held against what is remembered of it.
+//! Processes a reading of a GPU against the earlier readings.
 
 use super::checks;
 use super::details::GpuDetails;
@@ -9,7 +9,7 @@ use super::watch::{Change, Look};
 use crate::base::time::Mono;
 
 impl Readings {
-    /// Takes in a reading. Returns which checks changed.
+    /// Processes a reading. Returns the checks that changed.
     pub(super) fn take_in(
         &mut self,
         at: Mono,
@@ -21,7 +21,7 @@ impl Readings {
         let refused = matches!(reading.trouble, Some(GpuTrouble::Unopened(_)));
         self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
         if reading.trouble.is_some() {
-            // What else such a GPU says is not to be believed.
+            // Other values of a GPU in trouble are not reliable.
             let look = checks::trouble(at, reading, rules, self.refused);
             self.step(checks::TROUBLE, look, rules.at_once(), &mut changes);
         } else {
@@ -40,15 +40,15 @@ impl Readings {
             changes.extend(self.links.take_in(at, reading, rules));
         }
         let mut kept = reading.clone();
-        // They are kept beside.
+        // The details are kept separately.
         kept.details = None;
         self.last = Some(kept);
         changes
     }
 
-    /// The reading, in which what the driver told before and does not any more counts as not read: a fault is not over,
-    /// nor a GPU well, because nothing is said of it now. A GPU that was split, or whose ECC was switched off, has less to
-    /// tell by design.
+    /// Returns the reading with values that the driver no longer reports marked as failed: a fault is not over, and a
+    /// GPU not healthy, because a value is missing. A GPU that was split (MIG), or whose ECC was switched off, reports
+    /// less by design.
     fn missing_what_was_told(&self, reading: &GpuReading) -> GpuReading {
         fn reported<T: Clone>(now: &Read<T>, before: &Read<T>) -> Read<T> {
             match (now, before) {

@@ -1,4 +1,5 @@
-//! The NVLinks of one GPU: which should be up is learned from what was up, and each that is ill is a component.
+//! The NVLinks of one GPU. The links that should be up are learned from healthy readings; each faulty link is a
+//! component.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,13 +19,13 @@ use RecommendedAction::{ContactSupport, ResetDevice};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Links {
-    /// Links that were up in several readings: what a board has none of was never up.
+    /// Links that were up in several readings; links that the board does not have were never up.
     learned: BTreeSet<u32>,
-    /// What was up in the last readings, and in how many in a row.
+    /// The links that were up in the last readings, and the number of these readings in a row.
     candidate: (BTreeSet<u32>, u32),
     up: BTreeSet<u32>,
     links: BTreeMap<u32, Link>,
-    /// How many there should be.
+    /// The expected number of links.
     expected: usize,
 }
 
@@ -38,18 +39,18 @@ struct Link {
     recoveries: Growth,
     failures: Growth,
     remote: Option<PciAddress>,
-    /// Once it was ill it is shown, well again included.
+    /// Set once the link was faulty: from then on it is shown, also when it is healthy again.
     shown: Option<Shown>,
 }
 
 impl Links {
-    /// What should be up, as it was learned before a restart.
+    /// Restores the links that should be up, as learned before a restart.
     pub(super) fn recall(&mut self, learned: BTreeSet<u32>) {
         self.learned = learned;
     }
 
-    /// What was held against a link before a restart, by `nvlink_down 3` and its like; none: it was over. Whether there is
-    /// such a check.
+    /// Restores a finding of a check such as `nvlink_down 3` from before a restart; `None`: it was over. Returns
+    /// whether the check exists.
     pub(super) fn recall_finding(&mut self, check: &str, problem: Option<Problem>, until: Mono) -> bool {
         let Some((what, link)) = check.split_once(' ') else { return false };
         let Ok(link) = link.parse() else { return false };
@@ -72,7 +73,7 @@ impl Links {
         &self.learned
     }
 
-    /// How many are up, and how many should be; none for a GPU without links.
+    /// The number of links that are up and that should be up; `None` for a GPU without links.
     pub(super) fn counts(&self) -> Option<(usize, usize)> {
         (!self.links.is_empty()).then_some((self.up.len(), self.expected))
     }
@@ -98,7 +99,7 @@ impl Links {
             self.expected = self.up.len();
         }
         let listed = reading.nvlinks.iter().map(|of| of.link);
-        // Where it is known how many there should be, one that is not even listed is missed too.
+        // If the expected number is configured, a link that is not even listed counts as missing.
         let counted = 0..u32::try_from(wanted).unwrap_or(0);
         let all: BTreeSet<u32> = listed.chain(self.learned.iter().copied()).chain(counted).collect();
         let mut changes = Vec::new();
@@ -109,7 +110,7 @@ impl Links {
                 _ if split => Look::Absent,
                 Some(Read::Value(true)) => Look::Well,
                 Some(Read::Failed(_)) => Look::Unread,
-                // It is not said that it is down: nothing is said of it any more.
+                // The driver does not report the link as down; it no longer reports it at all.
                 Some(Read::NotOffered) | None if wanted == 0 => Look::of(should.then(|| {
                     let words =
                         format!("NVLink {link} was up before, and the driver says nothing of it any more");
@@ -142,7 +143,7 @@ impl Links {
         changes
     }
 
-    /// What was up in so many readings in a row is what should be.
+    /// Links that were up in `after` readings in a row should be up.
     fn learn(&mut self, after: u32) {
         let (candidate, times) = &mut self.candidate;
         if *candidate == self.up {
@@ -155,7 +156,7 @@ impl Links {
         }
     }
 
-    /// All that is wrong with links, as one problem of the GPU.
+    /// All link problems as one problem of the GPU.
     pub(super) fn problem(&self) -> Option<Problem> {
         let held: Vec<(u32, &Problem)> = self
             .links
@@ -187,7 +188,7 @@ impl Links {
         let weighty = held.iter().map(|(_, problem)| problem).filter(|problem| problem.state == worst.state);
         let sure = weighty.map(|problem| problem.confidence).fold(0.0, f64::max);
         let mut whole = Problem::new(worst.state, words.join("; "), worst.action).sure(sure);
-        // As much as a person reads; each link has a component with all of its own.
+        // Enough for a reader; each faulty link has a component with all evidence.
         const SHOWN: usize = 4;
         let evidence = held.iter().flat_map(|(number, problem)| {
             problem
@@ -199,7 +200,7 @@ impl Links {
         Some(whole)
     }
 
-    /// Whether that check holds something against one of the links.
+    /// Whether the check has found a problem on one of the links.
     pub(super) fn holds(&self, check: &str) -> bool {
         let held = |link: &Link| match check {
             "nvlink_down" => link.down.held().is_some(),
@@ -216,7 +217,7 @@ impl Links {
         Some(format!("{up} up, {expected} expected"))
     }
 
-    /// A component for each link that is ill, or was.
+    /// A component for each link that is or was faulty.
     pub(super) fn components(&mut self, gpu: PciAddress, now: Mono, read_at: Option<Mono>) -> Vec<Component> {
         let mut components = Vec::new();
         for (number, link) in &mut self.links {
@@ -295,7 +296,7 @@ impl Link {
         );
     }
 
-    /// By what was added in a while: counters do not fall before a reset, and one old error is no news.
+    /// Judges the increase within a window: counters do not fall before a reset, and one old error is not news.
     fn damaged(&mut self, at: Mono, reported: &LinkErrors, limits: &DeviceLimits) -> Look {
         if reported.replays.is_none()
             && reported.crc.is_none()
@@ -333,7 +334,7 @@ impl Link {
     }
 }
 
-/// What is wrong after correction, by bits or by symbols: whichever is more.
+/// The error rate after correction, by bits or symbols, whichever is higher.
 fn rate(reported: &LinkErrors, limits: &DeviceLimits) -> Look {
     let limit = limits.nvlink_error_rate;
     let rates = [("bit", reported.effective_ber), ("symbol", reported.symbol_ber)];

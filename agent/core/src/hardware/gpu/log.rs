@@ -1,4 +1,4 @@
-//! What the kernel log tells of GPUs and switches, held against them.
+//! Applies what the kernel log reports to GPUs and switches.
 
 use std::collections::BTreeSet;
 
@@ -56,7 +56,7 @@ impl DeviceJudge {
         }
     }
 
-    /// How bad an XID is: by the catalogue, or by its line where that tells.
+    /// The severity of an XID: from its line if the line has it, otherwise from the catalogue.
     fn weight_of(&self, xid: &Xid) -> (HealthState, RecommendedAction) {
         let Some(meaning) = self.catalog.xid(xid.code) else {
             return (HealthState::Degraded, RecommendedAction::ContactSupport);
@@ -78,10 +78,10 @@ impl DeviceJudge {
             return (decoded.state, decoded.action);
         }
         if known_by_number_alone(xid) {
-            // How bad it is stands in the line, which nobody read.
+            // The severity is in the log line, which was not read.
             return (HealthState::Degraded, RecommendedAction::ContactSupport);
         }
-        // Lines of 94 and 95 say whether the GPU has to be reset; a 95 without that word needs it by its nature.
+        // Lines of 94 and 95 say whether the GPU must be reset; a 95 without that statement always needs a reset.
         let reset = xid.reset_needed == Some(true) || xid.drain_and_reset_needed == Some(true);
         let action = if reset { meaning.action.max(RecommendedAction::ResetDevice) } else { meaning.action };
         (meaning.state, action)
@@ -92,7 +92,7 @@ impl DeviceJudge {
         switch.name.clone_from(&sxid.switch);
         let known = self.catalog.sxid(sxid.code);
         let (state, action) = match (sxid.fatal, known) {
-            // The line's own word weighs more than the table.
+            // The line overrides the table.
             (Some(true), _) => (HealthState::Unhealthy, RecommendedAction::ResetDevice),
             (Some(false), Some(meaning)) => (
                 meaning.state.min(HealthState::Degraded),
@@ -105,7 +105,7 @@ impl DeviceJudge {
                 return;
             }
         };
-        // A port that is fatal by its code and not by its line is a note.
+        // A port error that is fatal by its code but not by its line is only a note.
         let note = sxid.fatal == Some(false)
             && known.is_none_or(|meaning| meaning.action >= RecommendedAction::ResetDevice);
         if state > HealthState::Healthy && !note {
@@ -125,7 +125,7 @@ impl DeviceJudge {
                     gpu.faults.forget_what_a_reset_heals(at);
                 }
             }
-            // In a log of several boots: the devices of another boot are not these.
+            // In a log of several boots, faults from before this line belong to an earlier boot.
             KernelClass::KernelStarted => {
                 for gpu in self.gpus.values_mut() {
                     gpu.programs = Programs::default();
@@ -168,13 +168,13 @@ impl DeviceJudge {
     }
 }
 
-/// How sure it is that a device is ill by a code whose weight nobody told.
+/// Confidence in a device fault whose severity is unknown.
 const UNSURE: f64 = 0.5;
 
-/// The last XID of NVIDIA's catalogue, which calls those of them that ours leaves out "unused".
+/// The last XID in NVIDIA's catalogue, which lists the codes missing from ours as "unused".
 const LAST_LISTED: u32 = 173;
 
-/// An XID of NVLink whose weight stands in its line, which nobody read.
+/// An NVLink XID whose severity is in its log line, which was not read.
 fn known_by_number_alone(xid: &Xid) -> bool {
     xid.by_event && (144..=150).contains(&xid.code)
 }
@@ -218,7 +218,7 @@ impl Came {
         }
     }
 
-    /// What nobody knows is an event: a driver that is newer says beside it (154) what the device needs.
+    /// A code with unknown meaning is an event: a newer driver also logs what the device needs (XID 154).
     pub(super) fn unknown(at: Mono, kind: &'static str, code: u32, line: &str) -> Came {
         let unused = kind == "XID" && code <= LAST_LISTED;
         let name = if unused {

@@ -1,11 +1,11 @@
-//! What is unusual about a GPU and does not count against it yet, and why it does not.
+//! Unusual readings of a GPU that do not count against it yet, and why.
 
 use super::limits::DeviceLimits;
 use super::reading::GpuReading;
 use super::readings::{BRAKE, HARDWARE, HEAT, Readings};
 use super::rules::POWER_BRAKE;
 
-/// In sentences, for people. Nothing that is held against the GPU already is repeated here.
+/// The notes as sentences. They repeat nothing that already counts against the GPU.
 pub(super) fn notes(of: &Readings, limits: &DeviceLimits) -> Vec<String> {
     let Some(reading) = of.last.as_ref().filter(|reading| reading.trouble.is_none()) else {
         return Vec::new();
@@ -32,7 +32,7 @@ fn slowdown(of: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Optio
     })
 }
 
-/// A lower generation is what every link does at rest, fewer lanes are not.
+/// Every idle link drops to a lower generation, but never to fewer lanes.
 fn lanes(of: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Option<String> {
     let (now, best) = (reading.pcie.value()?, reading.pcie_max.value()?);
     let narrow = now.width > 0 && now.width < best.width;

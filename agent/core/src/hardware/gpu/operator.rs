@@ -1,4 +1,4 @@
-//! What operators say of devices, and what another boot means for them.
+//! What operators' statements and another boot change for devices.
 
 use super::DeviceJudge;
 use super::programs::Programs;
@@ -6,8 +6,8 @@ use crate::base::time::Mono;
 use crate::model::component_id::ComponentId;
 
 impl DeviceJudge {
-    /// Forgets what the log told of the component up to `at`: an operator has seen to it. What the driver still reads is
-    /// judged on, and what comes later counts anew.
+    /// Clears the log's faults of the component up to `at`: an operator has acknowledged them. What the driver still
+    /// reports counts as before, and so does anything later.
     pub fn acknowledge(&mut self, component: &str, at: Mono) {
         let faults = match ComponentId::parse(component) {
             ComponentId::Gpu(address) => self.gpus.get_mut(&address).map(|gpu| &mut gpu.faults),
@@ -21,7 +21,7 @@ impl DeviceJudge {
 }
 
 impl DeviceJudge {
-    /// Another boot begins in what is recalled: faults are over, and what was tried against them is remembered.
+    /// Another boot starts in the replayed facts: faults are over, the attempted remedies are kept.
     pub fn next_boot(&mut self) {
         for gpu in self.gpus.values_mut() {
             gpu.programs = Programs::default();

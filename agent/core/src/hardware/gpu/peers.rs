@@ -1,8 +1,8 @@
-//! Which GPUs reach each other over NVLink (peer to peer): a pair that did and does not any more is a fault.
+//! Which GPUs reach each other over NVLink (peer to peer). A pair that no longer reaches each other is a fault.
 //!
-//! - Cards without NVLink never did, and are none. Neither is what an operator switched off.
-//! - A pair fails for both of its GPUs; to blame is the one that fails with more of the others.
-//! - One that is lost, split or has links down fails with all others; that is told of it already.
+//! - Cards without NVLink never reached each other and are no fault. Neither are pairs that an operator switched off.
+//! - A pair fails for both of its GPUs. The culprit is the one that fails with more of the others.
+//! - A GPU that is lost, split or has links down fails with all others; that is reported already.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::base::pci::PciAddress;
 use crate::model::health::HealthState::Unhealthy;
 use crate::model::health::RecommendedAction::RebootNode;
 
-/// NVML's numbers: they reach each other; it was switched off; it is not known.
+/// NVML's status: reached, switched off, unknown.
 const REACHED: u32 = 0;
 const SWITCHED_OFF: u32 = 4;
 const NOT_KNOWN: u32 = 6;
@@ -19,21 +19,21 @@ const NOT_KNOWN: u32 = 6;
 /// The check.
 pub(super) const CHECK: &str = "peer_access";
 
-/// How sure it is which of the two is to blame.
+/// Confidence in which of the two GPUs is the culprit.
 const INFERRED: f64 = 0.8;
 
-/// One GPU and whom it reaches.
+/// One GPU and the GPUs that it reaches.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reach {
-    /// Those that it reached when it was well.
+    /// GPUs that it reached when it was healthy.
     pub(super) learned: BTreeSet<PciAddress>,
-    /// What was read now, by the other one.
+    /// The last reading, by the other GPU.
     pub(super) now: BTreeMap<PciAddress, u32>,
-    /// What is wrong with it explains that it reaches nobody.
+    /// Another problem already explains why it reaches no other GPU.
     pub(super) excused: bool,
 }
 
-/// What is to be said of each GPU.
+/// Judges each GPU.
 pub(super) fn judge(all: &BTreeMap<PciAddress, Reach>) -> BTreeMap<PciAddress, Look> {
     let mut broken: BTreeSet<(PciAddress, PciAddress)> = BTreeSet::new();
     for (own, reach) in all {
@@ -76,7 +76,7 @@ fn problem(lost: &[&PciAddress], learned: usize) -> Problem {
         .was(Some(reached(learned)))
 }
 
-/// Those that are reached by what was read.
+/// The GPUs that are reached according to a reading.
 pub(super) fn reached(now: &BTreeMap<PciAddress, u32>) -> BTreeSet<PciAddress> {
     now.iter().filter(|(_, status)| **status == REACHED).map(|(peer, _)| *peer).collect()
 }

@@ -1,31 +1,31 @@
-//! The words between the probe and its parent: what is asked, what is told, and what came of it.
+//! The protocol between the probe and its parent: requests, answers and results.
 
 use serde::{Deserialize, Serialize};
 
 use super::reading::{GpuIdentity, GpuReading};
 use crate::base::pci::PciAddress;
 
-/// Why there is nothing to be read of any GPU.
+/// Why no GPU can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DriverTrouble {
     /// The library cannot be loaded.
     LibraryMissing,
-    /// The kernel's part of the driver is not loaded.
+    /// The kernel driver is not loaded.
     DriverNotLoaded,
-    /// Library and kernel's part are of different versions: one was updated, the host not rebooted.
+    /// Library and kernel driver have different versions: one was updated and the host not rebooted.
     VersionMismatch,
-    /// We may not.
+    /// Permission is denied.
     NoPermission,
-    /// It answers for none of its GPUs since it lost one.
+    /// It lost a GPU and answers for none of them.
     GpuLost,
-    /// It answers for none of its GPUs until one is reset.
+    /// It answers for no GPU until one is reset.
     ResetRequired,
     /// Anything else.
     Other,
 }
 
-/// What the probe answers.
+/// The probe's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbeAnswer {
@@ -33,39 +33,39 @@ pub enum ProbeAnswer {
     Gpus {
         /// The version of the driver.
         driver: Option<String>,
-        /// One for each GPU that the driver counts.
+        /// One for each GPU that the driver lists.
         gpus: Vec<GpuReading>,
-        /// GPUs that the kernel's part of the driver holds, as far as that is to be seen.
+        /// GPUs bound to the kernel driver, as far as they can be determined.
         #[serde(default)]
         bound: Vec<PciAddress>,
     },
     /// No GPU could be read.
     Trouble {
-        /// Why.
+        /// The reason.
         trouble: DriverTrouble,
-        /// In the driver's words.
+        /// The driver's message.
         detail: String,
     },
 }
 
-/// What a driver tells unasked.
+/// An event that the driver reports unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuEvent {
-    /// Which GPU; none if the driver does not tell.
+    /// The GPU; `None` if the driver does not report it.
     pub gpu: Option<PciAddress>,
-    /// Which kind, by the bits of NVML's event types.
+    /// The kind, by the bits of NVML's event types.
     pub kind: u64,
-    /// What goes with it: the code of an XID.
+    /// The data of the event: for an XID, its code.
     pub data: u64,
-    /// The GPU instance, where the GPU is split (MIG).
+    /// The GPU instance if the GPU is split (MIG).
     pub instance: Option<u32>,
 }
 
 impl GpuEvent {
-    /// NVML's type of events that tell of an XID.
+    /// NVML's event type for an XID.
     pub const XID: u64 = 0x8;
-    /// None of NVML's types: the probe itself saw that a GPU is lost, or answers again. It asks for a reading at once
-    /// and is no fact of its own.
+    /// Not an NVML type: the probe itself saw that a GPU is lost or answers again. It triggers a reading at once and is
+    /// not a fact.
     pub const TURNED: u64 = 1 << 63;
 }
 
@@ -73,49 +73,49 @@ impl GpuEvent {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbeLine {
-    /// It begins to read the GPU at this place of the driver's list.
+    /// It starts to read the GPU at this index of the driver's list.
     Reading(u32),
-    /// So many GPUs the driver counts.
+    /// The number of GPUs that the driver lists.
     Counted(u32),
-    /// What it read of one GPU.
+    /// The reading of one GPU.
     Gpu(Box<GpuReading>),
-    /// The answer to a request. Its GPUs were told one by one before.
+    /// The answer to a request. Its GPUs were sent one by one before.
     Answer(ProbeAnswer),
-    /// Something happened.
+    /// An event.
     Event(GpuEvent),
 }
 
-/// What the probe is asked for.
+/// A request to the probe.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProbeRequest {
-    /// Whether to read what is read seldom too.
+    /// Whether to read the rarely read details too.
     pub details: bool,
-    /// Who sat where in the driver's list when it was last known: a lost GPU does not tell. Not sent again to the
-    /// same probe.
+    /// The last known identity at each index of the driver's list: a lost GPU does not report its own. Sent to each
+    /// probe only once.
     pub known: Vec<(u32, GpuIdentity)>,
-    /// Where GPUs sit by the kernel's part of the driver, by their names: some libraries do not tell. Sent seldom.
+    /// PCI addresses from the kernel driver, by the GPUs' names: some libraries do not report them. Rarely sent.
     pub places: Vec<(String, PciAddress)>,
-    /// Places of GPUs for which calls have hung: they are left out.
+    /// Indices of GPUs for which calls have hung: they are skipped.
     pub skip: Vec<u32>,
-    /// Places of GPUs for which calls have hung, and which are tried again, after all others.
+    /// Indices of GPUs for which calls have hung and which are tried again, after all others.
     pub last: Vec<u32>,
 }
 
-/// What came of asking the probe.
+/// The result of asking the probe.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeviceReport {
     /// It answered.
     Answered(ProbeAnswer),
-    /// There is no sign of a GPU on this host, and nobody said that there is one.
+    /// There is no sign of a GPU on this host, and none is expected.
     NoGpus,
-    /// It has not answered since then.
+    /// It does not answer.
     Silent {
-        /// When the call began that has no answer.
+        /// The start of the call that does not return.
         since: crate::base::time::Mono,
-        /// The GPU that was being read, by its place in the driver's list, if one was.
+        /// The GPU that was being read, by its index in the driver's list.
         reading: Option<u32>,
     },
-    /// It could not be started, or ended by itself.
+    /// It could not be started, or it exited.
     Broken(String),
 }

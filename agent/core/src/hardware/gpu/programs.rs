@@ -1,4 +1,4 @@
-//! Programs that failed on a GPU. The programs are to blame, unless many different ones fail on one GPU alone.
+//! Programs that failed on a GPU. The programs are the culprit unless many different ones fail on one GPU only.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -7,9 +7,9 @@ use crate::base::time::{Mono, Span};
 use crate::model::health::Evidence;
 use crate::model::kernel::Xid;
 
-/// Failures that are remembered.
+/// Maximum number of remembered failures.
 const REMEMBERED: usize = 64;
-/// Lines that are shown as evidence.
+/// Maximum number of lines shown as evidence.
 const SHOWN: usize = 3;
 
 #[derive(Clone, Debug, Default)]
@@ -38,20 +38,20 @@ impl Programs {
         self.failures.push_back(Failure { at, code: xid.code, name, line });
     }
 
-    /// Takes the last failure of a code back: it is told again, with more detail.
+    /// Withdraws the last failure with this code: it is reported again in more detail.
     pub(super) fn untell(&mut self, code: u32) {
         if let Some(place) = self.failures.iter().rposition(|failure| failure.code == code) {
             self.failures.remove(place);
         }
     }
 
-    /// Whether any failed within the last `span`; older ones are forgotten.
+    /// Whether any failed within the last `span`; drops older failures.
     pub(super) fn any_since(&mut self, now: Mono, span: Span) -> bool {
         self.failures.retain(|failure| now.since(failure.at) <= span);
         !self.failures.is_empty()
     }
 
-    /// The names of those that failed, each once.
+    /// The names of the programs that failed, without duplicates.
     pub(super) fn names(&self) -> Vec<String> {
         let names: BTreeSet<&String> =
             self.failures.iter().filter_map(|failure| failure.name.as_ref()).collect();

@@ -1,4 +1,4 @@
-//! What was read of a GPU at one moment. Absent is not zero.
+//! A reading of a GPU at one moment. Absent is not zero.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,26 +13,26 @@ use crate::base::pci::PciAddress;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuTrouble {
-    /// It is not reachable any more.
+    /// It is no longer reachable.
     Lost,
     /// It has to be reset before it can be used.
     ResetRequired,
-    /// We may not look at it.
+    /// Permission is denied.
     NoPermission,
-    /// Its power cables are not connected as they should be.
+    /// Its power cables are not connected correctly.
     NoPower,
     /// Its interrupts do not arrive.
     NoInterrupts,
-    /// The driver knows it and cannot open it, in the driver's words.
+    /// The driver lists it but cannot open it; the driver's message.
     Unopened(String),
-    /// A call for it has not returned; since when.
+    /// A call for it has not returned since this time.
     Hangs(crate::base::time::Mono),
-    /// Anything else, in the driver's words.
+    /// Any other error; the driver's message.
     Other(String),
 }
 
 impl GpuTrouble {
-    /// It, in words.
+    /// The trouble in words.
     pub fn words(&self) -> String {
         match self {
             GpuTrouble::Lost => "the driver lost it".to_owned(),
@@ -47,22 +47,22 @@ impl GpuTrouble {
     }
 }
 
-/// Which GPU it is.
+/// The identity of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuIdentity {
-    /// Where it sits.
+    /// Its PCI address.
     pub address: PciAddress,
-    /// Its name for the driver: `GPU-…`.
+    /// The driver's UUID of it: `GPU-…`.
     pub uuid: String,
-    /// Its make.
+    /// Its model.
     pub name: String,
-    /// The serial number of its board, where it tells.
+    /// The serial number of its board, if reported.
     pub serial: Option<String>,
 }
 
-/// Sees to it that no GPU is told of twice. One that does not say who it is stands under the name of who was at its place
-/// before; where that one answers from another place (the driver was loaded anew, and counts in another order), it is the
-/// only one that is left, or nobody knows which.
+/// Ensures that no GPU is listed twice. A GPU that does not report its identity has the one last known at its index. If
+/// that identity answers at another index (the driver was reloaded and lists GPUs in another order), the GPU gets the
+/// only identity left over, or none if several are left.
 pub fn settle<'a>(readings: &mut [GpuReading], known: impl IntoIterator<Item = &'a GpuIdentity>) {
     let mut order: Vec<usize> = (0..readings.len()).collect();
     order.sort_by_key(|place| (readings[*place].trouble.is_some(), *place));
@@ -84,16 +84,16 @@ pub fn settle<'a>(readings: &mut [GpuReading], known: impl IntoIterator<Item = &
     }
 }
 
-/// Rows of memory that were replaced by spare ones.
+/// Rows of memory that were replaced by spare rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemappedRows {
-    /// After errors that could be corrected.
+    /// After corrected errors.
     pub corrected: u32,
-    /// After errors that could not.
+    /// After uncorrected errors.
     pub uncorrected: u32,
-    /// Whether some wait for a reset.
+    /// Whether some rows wait for a reset.
     pub pending: bool,
-    /// Whether one could not be replaced.
+    /// Whether a row could not be replaced.
     pub failed: bool,
 }
 
@@ -106,47 +106,47 @@ pub struct PcieLink {
     pub width: u32,
 }
 
-/// For how long clocks were held down since the driver was loaded, in nanoseconds.
+/// How long clocks were slowed down since the driver was loaded, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowdownTimes {
-    /// By hardware, for heat.
+    /// By the hardware because of heat.
     pub thermal: u64,
-    /// By the brake of the power supply, which hits all GPUs of a rack at once.
+    /// By the power supply's brake, which affects all GPUs of a rack at once.
     pub brake: u64,
 }
 
-/// Present clocks, in MHz.
+/// Current clocks, in MHz.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
-    /// Of the multiprocessors.
+    /// Multiprocessor clock.
     pub sm: u32,
-    /// Of the memory.
+    /// Memory clock.
     pub memory: u32,
 }
 
-/// Whether the GPU was taken up into the fabric of NVSwitches.
+/// Registration of the GPU with the NVSwitch fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FabricInfo {
-    /// By the driver's numbers: 0 not supported, 1 not started, 2 in progress, 3 completed.
+    /// The driver's state: 0 not supported, 1 not started, 2 in progress, 3 completed.
     pub state: u32,
-    /// How it completed, as a code of NVML: 0 is success.
+    /// The result, as an NVML code: 0 is success.
     pub status: u32,
-    /// Parts of its health, by the driver's bits; 0 where this is not told.
+    /// Parts of its health, by the driver's bits; 0 if not reported.
     pub health_mask: u32,
-    /// 0 not told, 1 healthy, 2 unhealthy, 3 of limited capacity.
+    /// 0 not reported, 1 healthy, 2 unhealthy, 3 limited capacity.
     pub health_summary: u32,
 }
 
 /// A process with a compute context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuProcess {
-    /// Its number, in the PID namespace of the driver.
+    /// Its PID, in the driver's PID namespace.
     pub pid: Pid,
-    /// Its memory on the GPU, in bytes, where the driver tells.
+    /// Its memory on the GPU, in bytes, if reported.
     pub memory: Option<u64>,
 }
 
-/// One NVLink, as it is.
+/// The state of one NVLink.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkReading {
     /// Its number.
@@ -155,63 +155,63 @@ pub struct LinkReading {
     pub up: Read<bool>,
 }
 
-/// One GPU.
+/// The reading of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuReading {
-    /// Its place in the driver's list.
+    /// Its index in the driver's list.
     pub index: u32,
-    /// Which one it is; cached, since a lost GPU does not tell any more.
+    /// Its identity; cached, since a lost GPU does not report it.
     pub identity: Option<GpuIdentity>,
-    /// What is wrong with it as a whole.
+    /// What is wrong with the GPU as a whole.
     pub trouble: Option<GpuTrouble>,
-    /// Errors of memory that could not be corrected since the driver was loaded or the GPU was reset.
+    /// Uncorrected memory errors since the driver was loaded or the GPU was reset.
     pub ecc_volatile: Read<u64>,
-    /// The same over its whole life.
+    /// Uncorrected memory errors over its whole life.
     pub ecc_aggregate: Read<u64>,
-    /// Errors of memory that were corrected since the driver was loaded or the GPU was reset.
+    /// Corrected memory errors since the driver was loaded or the GPU was reset.
     pub ecc_corrected: Read<u64>,
-    /// Rows replaced by spare ones (from Ampere on).
+    /// Rows replaced by spare rows (Ampere and later).
     pub remapped: Read<RemappedRows>,
-    /// Whether pages wait for a reset to be taken out of use (before Ampere).
+    /// Whether pages wait for a reset to be retired (before Ampere).
     pub pages_pending: Read<bool>,
     /// Whether memory is damaged beyond repair.
     pub unrepairable: Read<bool>,
-    /// What the driver says it needs, by its numbers.
+    /// The driver's recommended recovery action, by its number.
     pub recovery_action: Read<u64>,
-    /// In degrees Celsius.
+    /// Temperature, in degrees Celsius.
     pub temperature: Read<u32>,
-    /// That of its memory, in degrees Celsius.
+    /// Temperature of its memory, in degrees Celsius.
     pub memory_temperature: Read<u32>,
-    /// Degrees that are left until clocks are held down; it may be at or below 0 on healthy boards.
+    /// Degrees Celsius left until clocks are slowed down; may be 0 or less on healthy boards.
     pub margin: Read<i32>,
-    /// In milliwatts.
+    /// Power draw, in milliwatts.
     pub power: Read<u32>,
     /// Why its clocks are not higher, by the driver's bits.
     pub clock_reasons: Read<u64>,
-    /// For how long they were held down.
+    /// How long its clocks were slowed down.
     pub slowdown: Read<SlowdownTimes>,
-    /// The clocks themselves.
+    /// Its current clocks.
     pub clocks: Read<Clocks>,
-    /// The PCIe link as it is; it rests when the GPU does.
+    /// The current PCIe link; it slows down when the GPU is idle.
     pub pcie: Read<PcieLink>,
-    /// The best that GPU and slot can do.
+    /// The maximum that GPU and slot support.
     pub pcie_max: Read<PcieLink>,
-    /// PCIe packets that were sent again.
+    /// Replayed PCIe packets.
     pub pcie_replays: Read<u32>,
-    /// NVLinks in the order of their numbers.
+    /// NVLinks, ordered by number.
     pub nvlinks: Vec<LinkReading>,
-    /// Whether it is part of the fabric.
+    /// Its registration with the fabric.
     pub fabric: Read<FabricInfo>,
     /// Whether it is split (MIG).
     pub mig: Read<bool>,
-    /// Share of time in which it worked, in percent.
+    /// Share of time in which it was busy, in percent.
     pub utilization: Read<u32>,
-    /// Memory in use and in all, in bytes.
+    /// Used and total memory, in bytes.
     pub memory: Read<(u64, u64)>,
     /// Processes with a compute context.
     pub processes: Read<Vec<GpuProcess>>,
-    /// What changes slowly and is read seldom; none if it was not read this time.
+    /// Rarely read details; `None` if they were not read this time.
     pub details: Option<Box<GpuDetails>>,
 }
 
@@ -224,7 +224,7 @@ mod tests {
         GpuIdentity { address, uuid: format!("GPU-{bus}"), name: "H100".to_owned(), serial: None }
     }
 
-    /// Buses as they are told by place; `lost` are the places that do not answer and stand under an older name.
+    /// Addresses after [`settle`] for the buses `reported`, by index; the indices in `lost` do not answer.
     fn settled(reported: &[u8], lost: &[u32], known: &[u8]) -> Vec<Option<u8>> {
         let mut readings: Vec<GpuReading> = (0..)
             .zip(reported)
@@ -240,21 +240,21 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_lost_in_another_order_is_the_one_that_is_left() {
-        // 4 was counted last and is counted first now; 3 does not answer at the place where 4 was.
+    fn a_gpu_lost_after_a_reorder_gets_the_identity_left_over() {
+        // 4 was listed last and is listed first now; 3 does not answer at the index where 4 was.
         assert_eq!(settled(&[4, 1, 2, 4], &[3], &[1, 2, 3, 4]), [Some(4), Some(1), Some(2), Some(3)]);
         assert_eq!(settled(&[1, 2, 3], &[2], &[1, 2, 3]), [Some(1), Some(2), Some(3)], "in its place");
         assert_eq!(settled(&[2, 1, 0], &[2], &[1, 2, 3]), [Some(2), Some(1), Some(3)]);
     }
 
     #[test]
-    fn where_it_may_be_one_of_several_nobody_is_blamed() {
+    fn a_lost_gpu_gets_no_identity_if_several_are_possible() {
         assert_eq!(settled(&[4, 3, 3, 4], &[2, 3], &[1, 2, 3, 4]), [Some(4), Some(3), None, None]);
         assert_eq!(settled(&[1, 0], &[1], &[1]), [Some(1), None]);
     }
 
     #[test]
-    fn two_that_say_they_sit_in_the_same_place_are_not_one() {
+    fn two_gpus_that_report_the_same_address_are_not_merged() {
         assert_eq!(settled(&[1, 1], &[], &[1]), [Some(1), None]);
         assert_eq!(settled(&[1, 1], &[], &[1, 2]), [Some(1), None], "it answers: it is not the missing one");
     }

@@ -1,4 +1,4 @@
-//! What is remembered of one GPU's readings, and what is held against it.
+//! The remembered readings and the findings of one GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,13 +12,13 @@ use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};
 use crate::model::health::Evidence;
 
-/// The driver's bits: held down by hardware; by heat; by the brake of the power supply. The others (idle, power cap,
-/// application's own clocks) are the normal course of things.
+/// The driver's bits: slowed down by hardware; by heat; by the power supply's brake. The other bits (idle, power cap,
+/// application clocks) are normal.
 pub(super) const HARDWARE: u64 = 0x8;
 pub(super) const HEAT: u64 = 0x40;
 pub(super) const BRAKE: u64 = 0x80;
 
-/// Minutes in which something was seen, of the last ten.
+/// The minutes, of the last ten, in which something was seen.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Minutes(BTreeSet<u64>);
 
@@ -36,16 +36,16 @@ impl Minutes {
     }
 }
 
-/// What is remembered of one GPU's readings.
+/// The remembered readings of one GPU.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Readings {
     pub(super) last: Option<GpuReading>,
     pub(super) details: Option<GpuDetails>,
-    /// What was read seldom the time before.
+    /// The details before the current ones.
     pub(super) details_before: Option<GpuDetails>,
-    /// Readings in a row at which the driver could not open it.
+    /// Readings in a row in which the driver could not open it.
     pub(super) refused: u32,
-    /// Other GPUs that it reaches over NVLink when it is well.
+    /// Other GPUs that it reaches over NVLink when it is healthy.
     pub(super) peers: BTreeSet<PciAddress>,
     /// When it was last read without trouble.
     pub(super) read_at: Option<Mono>,
@@ -56,12 +56,12 @@ pub(super) struct Readings {
     pub(super) replays: Growth,
     times: Option<(Mono, SlowdownTimes)>,
     watches: BTreeMap<&'static str, Watch>,
-    /// What was held before a restart, by check, and is to be held until that is looked at.
+    /// Findings from before a restart, by check; they last until that check is read.
     recalled: BTreeMap<String, Problem>,
 }
 
 impl Readings {
-    /// Takes in what is said of the GPU beside others.
+    /// Applies the result of a comparison with other GPUs.
     pub(super) fn compared(
         &mut self,
         name: &'static str,
@@ -73,13 +73,13 @@ impl Readings {
         changes.pop()
     }
 
-    /// Whom it reaches over NVLink, by the last reading of it.
+    /// GPUs that it reaches over NVLink, by its last reading.
     pub(super) fn reach(&self) -> BTreeMap<PciAddress, u32> {
         let peers = self.details.iter().flat_map(|details| &details.peers);
         peers.map(|access| (access.peer, access.status)).collect()
     }
 
-    /// Whom it reaches now it should reach: it is well.
+    /// Learns the GPUs that it reaches now, while it is healthy, as those it should reach.
     pub(super) fn learn_peers(&mut self) {
         let reached = peers::reached(&self.reach());
         self.peers.extend(reached);
@@ -102,7 +102,7 @@ impl Readings {
         }
     }
 
-    /// What was held before a restart; none: it was over.
+    /// Restores a finding from before a restart; `None`: it was over.
     pub(super) fn recall(&mut self, check: &str, problem: Option<Problem>) {
         match problem {
             Some(problem) => drop(self.recalled.insert(check.to_owned(), problem)),
@@ -110,17 +110,17 @@ impl Readings {
         }
     }
 
-    /// Whether heat or the power supply held clocks down, by the counters of time, which miss nothing between two
-    /// readings, and by what is the case at the moment.
+    /// Records whether heat or the power supply slowed clocks down: by the time counters, which miss nothing between
+    /// two readings, and by the current bits.
     pub(super) fn slowed(&mut self, at: Mono, reading: &GpuReading) {
         let reasons = reading.clock_reasons.value().copied().unwrap_or(0);
         let brake = reasons & BRAKE != 0;
-        // The brake sets the bit of hardware too.
+        // The brake also sets the hardware bit.
         let heat = reasons & HEAT != 0 || (reasons & HARDWARE != 0 && !brake);
         let (mut heat_grew, mut brake_grew) = (false, false);
         if let Some(now) = reading.slowdown.value() {
             if let Some((since, before)) = self.times {
-                // A hundredth of the time, in nanoseconds: less is the normal play of a governor.
+                // 1 % of the time, in nanoseconds: less is normal for a governor.
                 let least = at.since(since).0 / 100;
                 let grew = |now: u64, before: u64| now.saturating_sub(before) > least;
                 heat_grew = grew(now.thermal, before.thermal);
@@ -132,7 +132,7 @@ impl Readings {
         self.brake.step(at, brake || brake_grew);
     }
 
-    /// What is held against the GPU, links aside.
+    /// The findings of the GPU, without those of its links.
     pub(super) fn problems(&self) -> impl Iterator<Item = (&'static str, &Problem)> {
         self.watches.iter().filter_map(|(name, watch)| Some((*name, watch.held()?)))
     }
@@ -141,7 +141,7 @@ impl Readings {
         self.watches.get(check).is_some_and(|watch| watch.held().is_some())
     }
 
-    /// What a GPU must tell to be called healthy, and did not.
+    /// Readings that a healthy GPU must have and that failed.
     pub(super) fn unread(&self) -> Vec<String> {
         fn failed<T>(read: &Read<T>) -> Option<&str> {
             match read {
@@ -151,7 +151,7 @@ impl Readings {
         }
         let Some(last) = self.last.as_ref().filter(|last| last.trouble.is_none()) else { return Vec::new() };
         let mut needed = vec![("the temperature", failed(&last.temperature))];
-        // A GPU that is split answers much with errors by design.
+        // Many queries fail on a split GPU (MIG) by design.
         if last.mig.value() != Some(&true) {
             needed.extend([
                 ("the count of uncorrected ECC errors", failed(&last.ecc_volatile)),
@@ -173,7 +173,7 @@ impl Readings {
         unread
     }
 
-    /// What our own check of that name has to say.
+    /// The result of our own check of that name.
     pub(super) fn own(&self, check: &str) -> Own {
         if self.holds(check) || self.links.holds(check) {
             return Own::Held;
@@ -200,7 +200,7 @@ impl Readings {
         if read { Own::Well } else { Own::Unread }
     }
 
-    /// The readings that a person looks for first, with their limits.
+    /// The most important readings, with their limits.
     pub(super) fn evidence(&self) -> Vec<Evidence> {
         let Some(last) = &self.last else { return Vec::new() };
         let details = self.details.as_ref();

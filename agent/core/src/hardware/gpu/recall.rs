@@ -1,4 +1,4 @@
-//! What was learned of the GPUs, into the journal and back: which ones there are, and which of their links are up.
+//! Writes what was learned about GPUs to the journal and restores it: which GPUs there are and which links are up.
 
 use std::collections::BTreeSet;
 
@@ -14,14 +14,14 @@ use crate::model::entry::Fact;
 use crate::model::observation::{Observation, Weight};
 use crate::model::operator::named;
 
-/// A GPU was seen to be well in several readings, as it is told here; the newest for a component counts.
+/// A GPU was healthy in several readings and has these values; the newest for a component counts.
 const LEARNED: &str = "gpu_learned";
-/// A check found something, and it is over.
+/// A check found a problem, and the problem is over.
 pub(super) const BEGAN: &str = "finding_began";
 pub(super) const ENDED: &str = "finding_ended";
-/// Another board sits there.
+/// Another board is at this address.
 pub(super) const REPLACED: &str = "gpu_replaced";
-/// The driver does not count it any more, and counts it again.
+/// The driver no longer lists the GPU, and lists it again.
 pub(super) const MISSING: &str = "gpu_missing";
 pub(super) const BACK: &str = "gpu_back";
 
@@ -43,13 +43,13 @@ pub(super) fn learned(of: &Known) -> Fact {
     observed(identity.address, LEARNED, Weight::Info, words, values)
 }
 
-/// The GPU's component and the board that was learned to sit there.
+/// The GPU's component and the UUID of the board learned there.
 pub fn board_of(seen: &Observation) -> Option<(String, String)> {
     let of = known(seen).filter(|of| !of.identity.uuid.is_empty())?;
     Some((seen.component.clone(), of.identity.uuid))
 }
 
-/// The GPU's component where another board was found.
+/// The GPU's component at which another board was found.
 pub fn replaced_board(seen: &Observation) -> Option<String> {
     (seen.event == REPLACED).then(|| seen.component.clone())
 }
@@ -62,19 +62,19 @@ fn known(observation: &Observation) -> Option<Known> {
     let value = |name: &str| observation.values.get(name).cloned();
     let serial = value("serial").filter(|serial| !serial.is_empty());
     let identity = GpuIdentity { address, uuid: value("uuid")?, name: value("name")?, serial };
-    // Older journals do not tell of peers.
+    // Older journals have no peers.
     let peers = value("peers").unwrap_or_default();
     let peers = peers.split(',').filter_map(PciAddress::parse).collect();
     Some(Known { index: value("index")?.parse().ok()?, identity, links: numbers(&value("nvlinks")?)?, peers })
 }
 
-/// Reads what `ranges` writes.
+/// Parses what `ranges` writes.
 fn numbers(text: &str) -> Option<BTreeSet<u32>> {
     let mut numbers = BTreeSet::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        // More links than any GPU will have.
+        // More links than any GPU has.
         if last >= 1024 {
             return None;
         }
@@ -83,7 +83,7 @@ fn numbers(text: &str) -> Option<BTreeSet<u32>> {
     Some(numbers)
 }
 
-/// Which GPU sits where in the driver's list, by what was observed in this boot: a lost one does not tell any more.
+/// The GPU at each index of the driver's list, from this boot's observations: a lost GPU does not report its identity.
 pub fn learned_gpus<'a>(observed: impl Iterator<Item = &'a Observation>) -> Vec<(u32, GpuIdentity)> {
     let mut gpus = std::collections::BTreeMap::new();
     for known in observed.filter_map(known) {
@@ -93,11 +93,11 @@ pub fn learned_gpus<'a>(observed: impl Iterator<Item = &'a Observation>) -> Vec<
 }
 
 impl DeviceJudge {
-    /// Takes in what was observed before a restart, in any boot, in its order.
+    /// Restores an observation from before a restart, of any boot. Call in order.
     pub fn recall(&mut self, observation: &Observation) {
         let Some(known) = known(observation) else { return };
         let address = known.identity.address;
-        // A board that moved is not missed where it was.
+        // A board that was moved is not missing at its old address.
         self.gpus.retain(|at, gpu| {
             let same =
                 |of: &Known| of.identity.uuid == known.identity.uuid && !known.identity.uuid.is_empty();
@@ -111,8 +111,8 @@ impl DeviceJudge {
 }
 
 impl DeviceJudge {
-    /// Takes in what was found at `at` in this boot before a restart, in its order. It stands until a reading says that
-    /// it is over: a restart of the agent mends nothing.
+    /// Restores a finding of `at` in this boot from before a restart. Call in order. The finding lasts until a reading
+    /// ends it: a restart of the agent fixes nothing.
     pub fn recall_finding(&mut self, at: Mono, seen: &Observation) {
         let ComponentId::Gpu(address) = ComponentId::parse(&seen.component) else { return };
         let gpu: &mut Gpu = match seen.event.as_str() {
@@ -125,7 +125,7 @@ impl DeviceJudge {
             BACK => gpu.missing = false,
             event => {
                 let value = |name: &str| seen.values.get(name).map_or("", String::as_str);
-                // Older journals do not tell what it meant: it is found anew.
+                // Older journals have no state and action: the check finds it again.
                 let (Some(state), Some(action)) = (named(value("state")), named(value("action"))) else {
                     if event == ENDED {
                         gpu.readings.links.recall_finding(value("check"), None, at);
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_read_as_they_are_written() {
+    fn written_links_are_parsed_unchanged() {
         for (text, count) in [("", 0), ("0-17", 18), ("0,2-3,17", 4)] {
             let read = numbers(text).unwrap();
             assert_eq!((read.len(), ranges(&read)), (count, text.to_owned()));

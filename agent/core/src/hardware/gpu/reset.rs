@@ -1,9 +1,9 @@
-//! A reset of a GPU: who may have one done, when a GPU is idle, and whether it helped.
+//! A reset of a GPU: who may request one, when a GPU is idle, and whether the reset helped.
 //!
-//! - Nothing is reset unless the host's configuration says so; by itself only where it says that too.
-//! - A GPU is idle when nobody is seen on it by either witness, driver and kernel; a witness that cannot be heard is no
-//!   witness for idleness.
-//! - A reset helped when the driver answers for the same board again and asks for nothing more.
+//! - Nothing is reset unless the host's configuration allows it; automatic resets need their own mode.
+//! - A GPU is idle if neither driver nor kernel sees a process on it. A source that cannot be read is no evidence of
+//!   idleness.
+//! - A reset helped if the driver answers for the same board again and needs no further action.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,34 +15,34 @@ use crate::model::component_id::ComponentId;
 use crate::model::entry::Fact;
 use crate::model::observation::{Observation, Weight};
 
-/// A reset begins; of the journal's observations.
+/// Journal event: a reset starts.
 const STARTED: &str = "gpu_reset_begun";
-/// A reset was made and helped: what it heals is over.
+/// A reset helped: the faults that it heals are over.
 pub const DONE: &str = "gpu_reset";
 /// A reset was tried and did not help.
 const FAILED: &str = "gpu_reset_failed";
 /// A reset was refused.
 const REFUSED: &str = "gpu_reset_refused";
 
-/// Who may have GPUs reset.
+/// Who may reset GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ResetMode {
-    /// Nobody.
+    /// No one.
     #[default]
     Off,
     /// Operators.
     Ordered,
-    /// Operators, and the agent where a GPU needs it.
+    /// Operators, and the agent if a GPU needs it.
     Automatic,
 }
 
-/// Who wants a reset.
+/// Who requested a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResetBy {
-    /// A user, on the kernel's word.
+    /// A user, identified by the kernel.
     User(u32),
-    /// The agent: the GPU's component asks for it.
+    /// The agent: the GPU's component recommends a reset.
     Agent,
 }
 
@@ -55,16 +55,16 @@ impl std::fmt::Display for ResetBy {
     }
 }
 
-/// A reset that was asked for.
+/// A requested reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResetOrder {
     /// Which GPU.
     pub address: PciAddress,
-    /// The board, by the driver's name for it.
+    /// The board, by its UUID.
     pub uuid: String,
-    /// Who wants it.
+    /// Who requested it.
     pub by: ResetBy,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -74,9 +74,9 @@ pub enum ResetError {
     /// No GPU has that name.
     #[error("no GPU {name:?} here; known: {known}")]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The existing GPUs.
         known: String,
     },
     /// The configuration does not allow it.
@@ -88,28 +88,28 @@ pub enum ResetError {
     /// GPUs are not watched.
     #[error("GPUs are not watched on this host (gpu.enabled): whether one is idle is unknown")]
     NotWatched,
-    /// One at a time.
+    /// Only one reset runs at a time.
     #[error("GPU {0} is being reset at this moment")]
     UnderWay(PciAddress),
-    /// A job may have ranks on it at any moment.
+    /// A job may start ranks on it at any moment.
     #[error("job {0} runs on this host: stop it first (mainstay job stop)")]
     JobRuns(JobId),
-    /// Somebody works on it.
+    /// A process uses it.
     #[error("it is not idle: {0}")]
     Busy(String),
-    /// It cannot be told whether somebody does.
+    /// It is unknown whether a process uses it.
     #[error("whether it is idle is unknown: {0}")]
     Unreadable(String),
-    /// The program that resets it did not do so.
+    /// The reset program failed.
     #[error("{0}")]
     Program(String),
-    /// It was reset and is no better.
+    /// The reset ran and did not help.
     #[error("the reset did not help: {0}")]
     NotHelped(String),
 }
 
 impl ResetError {
-    /// Whether it was tried, and not refused before.
+    /// Whether the reset was tried, instead of refused.
     pub fn was_tried(&self) -> bool {
         matches!(self, ResetError::Program(_) | ResetError::NotHelped(_))
     }
@@ -126,10 +126,10 @@ pub struct Holder {
     pub file: String,
 }
 
-/// The GPU that is meant by a component (`gpu.0000:3b:00`), an address or a UUID, among those that were read last.
+/// Finds the GPU named by a component (`gpu.0000:3b:00`), an address or a UUID, in the last readings.
 ///
 /// # Errors
-/// There is none of that name, or it never told who it is.
+/// No GPU has that name, or its identity was never read.
 pub fn meant<'a>(gpus: &'a [GpuReading], name: &str) -> Result<(PciAddress, &'a str), ResetError> {
     let address = PciAddress::parse(name.strip_prefix("gpu.").unwrap_or(name));
     let known = gpus.iter().filter_map(|gpu| gpu.identity.as_ref()).filter(|of| !of.uuid.is_empty());
@@ -144,10 +144,11 @@ pub fn meant<'a>(gpus: &'a [GpuReading], name: &str) -> Result<(PciAddress, &'a 
     }
 }
 
-/// Whether somebody may have a GPU reset, before anybody looks at it. `running` is a job of this host that is not over.
+/// Checks whether a reset is allowed, before the GPU itself is checked. `running` is a job of this host that is not
+/// over.
 ///
 /// # Errors
-/// Why not.
+/// Why it is not allowed.
 pub fn may(mode: ResetMode, by: ResetBy, running: Option<&JobId>) -> Result<(), ResetError> {
     match (mode, by) {
         (ResetMode::Off, _) => return Err(ResetError::NotAllowed("\"off\"")),
@@ -157,12 +158,13 @@ pub fn may(mode: ResetMode, by: ResetBy, running: Option<&JobId>) -> Result<(), 
     running.map_or(Ok(()), |job| Err(ResetError::JobRuns(job.clone())))
 }
 
-/// Whether a GPU is idle: by the driver, where it still tells of it, and by the open files of all processes.
+/// Checks that a GPU is idle: by the driver, if it still lists the GPU's processes, and by the open files of all
+/// processes.
 ///
 /// # Errors
-/// Who is on it, or why that cannot be told.
+/// The process that uses it, or why that is unknown.
 pub fn idle(reading: Option<&GpuReading>, holders: Result<Vec<Holder>, String>) -> Result<(), ResetError> {
-    // A GPU that waits for its reset tells nothing any more; the kernel then stands alone, and has to tell all.
+    // The driver lists no processes of a GPU that waits for its reset; only the kernel can show whether it is idle.
     let reported =
         reading.filter(|reading| reading.trouble.is_none()).and_then(|reading| reading.processes.value());
     if let Some(first) = reported.and_then(|processes| processes.first()) {
@@ -181,7 +183,7 @@ pub fn idle(reading: Option<&GpuReading>, holders: Result<Vec<Holder>, String>) 
     }
 }
 
-/// Whether the board is well after its reset, by a reading that was made since.
+/// Checks that the board is healthy after its reset, by a later reading.
 ///
 /// # Errors
 /// What is still wrong with it.
@@ -196,19 +198,19 @@ pub fn helped(order: &ResetOrder, report: &DeviceReport) -> Result<(), ResetErro
         return still(trouble.words());
     }
     match gpu.recovery_action.value().and_then(|number| u32::try_from(*number).ok()) {
-        // Older drivers do not tell.
+        // Older drivers do not report it.
         None | Some(0) => Ok(()),
         Some(number) => still(format!("the driver says that it still needs {}", faults::recovery(number).2)),
     }
 }
 
 impl ResetOrder {
-    /// What stands in the journal before it is tried.
+    /// The journal entry before the attempt.
     pub fn starts(&self) -> Fact {
         self.noted(STARTED, Weight::Warning, format!("reset by {}: {}", self.by, self.reason))
     }
 
-    /// What stands in the journal of how it went.
+    /// The journal entry with the outcome.
     pub fn ended(&self, outcome: &Result<(), ResetError>) -> Fact {
         match outcome {
             Ok(()) => {
@@ -232,7 +234,7 @@ impl ResetOrder {
     }
 }
 
-/// The GPU that the agent reset of its own accord, whatever came of it, if that is what was observed.
+/// The GPU that the agent reset automatically, with any outcome, if the observation is about such a reset.
 pub fn own_try(seen: &Observation) -> Option<PciAddress> {
     let of_ours = seen.values.get("by").is_some_and(|by| *by == ResetBy::Agent.to_string());
     let tried = seen.event == DONE || seen.event == FAILED;
@@ -241,7 +243,7 @@ pub fn own_try(seen: &Observation) -> Option<PciAddress> {
 }
 
 impl DeviceJudge {
-    /// Takes in that a GPU was reset at `at`: what a reset heals is over.
+    /// Notes that a GPU was reset at `at`: the faults that a reset heals are over.
     pub(super) fn was_reset(&mut self, component: &str, at: Mono) {
         if let ComponentId::Gpu(address) = ComponentId::parse(component)
             && let Some(gpu) = self.gpus.get_mut(&address)
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_reset_that_the_configuration_does_not_let_one_reset_or_while_a_job_runs() {
+    fn nothing_is_reset_without_permission_or_while_a_job_runs() {
         let (person, agent) = (ResetBy::User(0), ResetBy::Agent);
         for (mode, by, allowed) in [
             (ResetMode::Off, person, false),
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_idle_only_when_both_witnesses_see_nobody() {
+    fn a_gpu_is_idle_only_if_driver_and_kernel_see_no_process() {
         let holder = Holder { pid: Pid(7), name: "python".into(), file: "/dev/nvidia0".into() };
         let said = |reading: Option<&GpuReading>, holders: Result<Vec<Holder>, String>| {
             idle(reading, holders).err().map(|error| error.to_string())
@@ -328,7 +330,7 @@ mod tests {
             said(Some(&gpu()), Ok(two)).as_deref(),
             Some("it is not idle: process 7 (python) has /dev/nvidia0 open, and 1 more")
         );
-        // One that waits for its reset does not tell any more: the kernel stands alone, and has to tell all.
+        // The driver lists no processes of a GPU that waits for its reset; only the kernel can show whether it is idle.
         let lost = GpuReading { trouble: Some(GpuTrouble::ResetRequired), ..with(&[7]) };
         assert_eq!(said(Some(&lost), Ok(vec![])), None);
         assert!(said(Some(&lost), Ok(vec![holder])).is_some());
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_helped_when_the_same_board_answers_and_the_driver_asks_for_nothing_more() {
+    fn a_reset_helped_if_the_same_board_answers_and_needs_nothing_more() {
         let order = order(ResetBy::User(0));
         assert_eq!(helped(&order, &answered(vec![gpu()])), Ok(()));
         let old = GpuReading { recovery_action: Read::NotOffered, ..gpu() };
@@ -357,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_knows_its_own_tries_again() {
+    fn the_agent_recognizes_its_own_resets_in_the_journal() {
         let own = |by, outcome: Result<(), ResetError>| match order(by).ended(&outcome) {
             Fact::Observed(seen) => own_try(&seen),
             other => panic!("{other:?}"),

@@ -1,10 +1,10 @@
-//! GPUs of one model on one host, held against each other. Whoever is unlike all its siblings, and they are alike, is
-//! the odd one: no limit of the vendor says so, and each GPU alone looks well.
+//! Compares the GPUs of one model on one host. A GPU that differs from all its siblings, which are alike, is the
+//! outlier: each GPU alone looks healthy, and the vendor has no limit for it.
 //!
-//! - Clocks and heat are compared among GPUs that work only, and must be unlike for minutes: power caps and the place in
-//!   the air stream make small differences, different programs short ones.
-//! - Width and generation of PCIe, and the limit of power, are compared as what the GPU could do; two that differ from
-//!   the rest in the same way were built or set so.
+//! - Clocks and temperatures are compared only among busy GPUs and must differ for minutes: power caps and the position
+//!   in the air stream cause small differences, different programs short ones.
+//! - Maximum PCIe width, generation and power limit are compared as well. Two GPUs that differ from the rest in the
+//!   same way were built or configured so.
 
 use super::details::GpuDetails;
 use super::limits::DeviceLimits;
@@ -13,20 +13,20 @@ use super::watch::{Look, Problem};
 use crate::model::health::HealthState::Degraded;
 use crate::model::health::RecommendedAction::{ContactSupport, None as Nothing};
 
-/// With fewer than two others it cannot be said who is the odd one.
+/// With fewer than two others, the outlier cannot be identified.
 const OTHERS: usize = 2;
 
-/// How sure it is that one is ill that is only unlike the others.
+/// Confidence that a GPU is faulty if it only differs from the others.
 const INFERRED: f64 = 0.6;
 
-/// A GPU among those it is compared with.
+/// A GPU among its siblings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sibling<'a> {
     pub(super) reading: &'a GpuReading,
     pub(super) details: Option<&'a GpuDetails>,
 }
 
-/// What is said of one check of one GPU.
+/// The results of the comparison of one GPU, by check.
 pub(super) type Compared = Vec<(&'static str, Look)>;
 
 /// Compares the GPU at `place` with its siblings.
@@ -47,7 +47,7 @@ pub(super) fn compare(all: &[Sibling<'_>], place: usize, limits: &DeviceLimits) 
 }
 
 impl Sibling<'_> {
-    /// Its model; none for one that is in trouble or split, of which nothing can be compared.
+    /// Its model; `None` if it is in trouble or split (MIG) and cannot be compared.
     fn model(&self) -> Option<&str> {
         let comparable = self.reading.trouble.is_none() && self.reading.mig.value() != Some(&true);
         self.reading.identity.as_ref().filter(|_| comparable).map(|identity| identity.name.as_str())
@@ -101,8 +101,7 @@ fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Loo
     .unless_near(near)
 }
 
-/// The best that GPU and slot can do: whoever was trained narrower than all others at the boot says that this is its
-/// best.
+/// Compares the maximum link: a GPU whose link was trained narrower at boot reports that width as its maximum.
 fn pcie(own: &Sibling<'_>, others: &[Sibling<'_>]) -> Look {
     let of = |sibling: &Sibling<'_>| {
         let best = *sibling.reading.pcie_max.value()?;
@@ -132,7 +131,7 @@ fn power(own: &Sibling<'_>, others: &[Sibling<'_>]) -> Look {
     let Some(usual) = all_alike(others.iter().map(of)) else { return Look::Unread };
     let watts = |milliwatts: u32| format!("{} W", milliwatts / 1000);
     let words = format!("it may draw {}, all its siblings {}", watts(limit), watts(usual));
-    // Within a twentieth they are of the same make and differ by what was measured of each.
+    // Differences within 5 % are board-specific calibration of the same model.
     let below = f64::from(limit) < f64::from(usual) * 0.95;
     Look::of(below.then(|| {
         Problem::new(Degraded, words, Nothing).sure(INFERRED).by(
@@ -143,14 +142,14 @@ fn power(own: &Sibling<'_>, others: &[Sibling<'_>]) -> Look {
     }))
 }
 
-/// The middle one of several; of fewer than enough there is none.
+/// The median; `None` if there are too few values.
 fn median(values: impl Iterator<Item = u32>) -> Option<u32> {
     let mut values: Vec<u32> = values.collect();
     values.sort_unstable();
     (values.len() >= OTHERS).then(|| values[values.len() / 2])
 }
 
-/// What all of them have, if all tell and have the same, and there are enough of them.
+/// The common value of all; `None` if they differ, one has none, or there are too few.
 fn all_alike<T: PartialEq + Copy>(mut values: impl ExactSizeIterator<Item = Option<T>>) -> Option<T> {
     let enough = values.len() >= OTHERS;
     let first = values.next()??;

@@ -1,4 +1,4 @@
-//! One GPU: what the kernel log and the driver tell of it, as one component.
+//! One GPU: kernel log and driver combined into one component.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::base::time::{Mono, Span};
 use crate::model::component_id::ComponentId;
 use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
 
-/// How sure it is that a GPU is ill on which programs fail and on no other: chance plays with few programs.
+/// Confidence that a GPU is faulty if programs fail on it and on no other: with few programs it may be chance.
 const ALONE: f64 = 0.6;
 
 #[derive(Clone, Debug, Default)]
@@ -25,20 +25,20 @@ pub(super) struct Gpu {
     pub(super) faults: Faults,
     pub(super) programs: Programs,
     pub(super) readings: Readings,
-    /// Who it is, as it was learned in this or an earlier boot.
+    /// Its identity, as learned in this or an earlier boot.
     pub(super) known: Option<Known>,
-    /// Readings without trouble, in a row.
+    /// Readings in a row without trouble.
     pub(super) good: u32,
-    /// The driver counted it before and does not any more.
+    /// The driver listed it before and no longer does.
     pub(super) missing: bool,
-    /// When its readings last went wrong anew.
+    /// When a reading last found a new problem.
     pub(super) fault_at: Option<Mono>,
-    /// What another one who watches it says.
+    /// Opinions of DCGM.
     pub(super) opinions: Option<Vec<Opinion>>,
     pub(super) shown: Shown,
 }
 
-/// A GPU that was seen to be well.
+/// A GPU that was healthy in several readings.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Known {
     pub(super) index: u32,
@@ -48,34 +48,34 @@ pub(super) struct Known {
     pub(super) peers: BTreeSet<PciAddress>,
 }
 
-/// A GPU as it is shown: its last reading, and what is made of it.
+/// A GPU as shown: its last reading and its state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuView {
-    /// Where it sits.
+    /// Its PCI address.
     pub address: PciAddress,
-    /// How it is.
+    /// Its state.
     pub state: HealthState,
-    /// Why.
+    /// The reason for the state.
     pub reason: String,
-    /// What is recommended.
+    /// The recommended action.
     pub action: RecommendedAction,
-    /// Its last reading; none if it was not read since the start.
+    /// Its last reading; `None` if it was not read since the start.
     pub reading: Option<GpuReading>,
-    /// NVLinks that are up, and that should be; none for a GPU without.
+    /// The number of NVLinks that are up and that should be up; `None` for a GPU without NVLinks.
     pub links: Option<(u32, u32)>,
-    /// The power it may draw, in milliwatts, where it tells.
+    /// Its power limit, in milliwatts, if reported.
     pub power_limit: Option<u32>,
-    /// When it was last read with success.
+    /// When it was last read successfully.
     pub read_at: Option<Mono>,
-    /// What is unusual and does not count yet, with why not.
+    /// Unusual readings that do not count yet, and why.
     pub notes: Vec<String>,
 }
 
-/// For so long a reading tells what a GPU is at.
+/// How long a reading shows what a GPU is doing.
 const DOING_KNOWN: Span = Span::seconds(60);
 
 impl GpuView {
-    /// What it does, in a sentence; none if it was not read for so long that it may do something else by now.
+    /// What it is doing, in a sentence; `None` if the last reading is too old.
     pub fn doing(&self, now: Mono) -> Option<String> {
         let (reading, read_at) = (self.reading.as_ref()?, self.read_at?);
         let age = now.since(read_at);
@@ -92,7 +92,7 @@ impl GpuView {
 }
 
 impl Gpu {
-    /// What was told of this place is of another board now.
+    /// Whether another board is at this address now.
     pub(super) fn is_replaced_by(&self, identity: &GpuIdentity) -> bool {
         let last = self.readings.last.as_ref().and_then(|last| last.identity.as_ref());
         let before = last.or(self.known.as_ref().map(|known| &known.identity));
@@ -101,8 +101,7 @@ impl Gpu {
         })
     }
 
-    /// Whether there is anything to say of it; what is only remembered of another boot is silent until the driver
-    /// is asked.
+    /// Whether the GPU is shown. A GPU known only from another boot is hidden until the driver is asked.
     pub(super) fn is_of_interest(&self, driver_asked: bool) -> bool {
         driver_asked
             || self.known.is_none()
@@ -170,7 +169,7 @@ impl Gpu {
         }
     }
 
-    /// What another one says that counts, and all that it says, as evidence.
+    /// Returns DCGM's opinions that count, and all its opinions as evidence.
     fn opinion(
         &self,
         by_log: HealthState,
@@ -178,7 +177,7 @@ impl Gpu {
         around: Around<'_>,
     ) -> (Vec<Problem>, Vec<Evidence>) {
         let opinions = self.opinions.as_deref().unwrap_or_default();
-        // That we cannot read it ourselves is no reason to leave out what another one says.
+        // An opinion also counts if we cannot read the GPU ourselves.
         let own_state = problems.iter().map(|problem| problem.state).fold(by_log, HealthState::max);
         let read = around.unreadable.is_none() && !self.missing;
         let own = |check: &str| if read { self.readings.own(check) } else { Own::Unread };
@@ -186,7 +185,7 @@ impl Gpu {
         (counted, opinions.iter().map(|opinion| opinion.evidence.clone()).collect())
     }
 
-    /// What the readings tell; what was found before and cannot be read now still stands.
+    /// The problems by the readings; earlier findings last while they cannot be read.
     fn problems(&self, around: Around<'_>) -> Vec<Problem> {
         if self.missing {
             let reported = "the driver counted it before and does not any more";
@@ -221,14 +220,14 @@ impl Gpu {
     }
 }
 
-/// What is the case around a GPU.
+/// Circumstances of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Around<'a> {
-    /// It is the only one of several on which programs fail.
+    /// It is the only one of several GPUs on which programs fail.
     pub(super) alone: bool,
-    /// Why no GPU can be read, if so.
+    /// Why no GPU can be read; `None` if they can.
     pub(super) unreadable: Option<&'a str>,
-    /// The power supply slows several GPUs down: no fault of any of them.
+    /// The power supply slows several GPUs down: not a fault of any of them.
     pub(super) rack: bool,
     /// Whether GPUs are read at all.
     pub(super) driver_asked: bool,

@@ -1,19 +1,19 @@
-//! Patience: what is beyond a limit must be so for some readings before it counts, and in order for some before it is
-//! taken back. What could not be read changes nothing.
+//! Hysteresis: a reading beyond a limit counts after several readings in a row and is cleared after several healthy
+//! ones. A value that was not read changes nothing.
 
 use std::collections::VecDeque;
 
 use crate::base::time::{Mono, Span};
 use crate::model::health::{Evidence, HealthState, RecommendedAction};
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Problem {
     pub(super) state: HealthState,
     pub(super) reason: String,
     pub(super) action: RecommendedAction,
     pub(super) evidence: Vec<Evidence>,
-    /// How sure, from 0 to 1: 1 where hardware or driver say it themselves.
+    /// Confidence from 0 to 1: 1 if hardware or driver report the problem themselves.
     pub(super) confidence: f64,
 }
 
@@ -22,18 +22,18 @@ impl Problem {
         Problem { state, reason: reason.into(), action, evidence: Vec::new(), confidence: 1.0 }
     }
 
-    /// Inferred, and not said by hardware or driver.
+    /// With the confidence of an inference.
     pub(super) fn sure(self, confidence: f64) -> Problem {
         Problem { confidence, ..self }
     }
 
-    /// With the reading that it rests on.
+    /// With the reading that it is based on.
     pub(super) fn by(mut self, source: &str, reading: impl ToString, limit: impl ToString) -> Problem {
         self.evidence.push(Evidence::new(source, reading).limit(limit));
         self
     }
 
-    /// With what the last of its evidence was at the reading before.
+    /// With the previous reading of its last evidence.
     pub(super) fn was(mut self, before: Option<impl ToString>) -> Problem {
         if let Some(last) = self.evidence.pop() {
             self.evidence.push(last.before(before));
@@ -41,7 +41,7 @@ impl Problem {
         self
     }
 
-    /// Keeps what was read before it began: at later readings of the same problem nothing has changed any more.
+    /// Keeps the reading from before the problem started: later readings of the same problem do not change.
     fn keeps_what_was_before(mut self, earlier: &Problem) -> Problem {
         for of in self.evidence.iter_mut().filter(|of| of.before.is_none()) {
             let same = earlier.evidence.iter().find(|old| old.source == of.source);
@@ -50,7 +50,7 @@ impl Problem {
         self
     }
 
-    /// With what a counter gained.
+    /// With the increase of a counter.
     pub(super) fn gained(self, source: &str, grown: &Grown, limit: impl ToString) -> Problem {
         let mut problem = self.by(source, format!("{} within {}", grown.to, grown.within), limit);
         if let Some(evidence) = problem.evidence.last_mut() {
@@ -60,41 +60,41 @@ impl Problem {
     }
 }
 
-/// What one reading says of one check.
+/// The result of one check of one reading.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Look {
-    /// In order.
+    /// Healthy.
     Well,
-    /// Not in order.
+    /// Faulty.
     Ill(Problem),
-    /// In order, and too near the limit for what is held to be taken back.
+    /// Healthy, but too near the limit to clear a finding.
     Near,
-    /// Not read, or not to be judged now.
+    /// Not read, or cannot be judged now.
     Unread,
-    /// There is nothing to judge, and what was held has no object any more.
+    /// Nothing to judge: an earlier finding no longer applies.
     Absent,
 }
 
 impl Look {
-    /// In order, or with this wrong.
+    /// Healthy if there is no problem.
     pub(super) fn of(problem: Option<Problem>) -> Look {
         problem.map_or(Look::Well, Look::Ill)
     }
 
-    /// What is in order only just: a value that swings around its limit is told once.
+    /// A healthy value near its limit: a value that swings around the limit is reported once.
     pub(super) fn unless_near(self, near: bool) -> Look {
         if near && self == Look::Well { Look::Near } else { self }
     }
 }
 
-/// How many readings a change takes.
+/// How many readings a change needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub(super) worsen_after: u32,
     pub(super) recover_after: u32,
 }
 
-/// What happened to a check at a reading.
+/// How a check changed at a reading.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Change {
     None,
@@ -108,9 +108,9 @@ pub(super) struct Watch {
     ill: u32,
     well: u32,
     held: Option<Problem>,
-    /// What was last wrong, held or not yet.
+    /// The last problem, whether it counts yet or not.
     last: Option<Problem>,
-    /// It is not over before this, whatever readings say.
+    /// The finding is not cleared before this time.
     until: Mono,
 }
 
@@ -119,14 +119,14 @@ impl Watch {
         self.held.as_ref()
     }
 
-    /// What was held before a restart: it stands until readings say that it is over.
+    /// Restores a finding from before a restart: it lasts until readings clear it.
     pub(super) fn hold(&mut self, problem: Problem, until: Mono) {
         self.last = Some(problem.clone());
         self.held = Some(problem);
         self.until = until;
     }
 
-    /// The same with the time of the reading: what counts for a while is not over before.
+    /// Like `step` at a time: a finding that counts for a fixed time is not cleared before.
     pub(super) fn step_at(&mut self, at: Mono, look: Look, patience: Patience) -> Change {
         let stands = look == Look::Well && self.held.is_some() && at < self.until;
         self.step(if stands { Look::Unread } else { look }, patience)
@@ -177,32 +177,32 @@ impl Watch {
     }
 }
 
-/// How much a counter grew within a window. One that falls began anew.
+/// The increase of a counter within a window. A counter that falls has restarted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Growth {
-    /// Time and count, oldest first.
+    /// Times and counts, oldest first.
     points: VecDeque<(Mono, u64)>,
 }
 
-/// What a counter did within a window.
+/// How a counter changed within a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Grown {
     pub(super) by: u64,
-    /// From this to this.
+    /// First and last count.
     pub(super) from: u64,
     pub(super) to: u64,
-    /// The most that it grew by from one reading to the next: a single jump is a matter of the past.
+    /// The largest increase between two readings: a single jump is a past event.
     pub(super) jump: u64,
     pub(super) within: Span,
 }
 
 impl Grown {
     pub(super) fn per_minute(&self) -> f64 {
-        // Less than a minute says little of a minute.
+        // Less than a minute is not enough for a rate per minute.
         self.by as f64 / (self.within.as_seconds() / 60.0).max(1.0)
     }
 
-    /// Whether it goes on, and is not a single jump over what is usual.
+    /// Whether the increase continues, rather than being a single jump.
     pub(super) fn goes_on(&self) -> bool {
         let beside = self.by.saturating_sub(self.jump);
         beside > 0 && beside >= self.jump / 4
@@ -215,7 +215,7 @@ impl Growth {
             self.points.clear();
         }
         self.points.push_back((at, count));
-        // The oldest point is the last one that is at least a window old.
+        // The oldest point is the newest one that is at least a window old.
         while self.points.get(1).is_some_and(|(second, _)| at.since(*second) >= window) {
             self.points.pop_front();
         }
@@ -232,7 +232,7 @@ mod tests {
 
     const PATIENCE: Patience = Patience { worsen_after: 2, recover_after: 2 };
 
-    /// i is ill, w is well, n is well and near the limit, u is unread, a is absent; X is held.
+    /// i: faulty, w: healthy, n: healthy and near the limit, u: unread, a: absent; X: held.
     fn check(readings: &str, held: &str) {
         let mut watch = Watch::default();
         let seen: String = readings
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_take_some_readings_and_what_is_unread_changes_nothing() {
+    fn findings_start_and_end_after_several_readings_and_unread_values_change_nothing() {
         check("iwiwiw", "------");
         check("iiwiww", "-XXXX-");
         check("iuiuuuwuw", "--XXXXXX-");
@@ -264,13 +264,13 @@ mod tests {
     }
 
     #[test]
-    fn what_swings_around_its_limit_is_told_once() {
+    fn a_value_that_swings_around_its_limit_is_reported_once() {
         check("iinninnwnwnww", "-XXXXXXXXXXX-");
         check("ininin", "------");
     }
 
     #[test]
-    fn growth_is_of_the_window_and_a_jump_is_one_reading() {
+    fn growth_is_counted_within_the_window_and_a_single_jump_does_not_go_on() {
         let minute = Span::seconds(60);
         let mut growth = Growth::default();
         assert_eq!(growth.step(Mono(0), 500, minute).by, 0);

@@ -1,8 +1,7 @@
-//! One XID, told twice: by a line of the kernel log and by an event of NVML. It is one fact, whichever comes first; the
-//! line has more to say.
+//! An XID is reported twice: by a kernel log line and by an NVML event. Both are one fact, whichever arrives first; the
+//! line has more details.
 //!
-//! An event counts at once. That it happened goes into the journal a moment later, so that its line can take its
-//! place there.
+//! An event counts at once. It is written to the journal a moment later, so that its line can replace it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,24 +14,24 @@ use crate::model::entry::Fact;
 use crate::model::kernel::{LogPlace, Xid};
 use crate::model::observation::{Observation, Weight};
 
-/// Sightings that are remembered.
+/// Maximum number of remembered reports.
 const REMEMBERED: usize = 256;
-/// NVML's code for an XID that it does not know: the line knows better.
+/// NVML's code for an XID that it does not know: the line has the real code.
 const UNKNOWN: u32 = 999;
-/// XIDs whose weight stands in their line alone: of NVLinks of the fifth generation.
+/// XIDs whose severity is only in the line: those of NVLinks of the fifth generation.
 const BY_LINE: std::ops::RangeInclusive<u32> = 144..=150;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct XidDeduplicator {
     seen: VecDeque<Sighting>,
-    /// XIDs of which the driver did not tell whose they are.
+    /// XIDs that the driver reported without a GPU.
     of_no_process: Vec<(Mono, u32)>,
-    /// What else the driver told, for the journal; and when it last told of that kind.
+    /// Other driver events for the journal, and the time of the last one of each kind.
     others: Vec<(Mono, Fact)>,
     other_at: BTreeMap<(Option<PciAddress>, u64), Mono>,
 }
 
-/// What else a driver tells, by the bits of NVML's event types. How the GPU is then, its next reading says.
+/// Other driver events, by the bits of NVML's event types. The next reading shows the GPU's state.
 const OTHERS: [(u64, &str); 8] = [
     (0x2, "a memory error could not be corrected"),
     (0x200, "very many memory errors were corrected"),
@@ -55,9 +54,9 @@ struct Sighting {
 #[derive(Clone, Debug, PartialEq)]
 enum By {
     Line,
-    /// An event that waits for its line; whether it was judged already.
+    /// An event that waits for its line, and whether it was judged already.
     Waiting(Box<Xid>, bool),
-    /// An event that is in the journal.
+    /// An event that was written to the journal.
     Event,
 }
 
@@ -81,7 +80,7 @@ impl XidDeduplicator {
 }
 
 impl DeviceJudge {
-    /// Takes in what the driver told unasked at `at`. What of it is for the journal, [`DeviceJudge::due`] tells.
+    /// Processes a driver event received at `at`. [`DeviceJudge::due`] returns what belongs in the journal.
     pub fn event(&mut self, at: Mono, event: &GpuEvent) {
         self.other_event(at, event);
         // There is no XID 0.
@@ -112,7 +111,7 @@ impl DeviceJudge {
         self.reported.note(Sighting { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
     }
 
-    /// What is no XID is for the journal: once a minute of each kind, since some come in storms.
+    /// Events other than XIDs go to the journal once a minute per kind, since some come in storms.
     fn other_event(&mut self, at: Mono, event: &GpuEvent) {
         for (kind, words) in OTHERS.into_iter().filter(|(kind, _)| event.kind & kind != 0) {
             let reported = &mut self.reported;
@@ -134,8 +133,8 @@ impl DeviceJudge {
         }
     }
 
-    /// The events that are for the journal at `now`: those whose line did not come, or cannot come because nobody reads
-    /// the log.
+    /// Returns the events for the journal at `now`: those whose line did not arrive, or cannot arrive because the log
+    /// is not read.
     pub fn due(&mut self, now: Mono, log_is_read: bool) -> Vec<(Mono, Fact)> {
         let of_no_process: Vec<(Mono, Fact)> =
             self.reported.of_no_process.drain(..).map(|(at, code)| (at, of_no_process(code))).collect();
@@ -158,18 +157,18 @@ impl DeviceJudge {
         due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).chain(of_no_process).chain(others).collect()
     }
 
-    /// The GPU of a host that has one.
+    /// The GPU of a host with only one.
     fn only_gpu(&self) -> Option<PciAddress> {
         let mut all = self.gpus.keys();
         all.next().filter(|_| all.next().is_none()).copied()
     }
 
-    /// Takes in a line of `at` that was heard of at `now`. Whether it is news: not if its event is in the journal and it
-    /// adds nothing.
+    /// Processes a line of `at` that was read at `now`. Returns whether it is news: it is not if its event is in the
+    /// journal and the line adds nothing.
     pub(super) fn xid_line(&mut self, now: Mono, at: Mono, xid: &Xid) -> bool {
         let mut news = true;
         if xid.by_event {
-            // One of the journal, after a restart.
+            // An event from the journal, after a restart.
             self.reported.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
         } else {
             let event = self
@@ -201,7 +200,7 @@ impl DeviceJudge {
     }
 }
 
-/// The kernel log tells which GPU it was; an event that does not, blames none.
+/// The kernel log names the GPU. An event without a GPU blames none.
 fn of_no_process(code: u32) -> Fact {
     Fact::Observed(Observation {
         component: "gpu.driver".to_owned(),
@@ -212,7 +211,7 @@ fn of_no_process(code: u32) -> Fact {
     })
 }
 
-/// Whether a line says more than its event.
+/// Whether a line has more details than its event.
 fn adds(xid: &Xid) -> bool {
     xid.code == RECOVERY_ACTION
         || xid.pid.is_some()

@@ -1,33 +1,33 @@
-//! What libtpu's driver writes into its logs (`tpu_logs/tpu_driver.*`, in the form of glog) that says why a job fails.
+//! Lines of libtpu's driver logs (`tpu_logs/tpu_driver.*`, in glog format) that explain why a job fails.
 
-/// A line of the driver that says what is wrong.
+/// A driver line that reports a problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DriverReport {
-    /// What it is about.
+    /// The kind of problem.
     pub trouble: Trouble,
-    /// The line, without what stands before the message.
+    /// The line without the glog prefix.
     pub message: String,
 }
 
-/// What is wrong.
+/// Kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Trouble {
     /// A core stopped by itself.
     CoreHalted,
-    /// A chip is held by a process that is not gone, or its lock was left behind.
+    /// A chip is held by a process that still exists, or its lock file was left behind.
     ChipBusy,
     /// libtpu could not start.
     NotStarted,
-    /// A host of the slice does not take part any more.
+    /// A host of the slice no longer takes part.
     SessionLost,
-    /// The slice gave up, in libtpu's own word.
+    /// The slice gave up (libtpu's term).
     SliceFailed,
-    /// Slices do not move, as libtpu found itself.
+    /// libtpu itself detected that slices do not progress.
     Hang,
 }
 
 impl Trouble {
-    /// The word for it in the journal.
+    /// Its name in the journal.
     pub fn name(self) -> &'static str {
         match self {
             Trouble::CoreHalted => "core_halted",
@@ -39,17 +39,17 @@ impl Trouble {
         }
     }
 
-    /// Whether it is about this host: of the others, another host may be the cause.
+    /// Whether it is about this host. The others may be caused by another host.
     pub fn is_of_this_host(self) -> bool {
         matches!(self, Trouble::CoreHalted | Trouble::ChipBusy | Trouble::NotStarted)
     }
 }
 
-/// Longest message that is kept, in bytes.
+/// Maximum length of a kept message, in bytes.
 const LONGEST: usize = 300;
 
-/// Reads a line: `E1121 03:04:05.123456    1234 tpu.cc:42] Core halted unexpectedly`. Notes say what may be; only warnings
-/// and worse say what is.
+/// Parses a line: `E1121 03:04:05.123456    1234 tpu.cc:42] Core halted unexpectedly`. Only warnings and errors count;
+/// informational lines name mere possibilities.
 pub fn read(line: &str) -> Option<DriverReport> {
     let (head, message) = line.split_once("] ")?;
     let is_glog = head.len() >= 6
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_chatter_and_other_files_are_passed_over() {
+    fn informational_lines_chatter_and_other_files_are_ignored() {
         for line in [
             "I1121 03:04:05.123456    1234 tpu.cc:42] Core halted unexpectedly is what this would say",
             "E1121 03:04:05.123456    1234 tpu.cc:42] Failed to fetch metadata key",

@@ -1,62 +1,62 @@
-//! Which core holds up the others. All cores of a slice run the same programs in the same order; in a hang, those that
-//! wait stand at the same place, and the one they wait for does not.
+//! Finds the core that holds up the others. All cores of a slice run the same programs in the same order. In a hang,
+//! the waiting cores are at the same position, and the core that they wait for is not.
 
 use std::collections::BTreeMap;
 
 use super::sample::CoreState;
 
-/// A core that is not where the others are.
+/// A core whose position differs from the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outlier {
     /// The host, as the caller names it.
     pub host: String,
     /// The core's number in the slice.
     pub core: i32,
-    /// Its chip, if it is told.
+    /// Its chip, if reported.
     pub chip: Option<i32>,
-    /// In what it differs.
+    /// How it differs.
     pub differs: Differs,
 }
 
-/// In what a core differs from the others, the strongest sign first.
+/// How a core differs from the others, the strongest sign first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Differs {
-    /// It runs another program than most: the hosts do not agree on what to run.
+    /// It runs another program than most: the hosts disagree about what to run.
     Program {
         /// Its program.
         own: String,
-        /// That of most.
+        /// The program of most cores.
         most: String,
     },
     /// It has launched fewer programs than most.
     Behind {
-        /// Its launch.
+        /// Its launch number.
         own: i64,
-        /// That of most.
+        /// The launch number of most cores.
         most: i64,
-        /// The operation it is at; empty if it is not told.
+        /// Its current operation; empty if not reported.
         hlo: String,
     },
-    /// It has launched more programs than most: most wait for something else.
+    /// It has launched more programs than most: most cores wait for something else.
     Ahead {
-        /// Its launch.
+        /// Its launch number.
         own: i64,
-        /// That of most.
+        /// The launch number of most cores.
         most: i64,
     },
-    /// It is in the same program as the others and waits for its input, while they run.
+    /// It is in the same program as the others and waits for input while they run.
     WaitsForInput,
-    /// It is in the same program as the others and at another operation of it.
+    /// It is in the same program as the others at another operation.
     Place {
-        /// The operation it is at.
+        /// Its current operation.
         own: String,
-        /// That of most.
+        /// The operation of most cores.
         most: String,
     },
 }
 
 impl std::fmt::Display for Outlier {
-    /// "core 5 (chip 2) has launched 41 programs, most have launched 42".
+    /// "core 5 (chip 2) is at launch 41, most are at 42".
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if !self.host.is_empty() {
             write!(f, "{}: ", self.host)?;
@@ -78,13 +78,13 @@ impl std::fmt::Display for Outlier {
     }
 }
 
-/// The cores that are not where most are, by the strongest sign there is; none if all stand at the same place, if
-/// there is no majority to compare with, or if none of them has work.
+/// The cores whose position differs from that of most, by the strongest sign; empty if all are at the same position, if
+/// there is no majority, or if no core has work.
 ///
-/// It says where the cores stand and not that they stand still: while a job runs, a core may be ahead of the others for
-/// a moment. Whoever calls it makes sure that nothing moved. `cores` are those of one job on any number of hosts.
+/// It compares positions and does not check that they are stable: in a running job, a core may briefly be ahead. The
+/// caller ensures that nothing moved. `cores` are those of one job on any number of hosts.
 pub fn outliers(cores: &[(&str, &CoreState)]) -> Vec<Outlier> {
-    // SparseCores have programs of their own, and a core that never had a program is not part of the job.
+    // SparseCores have their own programs, and a core that never had a program is not part of the job.
     let cores: Vec<(&str, &CoreState)> = cores
         .iter()
         .copied()
@@ -101,10 +101,10 @@ pub fn outliers(cores: &[(&str, &CoreState)]) -> Vec<Outlier> {
         .unwrap_or_default()
 }
 
-/// A launch that is behind explains a program that differs: the next program begins with another launch.
+/// A lower launch number also explains a different program: the next program starts with another launch.
 fn by_launch(cores: &[(&str, &CoreState)]) -> Option<Vec<Outlier>> {
     let launch = |core: &CoreState| core.launch.unwrap_or(0);
-    // Between two there is no majority, but there is an order.
+    // Two cores have no majority, but an order.
     let most = match most_common(cores, |core| launch(core)) {
         Some(most) => most,
         None if cores.len() == 2 => cores.iter().map(|(_, core)| launch(core)).max()?,
@@ -137,7 +137,7 @@ fn by_place(cores: &[(&str, &CoreState)]) -> Option<Vec<Outlier>> {
     })
 }
 
-/// The value that more than half of them have.
+/// The value that more than half of the cores have.
 fn most_common<T: Ord>(cores: &[(&str, &CoreState)], of: impl Fn(&CoreState) -> T) -> Option<T> {
     let mut counts: BTreeMap<T, usize> = BTreeMap::new();
     for (_, core) in cores {
@@ -146,7 +146,7 @@ fn most_common<T: Ord>(cores: &[(&str, &CoreState)], of: impl Fn(&CoreState) -> 
     counts.into_iter().find(|(_, count)| *count * 2 > cores.len()).map(|(value, _)| value)
 }
 
-/// Those that differ; none if nobody does.
+/// The cores that differ; `None` if no core does.
 fn named(
     cores: &[(&str, &CoreState)],
     differs: impl Fn(&CoreState) -> Option<Differs>,

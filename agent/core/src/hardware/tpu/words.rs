@@ -1,4 +1,4 @@
-//! What is said of TPUs, and which reading belongs to which chip.
+//! Texts about TPUs, and the assignment of readings to chips.
 
 use super::driver::DriverReport;
 use super::outlier::{Outlier, outliers};
@@ -10,7 +10,7 @@ use crate::model::health::{Evidence, Gauge};
 use crate::model::observation::{Observation, Weight};
 
 impl Answer {
-    /// What it told, if it did.
+    /// Its answer, if it answered.
     pub fn reported(&self) -> Option<&Runtime> {
         match self {
             Answer::Reported(runtime) => Some(runtime),
@@ -31,7 +31,7 @@ impl Answer {
     }
 }
 
-/// What libtpu tells of one chip.
+/// libtpu's values for one chip.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Share {
     duty_cycle: Option<f64>,
@@ -41,8 +41,8 @@ pub(super) struct Share {
     idle_seconds: Option<f64>,
 }
 
-/// Deals what the services tell out to the chips, in their order: a value per chip, or equally many per chip (its
-/// cores). Where neither is so, it is not known which is whose.
+/// Assigns the services' values to the chips in order: one value per chip, or the same number of values per chip (its
+/// cores). Otherwise the assignment is unknown.
 pub(super) fn by_chip(reported: &[&Runtime], chips: usize) -> Vec<Share> {
     let deal = |values: Vec<f64>, together: fn(&[f64]) -> f64| -> Vec<Option<f64>> {
         let each = values.len().checked_div(chips).unwrap_or(0);
@@ -73,7 +73,7 @@ pub(super) fn by_chip(reported: &[&Runtime], chips: usize) -> Vec<Share> {
         .collect()
 }
 
-/// The place among the chips of this host of the chip that a core is on. libtpu counts chips over the whole slice.
+/// The index among this host's chips of a core's chip. libtpu numbers chips over the whole slice.
 pub(super) fn place_of(core: &CoreState, all: &[&CoreState], chips: usize) -> Option<usize> {
     let mut known: Vec<i32> = all.iter().filter_map(|core| core.chip).collect();
     known.sort_unstable();
@@ -82,19 +82,19 @@ pub(super) fn place_of(core: &CoreState, all: &[&CoreState], chips: usize) -> Op
     (known.len() <= chips).then_some(place)
 }
 
-/// The names under which Prometheus sees what libtpu tells of a chip.
+/// Names of the Prometheus metrics for a chip.
 pub mod metric {
-    /// Share of time in which the TensorCore had work, in percent.
+    /// Share of time in which the TensorCore was busy, in percent.
     pub const DUTY_CYCLE: &str = "mainstay_tpu_duty_cycle_percent";
     /// Memory in use, in bytes.
     pub const HBM_USED: &str = "mainstay_tpu_hbm_used_bytes";
-    /// Memory in all, in bytes.
+    /// Total memory, in bytes.
     pub const HBM_TOTAL: &str = "mainstay_tpu_hbm_total_bytes";
-    /// Share of the memory's bandwidth that is in use, in percent.
+    /// Share of the memory bandwidth in use, in percent.
     pub const HBM_BANDWIDTH: &str = "mainstay_tpu_hbm_bandwidth_percent";
 }
 
-/// The readings in numbers; what is not told is absent.
+/// The readings as gauges; values that are not reported are absent.
 pub(super) fn gauges(share: &Share) -> Vec<Gauge> {
     let reported = [
         (metric::DUTY_CYCLE, share.duty_cycle),
@@ -138,7 +138,7 @@ fn held_by(holders: &Holders) -> String {
     }
 }
 
-/// "python (4711) and 3 more": a trainer's own workers inherit its chips.
+/// "python (4711) and 3 more": a trainer's workers inherit its chips.
 fn names(holders: &[Holder]) -> String {
     let Some(first) = holders.first() else { return String::new() };
     let first_told = format!("{} ({})", first.name, first.pid.0);
@@ -238,7 +238,7 @@ pub(super) fn outlier_event(outlier: &Outlier, still: Span) -> Fact {
     })
 }
 
-/// The driver wrote down what is wrong.
+/// The driver logged a problem.
 pub(super) fn driver_event(report: &DriverReport) -> Fact {
     Fact::Observed(Observation {
         component: "tpu.runtime".to_owned(),
@@ -249,7 +249,7 @@ pub(super) fn driver_event(report: &DriverReport) -> Fact {
     })
 }
 
-/// libtpu found a stall itself and wrote down where its cores stood.
+/// libtpu detected a stall and wrote its cores' positions to a file.
 pub(super) fn stall_event(stall: &Stall) -> Fact {
     let found = match &stall.cores {
         Err(why) => format!("it cannot be read: {why}"),
@@ -271,5 +271,5 @@ pub(super) fn stall_event(stall: &Stall) -> Fact {
     })
 }
 
-/// The event by which a stall summary is remembered over restarts; its value `file` names it.
+/// The event that remembers a stall summary across restarts; its value `file` is the file name.
 pub const STALL: &str = "stall_summary";

@@ -1,4 +1,4 @@
-//! What the metadata server of Amazon EC2 says, key by key.
+//! Parses the answers of Amazon EC2's metadata server, key by key.
 
 use super::time::wall_of;
 use super::{Notice, NoticeKind, json};
@@ -6,7 +6,7 @@ use super::{Notice, NoticeKind, json};
 /// `spot/instance-action`: `{"action": "terminate", "time": "2017-09-18T08:22:00Z"}`
 ///
 /// # Errors
-/// It is no such document.
+/// The body is no such document.
 pub fn instance_action(body: &str) -> Result<Vec<Notice>, String> {
     let document = json(body)?;
     let action = document["action"].as_str().ok_or("it names no action")?;
@@ -14,7 +14,7 @@ pub fn instance_action(body: &str) -> Result<Vec<Notice>, String> {
     Ok(vec![Notice {
         id: "spot/instance-action".to_owned(),
         kind: NoticeKind::Preemption,
-        // Two minutes from now at most.
+        // At most two minutes from now.
         starts: wall_of(time),
         ends: None,
         ongoing: false,
@@ -26,7 +26,7 @@ pub fn instance_action(body: &str) -> Result<Vec<Notice>, String> {
 /// `events/recommendations/rebalance`: `{"noticeTime": "2020-11-05T08:22:00Z"}`
 ///
 /// # Errors
-/// It is no such document.
+/// The body is no such document.
 pub fn rebalance(body: &str) -> Result<Vec<Notice>, String> {
     let document = json(body)?;
     let time = document["noticeTime"].as_str().ok_or("it names no time")?;
@@ -41,10 +41,11 @@ pub fn rebalance(body: &str) -> Result<Vec<Notice>, String> {
     }])
 }
 
-/// `events/maintenance/scheduled`: a list of events with `NotBefore`, `Code`, `State` and so on; those that are over stay in it for a while.
+/// `events/maintenance/scheduled`: a list of events with `NotBefore`, `Code`, `State` and so on. Completed events stay
+/// in the list for a while.
 ///
 /// # Errors
-/// It is no list in JSON.
+/// The body is not a JSON list.
 pub fn scheduled(body: &str) -> Result<Vec<Notice>, String> {
     let document = json(body)?;
     let events = document.as_array().ok_or("it is no list")?;
@@ -60,7 +61,7 @@ pub fn scheduled(body: &str) -> Result<Vec<Notice>, String> {
             let starts = wall_of(text("NotBefore"));
             Notice {
                 id: format!("event {}", text("EventId")),
-                // One that is weeks away is not yet the end.
+                // An event weeks away is not the end yet.
                 kind,
                 starts,
                 ends: wall_of(text("NotAfter")),

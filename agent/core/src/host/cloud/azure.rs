@@ -1,19 +1,19 @@
-//! What the metadata service of Microsoft Azure says of scheduled events.
+//! Parses the scheduled events of Microsoft Azure's metadata service.
 
 use super::time::wall_of;
 use super::{Notice, NoticeKind, json};
 
-/// The key that is followed.
+/// The key that is watched.
 pub const KEY: &str = "scheduledevents";
 
-/// Scheduled events that are for the machine of the name `own`, or for no machine in particular.
+/// Scheduled events for the machine named `own`, or for no machine in particular.
 ///
 /// # Errors
-/// It is no document with a list of events.
+/// The body is not a document with a list of events.
 pub fn events(body: &str, own: &str) -> Result<Vec<Notice>, String> {
     let document = json(body)?;
     let events = document["Events"].as_array().ok_or("it has no events")?;
-    // A machine of a scale set is named there with an underscore where its own name has none.
+    // Events name a machine of a scale set with an underscore that its own name does not have.
     let plain = |name: &str| name.replace('_', "").to_lowercase();
     let ours = events.iter().filter(|event| {
         let resources = event["Resources"].as_array();
@@ -27,7 +27,7 @@ pub fn events(body: &str, own: &str) -> Result<Vec<Notice>, String> {
             let kind = match text("EventType") {
                 "Preempt" => NoticeKind::Preemption,
                 "Terminate" => NoticeKind::Termination,
-                // The machine stands still for some seconds.
+                // The machine pauses for some seconds.
                 "Freeze" => NoticeKind::Migration,
                 _ => NoticeKind::Maintenance,
             };
@@ -52,7 +52,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn events_of_this_machine_are_read_and_those_of_others_passed_over() {
+    fn events_of_this_machine_are_read_and_those_of_others_ignored() {
         let body = r#"{ "DocumentIncarnation": 2, "Events": [
             { "EventId": "A", "EventType": "Reboot", "ResourceType": "VirtualMachine", "Resources": ["train_17"],
               "EventStatus": "Scheduled", "NotBefore": "Thu, 21 Jan 2027 09:00:43 GMT", "Description": "Host maintenance",

@@ -1,4 +1,4 @@
-//! What the metadata server of Google Compute Engine says, key by key.
+//! Parses the answers of Google Compute Engine's metadata server, key by key.
 
 use super::time::wall_of;
 use super::{Notice, NoticeKind, json};
@@ -6,7 +6,7 @@ use super::{Notice, NoticeKind, json};
 /// `instance/maintenance-event`: `NONE`, `MIGRATE_ON_HOST_MAINTENANCE`, `TERMINATE_ON_HOST_MAINTENANCE`.
 ///
 /// # Errors
-/// It is none of these.
+/// The body is none of these.
 pub fn maintenance_event(body: &str) -> Result<Vec<Notice>, String> {
     let kind = match body.trim() {
         "NONE" => return Ok(Vec::new()),
@@ -20,7 +20,7 @@ pub fn maintenance_event(body: &str) -> Result<Vec<Notice>, String> {
 /// `instance/preempted`: `FALSE`, `TRUE`.
 ///
 /// # Errors
-/// It is neither.
+/// The body is neither.
 pub fn preempted(body: &str) -> Result<Vec<Notice>, String> {
     match body.trim() {
         "FALSE" => Ok(Vec::new()),
@@ -41,11 +41,11 @@ fn at_once(id: &str, kind: NoticeKind, detail: &str) -> Notice {
     }
 }
 
-/// `instance/upcoming-maintenance`. Nothing is announced by `NONE`, by `{}` and by an `error`; names of fields come in
-/// both of Google's spellings.
+/// `instance/upcoming-maintenance`. `NONE`, `{}` and an `error` mean no announcement; field names have both of Google's
+/// spellings.
 ///
 /// # Errors
-/// It is no object in JSON.
+/// The body is not a JSON object.
 pub fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
     if body.trim().trim_matches('"') == "NONE" {
         return Ok(Vec::new());
@@ -79,7 +79,7 @@ pub fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
     Ok(vec![Notice {
         id: "upcoming-maintenance".to_owned(),
         kind: NoticeKind::Maintenance,
-        // One whose time cannot be read may be now.
+        // A time that cannot be parsed may be now.
         starts: starts.as_deref().and_then(wall_of),
         ends: field("windowendtime").as_deref().and_then(wall_of),
         ongoing: status.is_some_and(|status| status.eq_ignore_ascii_case("ONGOING")),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_announced_is_read_in_both_spellings() {
+    fn announcements_are_parsed_in_both_spellings() {
         let snake = r#"{"can_reschedule": "true", "latest_window_start_time": "2027-01-15T08:30:00Z",
             "maintenance_reasons": ["FAILURE_GPU_XID", "FAILURE_GPU"], "maintenance_status": "PENDING", "type": "UNSCHEDULED",
             "window_end_time": "2027-01-15T12:00:00Z", "window_start_time": "2027-01-15T08:00:00Z"}"#;
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_not_nothing() {
+    fn an_answer_that_cannot_be_parsed_is_an_error() {
         for body in ["", "<html>", "[]", "maybe"] {
             assert!(maintenance_event(body).is_err(), "{body:?}");
             assert!(preempted(body).is_err(), "{body:?}");

@@ -1,10 +1,9 @@
-//! When the jobs of a machine have to save and end for what its cloud announces, and by when.
+//! When the jobs of a machine must save and end because of an announcement of the cloud, and by when.
 //!
-//! - A machine that is preempted is left at once: there are seconds, two minutes at most.
-//! - One that is stopped, rebooted or maintained at a time that is told is left `cloud.limits.leave` before: what is
-//!   trained until then counts.
-//! - A maintenance that has begun already, or whose beginning is not told, ends nothing: the machine runs, and a job that is started
-//!   on it again would end for it again and again.
+//! - A preemption: at once. There are seconds left, two minutes at most.
+//! - A stop, reboot or maintenance at a known time: `cloud.limits.leave` before, so that steps until then count.
+//! - A maintenance that has started already, or whose start is unknown: never. The machine runs, and a job started on
+//!   it again would end again.
 
 use std::collections::BTreeSet;
 
@@ -13,23 +12,23 @@ use crate::base::time::{Span, Wall};
 use crate::model::entry::Fact;
 use crate::model::observation::Weight;
 
-/// The event by which jobs are told.
+/// The event that asks jobs to leave.
 pub const EVENT: &str = "cloud_leave";
 
 /// By when ranks must have ended, in nanoseconds of the wall clock.
 const BY: &str = "by_ns";
 
-/// What jobs are told.
+/// A request to jobs to save and end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leave {
-    /// What was announced, in one line.
+    /// The announcement, in one line.
     pub reason: String,
-    /// When the machine goes; none where that is now, or not told.
+    /// When the machine is taken away; `None` if now or unknown.
     pub by: Option<Wall>,
 }
 
 impl Leave {
-    /// What this fact tells jobs, if it tells them to leave.
+    /// The request in this fact, if it is one.
     pub fn of(fact: &Fact) -> Option<Leave> {
         let Fact::Observed(observation) = fact else { return None };
         let by = observation.values.get(BY).and_then(|by| by.parse().ok()).map(Wall);
@@ -37,17 +36,17 @@ impl Leave {
     }
 }
 
-/// The notice that this fact tells of: announced, changed, over, or the reason to leave.
+/// The id of the notice that this fact reports: announced, changed, over, or the reason to leave.
 pub fn notice_of(fact: &Fact) -> Option<&str> {
     let Fact::Observed(observation) = fact else { return None };
     let id = observation.values.get("id")?;
     (observation.component == NAME).then_some(id.as_str())
 }
 
-/// The notices for which the machine has to be left now, each once.
+/// One fact for each notice for which the machine must be left now and jobs were not asked before.
 pub(super) fn due(notices: &[Notice], left_for: &mut BTreeSet<String>, now: Wall, before: Span) -> Vec<Fact> {
     let mut due: Vec<&Notice> = notices.iter().filter(|notice| is_due(notice, now, before)).collect();
-    // The one that leaves the least time is heard first.
+    // The notice that leaves the least time comes first.
     due.sort_by_key(|notice| notice.starts.filter(|starts| *starts > now));
     due.retain(|notice| left_for.insert(notice.id.clone()));
     due.into_iter().map(|notice| fact(notice, now)).collect()

@@ -1,12 +1,12 @@
-//! Times as the clouds write them.
+//! Parses the clouds' time formats.
 
 use crate::base::time::Wall;
 
 const MONTHS: [&str; 12] =
     ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
 
-/// A time as one of the clouds writes it: `2027-01-15T08:00:00Z`, also with a fraction or an offset in place of the `Z`;
-/// `Fri, 15 Jan 2027 08:00:00 GMT`, also without its day. What is centuries away is far off and not unreadable.
+/// Parses a time as one of the clouds writes it: `2027-01-15T08:00:00Z`, also with a fraction or an offset instead of
+/// the `Z`; `Fri, 15 Jan 2027 08:00:00 GMT`, also without the day. Times centuries away are valid.
 pub(super) fn wall_of(text: &str) -> Option<Wall> {
     let text = text.trim();
     rfc3339(text).or_else(|| rfc2822(text))
@@ -41,7 +41,7 @@ fn rfc2822(text: &str) -> Option<Wall> {
     words.next().is_none().then(|| wall(days(year, month, day)?, clock - offset, 0))?
 }
 
-/// Seconds since midnight of `08:00:00`; a leap second is the one before it.
+/// Seconds since midnight of `08:00:00`; a leap second is treated as the second before it.
 fn seconds(clock: &str) -> Option<i64> {
     let mut parts = clock.split(':').map(|part| digits(part, 2));
     let (hour, minute, second) = (parts.next()??, parts.next()??, parts.next()??);
@@ -64,14 +64,14 @@ fn zone(text: &str) -> Option<i64> {
     (hours < 24 && minutes < 60).then_some(sign * (hours * 3600 + minutes * 60))
 }
 
-/// Nanoseconds of the digits behind the point.
+/// Nanoseconds of the digits after the point.
 fn fraction_of_a_second(digits: &str) -> Option<i64> {
     let known = digits.get(..9).unwrap_or(digits);
     let places = u32::try_from(known.len()).ok()?;
     Some(number(known)? * 10_i64.pow(9_u32.checked_sub(places)?))
 }
 
-/// Days from 1970 to a date of the calendar that is in use, none if there is no such date.
+/// Days from 1970 to a date of the Gregorian calendar; `None` if there is no such date.
 fn days(year: i64, month: i64, day: i64) -> Option<i64> {
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let longest = match month {
@@ -84,7 +84,7 @@ fn days(year: i64, month: i64, day: i64) -> Option<i64> {
     if !(1..=longest).contains(&day) {
         return None;
     }
-    // Years that begin in March end with the day that leap years add.
+    // In years that start in March, the leap day is the last day.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let leaps = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
     let of_year = (153 * month + 2) / 5 + day - 1;

@@ -1,8 +1,8 @@
-//! Error counters of a link: which matter, within which window, and what a person makes of them.
+//! Error counters of a link: which matter, in which window, and what they mean.
 //!
-//! All are judged by what they grew by within a window. What they grew by while the link was down, or lost and found
-//! between two readings, is the echo of that and not counted. Counters that only tell of the other end (retries
-//! that ran out, `rnr_nak_retry_err`) are shown and never judged.
+//! All are judged by their increase within a window. Increases while the link was down, or lost and regained between
+//! two readings, are a consequence of that and do not count. Counters that only reflect the other end (exhausted
+//! retries, `rnr_nak_retry_err`) are shown and never judged.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::base::counter::Counter;
 use crate::base::time::{Mono, Span};
 use crate::model::health::{Evidence, HealthState, RecommendedAction};
 
-/// The event that a counter has grown too much.
+/// The event for a counter that increased too much.
 pub(super) const TOO_MANY: &str = "too_many_errors";
 
 struct Rule {
@@ -23,10 +23,10 @@ struct Rule {
     action: RecommendedAction,
 }
 
-/// What is only shown is shown for so long.
+/// Window for counters that are only shown.
 const HOUR: Span = Span::seconds(3600);
 
-/// A window by the settings.
+/// Selects a window from the settings.
 type Window = fn(&ErrorLimits) -> Span;
 const DAMAGE: Window = |limits| limits.damage_window.0;
 const RECOVERY: Window = |limits| limits.recovery_window.0;
@@ -90,7 +90,7 @@ const RULES: [Rule; 10] = [
     rule("roce_slow_restart", |limits| limits.slow_restarts, RECOVERY, "congestion", TRAFFIC),
 ];
 
-/// Counters that are shown when they grow and never judged: the cause is at the other end, or in the program.
+/// Counters that are shown when they increase and never judged: the cause is at the other end or in the program.
 pub(super) const SHOWN: [&str; 5] = [
     "rnr_nak_retry_err",
     "req_transport_retries_exceeded",
@@ -99,7 +99,7 @@ pub(super) const SHOWN: [&str; 5] = [
     "unresponsive_remote_events",
 ];
 
-/// Counters that stop at their largest value, which is small by InfiniBand's standard.
+/// Counters that stop at their maximum, which the InfiniBand standard keeps small.
 const STOPS_AT: [(&str, u64); 7] = [
     ("link_downed", 255),
     ("link_error_recovery", 255),
@@ -124,21 +124,21 @@ const fn rule(
 #[derive(Clone, Debug, Default)]
 pub(super) struct Errors {
     counters: BTreeMap<&'static str, Counter>,
-    /// Rules that hold at present, by counter.
+    /// Whether each rule is exceeded at present, by counter.
     over: BTreeMap<&'static str, bool>,
 }
 
-/// What the counters come to.
+/// What the counters show.
 #[derive(Debug, Default)]
 pub(super) struct ErrorsFound {
     pub(super) problems: Vec<(HealthState, String, RecommendedAction)>,
     pub(super) evidence: Vec<Evidence>,
-    /// Rules that hold since this reading: the counter, what it grew by, and why that matters.
+    /// Rules exceeded since this reading: the counter, its increase, and why it matters.
     pub(super) started: Vec<(&'static str, u64, String)>,
 }
 
 impl Errors {
-    /// What a counter grew by before this start of the agent, as the journal tells.
+    /// Restores a counter's increase before this start of the agent, from the journal.
     pub(super) fn recall(&mut self, counter: &str, at: Mono, grown: u64) {
         if let Some(rule) = RULES.iter().find(|rule| rule.counter == counter) {
             self.counters.entry(rule.counter).or_default().count(at, grown);
@@ -146,7 +146,7 @@ impl Errors {
         }
     }
 
-    /// Takes in the counters. Their growth counts only if the link was `steady` since the last reading.
+    /// Processes the counters. An increase counts only if the link was `steady` since the last reading.
     pub(super) fn step(
         &mut self,
         at: Mono,
@@ -166,7 +166,7 @@ impl Errors {
             counter.count(at, if steady { grown } else { 0 });
             let (sum, limit) = (counter.within(at, window), (rule.limit)(limits).max(1));
             let over = self.over.entry(rule.counter).or_default();
-            // It is taken back at half the limit, so that it does not go back and forth around it.
+            // Cleared at half the limit, so that the rule does not toggle around its limit.
             let was_over = std::mem::replace(over, sum >= limit || (*over && sum > limit / 2));
             let within = minutes(window);
             if *over {
@@ -205,7 +205,7 @@ impl Errors {
 }
 
 impl ErrorsFound {
-    /// What a counter stands at, and by how much it grew.
+    /// Reports a counter's value and its increase.
     fn report_growth(
         &mut self,
         link: &LinkReading,
@@ -231,7 +231,7 @@ fn minutes(window: Span) -> String {
     format!("{} min", window.0 / 60_000_000_000)
 }
 
-/// The counters that the judge of links knows, so that no other is read.
+/// The error counters that are used, so that no others are read.
 pub(super) fn known() -> impl Iterator<Item = &'static str> {
     RULES.iter().map(|rule| rule.counter).chain(SHOWN)
 }

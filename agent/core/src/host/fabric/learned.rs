@@ -1,4 +1,4 @@
-//! Which links are expected, and how fast: as the operator says, or as was learned from what worked.
+//! Which links are expected, and at which rate: configured by the operator, or learned from working links.
 
 use crate::model::component_id::ComponentId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::sample::LinkReading;
 
-/// What was learned of a machine's links. It is kept over restarts and reboots.
+/// The learned links of a machine. They are kept across restarts and reboots.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
-    /// Which machine it is, as its firmware says.
+    /// The machine's identity, from its firmware.
     #[serde(default)]
     pub host: Option<String>,
     /// The links that were active, by name.
@@ -18,12 +18,12 @@ pub struct Learned {
     pub links: BTreeMap<String, Known>,
 }
 
-/// What is known of a link that was active.
+/// A link that was active.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Known {
     /// Its component: `fabric.mlx5_0/1`.
     pub component: String,
-    /// What no other piece of hardware has.
+    /// A serial number or address unique to the hardware.
     #[serde(default)]
     pub serial: Option<String>,
     /// Its PCI address.
@@ -32,12 +32,12 @@ pub struct Known {
     /// Its data rate in Gb/s.
     #[serde(default)]
     pub rate: Option<f64>,
-    /// The boot in which it was last there.
+    /// The boot in which it was last seen.
     #[serde(default)]
     pub boot: String,
 }
 
-/// An expectation in the operator's words: `mlx5_0/1` or `eth0`, with `=400` for the rate in Gb/s.
+/// An expectation as configured: `mlx5_0/1` or `eth0`, with `=400` for the rate in Gb/s.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
     /// The link's name.
@@ -47,7 +47,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Reads the written form.
+    /// Parses the configured form.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -80,18 +80,18 @@ impl Expected {
     }
 }
 
-/// What became of what was learned when it was held against what is there.
+/// The changes between the learned links and those that exist.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Mended {
-    /// Links whose hardware is another one now.
+    /// Links with other hardware now.
     pub(super) replaced: Vec<String>,
-    /// Links that have another name now: from, to.
+    /// Links with another name now: from, to.
     pub(super) renamed: Vec<(String, String)>,
 }
 
 impl Learned {
-    /// Holds what was learned against what is there: the same hardware under another name keeps what is known of it,
-    /// another piece in the same slot starts anew, and a machine that is another one altogether knows nothing.
+    /// Updates the learned links with those that exist: the same hardware under another name keeps its values, other
+    /// hardware in the same slot starts again, and on another machine everything is forgotten.
     pub(super) fn repair(&mut self, host: Option<&str>, links_there: &[LinkReading]) -> Mended {
         let mut mended = Mended::default();
         if let (Some(known), Some(host)) = (&self.host, host)
@@ -132,7 +132,7 @@ impl Learned {
 }
 
 impl Known {
-    /// A missing link whose name another one has now.
+    /// Renames a missing link by its serial if another link has its name now.
     fn called_by_serial(self, name: String) -> (String, Known) {
         let Some(serial) = &self.serial else { return (name, self) };
         let (name, class) = match port_of(&name) {
@@ -146,7 +146,7 @@ impl Known {
 
 enum Place<'a> {
     Here(&'a LinkReading),
-    /// Another piece is where it was.
+    /// Other hardware is in its place.
     Replaced,
     Missing,
 }
@@ -170,7 +170,7 @@ fn where_is<'a>(
     });
     match (there, &known.serial) {
         (Some(link), Some(_)) => match &link.identity.serial {
-            // When a card is gone, the ones behind it may move up into its address: they are known already.
+            // If a card is removed, the cards behind it may get its address: they are learned already.
             Some(other) if serials.contains(other) => Place::Missing,
             Some(_) => Place::Replaced,
             None => Place::Here(link),
@@ -180,7 +180,7 @@ fn where_is<'a>(
     }
 }
 
-/// `1` of `mlx5_0/1`; none of `eth0`.
+/// `1` of `mlx5_0/1`; `None` for `eth0`.
 fn port_of(name: &str) -> Option<&str> {
     name.split_once('/').map(|(_, port)| port)
 }

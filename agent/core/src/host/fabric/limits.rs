@@ -1,29 +1,29 @@
-//! When a link counts as degraded or unhealthy.
+//! Limits of the states of a link.
 
 use crate::base::units::Period;
 use crate::settings;
 
 settings! {
-    /// How links are judged.
+    /// Limits of the link checks.
     pub struct FabricLimits {
         /// How long an expected link must be down before it is unhealthy.
         down_after: Period = Period::seconds(30),
-        /// How long it must be up again before it is healthy.
+        /// How long a link must be up again before it is healthy.
         recover_after: Period = Period::seconds(60),
-        /// How often a link may go down and come back within flap_window; from this many times on it is unhealthy.
+        /// How many times a link must go down and come back within flap_window before it is unhealthy.
         flaps: u64 = 3,
-        /// How long that is remembered, over restarts and reboots.
+        /// How long flaps are remembered, across restarts and reboots.
         flap_window: Period = Period::seconds(12 * 3600),
-        /// Readings in a row in which a link must be active before it is expected to be from then on.
+        /// Readings in a row in which a link must be active before it is expected to be active.
         learn_after: u32 = 6,
-        /// Readings in a row in which an expected link must not be there before it is unhealthy.
+        /// Readings in a row in which an expected link must be missing before it is unhealthy.
         missing_after: u32 = 3,
-        /// Readings in a row in which a link must be slower than it was before it is degraded, and as fast again before
-        /// it is healthy.
+        /// Readings in a row in which a link must be slower than before until it is degraded, and as fast as before
+        /// until it is healthy again.
         slow_after: u32 = 3,
-        /// How long after boot links may still be on their way up.
+        /// How long after boot links may take to come up.
         boot_grace: Period = Period::seconds(300),
-        /// Links that all went down within this time point at the switch rather than at the host.
+        /// Links that all went down within this time point to the switch rather than to the host.
         together: Period = Period::seconds(30),
     }
     sections {
@@ -35,32 +35,32 @@ settings! {
 settings! {
     /// How many errors are too many.
     pub struct ErrorLimits {
-        /// symbol_error of InfiniBand within an hour: 120 are what the standard allows a sound cable.
+        /// symbol_error of InfiniBand within an hour; the standard allows an intact cable 120.
         symbol_errors: u64 = 120,
-        /// link_error_recovery within ten minutes: the link was trained anew and stayed up.
+        /// link_error_recovery within ten minutes: the link was retrained and stayed up.
         link_recoveries: u64 = 30,
-        /// local_link_integrity_errors within an hour: bursts of errors of the cable.
+        /// local_link_integrity_errors within an hour: bursts of cable errors.
         link_integrity_errors: u64 = 3,
         /// excessive_buffer_overrun_errors within an hour: flow control failed.
         buffer_overruns: u64 = 3,
         /// port_rcv_errors within five minutes.
         receive_errors: u64 = 3000,
-        /// port_xmit_discards within five minutes: packets were dropped because the way was blocked.
+        /// port_xmit_discards within five minutes: packets dropped because the path was blocked.
         transmit_discards: u64 = 30_000,
-        /// rx_icrc_encapsulated within an hour: packets of RoCE that arrived damaged.
+        /// rx_icrc_encapsulated within an hour: damaged RoCE packets.
         damaged_packets: u64 = 10,
         /// rx_crc_errors of Ethernet within an hour.
         crc_errors: u64 = 120,
-        /// local_ack_timeout_err within ten minutes: the other end did not answer. That the other end died gives a short
-        /// burst and is no fault of this link.
+        /// local_ack_timeout_err within ten minutes: the other end did not answer. A short burst means that the other
+        /// end died and is no fault of this link.
         ack_timeouts: u64 = 600,
         /// roce_slow_restart within ten minutes: congestion.
         slow_restarts: u64 = 6000,
-        /// The hour of symbol_errors, link_integrity_errors, buffer_overruns, damaged_packets and crc_errors.
+        /// The window of symbol_errors, link_integrity_errors, buffer_overruns, damaged_packets and crc_errors.
         damage_window: Period = Period::seconds(3600),
-        /// The ten minutes of link_recoveries, ack_timeouts and slow_restarts.
+        /// The window of link_recoveries, ack_timeouts and slow_restarts.
         recovery_window: Period = Period::seconds(600),
-        /// The five minutes of receive_errors and transmit_discards.
+        /// The window of receive_errors and transmit_discards.
         packet_window: Period = Period::seconds(300),
     }
     sections {}

@@ -12,24 +12,24 @@ use crate::host::os::Reading;
 use crate::model::health::{Evidence, HealthState, RecommendedAction};
 use crate::model::observation::{Observation, Weight};
 
-/// Times of a link's losses that are remembered; more only add to the newest.
+/// Maximum number of remembered times of link losses; further losses are added to the newest.
 const REMEMBERED: usize = 64;
 
-/// What is remembered of a link from reading to reading.
+/// The remembered readings of a link.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Link {
-    /// Whether it was active at the last reading; none before the first.
+    /// Whether it was active at the last reading; `None` before the first.
     active: Option<bool>,
-    /// Whether it ever was.
+    /// Whether it was ever active.
     pub(super) ever_active: bool,
     /// Readings in a row in which it was active.
     pub(super) active_for: u32,
     down_since: Option<Down>,
     up_since: Option<Mono>,
-    /// It was down for long enough to count, and is not yet up for long enough.
+    /// It was down for long enough to count and is not up for long enough yet.
     out: bool,
     downs: Counter,
-    /// The loss of the link that is going on was not yet counted by the driver.
+    /// Losses of the present outage that the driver has not counted yet.
     owed: u64,
     flaps: VecDeque<(Moment, u64)>,
     slow: u32,
@@ -41,7 +41,7 @@ pub(super) struct Link {
 #[derive(Clone, Copy, Debug)]
 struct Down {
     since: Moment,
-    /// It was down already when it was first looked at, and since when is not known.
+    /// It was already down at the first reading, so the start is unknown.
     from_the_start: bool,
 }
 
@@ -50,11 +50,11 @@ struct Down {
 pub(super) struct Expectation {
     pub(super) expected: bool,
     pub(super) rate: Option<f64>,
-    /// The host has booted lately: links may still be on their way up.
+    /// The host booted recently: links may still be coming up.
     pub(super) booting: bool,
 }
 
-/// What is found of a link in one reading.
+/// The findings of one reading of a link.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) problems: Vec<(HealthState, String, RecommendedAction)>,
@@ -64,12 +64,12 @@ pub(super) struct Found {
     pub(super) read: bool,
     /// When it last went down.
     pub(super) fault_at: Option<Mono>,
-    /// Expected, and out.
+    /// Expected and down.
     pub(super) out: bool,
 }
 
 impl Link {
-    /// A link of which the journal tells something.
+    /// Restores a link's history from the journal.
     pub(super) fn recall(&mut self, recalled: Recalled) {
         self.flaps = recalled.flaps.into();
         self.ever_active |= !self.flaps.is_empty() || recalled.down_since.is_some();
@@ -81,14 +81,13 @@ impl Link {
         }
     }
 
-    /// It was not there at this reading. What it was like before its device went says nothing once it is back, except
-    /// how often it went down.
+    /// The link did not exist at this reading. When its device returns, only the history of flaps applies to it.
     pub(super) fn absent(&mut self) {
         let (flaps, ever_active) = (std::mem::take(&mut self.flaps), self.ever_active);
         *self = Link { flaps, ever_active, ..Link::default() };
     }
 
-    /// Takes in a reading.
+    /// Processes a reading.
     pub(super) fn step(
         &mut self,
         at: Mono,
@@ -135,13 +134,13 @@ impl Link {
         found
     }
 
-    /// How often the link was lost since the last reading, as the driver counts it.
+    /// Link losses since the last reading, as counted by the driver.
     fn losses(&mut self, link: &LinkReading) -> u64 {
         let counted = ["link_downed", "carrier_down_count"].iter().find_map(|name| link.counters.get(*name));
         counted.map_or(0, |count| self.downs.step(*count))
     }
 
-    /// Follows the link from up to down and back, and tells it.
+    /// Follows the link's changes between up and down and reports them.
     fn follow(
         &mut self,
         at: Mono,
@@ -151,7 +150,7 @@ impl Link {
         booting: bool,
         found: &mut Found,
     ) {
-        // Links come and go while drivers are loaded and the fabric takes them up: that is no flapping.
+        // Links go up and down while drivers are loaded and the fabric registers them: that is not flapping.
         let lost = if booting { 0 } else { lost };
         let component = &link.kind.component(&link.name);
         let serial = link.identity.serial.as_deref();
@@ -169,7 +168,7 @@ impl Link {
                 }
             }
             (Some(true), false) => {
-                // The driver may count this loss now or later; what it counts beyond one are further ones.
+                // The driver may count this loss now or later; any further count is another loss.
                 self.flapped(at, lost.saturating_sub(1));
                 self.owed = 1_u64.saturating_sub(lost);
                 self.down_since = Some(Down { since: Moment::of(at), from_the_start: false });
@@ -203,7 +202,7 @@ impl Link {
         self.active = Some(state.active);
     }
 
-    /// Losses while it is down: it came and went between two readings.
+    /// Losses while it is down: it was up briefly between two readings.
     fn bounced(&mut self, at: Mono, lost: u64) {
         let more = lost.saturating_sub(self.owed);
         self.owed = self.owed.saturating_sub(lost);
@@ -280,7 +279,7 @@ impl Link {
         limits: &FabricLimits,
         found: &mut Found,
     ) {
-        // A link that is down tells a rate that means nothing.
+        // A link that is down reports a meaningless rate.
         let Some(rate) = link.rate.value().copied().filter(|_| active) else {
             (self.slow, self.fast) = (0, 0);
             return;
@@ -365,7 +364,7 @@ impl Found {
     }
 }
 
-/// Where a reading of a link comes from.
+/// The source of a reading of a link.
 fn source(link: &LinkReading, what: &str) -> String {
     match (link.kind, link.name.split_once('/')) {
         (LinkKind::Ethernet, _) | (_, None) => {

@@ -1,10 +1,10 @@
-//! What was seen of links before this start of the agent, and when, on this boot's clock.
+//! Earlier observations of links, with times converted to this boot's clock.
 
 use super::errors;
 use crate::base::time::{Mono, Span, Stamp};
 use crate::model::observation::Observation;
 
-/// A point in time on this boot's monotonic clock; before its beginning for what earlier boots saw.
+/// A time on this boot's monotonic clock; negative for observations of earlier boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Moment(i128);
 
@@ -13,7 +13,7 @@ impl Moment {
         Moment(i128::from(at.0))
     }
 
-    /// When it was, seen from `now`: by the monotonic clock within a boot, by the wall clock across boots.
+    /// A time as seen from `now`: by the monotonic clock within a boot, by the wall clock across boots.
     pub(super) fn recalled(then: Stamp, same_boot: bool, now: Stamp) -> Moment {
         if same_boot {
             Moment::of(then.mono)
@@ -22,7 +22,7 @@ impl Moment {
         }
     }
 
-    /// On this boot's clock, whose beginning stands for all that was before.
+    /// On this boot's clock; times before the boot become its start.
     pub(super) fn mono(self) -> Mono {
         Mono(u64::try_from(self.0.max(0)).unwrap_or(u64::MAX))
     }
@@ -32,18 +32,18 @@ impl Moment {
     }
 }
 
-/// What the journal tells of a link before this start of the agent.
+/// A link's history in the journal before this start of the agent.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recalled {
     pub(super) serial: Option<String>,
     pub(super) flaps: Vec<(Moment, u64)>,
     pub(super) down_since: Option<Moment>,
-    /// Counters that had grown too much in this boot: when, and by how much.
+    /// Counters that increased too much in this boot: when, and by how much.
     pub(super) errors: Vec<(Moment, String, u64)>,
 }
 
 impl Recalled {
-    /// Takes in one observation of the link, after those that are older.
+    /// Adds an observation of the link. Call in order, oldest first.
     pub(super) fn take_in(&mut self, at: Moment, same_boot: bool, observation: &Observation) {
         let value = |name: &str| observation.values.get(name);
         if let Some(serial) = value("serial") {

@@ -1,4 +1,4 @@
-//! What was read of the network at one moment: ports of RDMA devices and network interfaces, as links.
+//! A sample of the network: RDMA ports and network interfaces, as links.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use crate::model::component_id::ComponentId;
 /// The network at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FabricSample {
-    /// Which machine it is, as its firmware says; none where that cannot be read.
+    /// The machine's identity, from its firmware; `None` if it cannot be read.
     pub host: Option<String>,
-    /// Why devices could not be listed, if they could not. That there is no such class of devices is no reason.
+    /// Why devices could not be listed. A missing device class is not an error.
     pub unreadable: Option<String>,
-    /// The links that are there.
+    /// The existing links.
     pub links: Vec<LinkReading>,
     /// Devices that are not read, by name, with the reason.
     pub passed_over: BTreeMap<String, String>,
-    /// What is in the PCI slots that were asked for: the driver by address; slots that are empty are not here.
+    /// The driver of each requested PCI slot, by address; empty slots are absent.
     pub slots: BTreeMap<String, Option<String>>,
 }
 
@@ -25,41 +25,41 @@ pub struct FabricSample {
 pub struct LinkReading {
     /// Its name: `mlx5_0/1` of a port, `eth0` of an interface.
     pub name: String,
-    /// Which piece of hardware it is.
+    /// The identity of its hardware.
     pub identity: Identity,
-    /// What it speaks.
+    /// Its link layer.
     pub kind: LinkKind,
     /// Whether it carries data.
     pub state: Reading<LinkState>,
     /// Its data rate in Gb/s.
     pub rate: Reading<f64>,
-    /// Counters by the kernel's name; those that the driver lacks or cannot tell are not here.
+    /// Counters by the kernel's name; those that the driver does not have or cannot read are absent.
     pub counters: BTreeMap<String, u64>,
     /// The network interface of a RoCE port.
     pub interface: Option<String>,
-    /// GPUs behind the same PCIe switch or root port, by their components: `gpu.0000:3b:00`.
+    /// GPUs behind the same PCIe switch or root port, by component: `gpu.0000:3b:00`.
     pub near: Vec<String>,
-    /// A virtual function of this very host: it comes and goes as containers and virtual machines do.
+    /// A virtual function of this host: it appears and disappears with containers and virtual machines.
     pub virtual_function: bool,
 }
 
-/// Which piece of hardware a link belongs to.
+/// The identity of a link's hardware.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// What no other piece has: the node GUID, or the permanent address.
+    /// Unique to the hardware: the node GUID or the permanent address.
     pub serial: Option<String>,
-    /// Where it sits: the PCI address.
+    /// Its PCI address.
     pub place: Option<String>,
 }
 
-/// What a link speaks.
+/// The link layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkKind {
-    /// InfiniBand (and Omni-Path, which says the same of itself).
+    /// InfiniBand, and Omni-Path, which reports itself as InfiniBand.
     InfiniBand,
     /// RDMA over Ethernet.
     Roce,
-    /// RDMA of another kind (EFA).
+    /// Other RDMA (EFA).
     OtherRdma,
     /// A network interface.
     #[default]
@@ -76,7 +76,7 @@ impl LinkKind {
         .to_string()
     }
 
-    /// The name for a person.
+    /// The name for display.
     pub fn name(self) -> &'static str {
         match self {
             LinkKind::InfiniBand => "InfiniBand",
@@ -87,19 +87,19 @@ impl LinkKind {
     }
 }
 
-/// Whether a link carries data, in the kernel's words.
+/// Whether a link carries data, with the kernel's states.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkState {
-    /// It does.
+    /// It carries data.
     pub active: bool,
-    /// `ACTIVE`, `INIT`, `DOWN`; of an interface `up`, `down`.
+    /// Ports: `ACTIVE`, `INIT`, `DOWN`; interfaces: `up`, `down`.
     pub logical: String,
     /// `LinkUp`, `Polling`, `Disabled`; interfaces have none.
     pub physical: Option<String>,
 }
 
 impl LinkState {
-    /// What a person makes of a link that is not active.
+    /// The meaning of an inactive state.
     pub(super) fn meaning(&self) -> &'static str {
         match (self.physical.as_deref(), self.logical.as_str()) {
             (Some("LinkUp"), "INIT" | "ARMED") => {

@@ -1,4 +1,4 @@
-//! The judge of file systems: room, inodes, read-only, silence.
+//! The judge of file systems: free space, inodes, read-only, no answer.
 
 use super::findings::Findings;
 use super::{Checks, Disk, DiskLimits, Space, lower_of, percent_of};
@@ -15,7 +15,7 @@ pub(super) fn judge(limits: &DiskLimits, at: Mono, disks: &[Disk], checks: &mut 
         judge_read_only(disk, checks, &mut findings);
         match disk.silent_since {
             Some(since) => {
-                // It has to be believed again like any other reading, once it answers.
+                // Once it answers, it needs several readings before it counts again, like any other.
                 let unread: super::Reading<Space> = super::Reading::Failed(format!(
                     "it did not answer for {:.0} s",
                     at.since(since).as_seconds()
@@ -36,8 +36,8 @@ fn space_of(disk: &Disk) -> String {
     format!("the file system {}", disk.mount)
 }
 
-/// A file system that was writable, or is meant to be, and no longer is: the kernel gives up writing when the
-/// disk or the file system's own data fail.
+/// A file system that was writable, or should be, and is read-only now: the kernel stops writing when the disk or the
+/// file system's metadata fail.
 fn judge_read_only(disk: &Disk, checks: &mut Checks<'_>, findings: &mut Findings) {
     let what = format!("the mount options of {}", disk.mount);
     let Some(read_only) = checks.needed(&what, &disk.read_only, findings) else { return };
@@ -81,7 +81,7 @@ fn judge_space(
             RecommendedAction::None,
         );
     }
-    // Zero where inodes are made as needed (btrfs, NFS).
+    // Zero on file systems that create inodes on demand (btrfs, NFS).
     if space.inodes > 0 {
         let free = percent_of(space.inodes_free, space.inodes);
         let limit = limits.degraded_inodes.0;

@@ -1,4 +1,4 @@
-//! What is found of one component in one sample, until it is put together.
+//! Collects the findings of one component in one sample.
 
 use super::Checked;
 use crate::model::health::{Evidence, HealthState, RecommendedAction};
@@ -14,7 +14,7 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// What a check came to. Healthy ones leave no trace.
+    /// Adds the result of a check. Healthy results are ignored.
     pub(super) fn problem(&mut self, checked: impl Into<Checked>, reason: String, action: RecommendedAction) {
         let Checked { state, recovering } = checked.into();
         if state > HealthState::Healthy {
@@ -25,23 +25,23 @@ impl Findings {
         }
     }
 
-    /// Something was read and cannot be believed yet.
+    /// Something was read and does not count yet.
     pub(super) fn unknown(&mut self, reason: String) {
         self.problems.push((HealthState::Unknown, reason));
     }
 
-    /// Something needed could not be read.
+    /// A required reading failed.
     pub(super) fn unreadable(&mut self, reason: String) {
         self.incomplete = true;
         self.unknown(reason);
     }
 
-    /// Something that a person should know when all is well.
+    /// A note that is shown if the component is healthy.
     pub(super) fn note(&mut self, note: String) {
         self.notes.push(note);
     }
 
-    /// How it is when all is well.
+    /// The summary that is shown if the component is healthy.
     pub(super) fn summary(&mut self, summary: String) {
         self.summaries.push(summary);
     }
@@ -50,7 +50,7 @@ impl Findings {
         self.evidence.push(Evidence { source: source.to_owned(), reading, limit, ..Evidence::default() });
     }
 
-    /// The heaviest of all problems.
+    /// The most severe state of all problems.
     pub(super) fn state(&self) -> HealthState {
         self.problems.iter().map(|(state, _)| *state).max().unwrap_or(HealthState::Healthy)
     }
@@ -59,12 +59,12 @@ impl Findings {
         self.action
     }
 
-    /// Whether everything needed was read.
+    /// Whether every required reading succeeded.
     pub(super) fn complete(&self) -> bool {
         !self.incomplete
     }
 
-    /// The problems, heaviest first; or how it is, with the notes.
+    /// The problems, most severe first; or the summary with the notes.
     pub(super) fn reason(&self) -> String {
         let mut problems: Vec<&(HealthState, String)> = self.problems.iter().collect();
         problems.sort_by_key(|(state, _)| std::cmp::Reverse(*state));

@@ -1,5 +1,5 @@
-//! What happens in control groups for lack of memory: which of them the kernel killed in, and which live at their limit.
-//! These are facts alone: a group that is at its limit because of the page cache is as it should be.
+//! Memory shortage in control groups: in which groups the kernel killed processes, and which groups reach their limit.
+//! These are only facts: a group that is at its limit because of the page cache is healthy.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ pub(super) struct GroupWatch {
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     last: GroupEvents,
-    /// How often it came to its limit since that was told last.
+    /// How often it reached its limit since the last report.
     unreported: u64,
     reported: Option<Mono>,
 }
 
 impl GroupWatch {
-    /// What happened since the sample before. That a group came to its limit is told at most once in `window`.
+    /// Returns the events since the last sample. A group that reaches its limit is reported at most once per `window`.
     pub(super) fn step(&mut self, at: Mono, groups: &[MemoryGroup], window: Span) -> Vec<Fact> {
         self.groups.retain(|source, _| groups.iter().any(|group| group.source == *source));
         groups.iter().flat_map(|group| self.follow(at, group, window)).collect()

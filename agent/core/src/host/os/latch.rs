@@ -1,15 +1,15 @@
-//! Patience: one reading beyond a limit is not yet a verdict, and one good reading does not take a verdict back.
+//! Hysteresis: one reading beyond a limit is not a verdict yet, and one good reading does not clear a verdict.
 
 use crate::model::health::HealthState;
 
-/// How many readings a change takes.
+/// How many readings a change needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub(super) worsen_after: u32,
     pub(super) recover_after: u32,
 }
 
-/// How bad a reading is: by the limits, and by the stricter limits that count for getting better.
+/// The severity of a reading: by the limits, and by the stricter limits for recovery.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Level {
     pub(super) raw: HealthState,
@@ -20,9 +20,9 @@ pub(super) struct Level {
 #[derive(Clone, Debug)]
 pub(super) struct Latch {
     state: HealthState,
-    /// Readings in a row that were worse than the state, and the mildest of them.
+    /// Readings in a row that were worse than the state, and the least severe of them.
     worse: Option<(u32, HealthState)>,
-    /// Readings in a row that were better than the state, and the heaviest of them.
+    /// Readings in a row that were better than the state, and the most severe of them.
     better: Option<(u32, HealthState)>,
 }
 
@@ -33,7 +33,7 @@ impl Default for Latch {
 }
 
 impl Latch {
-    /// Takes in a reading and returns the state after it.
+    /// Processes a reading and returns the new state.
     pub(super) fn step(&mut self, level: Level, patience: Patience) -> HealthState {
         if level.raw > self.state {
             self.better = None;
@@ -58,14 +58,14 @@ impl Latch {
     }
 }
 
-/// Whether a needed reading is there, and has been for long enough to be believed again.
+/// Whether a required reading is available, and has been for long enough to count again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Presence {
     to_go: u32,
 }
 
 impl Presence {
-    /// Takes note of a reading that is there or not. Returns how many more are needed; 0 when it can be believed.
+    /// Notes whether a reading is available. Returns how many more are needed; 0 if it counts.
     pub(super) fn step(&mut self, there: bool, patience: Patience) -> u32 {
         self.to_go = if there { self.to_go.saturating_sub(1) } else { patience.recover_after };
         self.to_go
@@ -79,7 +79,7 @@ mod tests {
 
     const PATIENCE: Patience = Patience { worsen_after: 3, recover_after: 2 };
 
-    /// H, D and U are readings that are what they are by both limits; d is within the margin below D.
+    /// H, D and U are readings with the same state by both limits; d is within the margin below D.
     fn check(readings: &str, states: &str) {
         let mut latch = Latch::default();
         let seen: String = readings

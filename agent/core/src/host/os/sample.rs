@@ -1,13 +1,13 @@
-//! What was read of the host at one moment. Absent is not zero: what could not be read says why.
+//! The readings of the host at one moment. Absent is not zero: a failed reading has a reason.
 
 use crate::base::time::Mono;
 
-/// A reading, or why there is none.
+/// A reading, or why it is missing.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reading<T> {
     /// It was read.
     Value(T),
-    /// This host does not offer it (an older kernel, no control groups). The others suffice without it, where they can.
+    /// This host does not have it (an older kernel, no control groups). Checks do without it if they can.
     NotAvailable(String),
     /// It should be there and could not be read.
     Failed(String),
@@ -44,7 +44,7 @@ pub struct HostSample {
     pub cpus: Reading<u32>,
     /// The load average of one minute.
     pub load: Reading<f64>,
-    /// What the CPUs' time was spent on since boot.
+    /// How the CPUs' time was used since boot.
     pub cpu_times: Reading<CpuTimes>,
     /// How long tasks wait for a CPU.
     pub cpu_pressure: Reading<Pressure>,
@@ -52,98 +52,98 @@ pub struct HostSample {
     pub memory: Reading<Memory>,
     /// How long tasks wait for memory.
     pub memory_pressure: Reading<Pressure>,
-    /// The memory of control groups with a limit: our own and those of jobs.
+    /// The memory of control groups with a limit: our own group and those of jobs.
     pub groups: Vec<MemoryGroup>,
-    /// Processes that the kernel killed for lack of memory since boot.
+    /// OOM kills since boot.
     pub oom_kills: Reading<u64>,
-    /// The file systems of interest.
+    /// The monitored file systems.
     pub disks: Vec<Disk>,
 }
 
 /// Time of all CPUs since boot, in the kernel's ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTimes {
-    /// All of it.
+    /// Total.
     pub total: u64,
-    /// In which a virtual machine's CPU was ready to run and the host ran something else.
+    /// Steal: a virtual machine's CPU was ready to run and the hypervisor ran something else.
     pub stolen: u64,
 }
 
 /// Pressure stall information: shares of the last ten seconds, in percent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pressure {
-    /// In which some task waited.
+    /// Some task waited.
     pub some_avg10: f64,
-    /// In which all tasks waited; the kernel does not tell it for CPUs of the whole host.
+    /// All tasks waited; the kernel does not report it for the CPUs of the whole host.
     pub full_avg10: f64,
 }
 
 /// The host's memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// All of it.
+    /// Total.
     pub total: u64,
-    /// What programs can have without swapping.
+    /// Available to programs without swapping.
     pub available: u64,
     /// Swap space.
     pub swap_total: u64,
-    /// Swap space in use.
+    /// Used swap space.
     pub swap_used: u64,
 }
 
-/// A control group that has a memory limit.
+/// A control group with a memory limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryGroup {
-    /// Where it was read.
+    /// The file that it was read from.
     pub source: String,
     /// Limit and use, in bytes.
     pub usage: Reading<GroupUsage>,
-    /// What happened in it for lack of memory, where the kernel tells.
+    /// Memory events in it, if the kernel reports them.
     pub events: Option<GroupEvents>,
 }
 
-/// What the kernel counted of a control group since it was made.
+/// The kernel's counters of a control group since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupEvents {
-    /// Processes that it killed for lack of memory (`oom_kill`).
+    /// OOM kills (`oom_kill`).
     pub kills: u64,
-    /// How often the group came to its limit and had to give memory back (`max`; `memory.failcnt` in version 1).
+    /// How often the group reached its limit and had to reclaim memory (`max`; `memory.failcnt` in version 1).
     pub at_limit: u64,
 }
 
 /// Limit and use of a control group's memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupUsage {
-    /// The lowest limit on the way to the root.
+    /// The lowest limit on the path to the root.
     pub limit: u64,
-    /// In use, without page cache that can be dropped.
+    /// Usage without reclaimable page cache.
     pub used: u64,
 }
 
-/// A file system of interest.
+/// A monitored file system.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Disk {
-    /// Where it is mounted: one entry per mount.
+    /// Its mount point: one entry per mount.
     pub mount: String,
-    /// What statvfs told.
+    /// The result of statvfs.
     pub space: Reading<Space>,
-    /// When it was asked, if it has not answered since.
+    /// Since when a request has not been answered.
     pub silent_since: Option<Mono>,
     /// Whether it is mounted read-only now.
     pub read_only: Reading<bool>,
-    /// Whether `/etc/fstab` says that it is to be writable; none if it does not speak of it.
+    /// Whether `/etc/fstab` mounts it writable; `None` if it is not listed.
     pub meant_writable: Option<bool>,
 }
 
-/// Room on a file system.
+/// Space on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// Its size in bytes.
     pub total: u64,
     /// What users other than root can still write, in bytes.
     pub free: u64,
-    /// Inodes; 0 where the file system has no fixed number of them.
+    /// Inodes; 0 if the file system has no fixed number.
     pub inodes: u64,
-    /// Inodes that are free.
+    /// Free inodes.
     pub inodes_free: u64,
 }

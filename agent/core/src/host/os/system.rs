@@ -1,8 +1,8 @@
-//! The judge of the host's operating system: stuck and dead processes, tables that fill up, clocks, network mounts,
-//! services, modules, reboots, memory that errs and CPUs that are throttled.
+//! The judge of the host's operating system: stuck and dead processes, kernel tables, clocks, network mounts, services,
+//! modules, reboots, memory errors and throttled CPUs.
 //!
-//! Everything here is level, not history, except where the kernel forgets: reboots and that the clock was once right
-//! come back from the journal. What a host does not have is not shown.
+//! The states reflect the present, except where the kernel forgets: reboots, and that the clock was once synchronised,
+//! are restored from the journal. What a host does not have is not shown.
 
 mod chassis;
 mod clock;
@@ -44,7 +44,7 @@ use crate::model::report::SensorReport;
 const BOOT: &str = "host.boot";
 const BOOTED: &str = "boot";
 
-/// Judges the operating system from one sample after the other.
+/// Judges the operating system from successive samples.
 #[derive(Clone, Debug)]
 pub struct SystemJudge {
     limits: SystemLimits,
@@ -64,7 +64,7 @@ pub struct SystemJudge {
 }
 
 impl SystemJudge {
-    /// A judge that has seen nothing yet. Changes take as many readings as for the rest of the host.
+    /// A judge without any sample yet. Changes need as many readings as those of the host.
     pub fn new(limits: SystemLimits, host: &super::HostLimits) -> SystemJudge {
         SystemJudge {
             limits,
@@ -83,7 +83,7 @@ impl SystemJudge {
         }
     }
 
-    /// Takes in what was observed before this start, in which boot this is, and what time it is.
+    /// Restores observations from before this start. `boot` is the current boot, `now` the current time.
     pub fn recall(&mut self, now: Stamp, boot: &BootId, observed: &[(Stamp, BootId, Observation)]) {
         let boots: BTreeMap<&BootId, Wall> = observed
             .iter()
@@ -98,7 +98,7 @@ impl SystemJudge {
         self.clock.recall(observed);
     }
 
-    /// Judges the sample that was taken at `at`.
+    /// Judges the sample taken at `at`.
     pub fn step(&mut self, at: Mono, sample: &SystemSample) -> SensorReport {
         let mut facts = Vec::new();
         if std::mem::take(&mut self.new_boot) {
@@ -142,7 +142,7 @@ fn judge_files(limits: &TableLimits, tables: &Tables, checks: &mut Checks<'_>) -
     findings
 }
 
-/// A table of the kernel that fills up: what comes after fails for everybody.
+/// Judges a kernel table: once it is full, new entries fail for all processes.
 fn judge_table(
     limits: &TableLimits,
     what: &str,
@@ -169,7 +169,7 @@ fn booted_at(at: Stamp) -> Wall {
     Wall(at.wall.0.saturating_sub(i64::try_from(at.mono.0).unwrap_or(i64::MAX)))
 }
 
-/// A host that reboots again and again.
+/// Judges how often the host reboots.
 fn judge_boots(limits: &BootLimits, at: Mono, now: Wall, boots: &[Wall]) -> Findings {
     let mut findings = Findings::default();
     let window = i64::try_from(limits.window.0.0).unwrap_or(i64::MAX);
@@ -191,7 +191,7 @@ fn judge_boots(limits: &BootLimits, at: Mono, now: Wall, boots: &[Wall]) -> Find
     findings
 }
 
-/// A span for a person, in its largest unit.
+/// A span in its largest unit.
 fn lasting(span: Span) -> String {
     match span.0 / 1_000_000_000 {
         seconds @ 0..120 => format!("{seconds} s"),

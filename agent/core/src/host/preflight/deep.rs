@@ -1,5 +1,5 @@
-//! Active probes: what a child process measured, judged. What was read back otherwise than it was written fails;
-//! what is slow only warns, since limits differ from host to host.
+//! Judges the measurements of active probes, made by a child process. Data that is read back different fails; slowness
+//! only warns, since speeds differ between hosts.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,29 +10,29 @@ use crate::model::health::{Evidence, RecommendedAction};
 use crate::settings;
 
 settings! {
-    /// What active probes (mainstay check --deep) do, and when what they measure is too slow.
+    /// What active probes (mainstay check --deep) do, and when a measurement is too slow.
     pub struct DeepLimits {
         /// How much each storage probe writes and reads back.
         storage_size: Bytes = Bytes(64 << 20),
-        /// Bytes written in a second, with fsync, below which a file system is degraded.
+        /// Write speed in bytes per second, with fsync, below which a file system is degraded.
         storage_write: Bytes = Bytes(10 << 20),
-        /// Bytes read in a second below which a file system is degraded.
+        /// Read speed in bytes per second below which a file system is degraded.
         storage_read: Bytes = Bytes(10 << 20),
-        /// How long an fsync may take until a file system is degraded.
+        /// How long an fsync may take before a file system is degraded.
         storage_sync: Period = Period::seconds(10),
-        /// Bytes of memory copied in a second by all CPUs together below which host memory is degraded.
+        /// Memory copy speed of all CPUs together, in bytes per second, below which host memory is degraded.
         memory: Bytes = Bytes(1 << 30),
-        /// Bytes in a second over TCP to this host itself below which the network stack is degraded.
+        /// TCP speed to this host itself, in bytes per second, below which the network stack is degraded.
         loopback: Bytes = Bytes(100 << 20),
-        /// Bytes in a second over TCP to a peer below which the way to it is degraded.
+        /// TCP speed to a peer, in bytes per second, below which the path to it is degraded.
         peer: Bytes = Bytes(50 << 20),
-        /// Bytes of a GPU's memory copied in a second below which it is degraded.
+        /// Memory copy speed of a GPU, in bytes per second, below which it is degraded.
         gpu_memory: Bytes = Bytes(50 << 30),
     }
     sections {}
 }
 
-/// What an active probe tried.
+/// What an active probe tests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Probe {
@@ -50,28 +50,28 @@ pub enum Probe {
     Gpu(String),
 }
 
-/// What a child tells of its probe.
+/// The result of a probe, from its child process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Probed {
-    /// It was done, and all that was written was read back.
+    /// It ran, and all written data was read back intact.
     Done(Vec<Measured>),
-    /// What was computed or read back is not what it must be.
+    /// Computed data or data read back is wrong.
     Wrong(String),
-    /// The thing refused: an I/O error, a full or read-only file system.
+    /// The device or service refused: an I/O error, a full or read-only file system.
     Refused(String),
-    /// It could not be tried.
+    /// It could not be tested.
     Untried(String),
-    /// There is nothing to try.
+    /// There is nothing to test.
     Absent(String),
 }
 
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Of what.
+    /// What was measured.
     pub what: What,
-    /// In bytes per second, or in seconds.
+    /// The value, in bytes per second or in seconds.
     pub value: f64,
 }
 
@@ -87,15 +87,15 @@ pub enum What {
     Sync,
     /// Bytes copied per second.
     Copy,
-    /// Bytes per second there and back.
+    /// Bytes per second, both directions.
     Stream,
-    /// Seconds there and back.
+    /// Round-trip time in seconds.
     RoundTrip,
     /// Seconds for one matrix product on the slowest CPU or GPU.
     Product,
     /// CPUs that took part.
     Cpus,
-    /// 1 where the page cache was passed by.
+    /// 1 if the page cache was bypassed.
     Direct,
 }
 
@@ -122,7 +122,7 @@ impl Probe {
         }
     }
 
-    /// What is recommended when it fails: what computes or keeps wrong values must go.
+    /// The recommended action if it fails: hardware that computes or stores wrong values must be replaced.
     fn remedy(&self) -> RecommendedAction {
         match self {
             Probe::Memory | Probe::Cpu => RecommendedAction::ReplaceNode,
@@ -131,7 +131,7 @@ impl Probe {
         }
     }
 
-    /// The limit of a measurement: at least so much, or at most.
+    /// The limit of a measurement: a minimum or a maximum.
     fn limit(&self, what: What, limits: &DeepLimits) -> Option<Limit> {
         let least = |bytes: Bytes| Some(Limit::AtLeast(bytes.0 as f64));
         match (self, what) {
@@ -167,7 +167,7 @@ impl Limit {
     }
 }
 
-/// The check that a probe amounts to.
+/// The check for a probe's result.
 pub fn judge(probe: &Probe, probed: Probed, limits: &DeepLimits, took: Span, deadline: Span) -> Check {
     let check = |verdict, reason: String| Check {
         took: Some(took),
@@ -198,7 +198,7 @@ fn judge_speed(
         .filter_map(|measured| {
             let limit = probe.limit(measured.what, limits)?;
             let beyond = || format!("{} (limit {})", reported(measured), value(measured.what, limit.value()));
-            // What is no number at all keeps no limit.
+            // NaN is within no limit.
             (!limit.is_kept(measured.value)).then(beyond)
         })
         .collect();
@@ -233,7 +233,7 @@ fn words(what: What) -> &'static str {
 
 fn value(what: What, value: f64) -> String {
     match what {
-        // A speed beyond u64 does not exist; the cast holds it at the ends.
+        // No speed exceeds u64; the cast saturates.
         What::Write | What::Read | What::Copy | What::Stream => {
             format!("{}/s", Bytes(value as u64).rounded())
         }

@@ -1,5 +1,5 @@
-//! Whether a GPU is really free: nobody works on it and nobody holds its memory. A process that was killed can hold
-//! device memory for seconds after it is gone from the process table, and the next job then dies of it.
+//! Whether a GPU is really free: no process uses it and its memory is not held. A killed process can hold device memory
+//! for seconds after it is gone from the process table, and the next job then fails because of it.
 
 use std::collections::BTreeSet;
 
@@ -8,19 +8,19 @@ use crate::base::units::Bytes;
 use crate::hardware::gpu::GpuReading;
 use crate::model::health::Evidence;
 
-/// What was found of one GPU.
+/// The availability of one GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GpuAvailability {
-    /// Nobody holds it.
+    /// No process holds it.
     Free,
-    /// Someone does, or its memory is held though nobody is to be seen; in words.
+    /// A process holds it, or its memory is in use without a visible process; the details.
     Held(String),
-    /// It does not tell.
+    /// The GPU does not report it; the reason.
     Unknown(String),
 }
 
-/// Judges whether a GPU is free of all but the processes in `ours`. The driver itself keeps some memory, so that use up
-/// to `allowed` bytes counts as none (NVIDIA's own tools take 15 MiB to 512 MiB).
+/// Judges whether a GPU is free of processes other than `ours`. The driver itself keeps some memory, so usage up to
+/// `allowed` bytes counts as none (NVIDIA's own tools take 15 MiB to 512 MiB).
 pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (GpuAvailability, Vec<Evidence>) {
     let mut evidence = Vec::new();
     let mut report = |what: &str, reading: String, limit: Option<String>| {

@@ -1,5 +1,5 @@
-//! Whether the GPUs that a job worked on are free again after its ranks are gone: the driver gives memory back some time
-//! after the process is, and what a rank started may hold a device that the next rank needs.
+//! Whether a job's GPUs are free again after its ranks ended: the driver releases memory some time after the process
+//! ended, and a process that a rank started may hold a device that the next rank needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,34 +10,34 @@ use crate::hardware::gpu::GpuReading;
 use crate::host::preflight::{GpuAvailability, free};
 use crate::model::component_id::ComponentId;
 
-/// Whose the processes on GPUs are: of each that belongs to a job, the rank that it is or descends from; its launcher, where
-/// that rank is gone or nobody knows which it was.
+/// The owner of each process of a job on a GPU: the rank that it is or descends from, or the launcher if that rank is
+/// gone or unknown.
 pub type Owners = BTreeMap<Pid, Pid>;
 
-/// What was seen of a GPU while a job worked on it.
+/// What was seen on a GPU while a job ran on it.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// Whose processes of the job were on it.
+    /// The owners of the job's processes on it.
     owners: BTreeSet<Pid>,
-    /// These processes: ranks, and what they started.
+    /// The job's processes on it: ranks, and what they started.
     ours: BTreeSet<Pid>,
-    /// Who else was there.
+    /// Other processes on it.
     neighbours: BTreeSet<Pid>,
-    /// Whether it told how much of its memory is in use.
+    /// Whether the GPU reported its used memory.
     reported: bool,
 }
 
-/// On which GPUs the processes of each job were last seen, and who else was there.
+/// The GPUs on which each job's processes were last seen, and the other processes there.
 #[derive(Clone, Debug, Default)]
 pub struct GpuUse {
     jobs: BTreeMap<JobId, BTreeMap<PciAddress, Seen>>,
-    /// GPUs that a job is not to use any more.
+    /// GPUs that a job no longer uses.
     excluded: BTreeMap<JobId, BTreeSet<PciAddress>>,
 }
 
 impl GpuUse {
-    /// Takes in a reading that was made while the job's ranks worked, with the owners of its processes. One in which none of
-    /// them is on any GPU leaves all as it was: they are on their way.
+    /// Processes a reading made while the job's ranks ran, with the owners of its processes. A reading without any of
+    /// them on a GPU changes nothing: they are still starting.
     pub fn see(&mut self, job: &JobId, owners: &Owners, gpus: &[GpuReading]) {
         let seen: BTreeMap<PciAddress, Seen> = gpus.iter().filter_map(|gpu| seen_on(gpu, owners)).collect();
         if !seen.is_empty() {
@@ -45,13 +45,13 @@ impl GpuUse {
         }
     }
 
-    /// Whether the job was seen on a GPU that somebody has left: not all stay that were on it.
+    /// Whether a process of the job has left one of its GPUs: not all owners on it are in `staying`.
     pub fn is_left(&self, job: &JobId, staying: &BTreeSet<Pid>) -> bool {
         let mut gpus = self.jobs.get(job).into_iter().flat_map(BTreeMap::values);
         gpus.any(|gpu| !gpu.owners.is_subset(staying))
     }
 
-    /// The job is not to use the GPUs any more that this rank had to itself: what is wrong with them is no concern of its.
+    /// The job no longer uses the GPUs that this rank had for itself, so their faults do not concern the job.
     pub fn exclude(&mut self, job: &JobId, rank: Pid) {
         let gpus = self.jobs.get(job).into_iter().flatten();
         let alone =
@@ -59,14 +59,14 @@ impl GpuUse {
         self.excluded.entry(job.clone()).or_default().extend(alone);
     }
 
-    /// Whether that component is a GPU that the job is not to use any more.
+    /// Whether the component is a GPU that the job no longer uses.
     pub fn is_excluded(&self, job: &JobId, component: &str) -> bool {
         let ComponentId::Gpu(address) = ComponentId::parse(component) else { return false };
         self.excluded.get(job).is_some_and(|excluded| excluded.contains(&address))
     }
 
-    /// GPUs on which other jobs were seen and this one was not, where all its `ranks` were seen on GPUs: what happens to those
-    /// is no concern of its. None where it is not known which are its own.
+    /// GPUs with other jobs and without this one, if all its `ranks` were seen on GPUs: their faults do not concern
+    /// this job. Empty if it is unknown which GPUs the job uses.
     pub fn of_others(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> BTreeSet<PciAddress> {
         let Some(own) = self.jobs.get(job) else { return BTreeSet::new() };
         let placed: BTreeSet<Pid> = own.values().flat_map(|seen| &seen.owners).copied().collect();
@@ -77,16 +77,16 @@ impl GpuUse {
         others.filter(|address| !own.contains_key(address)).copied().collect()
     }
 
-    /// The job is over.
+    /// Forgets a job that is over.
     pub fn forget(&mut self, job: &JobId) {
         self.jobs.remove(job);
         self.excluded.remove(job);
     }
 
-    /// Which of the job's GPUs are not free, by a reading made after its ranks were gone, but for those `staying` in their
-    /// processes, with the owners of its processes; a sentence each. Who stays, with what it started, may be on a GPU that
-    /// another rank has left, and neighbours that were there before; what the job itself has left behind may not. A GPU that
-    /// told before what is in use and does not tell now is not known to be free; one that never told is in nobody's way.
+    /// Returns a sentence for each of the job's GPUs that is not free. The reading was made after all ranks except
+    /// those in `staying` ended. Ranks that stay, their descendants, and neighbours from before may remain on a GPU
+    /// that another rank has left; other processes of the job may not. A GPU that no longer reports its memory counts
+    /// as not free; one that never did is ignored.
     pub fn held(
         &self,
         job: &JobId,
@@ -133,7 +133,7 @@ fn seen_on(gpu: &GpuReading, owners: &Owners) -> Option<(PciAddress, Seen)> {
     (!seen.ours.is_empty()).then_some((gpu.identity.as_ref()?.address, seen))
 }
 
-/// Which of those that hold the GPU the job itself has left behind, for a person.
+/// The processes on the GPU that the job itself left behind, as text.
 fn left_by_us(gpu: &GpuReading, seen: &Seen, owners: &Owners, may_stay: &BTreeSet<Pid>) -> String {
     let there = gpu.processes.value().into_iter().flatten().map(|process| process.pid);
     let ours = there.filter(|pid| seen.ours.contains(pid) || owners.contains_key(pid));
@@ -162,7 +162,7 @@ mod tests {
         }
     }
 
-    /// Ranks that are on GPUs themselves.
+    /// Ranks that use GPUs themselves.
     fn ranks(pids: &[i32]) -> Owners {
         pids.iter().map(|pid| (Pid(*pid), Pid(*pid))).collect()
     }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_another_jobs_only_where_it_is_known_which_are_this_ones() {
+    fn a_gpu_belongs_to_another_job_only_if_all_ranks_of_this_one_are_placed() {
         let (job, other) = (JobId("a".into()), JobId("b".into()));
         let (first, second, third) = (gpu(1, &[7], 0), gpu(2, &[8, 5], 0), gpu(3, &[5], 0));
         let all = [first.clone(), second.clone(), third.clone()];
@@ -221,9 +221,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_started_is_no_neighbour_and_has_to_go_with_it() {
+    fn processes_started_by_a_rank_must_end_with_it() {
         let (job, no_one) = (JobId("a".into()), BTreeSet::new());
-        // 7 is a rank; 71 and 72 descend from it, and 72 alone computes on the second GPU.
+        // 7 is a rank; 71 and 72 descend from it, and only 72 computes on the second GPU.
         let owners = Owners::from([(Pid(7), Pid(7)), (Pid(71), Pid(7)), (Pid(72), Pid(7))]);
         let mut used = GpuUse::default();
         used.see(&job, &owners, &[gpu(1, &[7, 71], 9 << 30), gpu(2, &[72], 9 << 30)]);
@@ -234,7 +234,7 @@ mod tests {
             "{reported:?}"
         );
         assert_eq!(held(&[gpu(1, &[], 0), gpu(2, &[], 0)], &no_one), Vec::<String>::new());
-        // With a rank that stays, it may stay.
+        // It may stay with a rank that stays.
         assert!(!used.is_left(&job, &[Pid(7)].into()));
         assert_eq!(held(&[gpu(1, &[7, 71], 9 << 30)], &[Pid(7)].into()), Vec::<String>::new());
     }
@@ -252,18 +252,18 @@ mod tests {
         assert_eq!(orphan, ["gpu.0000:02:00: in use by process 21"]);
         assert_eq!(held(&[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)], [Pid(7)].into()), Vec::<String>::new());
         assert_eq!(held(&memory_only, [Pid(7), Pid(8)].into()), Vec::<String>::new());
-        // Nobody need ask the driver for what nobody left.
+        // If no process has left a GPU, the driver need not be asked.
         assert!(!used.is_left(&job, &[Pid(7), Pid(8)].into()) && used.is_left(&job, &[Pid(7)].into()));
     }
 
     #[test]
-    fn a_lost_ranks_gpu_on_which_another_rank_stays_is_free_when_the_lost_one_is_gone_from_it() {
+    fn a_lost_ranks_gpu_with_a_staying_rank_is_free_once_the_lost_rank_is_gone() {
         let job = JobId("a".into());
         let mut used = GpuUse::default();
-        // All ranks have something on the first GPU, as with memory that they share.
+        // All ranks use the first GPU, as with shared memory.
         used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7, 8], 9 << 30), gpu(2, &[8], 9 << 30)]);
         let staying = BTreeSet::from([Pid(8)]);
-        // 81 was started by the one that stays, after the last look.
+        // 81 was started by the staying rank after the last reading.
         let owners = Owners::from([(Pid(8), Pid(8)), (Pid(81), Pid(8))]);
         let held = |processes: &[i32]| {
             used.held(
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_excluded_is_no_more_the_jobs_concern_and_one_that_others_share_is() {
+    fn an_excluded_gpu_does_not_concern_the_job_but_a_shared_one_does() {
         let (job, no_one) = (JobId("a".into()), BTreeSet::new());
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[7, 8], 9 << 30)]);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_no_longer_tells_is_not_free_and_one_that_never_told_is_in_nobodys_way() {
+    fn a_gpu_that_stops_reporting_memory_is_not_free_and_one_that_never_did_is_ignored() {
         let (job, no_one) = (JobId("a".into()), BTreeSet::new());
         let mute = |processes: &[i32]| GpuReading { memory: Read::NotOffered, ..gpu(1, processes, 0) };
         let mut used = GpuUse::default();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_the_job_has_left_for_another_is_no_more_its_concern() {
+    fn a_gpu_that_the_job_left_for_another_does_not_concern_it() {
         let (job, no_one) = (JobId("a".into()), BTreeSet::new());
         let mut used = GpuUse::default();
         used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)]);

@@ -1,21 +1,21 @@
-//! The node in one word, for launchers that ask before their ranks join: fit, or not and why.
+//! A summary of the node's health for launchers that ask before their ranks start: fit, or not and why.
 
 use super::{Check, CheckVerdict};
 use crate::model::health::RecommendedAction;
 
-/// What a launcher is told of the node.
+/// The summary of the node's health.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeHealth {
-    /// What keeps the node out, each with its reason and what to do.
+    /// Checks that exclude the node, each with its reason and action.
     pub failed: Vec<String>,
-    /// What is wrong and does not keep it out.
+    /// Problems that do not exclude the node.
     pub warnings: Vec<String>,
-    /// What cannot be told and does not keep it out.
+    /// Unknown results that do not exclude the node.
     pub unknown: Vec<String>,
 }
 
-/// The node in one word. What cannot be told keeps it out only if `fail_on_unknown`, or if it never answered at all
-/// (`silent`): a launcher takes every doubt for health, so ours must be said.
+/// Summarizes the checks. An unknown result excludes the node only with `fail_on_unknown`, or if the check never
+/// answered (`silent`): a launcher treats every doubt as healthy, so unknown results are reported explicitly.
 pub fn node_health(checks: &[Check], silent: &[String], fail_on_unknown: bool) -> NodeHealth {
     let mut health = NodeHealth::default();
     for check in checks {
@@ -36,7 +36,7 @@ pub fn node_health(checks: &[Check], silent: &[String], fail_on_unknown: bool) -
     health
 }
 
-/// The action in the API's words, where there is one.
+/// The action as the API spells it; `None` if there is none.
 fn word(action: RecommendedAction) -> Option<&'static str> {
     Some(match action {
         RecommendedAction::None => return None,

@@ -1,4 +1,4 @@
-//! Numbers as their bits: JSON has no NaN and no infinity, and a loss may be either.
+//! Serializes numbers as their bits: JSON has no NaN and no infinity, and a loss may be either.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How a process ended, as the kernel tells it.
+/// How a process ended, as reported by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitStatus {
@@ -13,7 +13,7 @@ pub enum ExitStatus {
 }
 
 impl ExitStatus {
-    /// From the number that `wait` gives: the signal in its low seven bits, or the code in the byte above.
+    /// Parses the status from `wait`: the signal in the low seven bits, or the code in the next byte.
     pub fn of_wait(number: i32) -> ExitStatus {
         match number & 0x7f {
             0 => ExitStatus::Code((number >> 8) & 0xff),
@@ -26,7 +26,7 @@ impl ExitStatus {
         self == ExitStatus::Code(0)
     }
 
-    /// The status as a shell reports it: a signal stays recognisable as 128 + its number.
+    /// The status as a shell reports it: a signal is 128 + its number.
     pub fn as_shell_code(self) -> i32 {
         match self {
             ExitStatus::Code(code) => code,

@@ -1,4 +1,4 @@
-//! The outermost edge: a store in memory that refuses, forgets or stops at any request.
+//! A store in memory that refuses, forgets or stops at any request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use object_store::{
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
-/// What becomes of requests.
+/// The fault of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Every so manieth is answered with 503, once.
+    /// Every nth request is answered with 503, once.
     Busy(usize),
-    /// From this one on nobody can ask any more, as if the process that asks were killed.
+    /// From this request on all fail, as if the client were killed.
     Dead(usize),
-    /// None.
+    /// No fault.
     None,
 }
 
-/// A store with a fault in front of it. What it holds outlives the fault.
+/// A store with a fault in front of it. Its content outlives the fault.
 #[derive(Clone, Debug)]
 pub struct Faulty {
     pub store: Arc<InMemory>,

@@ -1,4 +1,4 @@
-//! Steps go into storage and come back from nothing but it; requests are refused, processes die at every request, bytes change.
+//! Steps are uploaded and restored from storage alone; requests are refused, processes die at every request, bytes change.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "in a test, a panic is the report")]
 
 mod faulty;
@@ -92,7 +92,7 @@ fn in_memory() -> (Arc<InMemory>, Direct) {
     (store, direct)
 }
 
-/// All shards of a step as an agent brings them, in parts.
+/// Uploads all shards of a step as an agent does, in parts.
 fn bring(bucket: &Bucket, directory: &Path, notes: Option<&Path>) -> Result<upload::Sent, String> {
     let mut found: Vec<Sealed> = Vec::new();
     let mut files = Vec::new();
@@ -127,7 +127,7 @@ fn bring(bucket: &Bucket, directory: &Path, notes: Option<&Path>) -> Result<uplo
 }
 
 #[test]
-fn a_step_comes_back_from_nothing_but_the_storage() {
+fn a_step_is_restored_from_storage_alone() {
     let (from, to, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
     let url = format!("file://{}", shared.path().join("bucket").display());
     let direct = Direct::open(&url).unwrap();
@@ -145,7 +145,7 @@ fn a_step_comes_back_from_nothing_but_the_storage() {
 }
 
 #[test]
-fn shards_in_parts_lie_in_files_as_they_were_sealed() {
+fn shards_uploaded_in_parts_are_stored_in_files_as_they_were_sealed() {
     let (from, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let url = format!("file://{}", shared.path().display());
     save(from.path(), 10, 2);
@@ -162,7 +162,7 @@ fn shards_in_parts_lie_in_files_as_they_were_sealed() {
 }
 
 #[test]
-fn changed_bytes_are_found_told_and_passed_over_for_the_older_step() {
+fn changed_bytes_are_detected_reported_and_skipped_for_the_older_step() {
     let (store, direct) = in_memory();
     let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     for step in [10, 20] {
@@ -194,7 +194,7 @@ fn changed_bytes_are_found_told_and_passed_over_for_the_older_step() {
 }
 
 #[test]
-fn what_changed_on_the_disk_is_not_brought_there() {
+fn bytes_that_changed_on_disk_are_not_uploaded() {
     let (_, direct) = in_memory();
     let from = TempDir::new().unwrap();
     save(from.path(), 10, 2);
@@ -208,7 +208,7 @@ fn what_changed_on_the_disk_is_not_brought_there() {
 }
 
 #[test]
-fn a_store_that_is_busy_now_and_then_is_asked_again() {
+fn requests_to_a_busy_store_are_repeated() {
     let store = Arc::new(InMemory::new());
     let from = TempDir::new().unwrap();
     save(from.path(), 10, 2);
@@ -221,7 +221,7 @@ fn a_store_that_is_busy_now_and_then_is_asked_again() {
 }
 
 #[test]
-fn a_kill_at_any_request_offers_no_half_step_and_the_next_one_goes_on_with_the_parts_that_came() {
+fn a_kill_at_any_request_offers_no_half_step_and_the_next_try_resumes_with_the_uploaded_parts() {
     let from = TempDir::new().unwrap();
     save(from.path(), 10, 2);
     let whole = Faulty::new(&Arc::new(InMemory::new()), Fault::None);
@@ -238,7 +238,7 @@ fn a_kill_at_any_request_offers_no_half_step_and_the_next_one_goes_on_with_the_p
         let next = Faulty::new(&store, Fault::None);
         bring(&quick(next.clone()), from.path(), Some(notes.path())).unwrap();
         let both = killed.parts.load(Ordering::SeqCst) + next.parts.load(Ordering::SeqCst);
-        // Parts that were on their way when it died may go twice: four at most, and all of an upload whose end was refused.
+        // Parts in flight when it died may be sent twice: at most four, and all parts of an upload whose completion was refused.
         assert!(both <= 2 * parts, "{both} parts");
         saved += usize::from(both < parts + killed.parts.load(Ordering::SeqCst));
         assert_eq!(offered(&direct), [10]);
@@ -293,7 +293,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn an_agent_brings_what_is_due_keeps_the_newest_and_one_without_history_gets_it_back() {
+fn an_agent_uploads_due_steps_keeps_the_newest_and_one_without_history_restores_them() {
     let (store, direct) = in_memory();
     let (state, from) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let first = service(&state);

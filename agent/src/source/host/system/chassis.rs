@@ -1,4 +1,4 @@
-//! The host's management controller, by asking ipmitool.
+//! The host's management controller, read with ipmitool.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,22 +10,22 @@ use mainstay_core::host::os::Reading;
 use super::SystemPlan;
 use super::child::Asked;
 
-/// How long an answer is waited for at once; one that comes later is found at the next look.
+/// How long a look waits for an answer; a later answer is read at the next look.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// A controller takes seconds for all of its sensors; one that takes longer hangs.
+/// A controller takes seconds for all of its sensors. After this time it counts as hung.
 const DEADLINE: Span = Span::seconds(120);
 
-/// How often it is asked: it is slow, and what it watches does not change by the second.
+/// How often it is asked: it is slow, and its readings change slowly.
 const EVERY: Span = Span::seconds(120);
 
-/// The kernel's door to a controller.
+/// The kernel's devices for a controller.
 const DEVICES: [&str; 3] = ["dev/ipmi0", "dev/ipmi/0", "dev/ipmidev/0"];
 
 #[derive(Debug)]
 pub(super) struct ChassisProbe {
     program: Option<PathBuf>,
-    /// Nobody asked for it: where the program is missing there is nothing to show.
+    /// The operator did not configure it: if the program is missing, nothing is reported.
     unasked: bool,
     asked: Option<Asked>,
     last: Option<Mono>,
@@ -39,7 +39,7 @@ impl ChassisProbe {
         ChassisProbe { program, unasked, asked: None, last: None }
     }
 
-    /// What the controller tells, if it was asked and has answered.
+    /// The controller's sensors, if it was asked and has answered.
     pub(super) fn look(&mut self, now: Mono) -> Option<Reading<Vec<Sensor>>> {
         let program = self.program.as_ref()?;
         if self.asked.is_none() && self.last.is_none_or(|last| now.since(last) >= EVERY) {
@@ -60,7 +60,7 @@ impl ChassisProbe {
             Some(Ok(text)) => {
                 self.asked = None;
                 let sensors = ipmi::sensors(&text);
-                // One that may not be asked, or tells nothing, is none.
+                // One that may not be asked, or has no sensors, counts as absent.
                 let silent = sensors.is_empty() && self.unasked;
                 (!silent).then_some(Reading::Value(sensors))
             }

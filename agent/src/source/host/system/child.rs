@@ -1,4 +1,4 @@
-//! A child process that is asked one thing and may never answer.
+//! A child process that answers one request, and may never answer.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -11,10 +11,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// Longer than any answer.
 const LONGEST: usize = 256 << 10;
 
-/// A question under way.
+/// A request in progress.
 #[derive(Debug)]
 pub(super) struct Asked {
-    /// When it was put.
+    /// When it was sent.
     pub(super) at: Mono,
     child: Child,
     answer: Option<ChildStdout>,
@@ -26,15 +26,14 @@ impl Asked {
     pub(super) fn start(program: &Path, arguments: &[&str], at: Mono) -> io::Result<Asked> {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // Languages other than English have other words for the same states.
+        // Other languages have other words for the same states.
         command.env("LC_ALL", "C");
         let mut child = command.spawn()?;
         let answer = child.stdout.take();
         Ok(Asked { at, child, answer, text: Vec::new(), killed: false })
     }
 
-    /// The answer, if it is complete: what was written until the child closed its end. Waits for it as long as
-    /// `patience`.
+    /// The answer, if it is complete: the child's output until it closes its end. Waits at most `patience`.
     pub(super) fn answer(&mut self, patience: Duration) -> Option<io::Result<String>> {
         let until = Instant::now() + patience;
         let mut buffer = [0; 4096];
@@ -61,7 +60,7 @@ impl Asked {
             }
         }
         self.answer = None;
-        // It has closed its end: it is over, or is being ended.
+        // It has closed its end: it has ended, or is being killed.
         let _ = self.child.wait();
         let text = std::mem::take(&mut self.text);
         Some(match text.as_slice() {
@@ -71,7 +70,7 @@ impl Asked {
         })
     }
 
-    /// Ends it, unless it is where no signal reaches it.
+    /// Kills it, unless no signal reaches it.
     pub(super) fn kill(&mut self) {
         if !self.killed {
             self.killed = true;
@@ -89,7 +88,7 @@ impl Asked {
 }
 
 impl Drop for Asked {
-    /// One that hangs is left to itself: waiting for it would make us hang too.
+    /// A child that hangs is abandoned: waiting for it would block us too.
     fn drop(&mut self) {
         self.kill();
         let _ = self.child.try_wait();

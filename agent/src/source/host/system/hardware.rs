@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use mainstay_core::formats::parse::pci_config;
 use mainstay_core::host::os::{Capped, MemoryModule, Modules, Reading, SwitchPorts};
 
-/// Modules that are looked for where there are GPUs.
+/// Modules to look for on hosts with GPUs.
 const OF_INTEREST: [&str; 4] = ["nvidia", "nvidia_peermem", "nv_peer_mem", "gdrdrv"];
 
 const NVIDIA: &str = "0x10de";
 
-/// What changes seldom, as it was read last.
+/// The last reading of slowly changing data.
 #[derive(Debug, Default)]
 pub(super) struct Hardware {
     pub(super) memory: Vec<MemoryModule>,
@@ -40,7 +40,7 @@ impl Hardware {
     }
 }
 
-/// Modules of each memory controller; the controller itself for errors whose module is not known.
+/// Modules of each memory controller; the controller itself for errors of an unknown module.
 fn memory(controllers: &Path) -> Vec<MemoryModule> {
     let mut modules = Vec::new();
     for controller in list(controllers).into_iter().filter(|name| name.starts_with("mc")) {
@@ -70,7 +70,7 @@ fn memory(controllers: &Path) -> Vec<MemoryModule> {
     modules
 }
 
-/// The counter of throttling of one CPU of each package, and how many CPUs have which governor.
+/// The throttle counter of one CPU of each package, and how many CPUs have which governor.
 fn cpus(cpus: &Path) -> (BTreeMap<String, PathBuf>, BTreeMap<String, u32>) {
     let (mut packages, mut governors) = (BTreeMap::new(), BTreeMap::new());
     let is_cpu = |name: &String| name.strip_prefix("cpu").is_some_and(|number| number.parse::<u32>().is_ok());
@@ -89,8 +89,8 @@ fn cpus(cpus: &Path) -> (BTreeMap<String, PathBuf>, BTreeMap<String, u32>) {
     (packages, governors)
 }
 
-/// CPUs that a governor holds at their lowest frequency. Drivers that choose the frequency themselves take `powersave` for a
-/// hint only, and it is their usual governor.
+/// How many CPUs a governor keeps at their lowest frequency. Drivers that choose the frequency themselves treat `powersave`
+/// as a hint only, and it is their usual governor.
 fn held_low(cpus: &Path) -> u32 {
     let is_low = |cpu: &String| {
         let frequency = cpus.join(cpu).join("cpufreq");
@@ -103,18 +103,18 @@ fn held_low(cpus: &Path) -> u32 {
     u32::try_from(list(cpus).iter().filter(|cpu| is_low(cpu)).count()).unwrap_or(u32::MAX)
 }
 
-/// Whether the CPUs have a counter that is fast, the same at each frequency, and goes on while they sleep. Of a guest it
-/// is not said: its host may keep it from using it.
+/// Whether the CPUs have a fast counter with a constant rate that continues while they sleep. False for guests: the host
+/// may prevent its use.
 pub(super) fn has_fast_counter(proc: &Path) -> bool {
     let Ok(file) = fs::File::open(proc.join("cpuinfo")) else { return false };
-    // The flags of the first CPU are those of all, and the file is long on a large host.
+    // The flags of the first CPU apply to all, and the file is long on a large host.
     let mut lines = BufReader::new(file).lines().map_while(Result::ok);
     let Some(flags) = lines.find(|line| line.starts_with("flags")) else { return false };
     let has = |name: &str| flags.split_whitespace().any(|flag| flag == name);
     has("constant_tsc") && has("nonstop_tsc") && !has("hypervisor")
 }
 
-/// How fast the CPUs may run, where the kernel sets their frequency.
+/// The frequency limit of the CPUs, if the kernel sets their frequency.
 fn capped(cpus: &Path) -> Option<Capped> {
     let mut shares: Vec<f64> = list(cpus)
         .into_iter()
@@ -131,8 +131,8 @@ fn capped(cpus: &Path) -> Option<Capped> {
     Some(Capped { cpus: count(shares.len()), least, at_least: count(at_least) })
 }
 
-/// The ports of PCIe switches above the GPUs that NVIDIA's driver has, where there are several devices to talk to each
-/// other. A machine that is handed to guests (vfio) needs its switches to redirect.
+/// The ports of PCIe switches above the GPUs of NVIDIA's driver, if several devices can communicate through them. A machine
+/// whose devices are passed to guests (vfio) needs the redirection of its switches.
 fn switch_ports(devices: &Path) -> Option<SwitchPorts> {
     let mut above = std::collections::BTreeSet::new();
     for device in list(devices) {
@@ -142,7 +142,7 @@ fn switch_ports(devices: &Path) -> Option<SwitchPorts> {
         if !is_ours || text(&path.join("vendor")).as_deref() != Some(NVIDIA) {
             continue;
         }
-        // The way to the device leads through the directories of the ports above it.
+        // The device's path contains the directories of the ports above it.
         let Ok(place) = fs::canonicalize(&path) else { continue };
         above.extend(
             place.ancestors().skip(1).filter(|port| port.join("config").is_file()).map(Path::to_owned),
@@ -160,7 +160,7 @@ fn switch_ports(devices: &Path) -> Option<SwitchPorts> {
     (read > 0).then_some(SwitchPorts { read, redirecting })
 }
 
-/// RDMA devices for which the kernel made no verbs device.
+/// RDMA devices without a verbs device in the kernel.
 fn without_verbs(sys: &Path) -> Vec<String> {
     let verbs = sys.join("class/infiniband_verbs");
     let known: Vec<String> =
@@ -168,7 +168,7 @@ fn without_verbs(sys: &Path) -> Vec<String> {
     list(&sys.join("class/infiniband")).into_iter().filter(|device| !known.contains(device)).collect()
 }
 
-/// GPUs and NVSwitches of NVIDIA on the PCI bus.
+/// The numbers of NVIDIA's GPUs and NVSwitches on the PCI bus.
 pub(super) fn nvidia_devices(sys: &Path) -> (u32, u32) {
     let bus = sys.join("bus/pci/devices");
     let (mut gpus, mut switches) = (0, 0);
@@ -186,13 +186,13 @@ pub(super) fn nvidia_devices(sys: &Path) -> (u32, u32) {
     (gpus, switches)
 }
 
-/// Modules of interest; none on a host without GPUs where the operator names none.
+/// Modules of interest; none on a host without GPUs if the operator names none.
 pub(super) fn modules(proc: &Path, sys: &Path, wanted: &[String]) -> Option<Reading<Modules>> {
     let driver = fs::read_to_string(proc.join("driver/nvidia/version")).ok();
     if driver.is_none() && wanted.is_empty() {
         return None;
     }
-    // What is built into the kernel is a module by its directory alone.
+    // A built-in module only has a directory.
     let is_loaded = |name: &str| sys.join("module").join(name.replace('-', "_")).exists();
     if !sys.join("module").exists() {
         return Some(Reading::Failed(format!("{} is not there", sys.join("module").display())));

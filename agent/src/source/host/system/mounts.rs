@@ -1,4 +1,4 @@
-//! Network file systems: which there are, and whether they answer.
+//! Network file systems: which are mounted, and whether they answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use mainstay_core::host::os::{MountReading, MountState};
 use super::SystemPlan;
 use super::child::Asked;
 
-/// More network file systems than these are not asked: a host of many containers has them in hundreds.
+/// At most this many network file systems are asked: a host of many containers has hundreds.
 const MOST: usize = 32;
 
-/// How long all that were asked at once are waited for; what comes later is found at the next look.
+/// How long a look waits for all requests together; later answers are read at the next look.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 const NETWORK: [&str; 34] = [
@@ -68,7 +68,7 @@ pub(super) struct MountProbes {
 struct Probe {
     asked: Option<Asked>,
     last: Option<(Mono, Result<(), String>)>,
-    /// When it was asked first of the times that it did not answer.
+    /// The first of the requests in a row that were not answered.
     silent_since: Option<Mono>,
 }
 
@@ -89,7 +89,7 @@ impl MountProbes {
     pub(super) fn look(&mut self, now: Mono, proc: &Path) -> Vec<MountReading> {
         let table = std::fs::read_to_string(proc.join("self/mountinfo")).unwrap_or_default();
         let mounts = self.of_interest(parse_mounts(&table));
-        // A probe that hangs is kept though its mount is gone: if that comes back, it is not asked a second time.
+        // Keep a probe that hangs after its mount is gone: if it is mounted again, it is not asked a second time.
         self.probes
             .retain(|point, probe| probe.asked.is_some() || mounts.iter().any(|mount| mount.point == *point));
         for mount in &mounts {
@@ -117,7 +117,7 @@ impl MountProbes {
         mounts.into_iter().map(reported).collect()
     }
 
-    /// The network file systems, each at one of its mounts: what is bound into a hundred containers is asked once.
+    /// The network file systems, each at one of its mounts: one that is bound into a hundred containers is asked once.
     fn of_interest(&self, mounts: Vec<Mount>) -> Vec<Mount> {
         let mut by_device: BTreeMap<String, Mount> = BTreeMap::new();
         for mount in mounts {
@@ -140,7 +140,7 @@ impl MountProbes {
 }
 
 impl Probe {
-    /// Asks it, unless it owes an answer or has given one lately.
+    /// Asks it, unless a request is pending or it has answered recently.
     fn ask(&mut self, program: &Path, point: &Path, now: Mono, every: Span) {
         let lately = self.last.as_ref().is_some_and(|(at, _)| now.since(*at) < every);
         if self.asked.is_some() || (lately && self.silent_since.is_none()) {
@@ -155,7 +155,7 @@ impl Probe {
                 self.silent_since.get_or_insert(now);
                 self.asked = Some(asked);
             }
-            // That we cannot start a process says nothing of the file system.
+            // A failure to start a process is no failure of the file system.
             Err(error) => tracing::warn!(%error, "no process can be started to ask file systems"),
         }
     }
@@ -183,7 +183,7 @@ impl Probe {
     }
 
     fn state(&self, now: Mono, every: Span, deadline: Span) -> MountState {
-        // An answer is good until the next one must be there: it may be that we cannot ask any more.
+        // An answer is valid until the next one is due: requests may become impossible.
         let good_for = every.plus(every).plus(deadline);
         match (self.silent_since, &self.last) {
             (Some(since), _) if now.since(since) >= deadline => MountState::Silent { since },

@@ -1,4 +1,4 @@
-//! All processes, looked through once in a while.
+//! Scans all processes from time to time.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,14 +11,14 @@ use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::formats::parse::proc::{ProcessStat, process_stat, runs};
 use mainstay_core::host::os::{Blocked, ProcessScan, Reading};
 
-/// Looking takes at most one part in so many of our time, however many processes there are.
+/// A scan takes at most one part in this many of our time, for any number of processes.
 const SHARE: u32 = 300;
 
-/// A process that sleeps uninterruptibly for two minutes brings the load average above this: below it, there is none,
-/// and a look is only for the dead.
+/// A process that sleeps uninterruptibly for two minutes raises the load average above this. Below it there is none, and a
+/// scan only finds zombies.
 const LOAD_OF_ONE: f64 = 0.5;
 
-/// How much less often those are looked for.
+/// How much less often a scan runs for those alone.
 const SELDOM: u32 = 10;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Processes {
         Processes { every, next: None, found_blocked: false }
     }
 
-    /// Looks through them if it is time.
+    /// Scans them if it is due.
     pub(super) fn look(&mut self, now: Mono, proc: &Path) -> Option<Reading<ProcessScan>> {
         if self.next.is_some_and(|next| now < next) {
             return None;
@@ -63,7 +63,7 @@ fn scan(proc: &Path) -> Result<ProcessScan, String> {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
         let path = entry.path();
-        // One that ended meanwhile is none.
+        // A process that ended meanwhile does not count.
         let Some(stat) = stat(&path, &mut buffer) else { continue };
         scan.processes += 1;
         match stat.state {
@@ -90,7 +90,7 @@ fn stat(path: &Path, buffer: &mut [u8]) -> Option<ProcessStat> {
 
 fn blocked(pid: i32, path: &Path, stat: ProcessStat) -> Blocked {
     let read = |file: &str| fs::read_to_string(path.join(file)).ok();
-    // The whole stack is for root only; the function alone is told to others too, or `0`.
+    // Only root can read the whole stack. Others can read the function alone, or `0`.
     let mut waits_in: Vec<String> = read("stack")
         .unwrap_or_default()
         .lines()
@@ -103,7 +103,7 @@ fn blocked(pid: i32, path: &Path, stat: ProcessStat) -> Blocked {
     Blocked { pid, start: stat.start, name: stat.name, kernel_thread: stat.kernel_thread, waits_in, ran }
 }
 
-/// How often a process gave up its CPU or lost it.
+/// How often a process yielded its CPU or lost it.
 fn switches(status: &str) -> Option<u64> {
     let count = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;

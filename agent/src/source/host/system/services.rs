@@ -1,4 +1,4 @@
-//! Services, by asking systemctl.
+//! Services, read with systemctl.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::child::Asked;
 use super::hardware::nvidia_devices;
 use crate::source::fabric::has_switches_behind_a_card;
 
-/// How long an answer is waited for at once; one that comes later is found at the next look.
+/// How long a look waits for an answer; a later answer is read at the next look.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// systemd that does not answer within this time hangs.
+/// After this time without an answer systemd counts as hung.
 const DEADLINE: Span = Span::seconds(20);
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct ServiceProbe {
     program: Option<PathBuf>,
     units: Vec<String>,
     asked: Option<Asked>,
-    /// NVSwitches behind a network card: product data are slow to read and do not change.
+    /// NVSwitches behind a network card: product data are slow to read and constant.
     behind_a_card: Option<bool>,
 }
 
@@ -34,7 +34,7 @@ impl ServiceProbe {
         ServiceProbe { program, units: plan.units.clone(), asked: None, behind_a_card: None }
     }
 
-    /// What systemd tells, if it was asked and has answered; it is asked when it is `time`.
+    /// The services, if systemd was asked and has answered. It is asked if it is `time`.
     pub(super) fn look(&mut self, now: Mono, time: bool, sys: &Path) -> Option<Reading<Services>> {
         let program = self.program.as_ref()?;
         if self.units.is_empty() {

@@ -1,4 +1,4 @@
-//! Tables of the kernel and how full they are.
+//! Tables of the kernel and their use.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ fn number(path: &Path) -> Result<u64, String> {
     text.trim().parse().map_err(|_| format!("{} says {text:?}, which is no number", path.display()))
 }
 
-/// `/proc/sys/fs/file-nr`: in use, free of those (always 0 since Linux 2.6), the most.
+/// `/proc/sys/fs/file-nr`: in use, of those free (always 0 since Linux 2.6), the maximum.
 fn files(proc: &Path) -> Result<Usage, String> {
     let path = proc.join("sys/fs/file-nr");
     let text = read(&path)?;
@@ -30,7 +30,7 @@ fn files(proc: &Path) -> Result<Usage, String> {
     }
 }
 
-/// Tasks from `/proc/loadavg` against the lower of the numbers that there can be.
+/// Tasks from `/proc/loadavg` and the lower of the limits for them.
 fn tasks(proc: &Path) -> Result<Usage, String> {
     let path = proc.join("loadavg");
     let text = read(&path)?;
@@ -40,7 +40,7 @@ fn tasks(proc: &Path) -> Result<Usage, String> {
     Ok(Usage { used, limit: limits[0].min(limits[1]) })
 }
 
-/// The fullest control group with a limit on tasks that we are in.
+/// The fullest of our control groups that limit tasks.
 fn group_tasks(proc: &Path, sys: &Path) -> Option<Usage> {
     let membership = read(&proc.join("self/cgroup")).ok()?;
     let (mount, path) = membership.lines().find_map(|line| {

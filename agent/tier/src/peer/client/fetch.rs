@@ -1,4 +1,4 @@
-//! A shard comes back from a peer, over some connections.
+//! Fetches a shard from a peer over one or more connections.
 
 use std::hash::Hasher;
 use std::ops::Range;
@@ -14,30 +14,30 @@ use crate::peer::message::Get;
 use crate::peer::sealed::Sealed;
 use crate::peer::wire::{Frame, Wire};
 
-/// Chunks that are asked for at once at most.
+/// Maximum number of chunks per request.
 const MOST_CHUNKS: u32 = 64;
 
-/// A shard that is being got back over some connections.
+/// A shard that is being fetched over one or more connections.
 pub struct Fetch<'a> {
     sealed: &'a Sealed,
     target: &'a dyn Target,
-    /// Chunks that a connection asks for at a time.
+    /// Number of chunks that a connection requests at a time.
     share: u32,
     next: AtomicU32,
     stall: Duration,
 }
 
 impl<'a> Fetch<'a> {
-    /// By so many connections. A peer that sends next to nothing has `stall` before that counts.
+    /// For `streams` connections. A peer may send almost nothing for `stall` before it counts as too slow.
     pub fn new(sealed: &'a Sealed, target: &'a dyn Target, streams: usize, stall: Duration) -> Fetch<'a> {
         let share = sealed.chunks().div_ceil(4 * streams as u32).clamp(1, MOST_CHUNKS);
         Fetch { sealed, target, share, next: AtomicU32::new(0), stall }
     }
 
-    /// Gets shares while there are any; returns the bytes that came over this connection.
+    /// Fetches shares until none are left. Returns the bytes received over this connection.
     ///
     /// # Errors
-    /// What comes is not what was asked for, too slow, or cannot be written.
+    /// The peer sends something else or is too slow, or the bytes cannot be written.
     pub fn run(&self, wire: &mut Wire) -> Result<u64, PeerError> {
         let (began, mut bytes) = (Instant::now(), 0);
         let mut buffer = Vec::new();
@@ -49,7 +49,7 @@ impl<'a> Fetch<'a> {
             }
             let done = self.get(wire, from..to, &mut buffer, (began, bytes));
             if done.is_err() {
-                // One share less is no shard: the others need not come.
+                // Without this share the shard is incomplete: do not fetch the others.
                 self.next.store(self.sealed.chunks(), Ordering::Relaxed);
             }
             bytes += done?;

@@ -1,4 +1,4 @@
-//! A shard goes to a peer, over some connections.
+//! Sends a shard to a peer over one or more connections.
 
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -17,10 +17,10 @@ use crate::peer::pace::pace;
 use crate::peer::sealed::Sealed;
 use crate::peer::wire::{Frame, Wire};
 
-/// A chunk that came wrong is sent once more, and then once more; a third time is no accident.
+/// Number of times a chunk is sent if it arrives damaged: a third failure is no accident.
 const TRIES: u32 = 3;
 
-/// A shard that is being sent over some connections.
+/// A shard that is being sent over one or more connections.
 pub struct Upload<'a> {
     /// The shard.
     pub sealed: &'a Sealed,
@@ -28,15 +28,15 @@ pub struct Upload<'a> {
     pub bytes: &'a Bytes,
     /// How it is sent.
     pub how: &'a Sending<'a>,
-    /// When it began.
+    /// Start time.
     pub began: Instant,
-    /// Chunks that the peer takes before it confirms one.
+    /// Number of chunks that the peer accepts before it confirms one.
     pub credits: u32,
     /// How long the peer waits for the next bytes.
     pub stall: Duration,
-    /// Connections that have not come to their end.
+    /// Number of open connections.
     pub sending: AtomicUsize,
-    /// Chunks that have not gone.
+    /// Chunks that were not sent yet.
     pub left: Mutex<VecDeque<u32>>,
 }
 
@@ -45,10 +45,10 @@ impl Upload<'_> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Sends chunks while there are any, as many at once as the peer gives credit for.
+    /// Sends chunks until none are left, as many at once as the peer gives credit for.
     ///
     /// # Errors
-    /// The peer is lost, refuses or is too slow; or the bytes are not those of the manifest any more.
+    /// The peer is lost, refuses or is too slow, or the bytes no longer match the manifest.
     pub fn send(&self, wire: &mut Wire) -> Result<(), PeerError> {
         let peer = wire.peer().to_owned();
         let mut way = self.how.limit.way(&peer);
@@ -58,8 +58,8 @@ impl Upload<'_> {
         sent
     }
 
-    /// Has the kernel spread what one connection sends; a little faster than its part of the limit, or what waits in the socket would grow
-    /// until the other side has heard nothing for too long.
+    /// Lets the kernel pace one connection, slightly faster than its part of the limit: otherwise data would accumulate in the socket
+    /// until the other side has received nothing for too long.
     fn spread(&self, stream: &TcpStream) {
         let rate = self.how.limit.rate();
         pace(stream, rate.saturating_add(rate / 4) / self.sending.load(Ordering::Relaxed).max(1) as u64);
@@ -88,7 +88,7 @@ impl Upload<'_> {
             let floor = if self.how.limit.rate() == 0 {
                 SLOWEST
             } else {
-                // A full link may have it at a sixteenth of the limit.
+                // On a full link it may be at a sixteenth of the limit.
                 SLOWEST.min(self.how.limit.rate() / 256).max(1)
             };
             check_speed(wire.peer(), self.began, bytes, Duration::from_secs(30), floor)?;
@@ -105,7 +105,7 @@ impl Upload<'_> {
         wire.send_chunk(header, self.bytes, |stream, left| {
             (self.how.going)();
             self.spread(stream);
-            // Also within a chunk: where it takes long, so would a share that was lost.
+            // Also within a chunk: if a chunk takes long, so would the detection of a lost share.
             if let Some(signs) = signs(stream) {
                 way.saw(monotonic_ms(), signs);
             }
@@ -119,7 +119,7 @@ impl Upload<'_> {
         Ok(u64::from(length))
     }
 
-    /// A chunk arrived wrong: if it is right here, it is sent again.
+    /// Handles a chunk that arrived damaged: if it is intact here, it is sent again.
     fn again(&self, wire: &Wire, chunk: u32, failures: u32) -> Result<(), PeerError> {
         let good = self
             .sealed
@@ -136,7 +136,7 @@ impl Upload<'_> {
     }
 }
 
-/// What the peer says of a chunk: none if it was taken, its number if it arrived wrong.
+/// Receives the peer's answer to a chunk: none if it was accepted, its number if it arrived damaged.
 fn answer(wire: &mut Wire) -> Result<Option<u32>, PeerError> {
     match wire.receive()? {
         Some(Frame::Message(header, _)) if header.kind == Kind::Taken => Ok(None),

@@ -1,5 +1,5 @@
-//! Steps whose files stay open until their copies are made. Where saves come faster than copies, a step is overwritten in memory and
-//! deleted from the disk before it is sent; each one, so that none would ever have its copies.
+//! Steps whose files stay open until their copies are made. If saves are faster than copies, each step is overwritten in memory and
+//! deleted from disk before it is sent, so that no step would ever get its copies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -10,7 +10,7 @@ use mainstay_core::checkpoint::inventory::{Medium, StepKey};
 use super::{Found, Inner, LocalShards, Watched};
 use crate::peer::sealed::Sealed;
 
-/// A shard whose bytes are there for as long as its file is open, whoever deletes it.
+/// A shard whose bytes exist as long as its file is open, even if it is deleted.
 #[derive(Debug)]
 pub(super) struct HeldShard {
     found: Found,
@@ -26,14 +26,14 @@ impl HeldShard {
         self.found.medium
     }
 
-    /// Whether it comes from that place.
+    /// Whether it is from that directory.
     pub(super) fn is_of(&self, place: &Watched) -> bool {
         self.found.root == place.directory && self.found.user.uid == place.user.uid
     }
 }
 
 impl LocalShards {
-    /// The steps of which all ranks of this host have their shard on the disk, or held.
+    /// The steps of which all ranks of this host have their shard on disk, or held.
     pub(crate) fn on_disk(&self) -> BTreeSet<StepKey> {
         let inner = self.inner();
         let in_files = || {
@@ -41,7 +41,7 @@ impl LocalShards {
             inner.shards.values().map(|of| &of.sealed).chain(held)
         };
         let all = ranks_of_steps(inner.pooled.values().map(|of| &of.sealed).chain(in_files()));
-        // A rank that has saved nothing yet of a step may be about to.
+        // A rank that has saved nothing of a step yet may be about to.
         let most = |run: &str| {
             let of_run = all.iter().filter(|(key, _)| key.run_id() == run);
             of_run.map(|(_, ranks)| ranks.len()).max().unwrap_or(0)
@@ -50,7 +50,7 @@ impl LocalShards {
         on_disk.filter(|(key, ranks)| ranks.len() == most(key.run_id())).map(|(key, _)| key.clone()).collect()
     }
 
-    /// Keeps the files of a step open, those that are on the disk.
+    /// Keeps the files of a step that are on disk open.
     pub(crate) fn hold(&self, of: &StepKey) {
         let wanted: Vec<(String, Found)> = {
             let Inner { shards, held, bad, .. } = &*self.inner();
@@ -65,8 +65,8 @@ impl LocalShards {
         }
     }
 
-    /// Lets go of the files of all steps but those that are wanted. A step of an attempt before the newest is not wanted: its owner has
-    /// gone on from elsewhere.
+    /// Closes the files of all steps except the wanted ones. A step of an attempt before the newest is not wanted: its owner has
+    /// continued from another step.
     pub(crate) fn hold_only(&self, wanted: &BTreeSet<&StepKey>) {
         let Inner { shards, pooled, held, .. } = &mut *self.inner();
         if held.is_empty() {
@@ -84,7 +84,7 @@ impl LocalShards {
         });
     }
 
-    /// The runs of which any file is kept open.
+    /// The runs with files that are kept open.
     pub(crate) fn held_runs(&self) -> BTreeSet<String> {
         self.inner().held.values().map(|shard| shard.sealed().shard.of.run_id().to_owned()).collect()
     }
@@ -94,7 +94,7 @@ impl LocalShards {
         self.inner().held.contains_key(root)
     }
 
-    /// A shard whose file is kept open.
+    /// Opens a shard whose file is kept open.
     pub(crate) fn open_held(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
         let inner = self.inner();
         let shard = inner.held.get(root)?;

@@ -1,4 +1,4 @@
-//! A look at the directories that are watched, and at launchers' memory, as the users whose they are.
+//! Checks the watched directories and launchers' memory with the rights of their users.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,16 +17,16 @@ use crate::peer::pooled::{self, Pooled};
 use crate::peer::sealed::Sealed;
 use crate::peer::user::{As, User};
 
-/// How a file was when it was last read, and what was read of it; none where it held nothing whole.
+/// The mark of a file when it was last read, and its manifest; none if it was not valid.
 pub(super) type LastRead = (Mark, Option<Arc<Sealed>>);
 
-/// How long a look at one place may take before the others go on without it.
+/// Maximum time for the check of one place before the check continues without it.
 const LOOK_WITHIN: Duration = Duration::from_secs(2);
 
 /// Manifests that were read, by user and path.
 pub(super) type Read = BTreeMap<(u32, PathBuf), LastRead>;
 
-/// What a look at one place saw.
+/// The result of checking one place.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) pooled: Vec<Pooled>,
@@ -34,7 +34,7 @@ pub(super) struct Seen {
     pub(super) shards: Vec<(String, Found)>,
 }
 
-/// Whether a look at a place is under way, and whether it has not returned for too long.
+/// Whether a check of a place is running, and whether it is stuck.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     is_taken: AtomicBool,
@@ -53,7 +53,7 @@ impl Turn {
 }
 
 impl LocalShards {
-    /// A look at one place, on a thread of its own: one that does not return is waited for once, and is not begun again before it has.
+    /// Checks one place on a separate thread. A check that does not return is waited for once, and not started again until it has returned.
     pub(super) fn look_aside(
         &self,
         place: &Watched,
@@ -69,7 +69,7 @@ impl LocalShards {
             Arc::clone(turns.entry((place.user.uid, place.directory.clone())).or_default())
         };
         let until = Instant::now() + LOOK_WITHIN;
-        // Another look may be at it, which began before what this one is about.
+        // Another check may be running that started before the change that this one is about.
         while !turn.take() {
             if turn.is_stuck.load(Ordering::SeqCst) || Instant::now() >= until {
                 return None;
@@ -99,7 +99,7 @@ impl LocalShards {
     }
 }
 
-/// Looks through one place.
+/// Checks one place.
 fn look_at(place: &Watched, were_read: &Read, known: &[Pooled]) -> Seen {
     let mut seen = Seen::default();
     if let Some(pool) = &place.pool {
@@ -116,7 +116,7 @@ fn look_at(place: &Watched, were_read: &Read, known: &[Pooled]) -> Seen {
             .get(&(place.user.uid, path.clone()))
             .filter(|(before, _)| *before == mark)
             .map(|(_, sealed)| sealed.clone());
-        // Pieces are made and kept by agents: no rank seals one.
+        // Only agents create and store pieces: no rank seals one.
         let read = || {
             let sealed = Sealed::read_in(&at, &manifest).ok();
             let sealed = sealed.filter(|sealed| sealed.shard.piece.is_none())?;

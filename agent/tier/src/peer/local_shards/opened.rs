@@ -13,37 +13,37 @@ use crate::peer::sealed::Sealed;
 /// A shard that is open for reading.
 #[derive(Debug)]
 pub struct Opened {
-    /// What it is.
+    /// Its manifest.
     pub sealed: Arc<Sealed>,
-    /// They begin with the shard.
+    /// Its bytes: they start with the shard.
     pub bytes: Arc<Bytes>,
-    /// Where it lies in a launcher's memory, which may be given to another step at any time.
+    /// Its slot in a launcher's memory, which may be used for another step at any time.
     pub(super) pooled: Option<Pooled>,
 }
 
 impl Opened {
-    /// Of a file that is a shard and nothing else.
+    /// From a file that has only the shard.
     pub(crate) fn of_file((sealed, file): (Arc<Sealed>, File)) -> Opened {
         Opened { sealed, bytes: Arc::new(file.into()), pooled: None }
     }
 
-    /// Of a replica in the store.
+    /// From a replica in the store.
     pub(crate) fn of_replica((sealed, file, memory): (Arc<Sealed>, File, Option<Outgoing>)) -> Opened {
         Opened { sealed, bytes: Arc::new(Bytes::File(file, memory)), pooled: None }
     }
 
-    /// Of files that lie where their trainer wrote them.
+    /// From files in their trainer's directory.
     pub(super) fn of_pack(pack: &Arc<Pack>) -> Opened {
         let bytes = Arc::new(Bytes::Pack(Arc::clone(pack)));
         Opened { sealed: Arc::clone(&pack.sealed), bytes, pooled: None }
     }
 
-    /// Whether it lies in files of a trainer's: nobody need bring it to this host.
+    /// Whether it is in files of a trainer: it need not be fetched to this host.
     pub(crate) fn is_pack(&self) -> bool {
         matches!(*self.bytes, Bytes::Pack(_))
     }
 
-    /// Whether the file still holds it: bytes that differ then are damaged.
+    /// Whether the file still has the shard: then differing bytes are damaged.
     pub fn is_still(&self) -> bool {
         match &*self.bytes {
             Bytes::Pack(pack) => pack.content.is_still(),
@@ -51,12 +51,12 @@ impl Opened {
         }
     }
 
-    /// Asks that it be left where it is for the next seconds.
+    /// Asks the keeper to keep it in its slot for the next seconds.
     pub fn pin(&self) {
         self.pooled.iter().for_each(Pooled::pin);
     }
 
-    /// Whether the file is as long as it must be.
+    /// Whether the file is long enough.
     pub(crate) fn fits(&self) -> bool {
         let bytes = self.sealed.shard.bytes;
         match &*self.bytes {
@@ -68,7 +68,7 @@ impl Opened {
         }
     }
 
-    /// The first chunk that is not what was sealed.
+    /// The first chunk that differs from the seal.
     pub(crate) fn first_bad(&self) -> io::Result<Option<u32>> {
         match (&*self.bytes, &self.pooled) {
             (Bytes::File(file, _), None) => self.sealed.first_bad(file),

@@ -1,25 +1,25 @@
-//! Which peers are asked next what they have. Hosts of one job ask all others in each interval while something changes. While
-//! nothing does, or as long as nothing is kept anywhere, they ask each only in one of several intervals, and those of which there is no
-//! answer in each, but not many at a time. A question is a connection
-//! with its own keys, which costs both sides about a millisecond of a core, and hosts that have started together would all ask at
-//! the same moment. Whatever depends on what the others have just now (a restore, a decision on a step) asks by itself.
+//! Chooses the peers to ask for their inventories. Hosts of one job ask all others in each interval while something changes. If
+//! nothing changes, or if no shard is stored anywhere, they ask each peer only in one of several intervals. Peers that do not answer
+//! are asked in each interval, but not many at a time. A request is a connection with its own keys, which costs both sides about a
+//! millisecond of CPU time, and hosts that started together would all ask at the same moment. Operations that depend on the current
+//! inventories (a restore, a decision on a step) ask by themselves.
 
 use std::time::Duration;
 
-/// After so many rounds without a change there is nothing new to be expected.
+/// Number of rounds without a change after which nothing new is expected.
 const ROUNDS_AFTER_A_CHANGE: u32 = 4;
 
-/// While nothing changes, a peer that answers is asked in one of so many rounds.
+/// While nothing changes, a peer that answers is asked once in this many rounds.
 const ROUNDS_WHEN_QUIET: usize = 8;
 
-/// So many peers are asked at once; of more of them one after the other, over half an interval. While nothing changes, so many of those
-/// that did not answer are asked in one round, and of very many the same part as of others.
+/// Maximum number of peers that are asked at once; more are asked one by one over half an interval. While nothing changes, also the number
+/// of silent peers that are asked in one round; if there are very many, one in `ROUNDS_WHEN_QUIET` of them.
 const AT_ONCE: usize = 8;
 
 /// The pace of one service.
 #[derive(Debug, Default)]
 pub(super) struct AskPace {
-    /// How many changes there were at the last round.
+    /// Number of changes at the last round.
     seen: u64,
     /// Rounds since the last change.
     quiet: u32,
@@ -27,8 +27,8 @@ pub(super) struct AskPace {
 }
 
 impl AskPace {
-    /// Of all peers, with whether they answered last, those that are asked in the next round. `is_empty`: as far as is known nothing is
-    /// kept anywhere, so that nothing is to be known of the others but whether they are there.
+    /// Of all peers, each with whether it answered last, those to ask in the next round. `is_empty`: as far as is known, no shard is
+    /// stored anywhere, so that only the liveness of the others matters.
     pub(super) fn next(
         &self,
         peers: impl IntoIterator<Item = (String, bool)>,
@@ -42,15 +42,15 @@ impl AskPace {
             peers.enumerate().partition(|(_, (_, answers))| *answers);
         let is_due = |place: usize| (place + self.rounds).is_multiple_of(ROUNDS_WHEN_QUIET);
         let due = answer.into_iter().filter(|(place, _)| is_due(*place));
-        // All of them have their turn.
+        // All of them get their turn.
         let at_once = AT_ONCE.max(silent.len().div_ceil(ROUNDS_WHEN_QUIET));
         let turn = (self.rounds * at_once).checked_rem(silent.len()).unwrap_or(0);
         silent.rotate_left(turn);
         due.chain(silent.into_iter().take(at_once)).map(|(_, (name, _))| name).collect()
     }
 
-    /// A round is over. `changes`: how many changes there were on this host when it began. `is_settled`: nothing is to be expected
-    /// of the others, and somebody says when there are other peers.
+    /// Ends a round. `changes`: number of changes on this host when it started. `is_settled`: nothing is expected
+    /// of the others, and changes of the peers are reported by another component.
     pub(super) fn round(&mut self, changes: u64, is_settled: bool) {
         let is_quiet = self.seen == changes && is_settled;
         self.quiet = if is_quiet { self.quiet.saturating_add(1) } else { 0 };
@@ -59,7 +59,7 @@ impl AskPace {
     }
 }
 
-/// Over what time questions are spread where there are so many peers.
+/// The time over which requests to this many peers are spread.
 pub(super) fn spread(interval: Duration, peers: usize) -> Duration {
     if peers > AT_ONCE { interval / 2 } else { Duration::ZERO }
 }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_do_not_answer_have_their_turn_where_there_are_many() {
+    fn many_peers_that_do_not_answer_take_turns() {
         let mut pace = after(20, true);
         let mut known = peers(20);
         known.iter_mut().for_each(|(_, answers)| *answers = false);
@@ -140,16 +140,16 @@ mod tests {
     }
 
     #[test]
-    fn while_nothing_is_kept_anywhere_hosts_that_start_together_do_not_all_ask_all() {
+    fn while_no_shard_is_stored_hosts_that_start_together_do_not_all_ask_all() {
         let mut pace = AskPace::default();
         let mut known = peers(63);
         known.iter_mut().for_each(|(_, answers)| *answers = false);
         for round in 0..8 {
             let now = pace.next(known.clone(), true);
-            // Those that are new, and those whose turn it is again.
+            // New peers, and those whose turn it is again.
             assert!(now.len() <= 2 * AT_ONCE, "{round}: {now:?}");
             known.iter_mut().filter(|(name, _)| now.contains(name)).for_each(|(_, answers)| *answers = true);
-            // Each start of ranks names the peers anew.
+            // Each start of ranks sets the peers again.
             pace.round(round, true);
         }
         assert!(known.iter().all(|(_, answers)| *answers), "all are known before long");

@@ -1,27 +1,27 @@
-//! What went on since the start, counted.
+//! Counters since the start.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What went on since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Shards that were sent.
+    /// Sent shards.
     pub shards_sent: u64,
     /// Their bytes.
     pub bytes_sent: u64,
-    /// Shards that were taken for others.
+    /// Shards received for other hosts.
     pub shards_taken: u64,
     /// Their bytes.
     pub bytes_taken: u64,
-    /// Tries to send that failed.
+    /// Failed tries to send.
     pub failures: u64,
     /// Copies that were found damaged.
     pub damaged: u64,
-    /// Steps of which ranks that save the same saved different bytes.
+    /// Steps of which ranks saved different bytes although they declared them equal.
     pub unlike: u64,
 }
 
-/// The same while it goes on.
+/// The running counters.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) shards_sent: AtomicU64,
@@ -34,7 +34,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// As they are now.
+    /// The current values.
     pub(super) fn now(&self) -> Counts {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged, unlike } = self;

@@ -1,4 +1,4 @@
-//! Which step a job goes back to: decided here for all who ask, and told to all who answer.
+//! Decides which step a job goes back to, for all hosts that ask, and announces it to all peers that answer.
 
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use super::Shared;
 use crate::peer::error::PeerError;
 
 impl Shared {
-    /// The decision for `asker`, made here and told to all who answer.
+    /// Makes the decision for `asker` and announces it to all peers that answer.
     pub(crate) fn lead(
         &self,
         run: &str,
@@ -25,7 +25,7 @@ impl Shared {
         self.refresh();
         self.refresh_durable(run);
         let newest = newest_whole(&self.copies(), run).map(|step| step.key);
-        // A peer that knows a newer decision puts the number up; after that many there is something wrong.
+        // A peer that knows a newer decision raises the number; after this many tries something is wrong.
         for _ in 0..8 {
             let decision = self.decisions().decide(self.name(), run, asker, newest.as_ref());
             let Some(newer) = self.tell_all(&decision) else { return Ok(decision) };
@@ -41,7 +41,7 @@ impl Shared {
         Err(PeerError::Local(format!("peers do not agree on a step of {run}")))
     }
 
-    /// Tells a decision to all peers that answer; the newest that one of them holds against it.
+    /// Announces a decision to all peers that answer. Returns the newest decision with which one of them rejects it.
     pub(super) fn tell_all(&self, decision: &Decision) -> Option<Decision> {
         let alive = self.alive();
         let words = std::thread::scope(|scope| {
@@ -56,7 +56,7 @@ impl Shared {
         refused.max_by_key(|newer| newer.fence)
     }
 
-    /// What is known of a step.
+    /// The known state of a step.
     pub(crate) fn step(&self, key: &StepKey) -> Option<StepState> {
         self.refresh_durable(key.run_id());
         steps(&self.copies(), Some(key.run_id())).into_iter().find(|step| step.key == *key)

@@ -1,4 +1,4 @@
-//! Ranks that said that they save the same and did not, here and on all hosts that answer.
+//! Detects ranks that declared that they save equal bytes and did not, on this host and on all peers that answer.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -11,19 +11,19 @@ use super::Shared;
 use crate::peer::message::Held;
 use crate::peer::sealed::Sealed;
 
-/// So many are remembered; of more the oldest steps are forgotten.
+/// Maximum number that is remembered; the oldest steps are forgotten first.
 const MOST: usize = 64;
 
-/// What was found, by step and group.
+/// Divergences by step and group.
 pub(super) type Found = BTreeMap<(StepKey, String), ReplicaDivergence>;
 
 impl Shared {
-    /// Compares what ranks told to be the same: of this host, and of peers as they told last.
+    /// Compares shards that ranks declared equal: of this host, and of peers by their last inventories.
     pub(super) fn compare_alike(&self) {
         unlike(&self.told_alike()).into_iter().for_each(|found| self.remember(found));
     }
 
-    /// The same for a shard that is being offered. Whose it is tells its owner, who is asked where it is not what others saved.
+    /// Same for an offered shard. If it differs from those of others, asks peers again: only its owner reports the rank and host.
     pub(crate) fn compare_offered(&self, sealed: &Sealed) {
         let Some(alike) = &sealed.alike else { return };
         let is_alike =

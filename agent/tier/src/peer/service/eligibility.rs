@@ -1,4 +1,4 @@
-//! How this host and its peers stand where replicas are placed: as the agent of each judges its own.
+//! Eligibility of this host and its peers as holders of replicas: each agent judges its own host.
 
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -11,7 +11,7 @@ use mainstay_core::checkpoint::spares::SpareHost;
 use super::{Peer, Service, Settings, Shared};
 
 impl Service {
-    /// How this host stands from now on; peers hear of it when they ask what it has.
+    /// Sets this host's eligibility; peers receive it with its inventory.
     pub fn stands(&self, standing: PlacementEligibility) {
         let shared = &self.shared;
         let before = {
@@ -25,7 +25,7 @@ impl Service {
         shared.changed();
     }
 
-    /// How this host stands, as it was last told.
+    /// This host's current eligibility.
     pub fn standing(&self) -> PlacementEligibility {
         self.shared.standing()
     }
@@ -36,7 +36,7 @@ impl Shared {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// All agents, as far as replicas go. Copies on spares are made in addition.
+    /// All agents that count for replicas. Copies on spares are made in addition.
     pub(super) fn hosts(&self) -> Vec<Host> {
         let now = Instant::now();
         let spares = self.spares().clone();
@@ -57,7 +57,7 @@ impl Shared {
         hosts
     }
 
-    /// The spares that answer, with the room that they had when they last told.
+    /// The spares that answer, with the room in their last inventory.
     pub(super) fn spare_hosts(&self) -> Vec<SpareHost> {
         let now = Instant::now();
         let spares = self.spares().clone();
@@ -69,7 +69,7 @@ impl Shared {
         usable.map(|(name, peer)| SpareHost { name: name.clone(), room: room(peer) }).collect()
     }
 
-    /// What is asked of a placement: those whom the configuration names are avoided, and those whose ranks are next to this host's.
+    /// Rules for a placement: avoid the hosts in the configuration, and those whose ranks are next to this host's.
     pub(super) fn rules(&self) -> Rules {
         let Settings { copies, avoid, parity, .. } = &self.settings;
         let own = self.standing();
@@ -80,7 +80,7 @@ impl Shared {
     }
 }
 
-/// Says that a host is a place for replicas no more, or again.
+/// Logs that a host is excluded as a holder of replicas, or is eligible again.
 pub(super) fn report(host: &str, before: Option<&str>, now: Option<&str>) {
     match (before, now) {
         (None, Some(reason)) => {

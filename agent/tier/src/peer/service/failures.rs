@@ -1,4 +1,4 @@
-//! How jobs failed on this host and on its peers: handed on as it was told, for whoever judges failures.
+//! Failures of jobs on this host and on its peers: passed on unchanged to the code that diagnoses failures.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -7,16 +7,16 @@ use mainstay_core::failure::repeats::{MAX_REPORTED, RemoteFailure, RemoteFailure
 
 use super::{Service, Shared};
 
-/// The longest name of a program or fingerprint that is taken from a peer, in bytes: they are numbers of 16 digits.
+/// Maximum length of a program name or fingerprint from a peer, bytes: they are numbers of 16 digits.
 const LONGEST: usize = 64;
 
 impl Service {
-    /// How jobs failed here; peers hear of it when they ask what this host has.
+    /// Sets the failures of jobs on this host; peers receive them with its inventory.
     pub fn failed(&self, reported: Vec<RemoteFailure>) {
         *self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner) = reported;
     }
 
-    /// What peers told last of how jobs failed there, those that answer no more included, and how many answer.
+    /// The failures that peers reported last, including peers that no longer answer, and the number of peers that answer.
     pub fn failed_elsewhere(&self) -> RemoteFailures {
         let peers = self.shared.peers();
         let answered_by = peers.values().filter(|peer| peer.alive).count();

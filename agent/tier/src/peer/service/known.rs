@@ -1,4 +1,4 @@
-//! What is known: of the copies here and at peers, and of copies that were found to be bad.
+//! Known copies, on this host and on peers, and copies that were found damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,11 +14,11 @@ use crate::peer::durable;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Dropped, Held, Inventory, Withdrawal};
 
-/// Between two questions it is looked this often whether the service ends.
+/// Between two requests, interval of checks whether the service stops.
 const WAITS: Duration = Duration::from_millis(50);
 
 impl Shared {
-    /// What this agent tells others.
+    /// What this agent reports to others.
     pub(crate) fn inventory(&self) -> Inventory {
         let (used, quota) = self.store.usage();
         self.own.look();
@@ -33,11 +33,11 @@ impl Shared {
         }
     }
 
-    /// Every copy that is known, but those that were found to be bad.
+    /// All known copies, except those that were found damaged.
     pub(crate) fn copies(&self) -> Vec<Copy> {
         let mut copies = Vec::new();
         let named = |holder: &str, held: Held| Copy {
-            // A peer can speak for itself only.
+            // A peer can report its own copies only.
             holder: holder.into(),
             medium: held.medium,
             own: held.own,
@@ -53,20 +53,20 @@ impl Shared {
         distrusted.retain(|_, since| since.elapsed() < DISTRUST);
         copies.retain(|copy| !distrusted.contains_key(&(copy.holder.to_string(), copy.shard.root.clone())));
         drop(distrusted);
-        // Holders that have not heard yet would have it copied again.
+        // Holders that have not received the withdrawal would cause it to be copied again.
         let withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
         copies.retain(|copy| !withdrawn.contains_key(copy.shard.whole()));
         copies
     }
 
-    /// Looks which shards may come here soon, for whoever makes memory ready.
+    /// Determines which shards may arrive soon, for the thread that prepares memory.
     pub(super) fn expect(&self) {
         let sizes = expected(&self.copies(), self.name(), &self.own.reserved(), self.settings.copies);
         *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = sizes;
         self.expects.notify_all();
     }
 
-    /// Waits until other sizes are expected than were `seen`; none when the service ends.
+    /// Waits until the expected sizes differ from `seen`; none when the service stops.
     pub(super) fn expected_other_than(&self, seen: &[u64]) -> Option<Vec<u64>> {
         let sizes = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |sizes: &mut Vec<u64>| sizes.as_slice() == seen && !self.stops();
@@ -79,14 +79,14 @@ impl Shared {
         let kept = self.store.list().into_iter().map(|of| (of, false));
         let alike = self.own.alike();
         let held = |((shard, medium, verified), own): ((Shard, Medium, bool), bool)| {
-            // What a rank said of its own shard is its own agent's to tell.
+            // Only a rank's own agent reports the rank's group.
             let alike = alike.get(&shard.root).filter(|_| own).cloned();
             Held { shard, medium, own, verified, alike }
         };
         own.chain(kept).map(held).collect()
     }
 
-    /// Whether the newest step that ranks of this host saved has all its copies, as far as is known. True where they saved none.
+    /// Whether the newest step of this host's ranks has all its copies, as far as known. True if they saved none.
     pub(super) fn is_settled(&self) -> bool {
         let copies = self.copies();
         let own = copies.iter().filter(|copy| copy.own && copy.holder == self.name());
@@ -98,19 +98,19 @@ impl Shared {
         })
     }
 
-    /// In how many seconds the newest step of a job goes from this host to the slowest of its peers, at the rate of the last shard each.
+    /// Seconds to send the newest step of a job from this host to the slowest of its peers, at the rate of its last shard.
     pub(super) fn seconds_to_peers(&self, job: &str) -> Option<f64> {
         let own = self.own.list();
         let of_job = || own.iter().map(|(shard, ..)| shard).filter(|shard| shard.of.job == job);
         let newest = of_job().map(|shard| (shard.of.attempt, shard.of.step)).max()?;
         let of_newest = of_job().filter(|shard| (shard.of.attempt, shard.of.step) == newest);
-        // A shard may lie in memory and on the disk.
+        // A shard may be in memory and on disk.
         let bytes: BTreeMap<u32, u64> = of_newest.map(|shard| (shard.rank, shard.bytes)).collect();
         let slowest = self.peers().values().filter(|peer| peer.alive).filter_map(|peer| peer.rate).min()?;
         Some(bytes.values().sum::<u64>() as f64 / slowest.max(1) as f64)
     }
 
-    /// What was sealed here has changed since, by its owner's own hand: whoever keeps a copy of it need not any more.
+    /// Withdraws a shard that its owner has changed since it was sealed: its holders need not keep their copies.
     pub(crate) fn withdraw(&self, root: &str) {
         let holders: Vec<(String, Vec<Shard>)> = {
             let mut peers = self.peers();
@@ -140,31 +140,31 @@ impl Shared {
         }
     }
 
-    /// A peer need not keep these any more.
+    /// Withdraws these shards at a peer.
     pub(super) fn forget_at(&self, peer: &str, shards: &[Shard]) -> Result<Dropped, PeerError> {
         self.asking().forget(peer, &Withdrawal::of(shards, self.store.withdrawal_key()))
     }
 
-    /// Whoever tells of copies of these shards from now on is told that nobody needs them.
+    /// Records that these shards are withdrawn: peers that report copies of them later get the withdrawal again.
     pub(super) fn are_withdrawn(&self, roots: impl IntoIterator<Item = String>) {
         let now = Instant::now();
         let mut withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
         withdrawn.extend(roots.into_iter().map(|root| (root, now)));
     }
 
-    /// Peers that still tell of a copy of what was withdrawn are told again: they were not reached, or it came to them just then.
+    /// Repeats the withdrawal at peers that still report a copy: they were unreachable, or received the copy just then.
     pub(super) fn withdraw_again(&self) {
         let offered: BTreeSet<String> = self.own.list().into_iter().map(|(shard, ..)| shard.root).collect();
         let roots: BTreeSet<String> = {
             let mut withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
-            // What is there again as it was is no longer out of date.
+            // A shard that exists again unchanged is no longer obsolete.
             withdrawn.retain(|root, since| since.elapsed() < REMEMBERED && !offered.contains(root));
             withdrawn.keys().cloned().collect()
         };
         if roots.is_empty() {
             return;
         }
-        // A holder that missed its owner's copy may have made one here.
+        // A holder that missed the withdrawal may have made a copy here.
         roots.iter().for_each(|root| _ = self.store.forget(root));
         let late: Vec<(String, Vec<Shard>)> = {
             let peers = self.peers();
@@ -177,14 +177,14 @@ impl Shared {
             late.filter(|(_, copies)| !copies.is_empty()).collect()
         };
         for (holder, copies) in late {
-            // The next look tells whether it has heard.
+            // The next check shows whether the peer received it.
             if let Err(error) = self.forget_at(&holder, &copies) {
                 tracing::debug!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
             }
         }
     }
 
-    /// A copy was found to be bad: for a while it counts for nothing.
+    /// Records a damaged copy: it does not count for a while.
     pub(crate) fn distrust(&self, holder: &str, root: &str) {
         self.counters.damaged.fetch_add(1, Ordering::Relaxed);
         if holder == self.name() {
@@ -195,7 +195,7 @@ impl Shared {
         distrusted.insert((holder.to_owned(), root.to_owned()), Instant::now());
     }
 
-    /// A shard of this host's that was found to be bad was brought again, and compared.
+    /// Records that a damaged shard of this host was fetched again and verified.
     pub(crate) fn trust_own(&self, root: &str) {
         self.own.is_good(root);
         let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,7 +206,7 @@ impl Shared {
         self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// How many peers have this address; those that are known by the name of a host do not count.
+    /// Number of peers with this address; peers that are known by host name do not count.
     pub(super) fn peers_at(&self, host: Option<IpAddr>) -> usize {
         let Some(host) = host.map(|host| host.to_canonical()) else { return 0 };
         let is_there =
@@ -223,13 +223,13 @@ impl Shared {
         self.counters.bytes_taken.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Asks all peers at once what they have.
+    /// Asks all peers for their inventories at once.
     pub(crate) fn refresh(&self) {
         let names: Vec<String> = self.peers().keys().cloned().collect();
         self.ask_peers(&names, Duration::ZERO);
     }
 
-    /// Asks these peers what they have, one after the other over this time.
+    /// Asks these peers for their inventories, one by one over this time.
     pub(super) fn ask_peers(&self, names: &[String], spread: Duration) {
         let started = Instant::now();
         std::thread::scope(|scope| {
@@ -271,7 +271,7 @@ impl Shared {
                     if self.meets.load(Ordering::Relaxed)
                         && matches!(error, PeerError::Lost { .. } | PeerError::Unreachable { .. })
                     {
-                        // The leader of the job says which of its hosts are lost.
+                        // The leader of the job reports which of its hosts are lost.
                         tracing::debug!(peer = name, error = text, "a host of the job does not answer");
                     } else {
                         tracing::warn!(peer = name, error = text, "a peer does not answer");

@@ -1,4 +1,4 @@
-//! Whether replicas keep up with what ranks of this host save, and what stands in their way.
+//! Whether replicas keep up with the saves of this host's ranks, and the reason if not.
 
 use std::sync::PoisonError;
 
@@ -8,26 +8,26 @@ use mainstay_core::checkpoint::replication_cost::Hold;
 use super::{Service, Shared};
 use crate::os::monotonic;
 
-/// How far the replicas of a run are, and why they are not further.
+/// How far the replicas of a run lag, and the reason.
 #[derive(Clone, Debug)]
 pub struct Lag {
-    /// How far.
+    /// The lag.
     pub of: CopyLag,
-    /// What stands in their way.
+    /// The reason.
     pub reason: LagReason,
-    /// The same for people.
+    /// The reason as text.
     pub why: String,
 }
 
 impl Lag {
-    /// What people are to know of it, once a step has waited for long.
+    /// The message for users if a step has waited for long.
     pub fn sentence(&self) -> Option<String> {
         self.of.is_reported().then(|| self.of.sentence(&self.why))
     }
 }
 
 impl Service {
-    /// How far the replicas of each run of this host are, by what is known without asking anyone. Empty where none are made.
+    /// The lag of the replicas of each run of this host, without asking peers. Empty if no replicas are made.
     pub fn lags(&self) -> Vec<Lag> {
         let shared = &self.shared;
         if shared.settings.copies == 0 && shared.settings.parity.is_none() {

@@ -1,4 +1,4 @@
-//! The threads of the service: they verify, ask, send and listen for as long as it lives.
+//! The threads of the service: they verify, ask, send and listen as long as it lives.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) fn verify(shared: &Shared) {
     });
 }
 
-/// Has memory ready for what may come, while others tell what that is.
+/// Prepares memory for the shards that are expected.
 pub(super) fn make_ready(shared: &Shared) {
     stand_back(19, true);
     let mut seen = Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn make_ready(shared: &Shared) {
     }
 }
 
-/// Asks peers in turn, for as long as the service lives.
+/// Asks peers in turn as long as the service lives.
 pub(super) fn ask(shared: &Shared) {
     let mut pace = AskPace::default();
     while !shared.stops() {
@@ -58,9 +58,9 @@ pub(super) fn ask(shared: &Shared) {
     }
 }
 
-/// Sends what has too few copies, whenever something may have changed.
+/// Sends shards with too few copies whenever something may have changed.
 pub(super) fn send(shared: &Shared) {
-    // Also the threads that it begins, one for each connection.
+    // The threads that it starts, one for each connection, inherit this.
     stand_back(REPLICATE_NICE, false);
     let (mut last, mut seen) = (Instant::now(), 0);
     loop {
@@ -76,15 +76,15 @@ pub(super) fn send(shared: &Shared) {
         (last, seen) = (Instant::now(), stamp);
         let had_shards = is_other && shared.own.has_shards();
         shared.own.look();
-        // Launchers also change their memory at each start of their ranks, which is no news where none of them saves anything.
+        // Launchers also change their memory at each start of their ranks; that is no change if no rank saves anything.
         if is_other && (had_shards || shared.own.has_shards()) {
             shared.changes.fetch_add(1, Ordering::Relaxed);
         }
-        // One at a time: after each the world may be another.
+        // One at a time: each transfer may change what is needed next.
         while !shared.stops() {
             let Some(repair) = shared.next_repair() else { break };
             if !shared.courtesy.allows() {
-                // What waits may be overtaken by a newer step.
+                // While it waits, a newer step may replace it.
                 break;
             }
             let busy = shared.courtesy.begin();
@@ -101,7 +101,7 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             return;
         }
         let Ok(stream) = stream else {
-            // Too many open files: it passes, or not; the loop must not spin.
+            // Too many open files may be temporary; the loop must not spin.
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -116,7 +116,7 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 is_greeted = true;
                 server::converse(&mut wire, &serving)
             });
-            // What was stored may be news for what is sent; a connection that broke later than in its greeting may have stored
+            // A stored shard may change what has to be sent. A connection that failed after its greeting may have stored
             // something, too.
             let changed = *talked.as_ref().unwrap_or(&is_greeted);
             if let Err(error) = talked {

@@ -1,4 +1,4 @@
-//! Who was turned away: told once, and not each second for as long as somebody's configuration is wrong.
+//! Refused peers: reported once, not every second as long as a configuration is wrong.
 
 use std::collections::HashMap;
 use std::mem::{Discriminant, discriminant};
@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 
 use crate::peer::error::PeerError;
 
-/// The same refusal of the same host is told again after this long.
+/// Time after which the same refusal of the same host is reported again.
 const AGAIN: Duration = Duration::from_secs(600);
 
-/// So many are remembered; strangers that come from ever other addresses are told of each time then.
+/// Maximum number of remembered refusals; beyond that, peers with ever new addresses are reported each time.
 const MOST: usize = 256;
 
-/// Who was refused, and for what.
+/// The refused host and the reason.
 type Refused = (Option<IpAddr>, Discriminant<PeerError>);
 
-/// What was refused lately.
+/// Recent refusals.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Mutex<HashMap<Refused, Instant>>);
 
 impl Refusals {
-    /// Whether it is worth to be told that `host` was refused for this.
+    /// Whether to report that `host` was refused for this reason.
     pub(super) fn is_news(&self, host: Option<IpAddr>, why: &PeerError, now: Instant) -> bool {
         let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         reported.retain(|_, since| now.saturating_duration_since(*since) < AGAIN);
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_refusal_is_told_once_in_a_while_and_another_at_once() {
+    fn the_same_refusal_is_reported_once_in_a_while_and_another_at_once() {
         let (refusals, begin) = (Refusals::default(), Instant::now());
         let peer = || "10.0.0.1:40000".to_owned();
         let (wrong, plain) =
@@ -50,7 +50,7 @@ mod tests {
         assert!(!refusals.is_news(one, &wrong, begin + AGAIN / 2));
         assert!(refusals.is_news(one, &plain, begin) && refusals.is_news(other, &wrong, begin));
         assert!(refusals.is_news(one, &wrong, begin + AGAIN));
-        // However many come, no more are remembered than that.
+        // The number of remembered refusals is limited.
         for host in 0..2_000_u32 {
             refusals.is_news(Some(IpAddr::from(host.to_be_bytes())), &wrong, begin + AGAIN);
         }

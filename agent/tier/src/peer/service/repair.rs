@@ -1,4 +1,4 @@
-//! What has too few copies is sent, and what no rule keeps is deleted.
+//! Sends shards with too few copies, and deletes copies that no rule keeps.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -20,19 +20,19 @@ use crate::peer::message::Held;
 use crate::peer::sealed::Sealed;
 use crate::peer::withdrawal::WithdrawalLock;
 
-/// How long nothing of a newer step may come before an older one is copied all the same.
+/// Time without a chunk of a newer step after which an older step is copied anyway.
 const NEWER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Whether the bytes were not as they were sealed before they went out.
+/// Whether the bytes already differed from the seal on this host.
 fn is_ours(error: &PeerError) -> bool {
     matches!(error, PeerError::Corrupt { peer, .. } if peer == "this host")
 }
 
 impl Shared {
-    /// What is to be sent next: what has too few copies, then what spares lack.
+    /// The next shard to send: first those with too few copies, then those that spares lack.
     pub(super) fn next_repair(&self) -> Option<Repair> {
         if self.spares().contains(self.name()) {
-            // Hosts with ranks see to what they have.
+            // Hosts with ranks send their own shards.
             return None;
         }
         self.next_of_hosts().or_else(|| self.next_for_spares())
@@ -56,7 +56,7 @@ impl Shared {
         let hosts = self.hosts();
         let mut needed = repairs(self.name(), &copies, &hosts, &rules);
         // An owner that saves as fast as it sends has often overwritten a step in its memory when that is complete here. A copy back would
-        // compete with the newer step that is on its way.
+        // compete with the newer step that is being received.
         needed.retain(|repair| !self.store.newer_is_coming(&repair.shard, NEWER_PATIENCE));
         self.put_in_order(&mut needed, &copies);
         let next = needed.into_iter().find(|repair| self.all_were_asked_about(&repair.shard.root));
@@ -74,12 +74,12 @@ impl Shared {
         next
     }
 
-    /// A step is of use when all its shards have their copies: one that is begun comes first. Else, where saves come faster than copies,
-    /// each rank and each host would send the newest at its own time, and of no step all would be there. Once a step was overwritten
-    /// while it was sent, those come first that are on the disk, where they can be held.
+    /// A step is useful only if all its shards have their copies, so steps with a copy come first. Otherwise, if saves are faster than
+    /// copies, each rank and each host would send the newest step at a different time, and no step would be complete. After a step was
+    /// overwritten while it was sent, steps on disk come first, where they can be held.
     fn put_in_order(&self, needed: &mut [Repair], copies: &[Copy]) {
         let wanted: BTreeSet<&StepKey> = needed.iter().map(|repair| &repair.shard.of).collect();
-        // Without its owner's, the newest step that has its copies would have one too few.
+        // Without the owner's copy, the newest step with all copies would have one too few.
         let safe = self.own.held_runs().into_iter().filter_map(|run| self.newest_safe(&run, copies));
         let safe: BTreeSet<StepKey> = safe.collect();
         self.own.hold_only(&wanted.union(&safe.iter().collect()).copied().collect());
@@ -108,8 +108,8 @@ impl Shared {
         safe.next().map(|state| state.key)
     }
 
-    /// Whether all peers have told what they have since a replica came here: whoever sent it has the shard, and nobody who asked before
-    /// that need know.
+    /// Whether all peers have reported their inventories since a replica arrived: its sender has the shard, and a peer that was asked
+    /// before may not have known it.
     fn all_were_asked_about(&self, root: &str) -> bool {
         let Some(since) = self.store.since(root) else { return true };
         self.peers().values().all(|peer| !peer.alive || peer.asked.is_some_and(|asked| asked >= since))
@@ -118,7 +118,7 @@ impl Shared {
     pub(super) fn repair(&self, repair: &Repair) {
         let Repair { shard, to, .. } = repair;
         let Some((opened, lock)) = self.open_to_send(shard) else {
-            // It was deleted meanwhile, or cannot be read: the next look tells.
+            // It was deleted meanwhile, or cannot be read: the next check shows which.
             self.distrust(self.name(), &shard.root);
             return;
         };
@@ -145,22 +145,22 @@ impl Shared {
                 if sent.bytes > 0 {
                     peer.rate = Some((sent.bytes as f64 / sent.took.as_secs_f64().max(1e-9)) as u64);
                 }
-                // It told so itself; the next inventory will have it too.
+                // The peer confirmed it; its next inventory will include it.
                 let medium = mainstay_core::checkpoint::inventory::Medium::Disk;
                 peer.inventory.copies.retain(|other| other.shard.root != offered.root);
                 let held = Held { shard: offered, medium, own: false, verified: true, alike: None };
                 peer.inventory.copies.push(held);
             }
             Err(error) if (is_ours(&error) || matches!(error, PeerError::Local(_))) && !opened.is_still() => {
-                // A save needed its memory, or a trainer wrote its files again; nothing is wrong with it. What replaced it, or its copy
-                // on the disk, is next.
+                // A save needed its memory, or a trainer wrote its files again; nothing is wrong with it. Its successor, or its copy
+                // on disk, is next.
                 tracing::debug!(
                     step = shard.of.step,
                     rank = shard.rank,
                     "a step was replaced in memory while it was sent"
                 );
                 self.overtaken.store(true, Ordering::Relaxed);
-                // What has come of it counts where the rest can come from the disk.
+                // The sent part is useful only if the rest can come from disk.
                 if !self.own.is_held(&shard.root) {
                     let _ = self.forget_at(to, &[offered]);
                 }
@@ -169,10 +169,10 @@ impl Shared {
         }
     }
 
-    /// A shard that lies here, with the lock of all its replicas: of what ranks of this host made this agent can withdraw them, of a replica
-    /// the agent that put it here.
+    /// Opens a shard on this host, with the lock of all its replicas: this agent can withdraw shards of its own ranks; a replica can be
+    /// withdrawn by the agent that sent it.
     fn open_to_send(&self, shard: &Shard) -> Option<(Opened, Option<WithdrawalLock>)> {
-        // Memory is the faster one, and is overwritten.
+        // Memory is faster but may be overwritten.
         let is_overtaken = self.overtaken.load(Ordering::Relaxed);
         let held = is_overtaken.then(|| self.own.open_held(&shard.root).map(Opened::of_file)).flatten();
         let own = held.or_else(|| self.own.open(&shard.root));
@@ -180,7 +180,7 @@ impl Shared {
         own.or_else(|| Some((self.open(&shard.root)?, self.store.lock_of(&shard.root))))
     }
 
-    /// One piece of a shard, made beside the store for as long as it takes to send it.
+    /// One piece of a shard, in a scratch file next to the store while it is sent.
     fn piece(&self, opened: &Opened, (of, index): (Parity, u32)) -> Result<(Sealed, Bytes), PeerError> {
         let whole = &opened.sealed;
         let size = of.lane(whole.shard.bytes) + whole.manifest.len() as u64;
@@ -203,7 +203,7 @@ impl Shared {
             return self.distrust(self.name(), &shard.root);
         }
         if self.stops() {
-            // The hosts of a job end within moments of each other.
+            // The hosts of a job stop at about the same time.
             return;
         }
         let mut peers = self.peers();
@@ -219,14 +219,14 @@ impl Shared {
         if self.meets.load(Ordering::Relaxed)
             && matches!(error, PeerError::Lost { .. } | PeerError::Unreachable { .. })
         {
-            // The leader of the job says which of its hosts are lost.
+            // The leader of the job reports which of its hosts are lost.
             tracing::debug!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken");
             return;
         }
         tracing::warn!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken; another peer is tried");
     }
 
-    /// Steps that the rules do not keep any more.
+    /// Steps that no rule keeps.
     pub(crate) fn deletable(&self) -> Vec<StepKey> {
         let wanted = self.settings.copies + 1;
         let (copies, wanted) = counting(self.name(), self.copies(), &self.hosts(), wanted);
@@ -235,7 +235,7 @@ impl Shared {
         runs.into_iter().flat_map(|run| deletable(&steps(&copies, Some(run)), retention)).collect()
     }
 
-    /// What ranks of this host have written of these shards goes, for a person at another host wants it gone; how many there were.
+    /// Deletes what ranks of this host have written of these shards, on the request of a user at another host. Returns their number.
     pub(crate) fn remove_own(&self, roots: &[String]) -> usize {
         let removed = |root: &&String| match self.own.remove(root) {
             Ok(was_there) => was_there,
@@ -250,7 +250,7 @@ impl Shared {
     pub(super) fn collect(&self) -> usize {
         let mut gone: BTreeSet<StepKey> = self.deletable().into_iter().collect();
         if let Some((launch, from)) = &*self.keeps_from() {
-            // What was seen in memory a moment ago may have been overwritten since: a newer step counts when it is kept there.
+            // A shard seen in memory may have been overwritten since: a newer step counts only if it is kept there.
             gone.retain(|key| key.run != *launch || (key.attempt, key.step) < *from);
         }
         let held = self.store.list();

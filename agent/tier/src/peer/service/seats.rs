@@ -1,18 +1,18 @@
-//! Seats for connections of peers. Whoever has not shown yet that it may talk has few of them for each address, so that one host that
-//! knows nothing keeps no other out.
+//! Limits for connections of peers. Unauthenticated peers have few seats per address, so that one host without credentials
+//! cannot block others.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Connections that are answered at once.
+/// Maximum number of connections served at once.
 const ALL: usize = 256;
 
-/// Connections of one address that have not shown yet that they may talk; more where more peers have that address, as several
-/// launchers on one host do, since each of them may ask at the same moment.
+/// Maximum number of unauthenticated connections per address. More if several peers have that address, as several
+/// launchers on one host do, since each of them may connect at the same moment.
 const GREETING_EACH: usize = 16;
 
-/// Of all addresses together. No address has more than half of them.
+/// Maximum number of unauthenticated connections of all addresses. No address has more than half of them.
 const GREETING: usize = 128;
 
 fn greeting_of(peers: usize) -> usize {
@@ -30,7 +30,7 @@ struct Taken {
 }
 
 impl Seats {
-    /// A seat for one more connection from this address, at which there are so many peers, until it is dropped.
+    /// A seat for one more connection from this address, which has `peers` peers. It is held until it is dropped.
     pub(super) fn take(&self, host: Option<IpAddr>, peers: usize) -> Option<Seat> {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let greeting: usize = taken.greeting.values().sum();
@@ -44,7 +44,7 @@ impl Seats {
     }
 }
 
-/// One connection's seat. It is given back also when the thread that has it panics.
+/// The seat of one connection. It is released even if its thread panics.
 #[derive(Debug)]
 pub(super) struct Seat {
     seats: Seats,
@@ -53,7 +53,7 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// The other side has shown that it may talk.
+    /// Records that the other side is authenticated.
     pub(super) fn is_known(&mut self) {
         if std::mem::take(&mut self.is_greeting) {
             let mut taken = self.seats.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_never_shows_that_it_may_talk_keeps_no_other_out() {
+    fn a_host_that_never_authenticates_does_not_block_others() {
         let seats = Seats::default();
         let silent: Vec<Seat> = (0..GREETING_EACH).map(|_| seats.take(host(1), 1).unwrap()).collect();
         assert!(seats.take(host(1), 1).is_none());
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_come_back_also_after_a_panic() {
+    fn seats_are_released_after_a_panic() {
         let seats = Seats::default();
         for _ in 0..ALL + 1 {
             let seat = seats.take(host(1), 1).unwrap();

@@ -1,4 +1,4 @@
-//! What a service among peers is to do.
+//! Settings of the service among peers.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -9,45 +9,45 @@ use mainstay_core::checkpoint::parity::Parity;
 
 use crate::peer::wire::Patience;
 
-/// What the service is to do.
+/// Settings of the service.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where to listen.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// Under which of `peers`' words the others know this agent: its name among them.
+    /// The name by which the others know this agent: its entry in their `peers`.
     pub name: String,
     /// All agents, as `host:port`; this one may be among them.
     pub peers: Vec<String>,
-    /// What fails together with this host.
+    /// Failure domain of this host.
     pub domain: String,
-    /// Where replicas are kept.
+    /// Directory of the replicas.
     pub store: PathBuf,
-    /// Bytes of replicas at most.
+    /// Maximum number of bytes of replicas.
     pub quota: u64,
-    /// Replicas of each shard beside the owner's.
+    /// Replicas of each shard in addition to the owner's copy.
     pub copies: usize,
-    /// How shards are cut into pieces that are kept in place of replicas, where there are failure domains enough.
+    /// How shards are cut into pieces, which are stored instead of replicas if there are enough failure domains.
     pub parity: Option<Parity>,
-    /// Whole steps that are kept at least.
+    /// Minimum number of whole steps to keep.
     pub keep: usize,
-    /// Peers that are taken only if nobody else is there.
+    /// Peers that are used only if there is no other.
     pub avoid: BTreeSet<String>,
-    /// Bytes a second for all replication; 0 for no limit.
+    /// Bytes per second for all replication; 0: no limit.
     pub rate: u64,
-    /// The share of training's time that replicating may cost, as its steps tell; 0 for any.
+    /// The share of training time that replication may cost, measured by its steps; 0: no limit.
     pub slowdown: f64,
     /// Connections for one shard.
     pub streams: usize,
-    /// Time from one look at own directories and peers to the next.
+    /// Time between two checks of own directories and peers.
     pub interval: Duration,
-    /// How long others are waited for.
+    /// Time limits for peers.
     pub patience: Patience,
     /// This version of Mainstay.
     pub software: String,
 }
 
 impl Settings {
-    /// For one that has no peers and keeps nothing of others: it only knows what this host has.
+    /// Settings without peers and replicas: the service knows only the shards of this host.
     pub fn alone(store: PathBuf, name: String) -> Settings {
         Settings {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),

@@ -1,9 +1,9 @@
-//! Why a store does not take a shard.
+//! Why a store does not accept a shard.
 
 use std::io;
 use std::path::Path;
 
-/// Why a shard is not taken.
+/// Why a shard is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// There is no room.
@@ -11,12 +11,12 @@ pub enum StoreError {
     Full {
         /// Bytes of the shard.
         wanted: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
         /// The quota.
         quota: u64,
     },
-    /// There is no room, and this user has as much as others leave.
+    /// There is no room, and this user already has its part.
     #[error(
         "the store is full: {wanted} bytes are wanted and {free} of {quota} are free; {users} users share it, each has a part of \
          {part} bytes while it is full, and this one uses {of_user}"
@@ -24,7 +24,7 @@ pub enum StoreError {
     Part {
         /// Bytes of the shard.
         wanted: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
         /// The quota.
         quota: u64,
@@ -32,18 +32,18 @@ pub enum StoreError {
         of_user: u64,
         /// Bytes of one part.
         part: u64,
-        /// How many users there are.
+        /// Number of users.
         users: u64,
     },
-    /// Chunks have not come.
+    /// Chunks are missing.
     #[error("{0} chunk(s) have not come")]
     Missing(usize),
-    /// The disk.
+    /// An I/O error.
     #[error("{what}: {source}")]
     Disk {
-        /// What was done.
+        /// The operation.
         what: String,
-        /// What came of it.
+        /// The error.
         source: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! How a replica comes to its place in the store, and how it goes from there. Each operation goes through a [`Volume`], so that a test can
+//! Moves replicas into their places in the store and removes them. Each operation goes through a [`Volume`], so that a test can
 //! cut the power between any two of them.
 
 use std::fs::{DirBuilder, OpenOptions};
@@ -15,7 +15,7 @@ use crate::peer::sealed::{Sealed, open_plainly};
 use crate::peer::withdrawal::WithdrawalLock;
 use crate::seal::ReadAt;
 
-/// The real disk, with files and directories that nobody else may read.
+/// The real disk, with files and directories that no other user may read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Private;
 
@@ -60,7 +60,7 @@ impl Volume for Private {
     }
 }
 
-/// Where a shard lies below `replicas`.
+/// Path of a shard's directory below `replicas`.
 pub fn home(replicas: &Path, shard: &Shard) -> PathBuf {
     let StepKey { step, job, run, attempt, world } = &shard.of;
     let mut hasher = blake3::Hasher::new();
@@ -73,11 +73,11 @@ pub fn home(replicas: &Path, shard: &Shard) -> PathBuf {
     of_step.join(format!("rank-{:05}{piece}", shard.rank))
 }
 
-/// The bytes that lie whole in the file `from` become a replica in `home`: `sync` brings them to the disk first, then they take their
-/// place, then their manifest does. `lock`, the name of its file, is beside them from before they are a replica.
+/// Turns the complete bytes in the file `from` into a replica in `home`: first `sync` syncs them to disk, then they are moved into place,
+/// then their manifest. `lock`, the name of the lock file, is next to them before they are a replica.
 ///
 /// # Errors
-/// What the disk says. What was in `home` before may be gone then.
+/// An I/O error. A previous replica in `home` may be lost then.
 pub fn put(
     volume: &dyn Volume,
     from: &Path,
@@ -88,7 +88,7 @@ pub fn put(
 ) -> io::Result<()> {
     sync()?;
     make_all(volume, home)?;
-    // All that takes room comes first: on a full disk what was here before stays, whole.
+    // Operations that need space come first: on a full disk the previous replica stays intact.
     let aside = home.join(format!(".{MANIFEST_NAME}.tmp"));
     remove_if_there(volume, &aside)?;
     let mut sink = volume.create(&aside)?;
@@ -100,10 +100,10 @@ pub fn put(
     {
         drop(volume.create(&home.join(lock))?);
     }
-    // A shard of the same rank that was sealed before this one: without its manifest it is not there.
+    // A shard of the same rank that was sealed earlier: without its manifest it does not count.
     remove_if_there(volume, &home.join(MANIFEST_NAME))?;
     volume.sync_directory(home)?;
-    // Nothing can be without the lock of another shard any more.
+    // No shard needs the other locks any more.
     for (name, ..) in locks(volume, home).filter(|(name, ..)| Some(name.as_str()) != lock) {
         remove_if_there(volume, &home.join(name))?;
     }
@@ -112,31 +112,31 @@ pub fn put(
     volume.sync_directory(home)
 }
 
-/// A replica goes: its manifest first, so that it is either there or not. Its file goes to `spare`, where one is named; whether it did.
+/// Removes a replica, its manifest first, so that it exists completely or not at all. Moves its file to `spare`, if given; returns whether.
 pub fn take_down(volume: &dyn Volume, home: &Path, spare: Option<&Path>) -> bool {
     let manifest = home.join(MANIFEST_NAME);
     let _ = volume.remove_file(&manifest).and_then(|()| volume.sync_directory(home));
     let moved = spare.is_some_and(|spare| volume.rename(&home.join(DATA), spare).is_ok());
     remove_tree(volume, home);
-    // The directories of the step and of the run, when nothing else is in them.
+    // The directories of the step and of the run, if empty.
     for above in home.ancestors().skip(1).take(2) {
         let _ = volume.remove_directory(above);
     }
     moved
 }
 
-/// The lock of a replica, where it has one.
+/// The lock of a replica, if it has one.
 pub fn lock_of(volume: &dyn Volume, home: &Path, sealed: &Sealed) -> Option<WithdrawalLock> {
     locks(volume, home).find(|(_, key, _)| *key == sealed.key).map(|(.., lock)| lock)
 }
 
-/// All locks beside a replica by the names of their files, each with the key of its shard.
+/// All locks next to a replica by file name, each with the key of its shard.
 fn locks(volume: &dyn Volume, home: &Path) -> impl Iterator<Item = (String, u64, WithdrawalLock)> {
     let names = volume.list(home).unwrap_or_default().into_iter();
     names.filter_map(|name| WithdrawalLock::of_file_name(&name).map(|(key, lock)| (name, key, lock)))
 }
 
-/// All that lies in place of replicas, each with its manifest; without a good one it is none.
+/// All directories of replicas, each with its manifest; none if the manifest is not valid.
 pub fn found(volume: &dyn Volume, replicas: &Path) -> Vec<(PathBuf, Option<Sealed>)> {
     let below = |directory: &PathBuf| -> Vec<PathBuf> {
         let names = volume.list(directory).unwrap_or_default();
@@ -155,13 +155,13 @@ fn manifest_of(volume: &dyn Volume, home: &Path) -> Option<Sealed> {
     Sealed::of(bytes).ok()
 }
 
-/// Whether every byte of a replica is what its manifest says. Reads all of it.
+/// Whether every byte of a replica matches its manifest. Reads all of it.
 pub fn is_whole(volume: &dyn Volume, home: &Path, sealed: &Sealed) -> bool {
     let Ok((file, length)) = volume.open(&home.join(DATA)) else { return false };
     length == sealed.shard.bytes && matches!(sealed.first_bad_from_start(&*file), Ok(None))
 }
 
-/// Makes a replica's directory with the two above it, all brought to the disk by name.
+/// Creates a replica's directory and the two above it, and syncs their names to disk.
 fn make_all(volume: &dyn Volume, home: &Path) -> io::Result<()> {
     let above: Vec<&Path> = home.ancestors().skip(1).take(3).collect();
     for directory in above.iter().rev().skip(1).copied().chain([home]) {

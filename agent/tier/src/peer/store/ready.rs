@@ -1,4 +1,4 @@
-//! Memory of the store's that has its pages already, for shards that come to this host: made ahead of them, and lent.
+//! Memory of the store with allocated pages for shards that arrive at this host: created in advance and lent.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,7 +13,7 @@ use crate::os::{Lent, MappedFile};
 use crate::peer::spare::{self, Spare};
 use crate::pool::available;
 
-/// A file of the store's with its pages. It goes back when it is dropped, or to a user.
+/// A file of the store with allocated pages. It returns to the store when it is dropped, or is given to a user.
 #[derive(Debug)]
 pub(crate) struct Ready<'s> {
     store: &'s Store,
@@ -24,7 +24,7 @@ pub(crate) struct Ready<'s> {
 }
 
 impl Store {
-    /// Memory for a shard that is to end in `directory` and not in the store; none where no file can move there, or none has its pages.
+    /// Lends memory for a shard whose final place is `directory`, not the store; none if files cannot be moved there or none is ready.
     pub(crate) fn lend(&self, bytes: u64, directory: &File) -> Option<Ready<'_>> {
         if bytes == 0 || self.medium != Medium::Memory || !self.reaches(directory) {
             return None;
@@ -38,7 +38,7 @@ impl Store {
         let lent = self.root.join("incoming").join(self.name("lent"));
         let taken = fs::rename(&spare.path, &lent).and_then(|()| {
             let file = OpenOptions::new().read(true).write(true).open(&lent)?;
-            // What was beyond its end is gone.
+            // The part beyond the end is removed.
             file.set_len(bytes)?;
             Ok(file)
         });
@@ -50,7 +50,7 @@ impl Store {
         Some(Ready { store: self, spare: Some(spare), file, memory })
     }
 
-    /// Whether a file of the store's can move into that directory: on another file system, or behind another mount, it cannot.
+    /// Whether a file of the store can be moved into that directory: not to another file system or mount.
     fn reaches(&self, directory: &File) -> bool {
         let name = self.name(".mainstay-probe");
         let probe = self.root.join("incoming").join(&name);
@@ -65,8 +65,8 @@ impl Store {
         }
     }
 
-    /// Sees that there is memory with its pages for shards of these sizes, as far as the quota and the host leave room: then they pay for
-    /// none when they come. Stops when it is not `wanted` any more.
+    /// Prepares memory with allocated pages for shards of these sizes, as far as the quota and the host allow, so that they need no new
+    /// pages when they arrive. Stops when it is no longer `wanted`.
     pub(crate) fn prepare(&self, sizes: &[u64], wanted: &dyn Fn() -> bool) {
         if self.medium != Medium::Memory {
             return;
@@ -77,14 +77,14 @@ impl Store {
                 there.swap_remove(at);
                 continue;
             }
-            // A little more: the next step's may be larger.
+            // A little more: the next step may be larger.
             let bytes = (bytes + bytes / 64).next_multiple_of(1 << 20);
             let fits = {
                 let inner = self.inner();
                 let taken = inner.used().saturating_add(inner.spares.bytes());
                 inner.spares.has_room() && taken.saturating_add(bytes) <= self.quota
             };
-            // Never what others may soon need.
+            // Never use memory that other processes may soon need.
             if !fits || bytes > available(&self.root) / 2 {
                 return;
             }
@@ -96,7 +96,7 @@ impl Store {
         }
     }
 
-    /// Bytes of memory that is ready for shards.
+    /// Bytes of memory that are ready for shards.
     pub(crate) fn ready(&self) -> u64 {
         self.inner().spares.mapped().iter().sum()
     }
@@ -107,18 +107,18 @@ impl Store {
 }
 
 impl Ready<'_> {
-    /// The memory in which a chunk is to lie.
+    /// The memory for a chunk.
     pub(crate) fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
         self.memory.lend(offset, length)
     }
 
-    /// Gives the file away: it takes this name in that directory. Nothing of this agent's touches it any more.
+    /// Gives the file away: moves it to this name in that directory. This agent no longer accesses it.
     pub(crate) fn give(mut self, directory: &File, name: &str) -> io::Result<()> {
         let Some(path) = self.spare.as_ref().map(|spare| &spare.path) else { return Ok(()) };
         renameat(CWD, path, directory, name)?;
         let Some(spare) = self.spare.take() else { return Ok(()) };
         self.store.inner().lent -= spare.bytes;
-        // Its mapping is taken apart behind: that takes a while, and the shard need not wait for it.
+        // Unmap in the background: it takes a while, and the shard need not wait for it.
         let memory = (spare.memory, Arc::clone(&self.memory));
         let _ = std::thread::Builder::new().name("ckpt-unmap".to_owned()).spawn(move || drop(memory));
         Ok(())
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_made_once_for_each_shard_and_within_the_quota() {
+    fn memory_is_created_once_for_each_shard_and_within_the_quota() {
         let (home, store) = store(5 * MEBIBYTE);
         store.prepare(&[MEBIBYTE, MEBIBYTE / 2], &|| true);
         assert_eq!(store.ready(), 3 * MEBIBYTE, "a little more than they need, in whole mebibytes");
@@ -171,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_any_more_leaves_nothing() {
+    fn memory_that_is_no_longer_wanted_leaves_nothing() {
         let (home, store) = store(1 << 30);
         store.prepare(&[MEBIBYTE], &|| false);
         assert_eq!((store.ready(), files(home.path())), (0, 0));
     }
 
     #[test]
-    fn lent_memory_comes_back_or_goes_to_its_user_whole_and_no_longer_than_the_shard() {
+    fn lent_memory_returns_or_goes_to_its_user_whole_and_no_longer_than_the_shard() {
         let (home, store) = store(1 << 30);
         store.prepare(&[MEBIBYTE], &|| true);
         let theirs = TempDir::new_in("/dev/shm").unwrap();
@@ -203,7 +203,7 @@ mod tests {
     fn a_file_that_cannot_move_there_is_not_lent() {
         let (home, store) = store(1 << 30);
         store.prepare(&[MEBIBYTE], &|| true);
-        // Files of this kind lie on a file system of their own.
+        // These files are on a separate file system.
         let elsewhere = File::open("/proc/self").unwrap();
         assert!(store.lend(MEBIBYTE, &elsewhere).is_none());
         assert_eq!((files(home.path()), store.usage().0), (1, 0));

@@ -1,7 +1,7 @@
-//! Who may have how much of a store.
+//! Shares of users in a store.
 //!
-//! One user may fill it. As soon as another one wants room, each of them has an equal part: the oldest replicas of whoever has more go
-//! first. Runs of the agents' own count as one more user.
+//! One user may fill it. As soon as another user needs room, each has an equal part: the oldest replicas of the user with more are
+//! deleted first. Runs of the agents themselves count as one more user.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ use super::{Inner, Replica, Store, StoreError};
 type Owner = Option<u32>;
 
 impl Store {
-    /// Makes room for a shard: `deletable` steps go first, then what other users have beyond their part. Memory that is kept to be used
-    /// again goes where it is in the way.
+    /// Makes room for a shard: deletes `deletable` steps first, then what other users have beyond their part. Also deletes spare files
+    /// that are in the way.
     pub(super) fn make_room(
         &self,
         inner: &mut Inner,
@@ -43,7 +43,7 @@ impl Store {
                 self.drop_replica(inner, &root);
             }
         }
-        // A spare of the right size is used; all others go if that is what it takes.
+        // A spare of the right size is used; all others are deleted if necessary.
         while inner.used().saturating_add(inner.spares.bytes()).saturating_add(wanted) > quota {
             if !inner.spares.give_up_one() {
                 break;
@@ -59,7 +59,7 @@ impl Store {
 }
 
 impl Inner {
-    /// Bytes of replicas and of what is on its way. Spares do not count: they go when room is needed.
+    /// Bytes of replicas and uploads. Spares do not count: they are deleted when room is needed.
     pub(super) fn used(&self) -> u64 {
         self.shards().map(|shard| shard.bytes).fold(self.lent, u64::saturating_add)
     }
@@ -69,7 +69,7 @@ impl Inner {
         held.chain(self.uploads.values().map(|upload| &upload.sealed.shard))
     }
 
-    /// The same by user, without memory that is lent.
+    /// Same as [`Inner::used`], by user and without lent memory.
     fn used_by_users(&self) -> BTreeMap<Owner, u64> {
         let mut has: BTreeMap<Owner, u64> = BTreeMap::new();
         for shard in self.shards() {
@@ -79,7 +79,7 @@ impl Inner {
         has
     }
 
-    /// The replica that has been here longest of whoever has most, if that is more than a part.
+    /// The oldest replica of the user with the most bytes, if that is more than a part.
     fn oldest_beyond(&self, part: u64) -> Option<String> {
         let has = self.used_by_users();
         let (most, bytes) = has.into_iter().max_by_key(|(_, bytes)| *bytes)?;
@@ -87,7 +87,7 @@ impl Inner {
             return None;
         }
         let of_user = self.replicas.values().filter(|replica| owner_of(&replica.sealed.shard) == most);
-        // All that was found at a start has been here equally long.
+        // All replicas that were found at a start count as equally old.
         let age = |replica: &&Replica| (replica.since, replica.sealed.shard.of.step);
         of_user.min_by_key(age).map(|replica| replica.sealed.shard.root.clone())
     }

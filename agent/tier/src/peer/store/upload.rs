@@ -1,4 +1,4 @@
-//! A shard on its way into the store, and the right to write one of its chunks.
+//! A shard that is being received into the store, and the right to write one of its chunks.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,36 +13,36 @@ use crate::os::{Lent, MappedFile};
 use crate::peer::sealed::Sealed;
 use crate::peer::withdrawal::WithdrawalLock;
 
-/// A shard on its way into the store. Several connections may bring its chunks.
+/// A shard that is being received into the store. Several connections may send its chunks.
 #[derive(Debug)]
 pub struct Upload {
-    /// What it must become.
+    /// The expected shard.
     pub sealed: Arc<Sealed>,
-    /// Who may have it deleted.
+    /// The lock against deletion.
     pub(super) lock: Option<WithdrawalLock>,
     pub(super) file: File,
     pub(super) path: PathBuf,
-    /// The file's memory, where it was used before.
+    /// The file's memory, if it was used before.
     pub(super) memory: Option<Arc<MappedFile>>,
     /// Dropped with the upload: until then a connection may write into the file.
     pub(super) writers: Arc<()>,
     progress: Mutex<Progress>,
-    /// Whether chunks that lie here already were looked for.
+    /// Whether local copies of chunks were searched.
     searched: AtomicBool,
-    /// Whether it became a replica; none before its commit. Held while a connection commits it.
+    /// Whether it became a replica; none before its commit. Locked while a connection commits it.
     pub(super) stored: Mutex<Option<bool>>,
 }
 
 #[derive(Debug)]
 struct Progress {
     missing: BTreeSet<u32>,
-    /// Chunks that a connection is bringing now: nobody else writes them.
+    /// Chunks that a connection is sending now: no other connection writes them.
     coming: BTreeSet<u32>,
-    /// When something last happened.
+    /// Time of the last progress.
     moved: Instant,
 }
 
-/// The right to write one chunk of an upload. It is given back when it is dropped.
+/// The right to write one chunk of an upload. It is released when it is dropped.
 #[derive(Debug)]
 pub struct Claim<'u> {
     upload: &'u Upload,
@@ -50,7 +50,7 @@ pub struct Claim<'u> {
 }
 
 impl Upload {
-    /// One of which nothing has come.
+    /// Creates an upload without any chunk.
     pub(super) fn new(
         (sealed, lock): (Sealed, Option<WithdrawalLock>),
         file: File,
@@ -75,13 +75,13 @@ impl Upload {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The numbers of the chunks that have not come.
+    /// The numbers of the missing chunks.
     pub fn missing(&self) -> Vec<u32> {
         let progress = self.progress();
         progress.missing.union(&progress.coming).copied().collect()
     }
 
-    /// The right to write a chunk; none if it lies there already, or another connection is bringing it.
+    /// The right to write a chunk; none if it is already stored, or another connection is sending it.
     pub fn claim(&self, chunk: u32) -> Option<Claim<'_>> {
         let mut progress = self.progress();
         progress.moved = Instant::now();
@@ -92,20 +92,20 @@ impl Upload {
         Some(Claim { upload: self, chunk })
     }
 
-    /// Whether chunks that lie here already are to be looked for now: only the first connection does, for it asks for the rest
-    /// afterwards. Another one that came later would hold back chunks that the first is bringing.
+    /// Whether to search for local copies of chunks now. Only the first connection does, because it requests the rest
+    /// afterwards. A later search would claim chunks that the first connection is sending.
     pub fn search_begins(&self) -> bool {
         !self.searched.swap(true, Ordering::SeqCst)
     }
 
-    /// How long nothing has happened.
+    /// Time since the last progress.
     pub fn idle(&self) -> Duration {
         self.progress().moved.elapsed()
     }
 }
 
 impl Claim<'_> {
-    /// Writes a piece of the chunk.
+    /// Writes a part of the chunk.
     ///
     /// # Errors
     /// The disk fails.
@@ -113,12 +113,12 @@ impl Claim<'_> {
         self.upload.file.write_all_at(bytes, offset)
     }
 
-    /// The memory in which the chunk is to lie, where the file is mapped; else it is to be written.
+    /// The memory for the chunk, if the file is mapped; otherwise it must be written.
     pub fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
         self.upload.memory.as_ref()?.lend(offset, length)
     }
 
-    /// The whole chunk was verified and written.
+    /// Records that the whole chunk is verified and written.
     pub fn done(self) {
         self.upload.progress().coming.remove(&self.chunk);
     }

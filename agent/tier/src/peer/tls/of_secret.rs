@@ -1,8 +1,8 @@
 //! TLS between processes that share a secret and have no certificates: the launchers of one job.
 //!
-//! The private key of all of them is made of the secret. Each side shows the public key (RFC 7250) and wants to see the same one, so
-//! there is no authority, no name to compare and nothing that expires. Sessions have keys of their own, which the secret does not
-//! tell: who only listens, and learns the secret later, reads nothing.
+//! Their common private key is derived from the secret. Each side presents the public key (RFC 7250) and accepts only the same one, so
+//! there is no authority, no name to compare and no expiry. Sessions have their own keys, which cannot be derived from the
+//! secret: an eavesdropper who later learns the secret cannot decrypt recorded traffic.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ use rustls::{
 
 use super::Both;
 
-/// A private key of Ed25519 in PKCS #8 is this and 32 bytes (RFC 8410).
+/// Prefix of an Ed25519 private key in PKCS #8; the 32 bytes of the key follow (RFC 8410).
 const PKCS8: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
-/// Both ends of connections between those who know `secret`.
+/// Client and server configuration for connections between processes that know `secret`.
 pub(super) fn both(secret: &[u8]) -> Result<Both, Error> {
     let seed = blake3::derive_key("mainstay 2026-11 TLS between the launchers of one job", secret);
     let key = [&PKCS8[..], &seed[..]].concat();
@@ -51,7 +51,7 @@ pub(super) fn both(secret: &[u8]) -> Result<Both, Error> {
     Ok(Both { client: Arc::new(client), server: Arc::new(server) })
 }
 
-/// Takes the one public key that is made of the secret.
+/// Accepts only the public key that is derived from the secret.
 #[derive(Debug)]
 struct SameKey {
     public: CertificateDer<'static>,
@@ -75,7 +75,7 @@ impl SameKey {
     }
 }
 
-/// Only TLS 1.3 is spoken.
+/// Error for TLS 1.2: only TLS 1.3 is supported.
 fn not_spoken() -> Result<HandshakeSignatureValid, Error> {
     Err(PeerIncompatible::Tls12NotOffered.into())
 }

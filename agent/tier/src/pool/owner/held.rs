@@ -1,4 +1,4 @@
-//! What the memory holds: which steps are whole in it, and which of them are to be written next.
+//! The content of the memory: which steps are whole in it, and which of them are written next.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::pool::Settings;
 use crate::pool::choose::{self, At, Held};
 use crate::pool::memory::Memory;
 
-/// Steps that wait to be asked for, at most.
+/// Maximum number of steps that wait to be taken.
 const WHOLE: usize = 4;
 
 impl Inner {
@@ -35,12 +35,12 @@ impl Inner {
         held.collect()
     }
 
-    /// The newest step that is whole over memory and what the ranks themselves wrote to the disk when there was no slot for them.
+    /// The newest step that is whole over memory and the shards that ranks wrote to disk themselves when they had no slot.
     pub(super) fn newest_whole(&self, settings: &Settings) -> Option<At> {
         self.newest_whole_of(&self.held(), settings)
     }
 
-    /// What is to be written next: first the step to go back to, then the newest whole one.
+    /// The shards to write next: first the step to go back to, then the newest whole one.
     pub(super) fn unsaved(&self, settings: &Settings) -> Vec<Held> {
         let held = self.held();
         let on_disk = |at: At, rank: u32| self.on_disk.contains(&(at, rank));
@@ -52,7 +52,7 @@ impl Inner {
         }
     }
 
-    /// Sees which whole step was saved before the replicas last agreed.
+    /// Determines the whole step that was saved before the replicas last agreed.
     pub(super) fn vouch(&mut self, settings: &Settings) {
         let Some((attempt, agreed)) = self.agreed else { return };
         let mut held = self.held();
@@ -64,7 +64,7 @@ impl Inner {
         }
     }
 
-    /// Notes a step whose last shard was sealed, for whoever compares what ranks saved.
+    /// Records a step whose last shard was sealed, for the comparison of what ranks saved.
     pub(super) fn note_whole(&mut self, at: At) {
         let of_rank = |memory: &Memory| {
             let sealed = self.sealed.range((memory.rank, 0)..=(memory.rank, usize::MAX));

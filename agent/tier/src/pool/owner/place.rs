@@ -1,4 +1,4 @@
-//! The pool's directory: its lock, its description for whoever finds it, and the socket by which ranks ring.
+//! The pool's directory: its lock, its description for recovery, and the socket that ranks ring.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -15,7 +15,7 @@ use super::LOOK_EVERY;
 use crate::pool::lock::lock;
 use crate::pool::{PoolError, Settings, recover, reported};
 
-/// Takes the pool's lock. The guardian of a launcher that was killed may still hold it: its end is waited for.
+/// Takes the pool's lock. Waits for the guardian of a killed launcher, which may still hold it.
 pub(super) fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> {
     const TRIES: u32 = 6000;
     let path = directory.join("lock");
@@ -27,15 +27,15 @@ pub(super) fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, 
             return Err(PoolError::Taken(checkpoints.to_owned()));
         }
         std::thread::sleep(Duration::from_millis(100));
-        // It may have removed all of it.
+        // The guardian may have removed the directory.
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(reported(directory))?;
     }
     Err(PoolError::Taken(checkpoints.to_owned()))
 }
 
-/// Removes the ranks' memory of a pool with its lock, which another pool in the same place takes anew.
+/// Removes the ranks' memory of a pool and its lock, which the next pool in the same place takes again.
 pub(super) fn remove_ranks(pool: &Path) -> io::Result<()> {
-    // Its description first: without it nobody takes what is left for a pool.
+    // Its description first: without it the rest is not recognized as a pool.
     fs::remove_file(pool.join(POOL_NAME))?;
     for entry in fs::read_dir(pool)?.flatten() {
         let path = entry.path();
@@ -49,7 +49,7 @@ pub(super) fn remove_ranks(pool: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Says whose pool it is, for whoever finds it.
+/// Writes the description of the pool for recovery.
 pub(super) fn describe(directory: &Path, settings: &Settings) -> Result<(), PoolError> {
     let path = directory.join(POOL_NAME);
     let aside = path.with_extension("new");
@@ -81,7 +81,7 @@ pub(super) fn open_bell(directory: &Path) -> Option<UnixDatagram> {
 }
 
 pub(super) fn ring(directory: &Path) {
-    // A keeper that does not hear it looks by itself, a little later.
+    // A keeper that does not receive it checks by itself a little later.
     if let Ok(socket) = UnixDatagram::unbound() {
         let _ = socket.set_nonblocking(true);
         let _ = socket.send_to(b"!", directory.join(BELL_NAME));

@@ -1,4 +1,4 @@
-//! Memory for slots: made when a rank asks for it, larger when its state grows, anew where nobody is to be believed.
+//! Memory for slots: allocated when a rank requests it, enlarged when its state grows, replaced if its content cannot be trusted.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use crate::pool::available;
 use crate::pool::memory::{self, Memory};
 
 impl Shared {
-    /// Makes the slots that ranks ask for. Files are made without the lock: a new attempt need not wait for them.
+    /// Allocates the slots that ranks request. Files are created without the lock, so that a new attempt need not wait for them.
     pub(super) fn answer(&self) {
         let asked: Vec<(usize, u64, u64)> = {
             let inner = self.inner();
@@ -55,7 +55,7 @@ impl Shared {
         Answer::Granted
     }
 
-    /// How many slots of so many bytes each rank may have, if all of them want as much.
+    /// The number of slots of `bytes` bytes that each rank may have if all of them want the same.
     pub(super) fn slots_for(&self, place: usize, bytes: u64) -> Result<usize, String> {
         let inner = self.inner();
         let held = |memory: &Memory| -> u64 {
@@ -83,7 +83,7 @@ impl Shared {
         })
     }
 
-    /// Gives a slot a file that is large enough, if it has none and nobody needs what is in it.
+    /// Gives a slot a file that is large enough, if it has none and its content is not needed.
     pub(super) fn grow(&self, place: usize, index: usize, bytes: u64) -> io::Result<()> {
         let mut inner = self.inner();
         let Some(memory) = inner.ranks.get_mut(place) else { return Ok(()) };
@@ -94,7 +94,7 @@ impl Shared {
             if slot.capacity >= bytes || slot.state != State::Free {
                 return Ok(());
             }
-            // Out of the ranks' sight while it changes; `renew` gives it back.
+            // Ranks do not see it while it changes; `renew` makes it available again.
             _ = control.advance(&slot, State::Damaged);
             drop(inner);
             return self.renew_one(place, index);
@@ -112,7 +112,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives new files to slots of which somebody may still write into the old one, or whose content is not to be believed.
+    /// Gives new files to slots whose old file a process may still write to, or whose content cannot be trusted.
     pub(super) fn renew(&self) {
         let damaged: Vec<(usize, usize)> = {
             let inner = self.inner();
@@ -138,7 +138,7 @@ impl Shared {
         let slot = memory.control().map_err(io::Error::other)?.slot(index);
         let (number, bytes, directory) =
             (memory.next_file(), slot.capacity.max(memory.wanted), memory.directory.clone());
-        // The old memory first: there may not be enough for both.
+        // Free the old memory first: there may not be enough for both.
         let _ = fs::remove_file(memory::slot_path(&directory, index, slot.file));
         drop(inner);
         let file = memory::allocate(&memory::slot_path(&directory, index, number), bytes)?;

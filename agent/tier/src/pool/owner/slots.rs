@@ -1,4 +1,4 @@
-//! What becomes of each slot: accepted, sealed, given to the writer, given free, withdrawn.
+//! The life of each slot: accepted, sealed, passed to the writer, freed, withdrawn.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::seal::SealError;
 pub(super) type Task = (u32, Slot, Arc<File>);
 
 impl Inner {
-    /// What is to be sealed: filled in this attempt, or accepted when it ended.
+    /// The slots to seal: filled in this attempt, or accepted when it ended.
     pub(super) fn accept(&mut self, settings: &Settings) -> Vec<Task> {
         let mut tasks = Vec::new();
         let mut said = Vec::new();
@@ -50,7 +50,7 @@ impl Inner {
         tasks
     }
 
-    /// The checksums of a slot were taken.
+    /// Records the result of sealing a slot.
     pub(super) fn sealed(&mut self, rank: u32, slot: &Slot, sealed: Result<Manifest, SealError>) {
         let Some(memory) = self.ranks.iter().find(|memory| memory.rank == rank) else { return };
         let Ok(control) = memory.control() else { return };
@@ -76,7 +76,7 @@ impl Inner {
         }
     }
 
-    /// Sees that every rank has a free slot, as far as one may be given.
+    /// Ensures that every rank has a free slot, if one may be freed.
     pub(super) fn free(&mut self, settings: &Settings) {
         let newest = self.newest_whole(settings);
         if let Some(newest) = newest {
@@ -87,7 +87,7 @@ impl Inner {
             }
         }
         let held = self.held();
-        // While ranks of this attempt may still be loading, nothing that they could choose from goes.
+        // While ranks of this attempt may still be loading, keep every step that they could choose.
         let all_have_saved = settings
             .ranks
             .clone()
@@ -110,11 +110,11 @@ impl Inner {
                 continue;
             }
             let long = since.is_some_and(|since| since.elapsed() > LONG);
-            // On the disk it is safe.
+            // A copy on disk is safe.
             let vouched = self.vouched.filter(|at| !self.on_disk.contains(&(*at, memory.rank)));
-            // Of two slots one must be free in the end, whatever the disk is at.
+            // Of two slots, one must be freed eventually, regardless of the disk.
             let vouched = vouched.filter(|_| !long || control.slots() > 2);
-            // One that is on its way to a peer is left alone, but a save does not wait for that.
+            // A slot that is being sent to a peer is not freed, but a save does not wait for that.
             let pinned = |slot: &Slot| !waits && control.is_pinned(slot, now);
             let mut held = held.clone();
             held.iter_mut()
@@ -124,7 +124,7 @@ impl Inner {
             let kept: Vec<_> = vouched.into_iter().chain(copied).collect();
             let Some(index) = choose::to_free(&held, memory.rank, newest, &kept, long) else { continue };
             let slot = control.slot(index);
-            // Too small for what the rank saves now: with another file.
+            // Too small for what the rank saves now: it gets another file.
             let to = if slot.capacity < memory.wanted { State::Damaged } else { State::Free };
             if slot.state == State::Sealed && control.advance(&slot, to).is_some() {
                 freed.push((memory.rank, index));
@@ -135,7 +135,7 @@ impl Inner {
         }
     }
 
-    /// Gives the writer the newest whole step, if it has nothing to do.
+    /// Passes the newest whole step to the writer, if it is idle.
     pub(super) fn begin_write(&mut self, settings: &Settings, finishing: bool) {
         let paused = self.trouble.as_ref().is_some_and(|(_, at)| finishing || at.elapsed() < PAUSE);
         if self.writing || self.batch.is_some() || paused {
@@ -160,7 +160,7 @@ impl Inner {
         self.batch = Some(Batch { shards, vouched: self.vouched.map(|at| at.1), among });
     }
 
-    /// The writer is done with a batch.
+    /// Records the result of a batch.
     pub(super) fn written(&mut self, batch: &Batch, written: Written) {
         self.writing = false;
         for (held, ..) in &batch.shards {

@@ -1,4 +1,4 @@
-//! The threads of the pool: one looks at the ranks' pages and takes checksums, one writes to the disk.
+//! The threads of the pool: one checks the ranks' pages and computes checksums, one writes to disk.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -58,7 +58,7 @@ pub(super) fn write_on(shared: &Shared) {
 }
 
 impl Shared {
-    /// One look at all pages.
+    /// Checks all pages once.
     fn look(&self) {
         self.answer();
         self.renew();
@@ -72,8 +72,8 @@ impl Shared {
         self.batch.notify_all();
     }
 
-    /// Looks on the disk for what memory lacks of its steps. Not under the lock: the launcher's loop takes that, and a file system that
-    /// does not answer must not hold up its eye on the ranks.
+    /// Searches the disk for shards that steps in memory lack. Not under the lock: the launcher's loop takes it, and a file system that
+    /// does not answer must not block its monitoring of the ranks.
     fn look_elsewhere(&self) {
         let settings = &self.settings;
         let lacking = self.inner().lacking(settings);
@@ -88,7 +88,7 @@ impl Shared {
         self.inner().elsewhere = found;
     }
 
-    /// Whether checksums of what was filled are still to be taken.
+    /// Whether filled slots still have to be sealed.
     pub(super) fn is_sealing(&self) -> bool {
         let inner = self.inner();
         inner
@@ -96,17 +96,17 @@ impl Shared {
             .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)))
     }
 
-    /// Whether nothing is left to do, or to be tried.
+    /// Whether nothing is left to do or to try.
     fn is_settled(&self) -> bool {
         let at_work = self.is_sealing();
         let inner = self.inner();
         let unsaved = inner.unsaved(&self.settings);
-        // What could not be written when it was tried last is not tried for ever.
+        // A shard whose last write failed is not tried forever.
         let nothing_to_write = unsaved.is_empty() || inner.trouble.is_some();
         !at_work && nothing_to_write && !inner.writing && inner.batch.is_none()
     }
 
-    /// Accepts what was filled and takes its checksums, several at once.
+    /// Accepts filled slots and computes their checksums, several in parallel.
     fn seal_all(&self) {
         let tasks = self.inner().accept(&self.settings);
         let several = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 8).clamp(1, 4));

@@ -30,7 +30,7 @@ pub fn container(job: &str, attempt: u64, step: u64, rank: u32, world_size: u32,
     bytes
 }
 
-/// A container that says with whom it saves the same.
+/// A container that names the group of ranks that save equal bytes.
 pub fn container_alike(rank: u32, group: &str, state: &[u8]) -> Vec<u8> {
     let words = [("job", "job"), ("attempt", "0"), ("step", "1"), ("world_size", "12"), ("alike", group)];
     let words = words.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -60,7 +60,7 @@ pub fn manifest(
     (seal(&bytes, bytes.len() as u64, &identity, "run", 1).expect("sealed"), bytes)
 }
 
-/// All shards of a step, on the disk.
+/// Writes all shards of a step to disk.
 pub fn write_step(home: &Path, attempt: u64, step: u64, world_size: u32, state: &[u8]) {
     for rank in 0..world_size {
         let (manifest, bytes) = manifest("job", attempt, step, rank, world_size, state);

@@ -1,4 +1,4 @@
-//! A rank, played through the same control page as a real one.
+//! A simulated rank that uses the same control page as a real one.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use mainstay_checkpoint::control::{Answer, BELL_NAME, Control, ControlWords, Slo
 
 use super::container;
 
-/// A rank, as the client plays it.
+/// A rank that behaves like the client.
 pub struct Rank {
     pool: PathBuf,
     home: PathBuf,
@@ -27,7 +27,7 @@ impl Rank {
         Rank { pool: pool.to_owned(), home, rank, world_size, epoch: 0, size: 5000 }
     }
 
-    /// The page through the file, word by word: a test needs no mapping. Changes are written back, as one process would make them.
+    /// Accesses the page through the file, word by word: a test needs no mapping. Changes are written back as one process would make them.
     pub fn with<T>(&self, act: impl FnOnce(&Control<'_>) -> T) -> T {
         let file = OpenOptions::new().read(true).write(true).open(self.home.join("control")).unwrap();
         let page = mapped(&file);
@@ -69,7 +69,7 @@ impl Rank {
         self.fill_in(&self.file(slot), slot, step)
     }
 
-    /// Fills a slot through a file that is open already, as a rank does that keeps it mapped.
+    /// Fills a slot through an open file, like a rank that keeps it mapped.
     pub fn fill_in(&self, file: &File, slot: &Slot, step: u64) -> bool {
         let bytes = self.bytes(step);
         file.write_all_at(&bytes, 0).unwrap();
@@ -92,12 +92,12 @@ impl Rank {
     }
 }
 
-/// A shared mapping of the page, for the length of a test's step.
+/// A shared mapping of the page, for one step of a test.
 fn mapped(file: &File) -> Page {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap};
     let length = std::num::NonZeroUsize::new(4096).unwrap();
     let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a fresh shared mapping of a page that is as long as that; it is unmapped in drop.
+    // SAFETY: a new shared mapping of a page of this length; it is unmapped in drop.
     Page(unsafe { mmap(None, length, both, MapFlags::MAP_SHARED, file, 0).unwrap() })
 }
 
@@ -107,14 +107,14 @@ impl std::ops::Deref for Page {
     type Target = ControlWords;
 
     fn deref(&self) -> &ControlWords {
-        // SAFETY: mapped for as long as `self`, page aligned, and touched as atomics only.
+        // SAFETY: mapped as long as `self`, page aligned, and accessed as atomics only.
         unsafe { Control::words_at(self.0.as_ptr().cast(), 4096).unwrap() }
     }
 }
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nothing refers to any more.
+        // SAFETY: our own mapping, to which no reference is left.
         unsafe { nix::sys::mman::munmap(self.0, 4096).unwrap() };
     }
 }

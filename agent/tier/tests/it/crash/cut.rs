@@ -1,4 +1,4 @@
-//! The disk as a power cut may leave it: every operation is recorded, and what no sync has covered may have reached it or not.
+//! The disk after a power cut: every operation is recorded, and what no sync has covered may have reached the disk or not.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex};
 use mainstay_tier::disk::{Sink, Volume};
 use mainstay_tier::seal::ReadAt;
 
-/// What happened, by the numbers of files and directories: a rename moves an entry, and no bytes.
+/// An operation, with the numbers of files and directories: a rename moves an entry, and no bytes.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// A name appears in a directory.
     Enter(u64, String, Node),
-    /// Bytes of a file, from an offset on.
+    /// Bytes of a file, from an offset.
     Write(u64, usize, Vec<u8>),
     Sync(u64),
-    /// From a directory and name to another, in one move.
+    /// From a directory and name to another, atomically.
     Rename((u64, String), (u64, String), Node),
     SyncDirectory(u64),
     Leave(u64, String),
@@ -87,7 +87,7 @@ impl Tree {
     }
 }
 
-/// Records what is done.
+/// Records operations.
 #[derive(Default)]
 pub struct Recorder {
     state: Mutex<State>,
@@ -113,26 +113,26 @@ impl State {
 }
 
 impl Recorder {
-    /// On a disk that looks like this.
+    /// Starts with this content of the disk.
     pub fn on(mut tree: Tree) -> Recorder {
         tree.directories.entry(ROOT).or_default();
         let next = tree.files.keys().chain(tree.directories.keys()).max().copied().unwrap_or(ROOT);
         Recorder { state: Mutex::new(State { tree, operations: Vec::new(), next }) }
     }
 
-    /// What was done so far.
+    /// Number of operations so far.
     pub fn done(&self) -> usize {
         self.state.lock().unwrap().operations.len()
     }
 
-    /// Writes into a file that is there.
+    /// Writes into an existing file.
     pub fn write_at(&self, path: &Path, offset: usize, bytes: &[u8]) {
         let mut state = self.state.lock().unwrap();
         let Some(Node::File(number)) = state.tree.find(path) else { panic!("no file {}", path.display()) };
         state.act(Operation::Write(number, offset, bytes.to_vec()));
     }
 
-    /// Brings a file to the disk.
+    /// Syncs a file to disk.
     pub fn sync(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         let Some(Node::File(number)) = state.tree.find(path) else {
@@ -142,7 +142,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// The disk as it is now, and what was done to it.
+    /// The current content of the disk, and the operations.
     pub fn taken(self) -> (Tree, Vec<Operation>) {
         let state = self.state.into_inner().unwrap();
         (state.tree, state.operations)
@@ -254,19 +254,19 @@ impl Volume for Recorder {
     }
 }
 
-/// Numbers that are the same on every run.
+/// Pseudo-random numbers that are the same on every run.
 pub struct Dice(pub u64);
 
 impl Dice {
-    /// One below that.
+    /// A number below `below`.
     pub fn roll(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below.max(1)
     }
 }
 
-/// The disk after a cut behind `done` operations. Of each that no sync has covered it is thrown whether it reached the disk; of
-/// bytes, which part of them; what was written over nothing may be anything.
+/// The disk after a cut behind `done` operations. For each operation that no sync has covered, it is random whether it reached the disk;
+/// for bytes, which part of them. Bytes at a place that was never written may be anything.
 pub fn after_a_cut(before: &Tree, operations: &[Operation], done: usize, dice: &mut Dice) -> Tree {
     let happened = &operations[..done];
     let mut certain = vec![false; done];

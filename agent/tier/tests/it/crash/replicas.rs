@@ -1,5 +1,5 @@
-//! What is kept for others: whatever a cut leaves, no replica is offered that is not exactly what its owner sealed, and none that was
-//! taken is lost, unless it was to go.
+//! Replicas for other hosts: after any cut, each offered replica is exactly what its owner sealed, and no replica that was
+//! acknowledged is lost, unless it was to be removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,16 +13,16 @@ use super::CUTS_PER_SCENE;
 use super::common::manifest;
 use super::cut::{Dice, Recorder, Tree, after_a_cut};
 
-/// A shard by its step and by which of several seals of it this is. All are equally long: their files are used again.
+/// A shard by its step and the number of its seal. All have the same length: their files are used again.
 type Which = (u64, u8);
 
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// A shard comes in a new file.
+    /// A shard is received into a new file.
     Take(Which),
-    /// A replica goes, and its file is kept.
+    /// A replica is removed, and its file is kept.
     Drop(Which),
-    /// A shard comes in a file that was kept.
+    /// A shard is received into a kept file.
     TakeInItsPlace(Which, Which),
 }
 
@@ -63,7 +63,7 @@ fn shard((step, seal): Which) -> (Sealed, Vec<u8>) {
     (Sealed::of(manifest.encode()).unwrap(), bytes)
 }
 
-/// Each is put by an agent of its own.
+/// Each is sent by a different agent.
 fn lock_of((step, seal): Which) -> WithdrawalLock {
     WithdrawalLock::from_words((step, u64::from(seal) + 1)).unwrap()
 }
@@ -88,7 +88,7 @@ fn act(volume: &Recorder, act: Act, dice: &mut Dice) {
     }
 }
 
-/// Takes a shard as the store does: its bytes beside its place, in any order, and then what is told of it.
+/// Stores a shard as the store does: its bytes next to its place, in any order, then its files.
 fn take(volume: &Recorder, which: Which, file: Option<&Path>, dice: &mut Dice) {
     let (sealed, bytes) = shard(which);
     let incoming = Path::new("/disk/incoming").join(&sealed.shard.root);
@@ -106,7 +106,7 @@ fn take(volume: &Recorder, which: Which, file: Option<&Path>, dice: &mut Dice) {
     place::put(volume, &incoming, &home, &sealed.manifest, Some(&lock), &|| volume.sync(&incoming)).unwrap();
 }
 
-/// What is offered when the store is opened again and everything in it was compared. All else goes.
+/// The replicas that are offered when the store is opened again and verified. All others are removed.
 fn offered(volume: &Recorder) -> BTreeSet<Which> {
     let mut offered = BTreeSet::new();
     for (home, sealed) in place::found(volume, &replicas()) {
@@ -130,7 +130,7 @@ fn offered(volume: &Recorder) -> BTreeSet<Which> {
 }
 
 #[test]
-fn no_power_cut_leaves_a_torn_replica_or_loses_one_that_was_taken() {
+fn no_power_cut_leaves_a_torn_replica_or_loses_an_acknowledged_one() {
     let threads =
         SCENES.iter().enumerate().map(|(number, scene)| std::thread::spawn(move || cut_up(number, scene)));
     let threads: Vec<_> = threads.collect();
@@ -140,7 +140,7 @@ fn no_power_cut_leaves_a_torn_replica_or_loses_one_that_was_taken() {
     }
 }
 
-/// All cuts of a scene: what was offered after them.
+/// Makes all cuts of a scene. Returns what was offered after them.
 fn cut_up(number: usize, scene: &Scene) -> BTreeSet<BTreeSet<Which>> {
     let mut dice = Dice(number as u64 + 1);
     let empty = Recorder::on(Tree::default());
@@ -150,7 +150,7 @@ fn cut_up(number: usize, scene: &Scene) -> BTreeSet<BTreeSet<Which>> {
     scene.before.iter().for_each(|of| act(&empty, *of, &mut dice));
     let (before, _) = empty.taken();
     let volume = Recorder::on(before.clone());
-    // What must be there from which operation on, and until which one.
+    // The shards that must exist, with the first and last operation for which this holds.
     let mut certain: BTreeMap<Which, (usize, usize)> =
         scene.before.iter().filter_map(taken).map(|which| (which, (0, usize::MAX))).collect();
     for of in scene.acts {
@@ -171,11 +171,11 @@ fn cut_up(number: usize, scene: &Scene) -> BTreeSet<BTreeSet<Which>> {
         let reported = || format!("{}, cut {cut} behind {:?}", scene.name, operations[..done].last());
         let offered = offered(&left);
         for (which, (from, until)) in &certain {
-            // A cut behind the last operation before it was to go is a cut while it is there.
+            // A cut behind the last operation before its removal is a cut while it exists.
             let is_there = (*from..=*until).contains(&done);
             assert!(!is_there || offered.contains(which), "{which:?} is lost: {}, {offered:?}", reported());
         }
-        // What is left bears another one.
+        // The remaining files allow another replica.
         if cut % 50 == 0 {
             remove_all(&left, Path::new("/disk/incoming"));
             take(&left, (90, 0), None, &mut dice);

@@ -1,4 +1,4 @@
-//! What ranks save: whatever a cut leaves, no step is offered that is not exactly what was saved, and none that was acknowledged is lost.
+//! Saves of ranks: after any cut, each offered step is exactly what was saved, and no acknowledged step is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::cut::{Dice, Operation, Recorder, Tree, after_a_cut};
 struct Scene {
     name: &'static str,
     world_size: u32,
-    /// Attempt and step of each save, in order; the state is made of them.
+    /// Attempt and step of each save, in order; the state is derived from them.
     before: &'static [(u64, u64)],
     save: (u64, u64),
     keep: usize,
@@ -80,7 +80,7 @@ fn no_power_cut_leaves_a_torn_or_stale_step_or_loses_one() {
 
 type At = (u64, u64);
 
-/// All cuts of a scene: how many, and what was offered after them.
+/// Makes all cuts of a scene. Returns their number and what was offered after them.
 fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
     let home = Path::new("/disk/steps");
     let mut kinds = BTreeSet::new();
@@ -92,7 +92,7 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
     let volume = Recorder::on(before.clone());
     save(&volume, home, scene, scene.save);
     let (_, operations) = volume.taken();
-    // From where on the save had been acknowledged: the last shard's name was brought to the disk.
+    // The operation from which on the save is acknowledged: the last shard's name is synced to disk.
     let sealed =
         |operation: &Operation| matches!(operation, Operation::Rename(_, (_, to), _) if !to.contains(".tmp"));
     let last = operations.iter().rposition(sealed).expect("a shard was sealed");
@@ -115,7 +115,7 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
         if done >= acknowledged {
             assert_eq!(at, Some(scene.save), "an acknowledged step is lost: {}", reported());
         } else if scene.before.iter().any(|(_, step)| *step == scene.save.1) {
-            // Half of it is of the later attempt: the step before it, if there was one, or the whole of either.
+            // Half of the step is of the later attempt: the step before it, if there was one, or either one completely.
             assert!(
                 at.is_none() || at == Some(scene.save) || scene.before.contains(&at.unwrap()),
                 "{at:?}: {}",
@@ -129,7 +129,7 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
         }
         kinds.insert(at);
         cuts += 1;
-        // What is left bears another save.
+        // The remaining files allow another save.
         if cut % 50 == 0 {
             disk::clear_aside(&left, home, &|_| false);
             save(&left, home, scene, (2, 99));

@@ -1,4 +1,4 @@
-//! Checkpoints of real libraries, ways of damaging them, and a trainer that takes the newest that it finds.
+//! Checkpoints of real libraries, ways to damage them, and a trainer that takes the newest one that it finds.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,23 +17,23 @@ use tempfile::TempDir;
 
 use crate::peers::support;
 
-/// The step of the older checkpoint, and that of the newer one.
+/// The steps of the older and the newer checkpoint.
 const STEPS: [u64; 2] = [10, 20];
 
-/// What one library wrote: all files of both checkpoints, by their names.
+/// What one library wrote: all files of both checkpoints, by name.
 #[derive(Clone, Debug)]
 pub(super) struct Library {
     pub(super) name: String,
     kind: Kind,
     older: Content,
     newer: Content,
-    /// The first part of the names of both, as the library's users find them.
+    /// The top-level names of both, as the library's users see them.
     names: [String; 2],
 }
 
 type Content = BTreeMap<String, Vec<u8>>;
 
-/// What is done to a file.
+/// The damage to a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Damage {
     /// Its second half is missing.
@@ -42,10 +42,10 @@ pub(super) enum Damage {
     Last,
     /// All its bytes are zeros.
     Zeroed,
-    /// One bit is another one: this share of the file from its beginning.
+    /// One bit is flipped, at this share of the file's length.
     Bit(f64),
     Missing,
-    /// It has a name for a moment still.
+    /// It has a temporary name.
     Renamed,
 }
 
@@ -62,43 +62,43 @@ impl Damage {
     ];
 }
 
-/// When it is done.
+/// The moment of the damage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Moment {
     /// Before all files are written.
     WhileItIsSaved,
-    /// All are written, and nothing is sealed.
+    /// All files are written, and nothing is sealed.
     BeforeTheSeal,
-    /// It is sealed.
+    /// After the seal.
     WhileTheJobRuns,
-    /// It is sealed, and whoever watched has ended.
+    /// After the seal, while no agent watches.
     Unattended,
-    /// It is sealed, and neither length nor time say that it was changed: as a disk does it.
+    /// After the seal, without a change of length or time: damage by the disk.
     Unseen,
-    /// It is sealed, and so it happens to the older one.
+    /// After the seal, to the older checkpoint as well.
     InBoth,
-    /// It is sealed, and a peer has a copy.
+    /// After the seal, when a peer has a copy.
     WithAPeer,
 }
 
 impl Moment {
-    /// Whether this can happen then.
+    /// Whether this damage is possible at this moment.
     pub(super) fn is_for(self, damage: Damage) -> bool {
         self != Moment::Unseen || matches!(damage, Damage::Zeroed | Damage::Bit(_))
     }
 }
 
-/// What a trainer finds that takes the newest.
+/// What a trainer that takes the newest checkpoint finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Older,
     Newer,
     Nothing,
-    /// What is wrong with it.
+    /// The problem.
     Damaged(String),
 }
 
-/// Each library's checkpoints, made once by the libraries themselves; none where there is no Python with them.
+/// Each library's checkpoints, created once by the libraries themselves; none if there is no Python with them.
 pub(super) fn checkpoints() -> Option<Vec<Library>> {
     static MADE: OnceLock<Option<Vec<Library>>> = OnceLock::new();
     MADE.get_or_init(make).clone()
@@ -112,7 +112,7 @@ fn make() -> Option<Vec<Library>> {
         return None;
     };
     let place = TempDir::new().unwrap();
-    // What they wrote before may be named, where they were made by hand.
+    // A directory with checkpoints that were created by hand may be given.
     let kept = std::env::var_os("MAINSTAY_TEST_CHECKPOINTS").map(PathBuf::from);
     if kept.is_none() {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python/small_checkpoints.py");
@@ -171,14 +171,14 @@ impl Library {
         self.of(which).keys().cloned().collect()
     }
 
-    /// The same files under one name, each written over the other.
+    /// The same files under one name, each overwriting the previous one.
     pub(super) fn written_over(&self, name: &str) -> Library {
         let under = |files: &Content| files.values().map(|bytes| (name.to_owned(), bytes.clone())).collect();
         let names = [name.to_owned(), name.to_owned()];
         Library { older: under(&self.older), newer: under(&self.newer), names, ..self.clone() }
     }
 
-    /// The files in the order in which they are written: what marks the checkpoint as complete comes last.
+    /// The files in the order in which they are written: the completion mark comes last.
     fn in_order(&self, which: usize) -> Vec<&String> {
         let is_mark = |name: &str| {
             ["trainer_state.json", ".metadata", "_CHECKPOINT_METADATA", "commit_success.txt"]
@@ -190,17 +190,17 @@ impl Library {
         names
     }
 
-    /// Whether the file itself says that it is not whole, so that it need not have been sealed before.
+    /// Whether the file's format alone shows the damage, so that it need not have been sealed before.
     pub(super) fn is_told_by_its_format(&self, file: &str, damage: Damage) -> bool {
         let is = |endings: &[&str]| endings.iter().any(|ending| file.ends_with(ending));
         let is_archive = is(&[".pt", ".pth", ".ckpt", ".bin", ".distcp"]);
         match damage {
-            // The last byte of JSON is the end of its line.
+            // The last byte of JSON is a newline.
             Damage::Last if is(&[".json"]) => false,
             Damage::Half | Damage::Last | Damage::Zeroed => {
                 is_archive || is(&[".safetensors", ".json", ".metadata"])
             }
-            // In the middle of an archive are the tensors, which have checksums.
+            // The middle of an archive has the tensors, which have checksums.
             Damage::Bit(share) => is_archive && share == 0.5,
             Damage::Missing | Damage::Renamed => {
                 is(&["trainer_state.json", ".metadata"]) || self.of(1).len() == 1
@@ -209,17 +209,17 @@ impl Library {
     }
 }
 
-/// What watches a directory.
+/// An agent's watch of a directory.
 struct Watching {
     service: Arc<Service>,
     files: Files,
     watch: Arc<FileWatch>,
-    /// Who had the service before.
+    /// References to the service before the watch.
     holders: usize,
 }
 
 impl Watching {
-    /// Whoever watches ends, and its thread with it: nothing is written after this.
+    /// Ends the watch and its thread: nothing is written after this.
     fn end(self) {
         let Watching { service, files, watch, holders } = self;
         drop((files, watch));
@@ -235,7 +235,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// One directory that is watched, and what watches it.
+/// A watched directory and its watch.
 pub(super) struct Place<'a> {
     library: &'a Library,
     root: TempDir,
@@ -254,7 +254,7 @@ impl<'a> Place<'a> {
         self.root.path().join("out")
     }
 
-    /// Whoever watches ends, and starts again.
+    /// Restarts the watch.
     fn start(&self) {
         let mut watching = self.watching.lock().unwrap();
         watching.take().into_iter().for_each(Watching::end);
@@ -268,7 +268,7 @@ impl<'a> Place<'a> {
             home: self.root.path().join("notes"),
             spool: self.root.path().join("spool"),
             hosts: Vec::new(),
-            // It is looked at when the job goes back, and not in between.
+            // It is checked when the job goes back, and not in between.
             interval: Duration::from_secs(3600),
         };
         let holders = Arc::strong_count(&service);
@@ -287,7 +287,7 @@ impl<'a> Place<'a> {
         Watching { service, files, watch, holders }
     }
 
-    /// As the library does it: what marks it as complete comes last.
+    /// Saves as the library does: the completion mark comes last.
     pub(super) fn save(&self, which: usize) {
         for name in self.library.in_order(which) {
             self.write(which, name);
@@ -298,12 +298,12 @@ impl<'a> Place<'a> {
         let path = self.directory().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, &self.library.of(which)[name]).unwrap();
-        // The seconds of both differ, as in any training that takes longer than a test.
+        // The modification times of both differ by seconds, as in any training that takes longer than a test.
         let at = SystemTime::now() - Duration::from_secs(100 - STEPS[which]);
         OpenOptions::new().write(true).open(&path).unwrap().set_modified(at).unwrap();
     }
 
-    /// What a launcher does before it starts the ranks; what was said.
+    /// Does what a launcher does before it starts the ranks. Returns the messages.
     pub(super) fn go_back(&self, again: bool) -> Result<Vec<String>, String> {
         let said = Mutex::new(Vec::new());
         self.go_back_telling(again, &|line| said.lock().unwrap().push(line))?;
@@ -356,7 +356,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// What the trainer finds that takes the newest name.
+    /// What a trainer that takes the newest name finds.
     pub(super) fn found(&self) -> Found {
         let [older, newer] = &self.library.names;
         let is_there = |name: &String| self.directory().join(name).exists();
@@ -392,7 +392,7 @@ impl fmt::Display for Case<'_> {
 }
 
 impl Case<'_> {
-    /// What is wrong with what the trainer finds; none if all is well.
+    /// The problem with what the trainer finds; none if there is none.
     pub(super) fn wrong(&self) -> Option<String> {
         let place = Place::new(self.library);
         let library = self.library;
@@ -407,7 +407,7 @@ impl Case<'_> {
                 let until = order.iter().position(|name| **name == self.file).unwrap();
                 order[..=until].iter().for_each(|name| place.write(library.newer(), name));
                 place.damage(&self.file, self.damage);
-                // Orbax writes into a directory of another name until all is there.
+                // Orbax writes into a directory with another name until all files are there.
                 if library.kind == Kind::Orbax {
                     let name = place.directory().join(&library.names[1]);
                     fs::rename(&name, place.directory().join("20.orbax-checkpoint-tmp-1")).unwrap();
@@ -439,7 +439,7 @@ impl Case<'_> {
             }
         }
         let back = place.go_back(self.moment != Moment::Unattended);
-        // A file that is gone altogether has no bytes that could be wrong: there is no checkpoint of that name.
+        // A file that is missing has no bytes that could be wrong: there is no checkpoint of that name.
         let is_gone = library.of(1).len() == 1 && matches!(self.damage, Damage::Missing | Damage::Renamed);
         if self.moment == Moment::InBoth {
             return match back {
@@ -460,7 +460,7 @@ impl Case<'_> {
         (!wanted.contains(&found)).then(|| format!("{found:?}, {said:?}"))
     }
 
-    /// Two hosts: what is damaged on one is whole on the other.
+    /// Two hosts: what is damaged on one is intact on the other.
     fn wrong_with_a_peer(&self) -> Option<String> {
         let library = self.library;
         let mut hosts = support::hosts(2, |_, settings| settings.interval = Duration::from_millis(20));

@@ -1,5 +1,5 @@
-//! The damage kit: every file of a checkpoint that a real library wrote is cut off, zeroed, changed in one bit, deleted or half renamed,
-//! at each moment of its life. What a trainer finds then is a whole step, bit for bit, or the job is refused with words.
+//! The damage kit: every file of a checkpoint that a real library wrote is truncated, zeroed, changed in one bit, deleted or renamed
+//! halfway, at each moment of its life. The trainer then finds a whole step, bit for bit, or the job is refused with a message.
 
 mod kit;
 
@@ -7,7 +7,7 @@ use std::fs;
 
 use kit::{Case, Damage, Found, Moment, checkpoints};
 
-/// Runs all cases of one kind, and says of each that went wrong what it was.
+/// Runs all cases of one kind, and reports each failure.
 fn run(cases: &[Case<'_>]) -> usize {
     let count = cases.len();
     let wrong: Vec<String> =
@@ -33,7 +33,7 @@ fn no_damage_at_any_moment_is_ever_resumed_from() {
                 cases.extend(moments.into_iter().map(case));
             }
         }
-        // A writer that is killed: some files are there, one is half written, the mark is missing.
+        // A killed writer: some files exist, one is half written, the mark is missing.
         for file in library.files(library.newer()) {
             let (damage, moment) = (Damage::Half, Moment::WhileItIsSaved);
             cases.push(Case { library, file, damage, moment });
@@ -45,7 +45,7 @@ fn no_damage_at_any_moment_is_ever_resumed_from() {
 }
 
 #[test]
-fn what_is_damaged_comes_from_a_peer_and_nothing_older_is_taken() {
+fn a_damaged_checkpoint_is_restored_from_a_peer_and_no_older_one_is_used() {
     let Some(all) = checkpoints() else { return };
     for library in &all {
         let files = library.files(library.newer());
@@ -58,7 +58,7 @@ fn what_is_damaged_comes_from_a_peer_and_nothing_older_is_taken() {
 }
 
 #[test]
-fn nothing_of_the_users_is_deleted_or_renamed_that_was_not_damaged() {
+fn no_undamaged_file_of_the_user_is_deleted_or_renamed() {
     let Some(all) = checkpoints() else { return };
     let library = all.iter().find(|of| of.name == "huggingface").unwrap();
     let place = kit::Place::new(library);
@@ -66,7 +66,7 @@ fn nothing_of_the_users_is_deleted_or_renamed_that_was_not_damaged() {
     place.go_back(true).unwrap();
     place.save(library.newer());
     place.go_back(true).unwrap();
-    // Names that fit a pattern, of a user who writes results beside the checkpoints.
+    // Names that match a pattern, of a user who writes results next to the checkpoints.
     for name in
         ["checkpoint-20/results.json", "runs-2024/log", "resnet50.pt", ".checkpoint-20.not-whole/kept"]
     {
@@ -93,7 +93,7 @@ fn nothing_of_the_users_is_deleted_or_renamed_that_was_not_damaged() {
 }
 
 #[test]
-fn a_directory_that_is_away_for_a_moment_makes_no_job_start_from_the_beginning() {
+fn a_directory_that_disappears_briefly_makes_no_job_start_from_the_beginning() {
     let Some(all) = checkpoints() else { return };
     for library in &all {
         let place = kit::Place::new(library);
@@ -105,13 +105,13 @@ fn a_directory_that_is_away_for_a_moment_makes_no_job_start_from_the_beginning()
             let (reported, reports) = std::sync::mpsc::channel();
             let going =
                 scope.spawn(|| place.go_back_telling(true, &move |line| reported.send(line).unwrap()));
-            // It comes back when the wait for it was said.
+            // It reappears after the wait for it was reported.
             assert!(reports.recv().unwrap().contains("it is waited for"));
             fs::rename(&away, place.directory()).unwrap();
             going.join().unwrap()
         });
         assert_eq!((back.is_ok(), place.found()), (true, Found::Older), "{}", library.name);
-        // And where it stays away, that is said.
+        // If it stays away, that is reported.
         fs::rename(place.directory(), &away).unwrap();
         let refused = place.go_back(true).unwrap_err();
         assert!(refused.contains("does not start from the beginning"), "{refused}");
@@ -120,7 +120,7 @@ fn a_directory_that_is_away_for_a_moment_makes_no_job_start_from_the_beginning()
 }
 
 #[test]
-fn a_file_that_is_written_over_comes_back_as_it_was_sealed() {
+fn an_overwritten_file_is_restored_as_it_was_sealed() {
     let Some(all) = checkpoints() else { return };
     let library = all.iter().find(|of| of.name == "torch").unwrap().written_over("ckpt.pt");
     for damage in Damage::ALL {
@@ -137,7 +137,7 @@ fn a_file_that_is_written_over_comes_back_as_it_was_sealed() {
             }
         }
     }
-    // A writer that is killed while it writes over the only one.
+    // A writer that is killed while it overwrites the only one.
     let place = kit::Place::new(&library);
     place.save(library.older());
     place.go_back(true).unwrap();

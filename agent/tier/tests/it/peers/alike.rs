@@ -1,4 +1,4 @@
-//! What lies on both hosts already is not sent, and what only seems to is.
+//! Bytes that are already on both hosts are not sent; bytes that only seem to be are.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use super::support::{Host, bytes, hosts, identity, seal, shard};
 
 const CHUNK: usize = 64 << 10;
 
-/// What ranks that hold the same parameters save: all but the beginning, which says whose it is, is the same.
+/// What ranks with the same parameters save: equal except for the first part, which identifies the rank.
 fn replicated(step: u64, rank: u32) -> Vec<u8> {
     let mut content = bytes(step, 7);
     content[..8].copy_from_slice(&u64::from(rank).to_le_bytes());
@@ -17,7 +17,7 @@ fn replicated(step: u64, rank: u32) -> Vec<u8> {
 fn save(host: &Host, step: u64, rank: u32, content: &[u8]) {
     seal(host.directory.path(), &identity(0, step, rank, 2), content);
     host.service().watch(host.place());
-    // It knows what it has before it is offered anything.
+    // It has listed its shards before it is offered anything.
     host.service().copies();
 }
 
@@ -27,19 +27,19 @@ fn kept(host: &Host, step: u64, rank: u32) -> Vec<u8> {
     fs::read(found.unwrap()).unwrap()
 }
 
-/// Two hosts of which the second has saved already; only the first sends.
+/// Two hosts. The second has already saved; only the first sends.
 fn pair() -> Vec<Host> {
     hosts(2, |index, settings| settings.copies = usize::from(index == 0))
 }
 
-/// So much and no more has left a host: the holder is done a moment before the sender has counted it.
+/// Asserts that exactly this number of bytes has left a host: the holder is done a moment before the sender has counted it.
 fn assert_sent(host: &Host, bytes: usize) {
     let sent = || host.service().counts().bytes_sent;
     super::until("what was sent to be counted", || sent() >= bytes as u64);
     assert_eq!(sent(), bytes as u64);
 }
 
-/// Waits until a shard of the first host lies on the second.
+/// Waits until a shard of the first host is on the second.
 fn wait(hosts: &[Host], step: u64, rank: u32) {
     super::until("the replica", || {
         hosts[0].service().nudge();
@@ -60,7 +60,7 @@ fn chunks_that_the_holders_own_rank_has_sealed_are_not_sent() {
 }
 
 #[test]
-fn chunks_that_have_changed_there_since_they_were_sealed_are_sent() {
+fn chunks_that_changed_on_the_holder_since_their_seal_are_sent() {
     let hosts = pair();
     save(&hosts[1], 4, 1, &replicated(4, 1));
     flip(&shard(hosts[1].directory.path(), 4, 1).join("state.safetensors"), 3 * CHUNK as u64 + 5);
@@ -71,7 +71,7 @@ fn chunks_that_have_changed_there_since_they_were_sealed_are_sent() {
 }
 
 #[test]
-fn what_has_not_changed_since_an_older_step_is_sent_once() {
+fn chunks_unchanged_since_an_older_step_are_sent_once() {
     let hosts = pair();
     let older = bytes(1, 0);
     let mut newer = older.clone();

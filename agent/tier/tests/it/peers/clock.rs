@@ -6,7 +6,7 @@ use mainstay_checkpoint::MANIFEST_NAME;
 
 use super::support::{Host, bytes, hosts, identity, manifest, shard, until};
 
-/// Its rank seals a step at that time of its clock.
+/// The host's rank seals a step at this time of its clock.
 fn save_at(host: &Host, attempt: u64, step: u64, unix_s: u64) {
     let content = bytes(step, 0);
     let mut sealed = manifest(&identity(attempt, step, 0, 1), &content);
@@ -19,7 +19,7 @@ fn save_at(host: &Host, attempt: u64, step: u64, unix_s: u64) {
 }
 
 #[test]
-fn the_newest_step_is_restored_and_kept_whatever_the_clock_said() {
+fn the_newest_step_is_restored_and_kept_regardless_of_the_clock() {
     let mut hosts = hosts(2, |_, settings| settings.keep = 1);
     let now = 1_700_000_000;
     for (attempt, step, unix_s) in [(0, 10, now + 365 * 86_400), (0, 20, 0), (1, 30, now)] {

@@ -1,4 +1,4 @@
-//! Replicas that have cost training its share wait, and go when nobody trains.
+//! Replicas wait when they have used their share of training time, and are sent when no job trains.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use mainstay_tier::peer::monotonic;
 
 use super::support::{CHUNK, Host, hosts, until};
 
-/// What a step takes where nothing goes on beside it.
+/// Duration of a step without replication.
 const USUAL: Span = Span::millis(1);
 
-/// Two hosts, the first of which sends a shard in a second, more or less.
+/// Two hosts. The first sends a shard in about a second.
 fn pair(slowdown: f64) -> Vec<Host> {
     let hosts = hosts(2, |_, settings| {
         (settings.rate, settings.streams, settings.slowdown) = (4 * CHUNK, 1, slowdown);
@@ -21,7 +21,7 @@ fn pair(slowdown: f64) -> Vec<Host> {
     hosts
 }
 
-/// Steps one after the other from then to now.
+/// Reports `count` consecutive steps from `from` to now.
 fn steps(host: &Host, from: Mono, count: u64) {
     let took = monotonic().since(from).0 / count;
     let at = |number: u64| Mono(from.0 + number * took);
@@ -31,7 +31,7 @@ fn steps(host: &Host, from: Mono, count: u64) {
     host.service().stepped("job", &steps);
 }
 
-/// Its job trains in peace, then for a while beside a replica, and takes far longer for a step.
+/// Its job trains without replication, then during a replication, with far longer steps.
 fn learn(host: &Host) {
     steps(host, Mono(monotonic().0 - 100 * USUAL.0), 100);
     let began = monotonic();
@@ -41,13 +41,13 @@ fn learn(host: &Host) {
 }
 
 #[test]
-fn replicas_that_have_cost_training_its_share_wait_and_go_when_it_stands_still() {
+fn replicas_over_their_share_of_training_time_wait_until_training_stops() {
     let hosts = pair(0.001);
     let host = &hosts[0];
     learn(host);
     let toll = host.service().toll();
     assert!(toll.per_second.is_some_and(|price| price > 0.5), "{toll:?}");
-    // What was saved up is spent on this one.
+    // This one uses up the budget.
     host.save(0, 20, &[0], 1);
     let mut from = monotonic();
     until("step 20 on both hosts, while training goes on", || {
@@ -66,12 +66,12 @@ fn replicas_that_have_cost_training_its_share_wait_and_go_when_it_stands_still()
     assert_eq!(lag.reason, LagReason::Slowdown, "{}", lag.why);
     assert_eq!(host.least_copies(30), 1);
     assert!(host.service().toll().paid > Duration::from_millis(100));
-    // No step is told of any more.
+    // No further steps are reported.
     host.wait_for_copies(30, 2);
 }
 
 #[test]
-fn without_a_bound_replicas_cost_what_they_cost() {
+fn without_a_limit_replicas_never_wait() {
     let hosts = pair(0.0);
     let host = &hosts[0];
     learn(host);
@@ -86,7 +86,7 @@ fn without_a_bound_replicas_cost_what_they_cost() {
 }
 
 #[test]
-fn what_keeps_copies_back_is_said_and_passes_when_the_peer_is_there() {
+fn the_reason_for_missing_copies_is_reported_and_ends_when_the_peer_answers() {
     let mut both = hosts(2, |_, _| {});
     let (host, other) = both.split_at_mut(1);
     let (host, other) = (&host[0], &mut other[0]);

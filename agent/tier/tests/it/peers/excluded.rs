@@ -1,4 +1,4 @@
-//! Hosts that are excluded, and hosts whose ranks are next in the pipeline: where replicas go then.
+//! Placement of replicas with excluded hosts and with hosts whose ranks are next in the pipeline.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ fn stage(run: &str, stage: u32) -> PlacementEligibility {
     }
 }
 
-/// Three hosts that know each other: the numbers of the first one's first choice, and of the other one.
+/// Three hosts that know each other, with the index of the first host's first choice and of the third host.
 fn three() -> (Vec<Host>, usize, usize) {
     let hosts = hosts(3, |_, _| {});
     hosts[0].wait_for_peers(2);
@@ -38,7 +38,7 @@ fn three() -> (Vec<Host>, usize, usize) {
 }
 
 impl Host {
-    /// The host stands like that from now on, and `other` has heard of it.
+    /// Sets the host's eligibility and waits until `other` has received it.
     fn stands(&self, standing: &PlacementEligibility, other: &Host) {
         self.service().stands(standing.clone());
         until("the standing to be known", || {
@@ -53,8 +53,8 @@ impl Host {
 }
 
 /// Saves steps from `step` on until one has its replica on `chosen` and none on `left_out`; returns
-/// that step. A peer that misses an answer on a busy machine is no place for a moment, and the
-/// other host takes that step: only a rule that is broken does so for every step.
+/// that step. A peer that misses an answer on a busy machine is briefly not eligible, and the
+/// other host gets that step: only a broken rule causes that for every step.
 fn saves_until_placed(host: &Host, step: u64, chosen: &Host, left_out: &Host) -> u64 {
     let mut step = step;
     until("a replica on the chosen host only", || {
@@ -68,24 +68,24 @@ fn saves_until_placed(host: &Host, step: u64, chosen: &Host, left_out: &Host) ->
 }
 
 #[test]
-fn replicas_on_an_excluded_host_are_made_anew_elsewhere_and_no_others_go_there() {
+fn replicas_on_an_excluded_host_are_made_again_elsewhere_and_no_others_go_there() {
     let (hosts, first, other) = three();
     let (source, first, other) = (&hosts[0], &hosts[first], &hosts[other]);
     let step = saves_until_placed(source, 10, first, other);
     first.stands(&excluded(), source);
     until("another replica", || other.keeps(step));
     let step = saves_until_placed(source, step + 1, other, first);
-    // When it is a place for replicas again, it is the first choice as before.
+    // When it is eligible again, it is the first choice as before.
     first.stands(&PlacementEligibility::default(), source);
     saves_until_placed(source, step + 1, first, other);
 }
 
 #[test]
-fn what_an_excluded_host_has_is_restored_all_the_same() {
+fn replicas_on_an_excluded_host_are_still_restored() {
     let (mut hosts, first, other) = three();
     hosts[0].save(0, 10, &[0], 1);
     hosts[0].wait_for_copies(10, 2);
-    // Nobody is left to make another copy of it.
+    // No host is left to make another copy.
     hosts[other].lose();
     hosts[first].stands(&excluded(), &hosts[0]);
     hosts[0].lose();
@@ -108,7 +108,7 @@ fn an_excluded_host_is_better_than_none() {
 }
 
 #[test]
-fn the_host_of_the_next_stage_is_avoided_and_that_of_another_runs_is_not() {
+fn the_host_of_the_next_stage_is_avoided_but_not_that_of_another_run() {
     let (hosts, first, other) = three();
     hosts[0].service().stands(stage(RUN, 1));
     hosts[first].stands(&stage("another run", 2), &hosts[0]);
@@ -116,7 +116,7 @@ fn the_host_of_the_next_stage_is_avoided_and_that_of_another_runs_is_not() {
     let step = saves_until_placed(&hosts[0], 10, &hosts[first], &hosts[other]);
     hosts[first].stands(&stage(RUN, 2), &hosts[0]);
     let step = saves_until_placed(&hosts[0], step + 1, &hosts[other], &hosts[first]);
-    // Nobody else is there: the neighbour is better than none.
+    // There is no other host: the neighbor is better than none.
     hosts[other].stands(&excluded(), &hosts[0]);
     saves_until_placed(&hosts[0], step + 1, &hosts[first], &hosts[other]);
 }

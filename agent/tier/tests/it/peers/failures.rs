@@ -1,4 +1,4 @@
-//! How jobs failed: what a host tells of it comes to its peers, as far as it can be what it says it is.
+//! Failures of jobs: a host's valid reports reach its peers.
 
 use mainstay_core::base::time::Wall;
 use mainstay_core::failure::repeats::{MAX_REPORTED, Place, RemoteFailure};
@@ -16,7 +16,7 @@ fn reported(fingerprint: &str, at: i64) -> RemoteFailure {
 }
 
 #[test]
-fn peers_hear_of_failures_and_remember_those_of_a_host_that_is_gone() {
+fn peers_receive_failures_and_remember_those_of_a_host_that_is_gone() {
     let mut hosts = hosts(2, |_, _| {});
     hosts.iter().for_each(|host| host.wait_for_peers(1));
     let failures = [reported("f", 1), reported("g", 2)];
@@ -33,7 +33,7 @@ fn peers_hear_of_failures_and_remember_those_of_a_host_that_is_gone() {
 }
 
 #[test]
-fn what_cannot_be_a_number_is_passed_over_and_more_than_the_newest_is_not_heard() {
+fn invalid_fingerprints_are_skipped_and_only_the_newest_failures_are_received() {
     let hosts = hosts(2, |_, _| {});
     hosts.iter().for_each(|host| host.wait_for_peers(1));
     let many = (0..1_000).map(|at| reported("f", at));

@@ -1,4 +1,4 @@
-//! Who sits between two hosts without TLS and changes bytes of a chunk is found out before anything of them counts, whatever their checksum.
+//! A man in the middle between two hosts without TLS who changes bytes of a chunk is detected before they count, even if the checksum fits.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -13,8 +13,8 @@ use super::support::{Proxy, address, pass};
 
 const BYTES: usize = 600_000;
 
-/// What a receiver makes of a chunk on whose way `spoil` sits; bytes that it took, and what it said at the end. The digest in the header is
-/// not looked at here: it is as if a changed chunk had the same.
+/// The result of receiving a chunk through a proxy with `spoil`: the received bytes, or the error. The digest in the header is
+/// not checked here, as if a changed chunk had the same one.
 fn sent(
     front: &str,
     back: &str,
@@ -41,16 +41,16 @@ fn sent(
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&[7; BYTES]).unwrap();
     let header = Header { length: BYTES as u32, ..Header::of(Kind::Chunk) };
-    // Who finds out closes the connection, perhaps before all was sent.
+    // The receiver closes the connection when it detects the change, perhaps before all was sent.
     let _ = wire.send_chunk(header, &file.into(), |_, left| left);
     reported.recv().unwrap()
 }
 
-/// Greeting and proof of the side that connects.
+/// Size of greeting and proof of the client, bytes.
 const GREETING: usize = 72;
 
 #[test]
-fn a_chunk_that_somebody_changed_on_its_way_is_forged_and_one_that_nobody_changed_is_not() {
+fn a_chunk_changed_in_transit_is_rejected_as_forged_and_an_unchanged_one_is_not() {
     assert_eq!(sent(&address(), &address(), |_, _| true).unwrap(), vec![7; BYTES]);
     let changed = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&changed);
@@ -68,9 +68,9 @@ fn a_chunk_that_somebody_changed_on_its_way_is_forged_and_one_that_nobody_change
 }
 
 #[test]
-fn the_word_that_a_code_follows_cannot_be_taken_out_of_a_header() {
+fn the_flag_for_a_code_cannot_be_removed_from_a_header() {
     let error = sent(&address(), &address(), |first, piece| {
-        // The sixth byte of the first header.
+        // Byte 6 of the first header.
         if let Some(at) = (GREETING + 6).checked_sub(first).filter(|at| *at < piece.len()) {
             assert_eq!(piece[at], 1, "the header says that a code follows");
             piece[at] = 0;

@@ -1,4 +1,4 @@
-//! Peers that are not what they should be.
+//! Peers that do not follow the protocol.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -25,7 +25,7 @@ fn impostor(at: &str, answer: impl Fn(std::net::TcpStream) + Send + Sync + 'stat
 }
 
 #[test]
-fn another_version_is_told_by_its_number() {
+fn another_version_is_reported_by_its_number() {
     let at = address();
     impostor(&at, |mut stream| {
         let mut greeting = [0; 40];
@@ -38,7 +38,7 @@ fn another_version_is_told_by_its_number() {
 }
 
 #[test]
-fn what_is_no_agent_is_told_so() {
+fn a_server_that_is_not_an_agent_is_reported() {
     let at = address();
     impostor(&at, |mut stream| {
         let _ =
@@ -49,7 +49,7 @@ fn what_is_no_agent_is_told_so() {
 }
 
 #[test]
-fn one_who_takes_the_token_without_knowing_it_is_no_agent() {
+fn a_peer_that_accepts_the_token_without_knowing_it_is_an_impostor() {
     let at = address();
     impostor(&at, |mut stream| {
         let mut greeting = [0; 40];
@@ -57,7 +57,7 @@ fn one_who_takes_the_token_without_knowing_it_is_no_agent() {
         stream.write_all(&greeting).unwrap();
         let mut proof = [0; 32];
         stream.read_exact(&mut proof).unwrap();
-        // Its own proof, sent back: what was overheard or mirrored is of no use.
+        // The client's own proof, sent back: a recorded or mirrored proof is useless.
         let mut answer = vec![1];
         answer.extend(proof);
         stream.write_all(&answer).unwrap();
@@ -67,7 +67,7 @@ fn one_who_takes_the_token_without_knowing_it_is_no_agent() {
 }
 
 #[test]
-fn one_who_says_nothing_is_given_up() {
+fn a_silent_peer_is_abandoned() {
     let (silent, closed) = (address(), address());
     let _listener = TcpListener::bind(&silent).unwrap();
     let error = Wire::connect(&silent, &pass(), SHORT).unwrap_err();
@@ -77,8 +77,8 @@ fn one_who_says_nothing_is_given_up() {
 }
 
 #[test]
-fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
-    // It tells of a newer step, whole, and gives other bytes when it is asked for them.
+fn a_peer_that_offers_a_step_it_does_not_have_costs_a_try_and_no_step() {
+    // It reports a newer whole step, and sends other bytes when asked for it.
     let liar = address();
     let content = bytes(99, 0);
     let sealed = Sealed::of(manifest(&identity(0, 99, 0, 1), &content).encode()).unwrap();
@@ -119,7 +119,7 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
         });
     });
     let mut names = vec![address(), address(), liar.clone()];
-    // The first by name leads, and a liar may do that as well; here it does not.
+    // The first by name leads. A lying peer could be the leader as well; here it is not.
     names.sort();
     let honest: Vec<String> = names.iter().filter(|name| **name != liar).cloned().collect();
     let mut hosts = hosts_named(&honest, |_, settings| settings.peers = names.clone());
@@ -129,7 +129,7 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
     hosts[0].start();
     until("all peers", || {
         hosts[0].service().refresh();
-        // The other host may have given step 3 back already.
+        // The other host may already have sent step 3 back.
         hosts[0].least_copies(99) >= 1 && hosts[0].least_copies(3) >= 1
     });
     let (step, reported) = hosts[0].restore().unwrap();
@@ -139,7 +139,7 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
 }
 
 #[test]
-fn a_frame_that_was_changed_or_sent_twice_is_not_believed() {
+fn a_changed_or_repeated_frame_is_rejected() {
     let listener = TcpListener::bind(address()).unwrap();
     let at = listener.local_addr().unwrap().to_string();
     let serving = std::thread::spawn(move || {
@@ -164,7 +164,7 @@ fn a_frame_that_was_changed_or_sent_twice_is_not_believed() {
         copy(&mut client, &mut server, 32);
         copy(&mut server, &mut client, 33);
         let frame = copy(&mut client, &mut server, 80);
-        // The very same frame once more.
+        // The same frame again.
         server.write_all(&frame).unwrap();
         server
     });

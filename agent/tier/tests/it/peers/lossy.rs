@@ -1,4 +1,4 @@
-//! Replicas on a disk that loses what was written to it: the kernel reports that once, and takes the pages for clean afterwards.
+//! Replicas on a disk that loses writes: the kernel reports the loss once, and then considers the pages clean.
 
 use std::fs;
 use std::io::Read;
@@ -15,7 +15,7 @@ fn content(seed: u64, length: usize) -> Vec<u8> {
     bytes(seed, 0).into_iter().cycle().take(length).collect()
 }
 
-/// All chunks of a shard of step 1, brought and not committed.
+/// All chunks of a shard of step 1, received and not committed.
 fn brought(store: &Store, content: &[u8]) -> Arc<Upload> {
     let sealed = Sealed::of(manifest(&identity(0, 1, 0, 1), content).encode()).unwrap();
     let Offer::Wanted(upload) = store.offer(sealed, &[], None).unwrap() else { panic!("it is not here yet") };
@@ -36,7 +36,7 @@ fn read(store: &Store, upload: &Upload) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn nothing_of_a_replica_whose_fdatasync_failed_is_believed_and_the_one_before_stays() {
+fn a_replica_whose_fdatasync_failed_is_discarded_and_the_previous_one_stays() {
     let home = TempDir::new().unwrap();
     let root = home.path().join("store");
     fs::create_dir(&root).unwrap();
@@ -69,7 +69,7 @@ fn nothing_of_a_replica_whose_fdatasync_failed_is_believed_and_the_one_before_st
 }
 
 #[test]
-fn connections_that_commit_one_upload_get_one_outcome() {
+fn connections_that_commit_one_upload_get_the_same_result() {
     let home = TempDir::new().unwrap();
     let store = Store::open(home.path(), 1 << 30).unwrap();
     let upload = brought(&store, &content(1, 1 << 20));

@@ -18,7 +18,7 @@ fn offered(store: &Store, step: u64, content: &[u8]) -> Arc<Upload> {
     }
 }
 
-/// Brings all chunks, and tells into how many of them memory was to be had.
+/// Sends all chunks. Returns how many of them went directly into memory.
 fn bring(upload: &Upload, content: &[u8]) -> usize {
     let mut into_memory = 0;
     for index in upload.missing() {
@@ -45,10 +45,10 @@ fn kept(store: &Store, upload: &Upload) -> Vec<u8> {
 }
 
 #[test]
-fn a_replica_takes_the_memory_of_an_older_one_and_holds_nothing_of_it() {
+fn a_replica_reuses_the_memory_of_an_older_one_and_has_none_of_its_bytes() {
     let home = in_memory();
     let store = Store::open(home.path(), 1 << 30).unwrap();
-    // Longer and shorter, by a little and by much.
+    // Slightly and much longer and shorter.
     let lengths = [299_990, 299_990, 300_000, 299_980, 100_000, 400_000, 400_000];
     let mut into_memory = Vec::new();
     for (step, length) in (1..).zip(lengths) {
@@ -59,7 +59,7 @@ fn a_replica_takes_the_memory_of_an_older_one_and_holds_nothing_of_it() {
         assert!(kept(&store, &upload) == content, "step {step}");
         assert!(store.remove(&upload.sealed.shard.root));
     }
-    // Pages that nobody has used are not mapped, and a last chunk that grows beyond what is mapped is written.
+    // Unused pages are not mapped, and a last chunk that grows beyond the mapped part is written.
     assert_eq!(into_memory, [0, 5, 4, 5, 2, 7, 7]);
 }
 
@@ -72,7 +72,7 @@ fn the_memory_of_an_abandoned_shard_is_used_again_once_no_connection_holds_it() 
     let (offset, length, _) = late.sealed.chunk(0).unwrap();
     let claim = late.claim(0).unwrap();
     store.abandon(&late);
-    // A connection still brings a chunk of the old one: the new one lies elsewhere.
+    // A connection still sends a chunk of the old shard: the new one is in another file.
     let upload = offered(&store, 2, &new);
     assert_eq!(bring(&upload, &new), 0, "it has new pages");
     claim.write(offset, &old[..length as usize]).unwrap();
@@ -89,7 +89,7 @@ fn the_memory_of_an_abandoned_shard_is_used_again_once_no_connection_holds_it() 
 }
 
 #[test]
-fn a_chunk_that_is_being_brought_is_nobody_elses() {
+fn a_chunk_that_one_connection_sends_is_not_written_by_another() {
     let home = in_memory();
     let store = Store::open(home.path(), 1 << 30).unwrap();
     let content = bytes(1, 0);
@@ -105,7 +105,7 @@ fn a_chunk_that_is_being_brought_is_nobody_elses() {
     let mut memory = claim.memory(offset, length).unwrap();
     memory.bytes().fill(0);
     assert!(upload.claim(0).is_none() && claim.memory(offset, length).is_none());
-    // The connection breaks: what it brought counts for nothing.
+    // The connection breaks: what it sent does not count.
     drop(memory);
     drop(claim);
     assert!(upload.missing().contains(&0) && store.commit(&upload).is_err());
@@ -115,12 +115,12 @@ fn a_chunk_that_is_being_brought_is_nobody_elses() {
 }
 
 #[test]
-fn bits_that_flip_on_the_way_into_used_memory_are_seen() {
+fn bits_that_flip_in_transit_into_reused_memory_are_detected() {
     let (front, back, owner) = (address(), address(), address());
     let pieces = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&pieces);
     let proxy = Proxy::start(&front, &back, move |_, piece| {
-        // Pieces this long are of chunks, and one in ten is spoilt; a chunk may be so twice and not three times.
+        // Pieces of this length are of chunks. One in ten is corrupted; a chunk may be corrupted twice but not three times.
         if piece.len() > 20_000 && count.fetch_add(1, Ordering::SeqCst) % 10 == 9 {
             piece[10_000] ^= 4;
         }

@@ -1,4 +1,4 @@
-//! Several agents' services on loopback addresses of their own, over real sockets and files: what arrives is what was
+//! Services of several agents on separate loopback addresses, over real sockets and files: what arrives is what was
 //! sealed, or it does not arrive.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
@@ -51,7 +51,7 @@ fn flip(path: &std::path::Path, at: u64) {
 
 #[test]
 fn a_holder_that_has_not_asked_the_owner_since_sends_nothing_back_to_it() {
-    // The holder asks seldom: when a replica comes it does not know yet that its owner has the shard.
+    // The holder asks rarely: when a replica arrives, it does not know yet that its owner has the shard.
     let hosts = hosts(2, |index, settings| {
         settings.interval = Duration::from_millis(if index == 1 { 1_000 } else { 50 });
     });
@@ -65,7 +65,7 @@ fn a_holder_that_has_not_asked_the_owner_since_sends_nothing_back_to_it() {
         holder.service().peers()[&owner.name].seen.is_some_and(|seen| seen > saved)
     });
     holder.service().nudge();
-    // It says so when it has looked: its own step is sent behind all that it might have sent before.
+    // This shows that it has checked: its own step is sent after anything that it might have sent before.
     holder.save(0, 40, &[0], 1);
     holder.wait_for_copies(40, 2);
     assert_eq!(holder.service().counts().shards_sent, 1);
@@ -81,7 +81,7 @@ fn a_host_that_lost_everything_gets_its_step_back_bit_for_bit() {
     hosts[0].start();
     assert_eq!(hosts[0].restore().unwrap().0, Some(10));
     hosts[0].has(10, &[0, 1]);
-    // A second time everything is here.
+    // The second time everything is here.
     let again = hosts[0].service().restore(&hosts[0].place(), None, &|_| {}).unwrap();
     assert_eq!((again.fetched, again.here, again.decision.fence), (0, 2, 2));
 }
@@ -115,12 +115,12 @@ fn ranks_of_several_hosts_make_one_step_and_each_host_gets_what_it_asks_for() {
 }
 
 #[test]
-fn a_step_of_which_a_shard_is_missing_is_not_restored_and_epochs_are_not_mixed() {
+fn a_step_with_a_missing_shard_is_not_restored_and_epochs_are_not_mixed() {
     let hosts = hosts(2, |_, _| {});
     hosts[0].save(0, 5, &[0], 2);
     hosts[1].save(0, 5, &[1], 2);
     hosts[0].wait_for_copies(5, 2);
-    // Two attempts write step 6 at once: a half of each.
+    // Two attempts write step 6 at once: one half of each exists.
     hosts[0].save(1, 6, &[0], 2);
     hosts[1].save(2, 6, &[1], 2);
     until("step 6 to be known", || {
@@ -134,19 +134,19 @@ fn a_step_of_which_a_shard_is_missing_is_not_restored_and_epochs_are_not_mixed()
 }
 
 #[test]
-fn nothing_whole_anywhere_is_no_error() {
+fn no_whole_step_anywhere_is_no_error() {
     let hosts = hosts(2, |_, _| {});
     assert_eq!(hosts[0].restore().unwrap().0, None);
     assert_eq!(fs::read_dir(hosts[0].directory.path()).unwrap().count(), 0);
 }
 
 #[test]
-fn a_bit_that_flips_on_the_wire_is_seen_and_the_chunk_is_sent_again() {
+fn a_bit_that_flips_on_the_wire_is_detected_and_the_chunk_is_sent_again() {
     let (front, back) = (address(), address());
     let flipped = std::sync::Arc::new(AtomicUsize::new(0));
     let count = std::sync::Arc::clone(&flipped);
     let proxy = Proxy::start(&front, &back, move |at, piece| {
-        // Pieces this far in are of chunks; headers are 80 bytes of some ten thousand.
+        // Pieces this far into the stream are of chunks; headers are 80 bytes of about ten thousand.
         if at > 100_000 && piece.len() > 20_000 && count.fetch_add(1, Ordering::SeqCst) == 0 {
             piece[10_000] ^= 1;
         }
@@ -168,13 +168,13 @@ fn a_bit_that_flips_on_the_wire_is_seen_and_the_chunk_is_sent_again() {
     assert_eq!(fs::read(&kept[0]).unwrap(), bytes(1, 0));
 }
 
-/// Both listen, each at its own address.
+/// Asserts that both listen, each on its own address.
 fn drop_listener_conflict(hosts: &[support::Host]) {
     assert_ne!(hosts[0].service().address(), hosts[1].service().address());
 }
 
 #[test]
-fn a_peer_that_always_spoils_what_it_gets_is_passed_over_for_another() {
+fn a_peer_that_always_corrupts_what_it_receives_is_skipped_for_another() {
     let (front, back, owner, third) = (address(), address(), address(), address());
     let proxy = Proxy::start(&front, &back, |at, piece| {
         if at > 50_000 && piece.len() > 20_000 {
@@ -186,7 +186,7 @@ fn a_peer_that_always_spoils_what_it_gets_is_passed_over_for_another() {
     let names = [owner, front, third];
     let hosts = hosts_named(&names, |index, settings| {
         settings.streams = 1;
-        // All but the spoilt one share a rack: it is the first choice.
+        // All except the corrupting one share a rack: it is the first choice.
         settings.domain = if index == 1 { "far" } else { "near" }.to_owned();
         if index == 1 {
             settings.listen = back.parse().unwrap();
@@ -202,7 +202,7 @@ fn a_peer_that_always_spoils_what_it_gets_is_passed_over_for_another() {
 }
 
 #[test]
-fn a_connection_that_breaks_in_the_middle_goes_on_where_it_was() {
+fn a_broken_upload_resumes_where_it_stopped() {
     let (front, back, owner) = (address(), address(), address());
     let cut = AtomicUsize::new(0);
     let proxy =
@@ -233,7 +233,7 @@ fn a_bit_that_flips_in_a_store_is_never_restored_and_another_copy_serves() {
     hosts[0].start();
     until("both holders", || {
         hosts[0].service().refresh();
-        // Its store may have got one again already.
+        // Its store may have received one again already.
         hosts[0].least_copies(4) >= 2
     });
     let (step, _) = hosts[0].restore().unwrap();
@@ -242,7 +242,7 @@ fn a_bit_that_flips_in_a_store_is_never_restored_and_another_copy_serves() {
 }
 
 #[test]
-fn where_the_only_copy_is_damaged_all_go_back_to_the_next_older_step_and_it_is_said() {
+fn if_the_only_copy_is_damaged_all_hosts_go_back_to_the_next_older_step_and_it_is_reported() {
     let mut hosts = hosts(2, |_, _| {});
     hosts[0].save(0, 1, &[0], 1);
     hosts[0].wait_for_copies(1, 2);
@@ -263,7 +263,7 @@ fn where_the_only_copy_is_damaged_all_go_back_to_the_next_older_step_and_it_is_s
     let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(1));
     hosts[0].has(1, &[0]);
-    // Told by whoever saw it first: the holder, when it was about to copy the step anew, or the one that asked for it.
+    // Reported by the host that saw it first: the holder when it was about to copy the step again, or the host that requested it.
     let reported =
         |words: [&str; 2]| reported.iter().any(|line| words.iter().all(|word| line.contains(word)));
     let seen_here = reported(["chunk 0", "rank 0"]) && reported(["step 2", "cannot be restored"]);
@@ -272,7 +272,7 @@ fn where_the_only_copy_is_damaged_all_go_back_to_the_next_older_step_and_it_is_s
 }
 
 #[test]
-fn bytes_that_changed_after_the_seal_go_nowhere() {
+fn bytes_that_changed_after_the_seal_are_not_sent() {
     let hosts = hosts(2, |_, _| {});
     seal(hosts[0].directory.path(), &identity(0, 9, 0, 1), &bytes(9, 0));
     flip(&shard(hosts[0].directory.path(), 9, 0).join("state.safetensors"), 100);
@@ -286,7 +286,7 @@ fn bytes_that_changed_after_the_seal_go_nowhere() {
 }
 
 #[test]
-fn a_full_store_is_said_and_another_peer_is_taken() {
+fn a_full_store_is_reported_and_another_peer_is_used() {
     let hosts = hosts(3, |index, settings| {
         settings.domain = if index == 1 { "far" } else { "near" }.to_owned();
         settings.quota = if index == 1 { 1000 } else { 1 << 30 };
@@ -300,11 +300,11 @@ fn a_full_store_is_said_and_another_peer_is_taken() {
 }
 
 #[test]
-fn replicas_of_old_steps_go_when_a_newer_one_has_its_copies() {
+fn replicas_of_old_steps_are_deleted_when_a_newer_one_has_its_copies() {
     let hosts = hosts(2, |_, settings| settings.keep = 1);
     hosts[0].save(0, 1, &[0], 1);
     hosts[0].wait_for_copies(1, 2);
-    // The next one is sealed by one of two ranks only: nothing goes.
+    // Only one of two ranks seals the next step: nothing is deleted.
     hosts[0].save(0, 2, &[0], 2);
     hosts[1].save(0, 2, &[1], 2);
     hosts[0].wait_for_copies(2, 2);
@@ -315,7 +315,7 @@ fn replicas_of_old_steps_go_when_a_newer_one_has_its_copies() {
 }
 
 #[test]
-fn when_a_holder_is_lost_its_replicas_are_made_anew_elsewhere() {
+fn when_a_holder_is_lost_its_replicas_are_made_again_elsewhere() {
     let mut hosts = hosts(3, |_, _| {});
     hosts[0].save(0, 1, &[0], 1);
     hosts[0].wait_for_copies(1, 2);
@@ -323,14 +323,14 @@ fn when_a_holder_is_lost_its_replicas_are_made_anew_elsewhere() {
     let other = 3 - holder;
     hosts[holder].lose();
     until("another holder", || !hosts[other].replicas().is_empty());
-    // And when the owner is gone too, the last holder sees to it.
+    // When the owner is gone too, the last holder makes the copies.
     hosts[holder].start();
     hosts[0].lose();
     until("a second copy", || !hosts[holder].replicas().is_empty());
 }
 
 #[test]
-fn whoever_does_not_know_the_token_reads_and_writes_nothing() {
+fn a_host_without_the_token_reads_and_writes_nothing() {
     let hosts = hosts(2, |_, _| {});
     hosts[0].save(0, 1, &[0], 1);
     hosts[0].wait_for_copies(1, 2);
@@ -338,7 +338,7 @@ fn whoever_does_not_know_the_token_reads_and_writes_nothing() {
     let refused = Wire::connect(&hosts[1].name, &stranger, Patience::default()).unwrap_err();
     assert!(matches!(refused, PeerError::Refused { .. }), "{refused}");
     assert!(refused.to_string().contains("token"), "{refused}");
-    // An agent with another token is no peer, and says why.
+    // An agent with another token is not a peer, and reports why.
     let third = TempDir::new().unwrap();
     let settings = mainstay_tier::peer::Settings {
         listen: address().parse().unwrap(),
@@ -354,7 +354,7 @@ fn whoever_does_not_know_the_token_reads_and_writes_nothing() {
 }
 
 #[test]
-fn names_in_a_manifest_lead_nowhere_out_of_the_store() {
+fn names_in_a_manifest_do_not_lead_out_of_the_store() {
     let directory = TempDir::new().unwrap();
     let store = Store::open(&directory.path().join("store"), 1 << 30).unwrap();
     let mut evil = identity(0, 1, 0, 1);
@@ -381,7 +381,7 @@ fn names_in_a_manifest_lead_nowhere_out_of_the_store() {
 }
 
 #[test]
-fn a_store_that_is_opened_again_offers_what_is_whole_and_nothing_else() {
+fn a_reopened_store_offers_only_intact_replicas() {
     let directory = TempDir::new().unwrap();
     let shards: Vec<Sealed> = (0..3)
         .map(|rank| Sealed::of(manifest(&identity(0, 1, rank, 3), &bytes(1, rank)).encode()).unwrap())
@@ -398,7 +398,7 @@ fn a_store_that_is_opened_again_offers_what_is_whole_and_nothing_else() {
                 claim.write(offset, &bytes(1, rank)[offset as usize..][..length as usize]).unwrap();
                 claim.done();
             }
-            // The last one is cut off before its commit.
+            // The last one is interrupted before its commit.
             if rank < 2 {
                 store.commit(&upload).unwrap();
             }

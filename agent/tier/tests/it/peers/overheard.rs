@@ -1,4 +1,4 @@
-//! What somebody heard or guessed, and plays to an agent, opens nothing; and who only holds a connection does not hold it long.
+//! Recorded or guessed data that is sent to an agent gives no access, and a client that only holds a connection does not hold it long.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use mainstay_tier::peer::wire::{Patience, Wire};
 use super::support::{Proxy, address, hosts, hosts_named, pass};
 
 #[test]
-fn a_recorded_exchange_played_again_is_refused_and_does_nothing() {
+fn a_replayed_exchange_is_refused_and_has_no_effect() {
     let (front, back) = (address(), address());
     let received = Arc::new(Mutex::new(Vec::new()));
     let record = Arc::clone(&received);
@@ -23,7 +23,7 @@ fn a_recorded_exchange_played_again_is_refused_and_does_nothing() {
         if index == 1 {
             settings.listen = back.parse().unwrap();
         } else {
-            // Nothing but what the test asks for goes over the wire.
+            // Only what the test requests is sent.
             settings.interval = Duration::from_secs(3600);
         }
     });
@@ -33,7 +33,7 @@ fn a_recorded_exchange_played_again_is_refused_and_does_nothing() {
     drop(proxy);
     let taken = || (hosts[1].service().counts().bytes_taken, hosts[1].replicas());
     let before = taken();
-    // Greeting and proof of the first conversation, as they were taken then.
+    // Greeting and proof of the first recorded connection.
     let all = received.lock().unwrap().clone();
     let mut stream = TcpStream::connect(hosts[1].settings.listen).unwrap();
     stream.write_all(&all[..72]).unwrap();
@@ -44,12 +44,12 @@ fn a_recorded_exchange_played_again_is_refused_and_does_nothing() {
 }
 
 #[test]
-fn who_says_its_greeting_slowly_is_given_up() {
+fn a_client_that_sends_its_greeting_slowly_is_disconnected() {
     let listener = TcpListener::bind(address()).unwrap();
     let at = listener.local_addr().unwrap();
     let dripping = std::thread::spawn(move || {
         let mut stream = TcpStream::connect(at).unwrap();
-        // Each byte comes in time; all together would take seconds.
+        // Each byte arrives in time; all together would take seconds.
         while stream.write_all(b"M").is_ok() {
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -62,7 +62,7 @@ fn who_says_its_greeting_slowly_is_given_up() {
 }
 
 #[test]
-fn who_knows_nothing_changes_nothing() {
+fn a_client_without_credentials_changes_nothing() {
     let hosts = hosts(2, |_, _| {});
     hosts[0].save(0, 1, &[0], 1);
     hosts[0].wait_for_copies(1, 2);

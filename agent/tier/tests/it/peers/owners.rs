@@ -1,4 +1,4 @@
-//! Runs of two users that have the same name. Owners are written into names by the agent, from what the kernel says of the caller.
+//! Runs of two users with the same name. The agent adds the owner to the name, from the kernel's credentials of the caller.
 
 use std::fs;
 
@@ -9,18 +9,18 @@ use tempfile::TempDir;
 
 use super::support::{RUN, bytes, hosts, identity, seal, until};
 
-/// The place of a directory under the run of `uid`; its files are this process's, for a test need not be root.
+/// The place of a directory under the run of `uid`. Its files belong to this process, so that the test need not run as root.
 fn place_of(uid: u32, directory: &TempDir) -> Watched {
     let run = owned(uid, RUN);
     Watched { run, directory: directory.path().to_owned(), user: User::own(), pool: None }
 }
 
 #[test]
-fn a_restore_brings_nothing_of_another_user_and_the_peer_keeps_both() {
+fn a_restore_fetches_nothing_of_another_user_and_the_peer_keeps_both() {
     let hosts = hosts(2, |_, settings| settings.keep = 1);
     let (of_a, of_b) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     seal(of_a.path(), &identity(0, 10, 0, 1), &bytes(10, 0));
-    // Later steps of the other user with the same name: they must delete nothing of the first.
+    // Later steps of the other user with the same name: they must delete nothing of the first user.
     for step in [901, 902, 903] {
         seal(of_b.path(), &identity(0, step, 0, 1), &bytes(step, 0));
     }
@@ -40,7 +40,7 @@ fn a_restore_brings_nothing_of_another_user_and_the_peer_keeps_both() {
     hosts[1].service().collect();
     assert_eq!(kept(1000), 1, "the steps of one user made a peer delete the replica of another");
 
-    // Each on a host that has lost its files.
+    // Each is restored on a host that has lost its files.
     for (uid, step) in [(1000, 10), (1001, 903)] {
         let fresh = TempDir::new().unwrap();
         let restored = hosts[1].service().restore(&place_of(uid, &fresh), None, &|_| {}).unwrap();
@@ -50,7 +50,7 @@ fn a_restore_brings_nothing_of_another_user_and_the_peer_keeps_both() {
         assert_eq!(owner(&back.shard.of.run), None, "the user finds the name that the user gave");
         assert!(fs::read(manifest.with_file_name(&back.file)).unwrap() == bytes(step, 0));
     }
-    // Somebody without any, and a run of the agents' own.
+    // A user without steps, and a run of the agents themselves.
     for run in [owned(1002, RUN), RUN.to_owned(), owned(1002, &owned(1000, RUN))] {
         let fresh = TempDir::new().unwrap();
         let place = Watched { run, ..place_of(1002, &fresh) };
@@ -75,7 +75,7 @@ fn a_watch_of_another_user_hides_nothing() {
 }
 
 #[test]
-fn a_copy_of_anothers_manifest_is_another_shard() {
+fn a_copy_of_another_users_manifest_is_another_shard() {
     let hosts = hosts(1, |_, _| {});
     let (of_a, of_b) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     for directory in [&of_a, &of_b] {

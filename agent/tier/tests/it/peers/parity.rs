@@ -1,4 +1,4 @@
-//! Hosts that keep pieces for each other in place of replicas: hosts are lost, pieces are damaged, and one lies.
+//! Hosts that store pieces for each other instead of replicas: hosts are lost, pieces are damaged, and one is replaced by false bytes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use super::support::{CHUNK, Host, bytes, hosts};
 
 const OF: Parity = Parity { data: 3, parity: 2 };
 
-/// As good as so many copies: the owner's, and pieces of which two may be lost.
+/// Equivalent number of copies: the owner's, and pieces of which two may be lost.
 const ALL: usize = 4;
 
-/// So many hosts of which the first has saved a step, and all its pieces are out.
+/// `count` hosts. The first has saved a step, and all its pieces are sent.
 fn saved(count: usize, ranks: &[u32]) -> Vec<Host> {
     let hosts = hosts(count, |_, settings| settings.parity = Some(OF));
-    // Before all have answered there are too few domains, and replicas would be made.
+    // Before all have answered, there are too few domains, and replicas would be made.
     hosts[0].wait_for_peers(count - 1);
     hosts[0].save(0, 10, ranks, u32::try_from(ranks.len()).unwrap());
     hosts[0].wait_for_copies(10, ALL);
@@ -29,7 +29,7 @@ fn living(hosts: &[Host]) -> impl Iterator<Item = (usize, &Host)> {
     hosts.iter().enumerate().filter(|(_, host)| host.service.is_some())
 }
 
-/// The host that has that piece of the first rank's shard of a step, and its file.
+/// The host that has this piece of the first rank's shard of a step, and its file.
 fn holder_of(hosts: &[Host], step: u64, piece: u32) -> (usize, PathBuf) {
     let place = format!("rank-00000.{piece}/shard");
     let is_of_step = |path: &PathBuf| {
@@ -51,7 +51,7 @@ fn a_step_survives_the_loss_of_its_host_and_of_as_many_others_as_there_is_parity
     assert!(kept < sealed * 2, "{kept} bytes for {sealed}: a third more than the shard for each of parity");
     assert!(hosts[0].replicas().is_empty());
     assert!(hosts[1..].iter().all(|host| host.replicas().len() == 2), "a piece of each shard on each host");
-    // Its host, one that has a piece of data, and one that has parity.
+    // Its host, one with a piece of data, and one with parity.
     hosts[0].lose();
     for piece in [1, 3] {
         let (index, _) = holder_of(&hosts, 10, piece);
@@ -61,13 +61,13 @@ fn a_step_survives_the_loss_of_its_host_and_of_as_many_others_as_there_is_parity
     let (step, reported) = hosts[0].restore().unwrap();
     assert_eq!((step, reported), (Some(10), vec![]));
     hosts[0].has(10, &[0, 1]);
-    // A second time everything is here.
+    // The second time everything is here.
     let again = hosts[0].service().restore(&hosts[0].place(), None, &|_| {}).unwrap();
     assert_eq!((again.fetched, again.here), (0, 2));
 }
 
 #[test]
-fn when_one_more_is_lost_it_is_said_and_nothing_is_restored() {
+fn when_one_more_is_lost_it_is_reported_and_nothing_is_restored() {
     let mut hosts = saved(6, &[0]);
     hosts[0].lose();
     for piece in [0, 2, 4] {
@@ -82,7 +82,7 @@ fn when_one_more_is_lost_it_is_said_and_nothing_is_restored() {
 }
 
 #[test]
-fn a_piece_that_was_damaged_is_passed_over() {
+fn a_damaged_piece_is_skipped() {
     let mut hosts = saved(6, &[0]);
     let (holder, file) = holder_of(&hosts, 10, 0);
     flip(&file, 1000);
@@ -96,7 +96,7 @@ fn a_piece_that_was_damaged_is_passed_over() {
     hosts[0].has(10, &[0]);
 }
 
-/// Its holder keeps other bytes under a manifest that is good for them, and believes them. Who it is.
+/// Replaces a piece at its holder by other bytes with a matching manifest, so that the holder considers them verified. Returns the holder.
 fn lie_about(hosts: &mut [Host], step: u64, piece: u32) -> String {
     let (liar, file) = holder_of(hosts, step, piece);
     hosts[liar].service = None;
@@ -117,7 +117,7 @@ fn lie_about(hosts: &mut [Host], step: u64, piece: u32) -> String {
 }
 
 #[test]
-fn a_piece_that_lies_is_found_out_and_another_takes_its_place() {
+fn a_false_piece_is_detected_and_replaced_by_another() {
     let mut hosts = saved(6, &[0]);
     hosts[0].lose();
     let liar = lie_about(&mut hosts, 10, 1);
@@ -131,7 +131,7 @@ fn a_piece_that_lies_is_found_out_and_another_takes_its_place() {
 }
 
 #[test]
-fn two_pieces_that_lie_are_found_out_where_enough_others_are_left() {
+fn two_false_pieces_are_detected_if_enough_others_are_left() {
     let mut hosts = saved(6, &[0]);
     hosts[0].lose();
     let liars = [0, 2].map(|piece| lie_about(&mut hosts, 10, piece));
@@ -145,7 +145,7 @@ fn two_pieces_that_lie_are_found_out_where_enough_others_are_left() {
 }
 
 #[test]
-fn where_more_pieces_lie_than_there_are_of_parity_the_step_before_is_restored() {
+fn with_more_false_pieces_than_parity_the_previous_step_is_restored() {
     let mut hosts = saved(6, &[0]);
     hosts[0].save(0, 20, &[0], 1);
     hosts[0].wait_for_copies(20, ALL);
@@ -164,7 +164,7 @@ fn where_more_pieces_lie_than_there_are_of_parity_the_step_before_is_restored() 
 }
 
 #[test]
-fn a_piece_whose_host_is_lost_is_made_anew_on_another() {
+fn a_piece_whose_host_is_lost_is_made_again_on_another() {
     let mut hosts = saved(7, &[0]);
     let (index, _) = holder_of(&hosts, 10, 4);
     hosts[index].lose();

@@ -1,4 +1,4 @@
-//! Shards that come to a host which has memory ready for them.
+//! Shards that arrive at a host with prepared memory.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,11 +9,11 @@ use tempfile::TempDir;
 use super::flip;
 use super::support::{Host, bytes, hosts, in_memory, shard, until};
 
-/// An owner that has saved a step, and a host that stands by.
+/// An owner that has saved a step, and a host on standby.
 fn pair() -> Vec<Host> {
     let hosts = hosts(2, |_, settings| settings.copies = 0);
     hosts[0].save(0, 3, &[0, 1], 2);
-    // It is made in whole mebibytes.
+    // It is allocated in whole MiB.
     until("memory for both shards", || hosts[1].service().ready() >= 2 << 20);
     hosts
 }
@@ -29,7 +29,7 @@ fn in_store(host: &Host) -> usize {
 }
 
 #[test]
-fn a_host_that_stands_by_receives_into_memory_that_is_there_and_gives_it_to_the_user() {
+fn a_host_on_standby_receives_into_prepared_memory_and_gives_it_to_the_user() {
     let hosts = pair();
     let home = in_memory();
     assert_eq!(restore_into(&hosts[1], &home).unwrap(), Some(3));
@@ -46,7 +46,7 @@ fn a_host_that_stands_by_receives_into_memory_that_is_there_and_gives_it_to_the_
 fn on_another_file_system_the_bytes_are_written_and_the_memory_stays() {
     let hosts = pair();
     let ready = hosts[1].service().ready();
-    // Not in memory, as checkpoint directories mostly are not.
+    // On disk, like most checkpoint directories.
     let home = TempDir::new().unwrap();
     assert_eq!(restore_into(&hosts[1], &home).unwrap(), Some(3));
     assert!(fs::read(shard(home.path(), 3, 1).join("state.safetensors")).unwrap() == bytes(3, 1));
@@ -54,14 +54,14 @@ fn on_another_file_system_the_bytes_are_written_and_the_memory_stays() {
 }
 
 #[test]
-fn what_came_wrong_is_not_given_and_its_memory_serves_again() {
+fn damaged_bytes_are_not_given_to_the_user_and_their_memory_is_used_again() {
     let hosts = pair();
     let spoilt = shard(hosts[0].directory.path(), 3, 1).join("state.safetensors");
     flip(&spoilt, 70_000);
     let home = in_memory();
     assert_ne!(restore_into(&hosts[1], &home), Ok(Some(3)));
     assert!(!shard(home.path(), 3, 1).exists());
-    // Nothing of it lies about, in its directory or in the store.
+    // Nothing of it is left, in its directory or in the store.
     let step = shard(home.path(), 3, 1);
     let left = fs::read_dir(step.parent().unwrap()).unwrap().flatten();
     assert_eq!(left.filter(|entry| entry.file_name() != "rank-00000").count(), 0);

@@ -1,4 +1,4 @@
-//! GKE's multi-tier checkpointing: the trainer's part is played as its contract says, with real files on several hosts.
+//! GKE's multi-tier checkpointing: a simulated trainer follows its contract, with real files on several hosts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ impl Node {
         self.volume.path().join(name)
     }
 
-    /// Begins as the trainer does: waits until nothing is asked, and asks.
+    /// Starts as the trainer does: waits until no request is pending, then writes its request.
     fn begin(&self, nodes: usize, workers: u32) {
         until("what was asked before to be taken", || !self.local("replicator.yaml").exists());
         let asked = format!(
@@ -62,7 +62,7 @@ impl Node {
         fs::rename(self.local("replicator.yaml.tmp"), self.local("replicator.yaml")).unwrap();
     }
 
-    /// Waits for what it is to load, as each worker does, and gives it its step's name; none if there is nothing.
+    /// Waits for the step to load, as each worker does. Returns the step; none if there is nothing.
     fn restored(&self, workers: u32) -> Option<u64> {
         until("replicator.prerestore", || self.local("replicator.prerestore").exists());
         let restore = |worker: u32| {
@@ -96,7 +96,7 @@ impl Node {
         step
     }
 
-    /// Saves as Orbax does: into a passing name, and renamed when all is there.
+    /// Saves as Orbax does: into a temporary name, which is renamed when all files are there.
     fn save(&self, step: u64) {
         let aside = self.local(&format!("{step}.orbax-checkpoint-tmp-7"));
         fs::create_dir_all(aside.join("items/d")).unwrap();
@@ -123,7 +123,7 @@ impl Node {
         });
     }
 
-    /// The node is lost with all that it had; another one takes its place.
+    /// The node is lost with all its data; another one takes its place.
     fn replace(&mut self) {
         self.files = None;
         self.service = None;
@@ -152,10 +152,10 @@ fn a_trainer_finds_nothing_at_first_and_its_newest_step_when_a_node_was_replaced
     all.iter().for_each(|node| node.save(5));
     all[0].wait_for(5, 2);
     assert!(!all[0].local("5").exists(), "it was taken, as the contract says");
-    // Not all nodes come to save the next one: it is no step.
+    // Not all nodes save the next step: it is not whole.
     all[0].save(10);
     all[2].replace();
-    // All trainers begin anew, on a new node and on those that stayed.
+    // All trainers start again, on a new node and on those that stayed.
     all.iter().for_each(|node| node.begin(3, 1));
     for node in &all {
         assert_eq!(node.restored(1), Some(5));
@@ -163,7 +163,7 @@ fn a_trainer_finds_nothing_at_first_and_its_newest_step_when_a_node_was_replaced
     }
     assert!(all[0].local("jax-init-info.txt").exists(), "it stays over restarts");
     assert!(!all[0].local("10").exists(), "what was of the life before is gone");
-    // It goes on from there, and what is old goes when newer steps are safe.
+    // Training continues from there, and old steps are deleted when newer ones are safe.
     for step in [10, 15, 20] {
         all.iter().for_each(|node| node.save(step));
         all[1].wait_for(step, 2);
@@ -172,7 +172,7 @@ fn a_trainer_finds_nothing_at_first_and_its_newest_step_when_a_node_was_replaced
 }
 
 #[test]
-fn an_agent_that_is_restarted_goes_on_serving_and_each_worker_is_told() {
+fn a_restarted_agent_continues_to_serve_and_each_worker_is_notified() {
     let mut all = nodes(2);
     all.iter().for_each(|node| node.begin(2, 2));
     all.iter().for_each(|node| assert_eq!(node.restored(2), None));
@@ -191,9 +191,9 @@ fn an_agent_that_is_restarted_goes_on_serving_and_each_worker_is_told() {
 }
 
 #[test]
-fn what_makes_no_sense_fails_at_once_with_its_reason() {
+fn an_invalid_request_fails_immediately_with_its_reason() {
     let all = nodes(1);
-    // Renamed into its place, as trainers do: one that is still being written is not looked at.
+    // Renamed into its place, as trainers do: a file that is still being written is not read.
     fs::write(all[0].local("replicator.yaml.tmp"), "job-name: x\nnode-rank: 2\nnodes: 2\n").unwrap();
     fs::rename(all[0].local("replicator.yaml.tmp"), all[0].local("replicator.yaml")).unwrap();
     until("replicator.failed", || all[0].local("replicator.failed").exists());

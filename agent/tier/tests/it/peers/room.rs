@@ -51,14 +51,14 @@ fn one_user_may_fill_a_store_and_another_one_still_gets_an_equal_part() {
 
     (1..=3).for_each(|step| put(&store, 1001, step).unwrap());
     assert_eq!((steps(&store, 1000), steps(&store, 1001)), (vec![4, 5, 6], vec![1, 2, 3]));
-    // Each has its part: neither makes the other smaller, and the error says why.
+    // Each has its part: neither reduces the other's, and the error gives the reason.
     for uid in [1000, 1001] {
         let error = put(&store, uid, 9).unwrap_err();
         assert!(error.to_string().contains("2 users share it"), "{error}");
     }
     assert_eq!((steps(&store, 1000).len(), steps(&store, 1001).len()), (3, 3));
 
-    // A third one, whose shard is only on its way.
+    // A third user, whose shard is still being received.
     let _coming = offer(&store, 1002, 1).unwrap();
     assert_eq!(steps(&store, 1000).len() + steps(&store, 1001).len(), 5);
 }

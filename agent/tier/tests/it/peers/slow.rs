@@ -1,4 +1,4 @@
-//! A rate limit that is lower than anybody would set: a chunk takes longer than a peer waits for the next bytes, and a step longer than
+//! An unrealistically low rate limit: a chunk takes longer than a peer waits for the next bytes, and a step longer than
 //! its owner keeps it.
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::support::{CHUNK, Host, hosts, identity, seal, until};
 
 #[test]
-fn a_chunk_that_takes_longer_than_the_other_side_waits_arrives_all_the_same() {
+fn a_chunk_that_takes_longer_than_the_other_side_waits_still_arrives() {
     let hosts = hosts(2, |_, settings| {
         (settings.rate, settings.streams) = (CHUNK / 2, 1);
         settings.patience.stall = Duration::from_secs(1);
@@ -20,9 +20,9 @@ fn a_chunk_that_takes_longer_than_the_other_side_waits_arrives_all_the_same() {
 }
 
 #[test]
-fn a_step_that_its_owner_has_no_more_is_not_sent_back_while_a_newer_one_comes() {
+fn a_step_that_its_owner_no_longer_has_is_not_sent_back_while_a_newer_one_arrives() {
     let hosts = hosts(2, |index, settings| {
-        // Of the other one nothing holds back what it would send.
+        // The other host has no limit for what it would send.
         settings.rate = if index == 0 { 2 * CHUNK } else { 0 };
     });
     hosts[0].save(0, 1, &[0], 1);
@@ -36,7 +36,7 @@ fn a_step_that_its_owner_has_no_more_is_not_sent_back_while_a_newer_one_comes() 
     });
     fs::remove_dir_all(hosts[0].directory.path().join("step-000000000001")).unwrap();
     hosts[0].service().doubt(&root);
-    // Each look is one at which it could go back.
+    // At each check it could be sent back.
     let mut looks = 0;
     until("step 2 on the other host", || {
         hosts[1].service().refresh();
@@ -52,7 +52,7 @@ fn a_step_that_its_owner_has_no_more_is_not_sent_back_while_a_newer_one_comes() 
 }
 
 #[test]
-fn a_step_that_is_begun_is_finished_before_a_newer_one() {
+fn a_partly_sent_step_is_finished_before_a_newer_one() {
     let hosts = where_a_step_is_begun(1);
     hosts[0].save(0, 2, &[0, 1], 2);
     until("two shards", || hosts[1].replicas().len() >= 2);
@@ -72,7 +72,7 @@ fn a_step_that_its_owner_deletes_while_it_is_sent_is_finished() {
     for (rank, path) in (0..).zip(&first) {
         assert!(fs::read(path).unwrap() == super::support::bytes(1, rank));
     }
-    // What has its copies is not kept any more.
+    // A step that has its copies is no longer kept.
     until("step 1 to go", || {
         hosts[0].service().nudge();
         !hosts[0].service().copies().iter().any(|copy| copy.own && copy.shard.of.step == 1)
@@ -80,7 +80,7 @@ fn a_step_that_its_owner_deletes_while_it_is_sent_is_finished() {
 }
 
 #[test]
-fn a_step_of_an_attempt_before_is_not_kept_for_its_copies() {
+fn a_step_of_an_earlier_attempt_is_not_kept_for_its_copies() {
     let hosts = where_a_step_is_begun(7);
     fs::remove_dir_all(hosts[0].directory.path().join("step-000000000007")).unwrap();
     hosts[0].save(1, 3, &[0, 1], 2);
@@ -89,7 +89,7 @@ fn a_step_of_an_attempt_before_is_not_kept_for_its_copies() {
     assert!(!hosts[1].replicas().iter().any(rank_1), "{:?}", hosts[1].replicas());
 }
 
-/// Two hosts, of which the first has begun to send a step of two ranks.
+/// Two hosts. The first has started to send a step of two ranks.
 fn where_a_step_is_begun(step: u64) -> Vec<Host> {
     let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (8 * CHUNK, 1));
     hosts[0].wait_for_peers(1);

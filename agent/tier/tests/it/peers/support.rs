@@ -1,4 +1,4 @@
-//! Hosts on loopback addresses of their own, shards of any bytes, and a proxy that spoils what passes.
+//! Hosts on separate loopback addresses, shards of any bytes, and a proxy that corrupts traffic.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ pub const RUN: &str = "run";
 pub const CHUNK: u64 = 64 << 10;
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// An address that no other test of this machine uses.
+/// An address that no other test on this machine uses.
 pub fn address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -47,12 +47,12 @@ pub struct Host {
     pub pass: Pass,
 }
 
-/// A directory for a store, in memory as agents have theirs.
+/// A directory for a store, in memory as for real agents.
 pub fn in_memory() -> TempDir {
     TempDir::new_in(testing::memory()).unwrap()
 }
 
-/// So many hosts that know each other, each in a failure domain of its own.
+/// `count` hosts that know each other, each in its own failure domain.
 pub fn hosts(count: usize, change: impl Fn(usize, &mut Settings)) -> Vec<Host> {
     let names: Vec<String> = (0..count).map(|_| address()).collect();
     hosts_named(&names, change)
@@ -62,7 +62,7 @@ pub fn hosts_named(names: &[String], change: impl Fn(usize, &mut Settings)) -> V
     hosts_with(names, |_| pass(), change)
 }
 
-/// As [`hosts_named`], each with what it shows to the others.
+/// Same as [`hosts_named`], each with its own credentials.
 pub fn hosts_with(
     names: &[String],
     shows: impl Fn(usize) -> Pass,
@@ -106,7 +106,7 @@ impl Host {
         Watched { run: RUN.to_owned(), directory, user: User::own(), pool: None }
     }
 
-    /// Its ranks seal a step, and the agent is told where.
+    /// Its ranks seal a step, and the agent receives the directory.
     pub fn save(&self, attempt: u64, step: u64, ranks: &[u32], world: u32) {
         for rank in ranks {
             seal(self.directory.path(), &identity(attempt, step, *rank, world), &bytes(step, *rank));
@@ -114,7 +114,7 @@ impl Host {
         self.service().watch(self.place());
     }
 
-    /// Waits until so many peers have answered: before, another one than the first choice may be taken.
+    /// Waits until `count` peers have answered: before, a host other than the first choice may be chosen.
     pub fn wait_for_peers(&self, count: usize) {
         until("peers to answer", || {
             self.service().nudge();
@@ -122,7 +122,7 @@ impl Host {
         });
     }
 
-    /// Waits until every shard of a step lies on so many hosts.
+    /// Waits until every shard of a step is on `copies` hosts.
     pub fn wait_for_copies(&self, step: u64, copies: usize) {
         until(&format!("step {step} on {copies} hosts"), || {
             self.service().nudge();
@@ -140,7 +140,7 @@ impl Host {
     pub fn lose(&mut self) {
         self.service = None;
         self.directory = TempDir::new().unwrap();
-        // Threads of the service that has ended may still make a file there.
+        // Threads of the stopped service may still create a file there.
         until("an empty store", || {
             let mut entries = fs::read_dir(self.store.path()).unwrap().flatten();
             let gone = |path: PathBuf| fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path)).is_ok();
@@ -150,7 +150,7 @@ impl Host {
 
     pub fn start(&mut self) {
         let mut last = None;
-        // The old listener may need a moment to go.
+        // The old listener may need a moment to close.
         until("the address", || match Service::start(self.settings.clone(), self.pass.clone()) {
             Ok(service) => {
                 self.service = Some(service);
@@ -175,7 +175,7 @@ impl Host {
         Ok((restored.decision.step.map(|key| key.step), reported.into_inner().unwrap()))
     }
 
-    /// Compares what lies in its directory with what was saved.
+    /// Compares the files in its directory with what was saved.
     pub fn has(&self, step: u64, ranks: &[u32]) {
         for rank in ranks {
             let home = shard(self.directory.path(), step, *rank);
@@ -185,12 +185,12 @@ impl Host {
         }
     }
 
-    /// The files of all replicas that it keeps.
+    /// The files of all its replicas.
     pub fn replicas(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut open = vec![self.store.path().join("replicas")];
         while let Some(directory) = open.pop() {
-            // One that goes while it is looked at keeps nothing.
+            // A directory that disappears during the check has no replicas.
             for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
                 let path = entry.path();
                 if path.is_dir() {
@@ -212,7 +212,7 @@ pub fn identity(attempt: u64, step: u64, rank: u32, world_size: u32) -> Identity
     Identity { job: "job".to_owned(), attempt, step, rank, world_size }
 }
 
-/// What a rank saves: other bytes for each, over some chunks and a part of one.
+/// What a rank saves: different bytes for each step and rank, with several chunks and a partial one.
 pub fn bytes(step: u64, rank: u32) -> Vec<u8> {
     let mut state = step.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(rank);
     let next = move || {
@@ -258,7 +258,7 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Stands between a host and its peers and changes what goes to it.
+/// A proxy between a host and its peers that changes what is sent to the host.
 pub struct Proxy {
     pub passed: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
@@ -266,8 +266,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens at `at` and passes everything to `to`; `spoil` sees what goes there, with the number of its first byte over
-    /// all connections, and cuts the connection by returning false.
+    /// Listens on `at` and forwards everything to `to`. `spoil` gets what is forwarded, with the number of its first byte over
+    /// all connections, and closes the connection by returning false.
     pub fn start(
         at: &str,
         to: &str,

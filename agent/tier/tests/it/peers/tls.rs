@@ -1,4 +1,4 @@
-//! Agents that show each other certificates: those that have one of the right authorities work as without, and nobody else comes in.
+//! Agents with certificates: those of the right authorities work as without TLS, all others are refused.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use super::support::{Proxy, address, bytes, hosts_with, pass, token, until};
 
-/// An authority of its own.
+/// A certificate authority.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -56,12 +56,12 @@ impl Authority {
 
     fn pass(&self, address: &str, trusted: &Authority) -> Pass {
         let home = TempDir::new().unwrap();
-        // What was read stays.
+        // The content stays after the files are removed.
         Pass::Certificate(Tls::read(self.files(home.path(), address, trusted)).unwrap(), None)
     }
 }
 
-/// What comes of it when one who shows `theirs` connects to one who shows `ours`, which may depend on its address: on each side.
+/// The results on both sides when a client with `theirs` connects to a server with `ours`, which may depend on the server's address.
 fn meet(
     ours: impl Fn(&str) -> Pass,
     theirs: &Pass,
@@ -77,14 +77,14 @@ fn meet(
     (connected, accepting.join())
 }
 
-/// The same where neither comes to anything.
+/// Same as [`meet`], if both sides fail.
 fn refused(ours: impl Fn(&str) -> Pass, theirs: &Pass) -> (PeerError, PeerError) {
     let (connected, accepted) = meet(ours, theirs);
     (connected.unwrap_err(), accepted.unwrap().unwrap_err())
 }
 
 #[test]
-fn with_certificates_a_step_comes_and_goes_as_without() {
+fn with_certificates_steps_are_sent_and_restored_as_without() {
     for with_token in [false, true] {
         let authority = Authority::new();
         let names = [address(), address(), address()];
@@ -103,7 +103,7 @@ fn with_certificates_a_step_comes_and_goes_as_without() {
 }
 
 #[test]
-fn by_tls_nothing_that_is_sent_can_be_read_on_the_way() {
+fn with_tls_traffic_cannot_be_read_in_transit() {
     for by_tls in [false, true] {
         let (front, back) = (address(), address());
         let received = Arc::new(Mutex::new(Vec::new()));
@@ -131,28 +131,28 @@ fn by_tls_nothing_that_is_sent_can_be_read_on_the_way() {
 }
 
 #[test]
-fn a_certificate_of_another_authority_opens_nothing_and_both_sides_say_so() {
+fn a_certificate_of_another_authority_is_refused_and_both_sides_report_it() {
     let (ours, others) = (Authority::new(), Authority::new());
-    // It trusts our authority, and has its own certificate from another one.
+    // It trusts our authority, but its own certificate is from another one.
     let stranger = others.pass(&address(), &ours);
     let (there, here) = refused(|at| ours.pass(at, &ours), &stranger);
     assert!(matches!(there, PeerError::CertificateRefused { .. }), "{there}");
     assert!(there.to_string().contains("checkpoint.tls_certificate here"), "{there}");
     assert!(matches!(here, PeerError::BadCertificate { .. }), "{here}");
     assert!(here.to_string().contains("checkpoint.tls_authorities here"), "{here}");
-    // One that is connected to and has a certificate of another authority, and one of another host's.
+    // A server with a certificate of another authority, and one with the certificate of another host.
     let friend = ours.pass(&address(), &ours);
     let (there, _) = refused(|at| others.pass(at, &ours), &friend);
     assert!(matches!(there, PeerError::BadCertificate { .. }), "{there}");
     let (there, _) = refused(|_| ours.pass("127.9.9.9:1", &ours), &friend);
     assert!(there.to_string().contains("not valid for name"), "{there}");
-    // And with the right one it is what it should be.
+    // With the right certificate, both sides succeed.
     let (there, here) = meet(|at| ours.pass(at, &ours), &friend);
     assert!(there.is_ok() && here.unwrap().is_ok());
 }
 
 #[test]
-fn an_agent_with_a_strange_certificate_is_no_peer_and_says_why() {
+fn an_agent_with_a_foreign_certificate_is_not_a_peer_and_reports_why() {
     let (ours, others) = (Authority::new(), Authority::new());
     let names = [address(), address()];
     let hosts = hosts_with(&names, |index| ours.pass(&names[index], &ours), |_, _| {});
@@ -178,7 +178,7 @@ fn an_agent_with_a_strange_certificate_is_no_peer_and_says_why() {
 }
 
 #[test]
-fn who_shows_no_certificate_is_told_that_one_is_wanted() {
+fn a_client_without_a_certificate_gets_an_error_that_one_is_required() {
     let ours = Authority::new();
     let at = address();
     let listener = TcpListener::bind(&at).unwrap();
@@ -205,7 +205,7 @@ fn who_shows_no_certificate_is_told_that_one_is_wanted() {
 }
 
 #[test]
-fn where_only_one_of_two_uses_tls_both_are_told_what_to_do() {
+fn if_only_one_of_two_uses_tls_both_errors_explain_what_to_do() {
     let ours = Authority::new();
     let secure = ours.pass(&address(), &ours);
     let (there, here) = refused(|at| ours.pass(at, &ours), &pass());
@@ -218,7 +218,7 @@ fn where_only_one_of_two_uses_tls_both_are_told_what_to_do() {
 }
 
 #[test]
-fn a_certificate_does_not_stand_for_the_token_where_there_is_one() {
+fn a_certificate_does_not_replace_a_configured_token() {
     let ours = Authority::new();
     let with_token = |at: &str| match ours.pass(at, &ours) {
         Pass::Certificate(tls, _) => Pass::Certificate(tls, Some(token())),
@@ -254,7 +254,7 @@ fn certificates_that_are_replaced_are_used_from_then_on_and_bad_ones_never() {
 }
 
 #[test]
-fn files_that_are_of_no_use_are_named() {
+fn unusable_files_are_named() {
     let ours = Authority::new();
     let spoilt = |spoil: &dyn Fn(&TlsFiles)| {
         let home = TempDir::new().unwrap();

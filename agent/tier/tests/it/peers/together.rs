@@ -1,4 +1,4 @@
-//! The hosts of one job: they know each other by a secret, learn who the others are while they run, and bring the shards of
+//! The hosts of one job: they authenticate with a secret, learn their peers while they run, and fetch the shards of
 //! their ranks.
 
 use std::fs;
@@ -17,7 +17,7 @@ fn of_secret(secret: &str) -> Pass {
     Pass::Certificate(Tls::of_secret(secret.as_bytes()).unwrap(), Some(token))
 }
 
-/// Two hosts of a job, and one that knows another secret; none knows an address yet.
+/// Two hosts of a job, and one with another secret. None knows an address yet.
 fn three(secrets: [&str; 3]) -> (Vec<Host>, Vec<String>) {
     let names: Vec<String> = (0..3).map(|_| address()).collect();
     let hosts = hosts_with(&names, |index| of_secret(secrets[index]), |_, settings| settings.peers.clear());
@@ -38,7 +38,7 @@ fn newest(hosts: &[&Host]) -> Option<StepKey> {
 }
 
 #[test]
-fn hosts_that_meet_keep_copies_for_each_other_and_a_new_one_gets_the_shards_of_its_ranks() {
+fn hosts_of_a_job_keep_copies_for_each_other_and_a_new_one_gets_the_shards_of_its_ranks() {
     let (hosts, names) = three([SECRET; 3]);
     hosts[0].save(0, 7, &[0, 1], 4);
     hosts[1].save(0, 7, &[2, 3], 4);
@@ -55,7 +55,7 @@ fn hosts_that_meet_keep_copies_for_each_other_and_a_new_one_gets_the_shards_of_i
                 == Some((0, 7))
         })
     });
-    // The second one is lost; the third one takes its place.
+    // The second host is lost; the third one takes its place.
     hosts[0].service().meet(&[names[0].clone(), names[2].clone()]);
     hosts[2].service().meet(&[names[0].clone(), names[2].clone()]);
     let key = newest(&[&hosts[0], &hosts[2]]).expect("whole on the first host alone");
@@ -90,7 +90,7 @@ fn a_spare_gets_a_copy_of_all_shards_in_addition_and_needs_no_network_when_it_ta
 }
 
 #[test]
-fn a_spare_that_is_lost_is_nothing_that_copies_wait_for() {
+fn copies_do_not_wait_for_a_lost_spare() {
     let (mut hosts, names) = three([SECRET; 3]);
     hosts[2].lose();
     for host in &hosts[..2] {
@@ -105,7 +105,7 @@ fn a_spare_that_is_lost_is_nothing_that_copies_wait_for() {
 }
 
 #[test]
-fn a_damaged_copy_is_not_brought() {
+fn a_damaged_copy_is_not_fetched() {
     let (hosts, names) = three([SECRET; 3]);
     hosts[0].save(0, 7, &[0], 2);
     hosts[1].save(0, 7, &[1], 2);
@@ -127,7 +127,7 @@ fn a_damaged_copy_is_not_brought() {
 }
 
 #[test]
-fn who_knows_another_secret_is_no_peer_and_says_why() {
+fn a_host_with_another_secret_is_not_a_peer_and_reports_why() {
     let (hosts, names) = three([SECRET, SECRET, "another secret of sixteen or more"]);
     hosts[0].save(0, 7, &[0], 1);
     for host in &hosts {

@@ -1,4 +1,4 @@
-//! Trainers that know nothing of Mainstay write in their own ways, on several hosts; hosts are lost and get their files back.
+//! Trainers without Mainstay write in their own formats on several hosts; hosts are lost and get their files back.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ use super::support::{Host, bytes, hosts, until};
 
 const RUN: &str = "llama";
 
-/// One host with a trainer's directory, and what looks after it.
+/// One host with a trainer's directory and its watch.
 struct Trainer {
     host: Host,
     service: Option<Arc<Service>>,
@@ -73,13 +73,13 @@ impl Trainer {
         self.directory.path()
     }
 
-    /// The steps that are whole over all hosts, newest first, with on how many hosts each lies.
+    /// The steps that are whole over all hosts, newest first, each with the number of hosts that have it.
     fn steps(&self) -> Vec<(u64, usize)> {
         let all = mainstay_core::checkpoint::inventory::steps(&self.service().copies(), Some(RUN));
         all.iter().filter(|of| of.is_whole()).map(|of| (of.key.step, of.least_copies())).collect()
     }
 
-    /// On so many hosts at least: while one was lost, another may have taken its copies.
+    /// Waits for at least `copies` hosts: while one was lost, another may have received its copies.
     fn wait_for(&self, step: u64, copies: usize) {
         until(&format!("step {step} on {copies} hosts"), || {
             self.files.as_ref().unwrap().nudge(self.path());
@@ -87,7 +87,7 @@ impl Trainer {
         });
     }
 
-    /// Everything on this host is lost, and another one takes its place under its name.
+    /// Everything on this host is lost, and another one with its name takes its place.
     fn replace(&mut self, kind: Kind) -> Arc<FileWatch> {
         self.files = None;
         self.service = None;
@@ -106,7 +106,7 @@ fn content(host: usize, step: u64) -> Vec<u8> {
     bytes(step, host as u32)
 }
 
-/// As Megatron does: files of this host's ranks, and the tracker when all are there.
+/// Saves as Megatron does: files of this host's ranks, and the tracker when all are there.
 fn megatron(trainers: &[Trainer], step: u64) {
     for (host, trainer) in trainers.iter().enumerate() {
         let home = trainer.path().join(format!("iter_{step:07}/mp_rank_{host:02}"));
@@ -130,11 +130,11 @@ fn has_megatron(trainer: &Trainer, host: usize, step: u64) {
 }
 
 #[test]
-fn a_host_that_is_lost_gets_its_files_back_before_its_ranks_start() {
+fn a_lost_host_gets_its_files_back_before_its_ranks_start() {
     let mut all = trainers(3, Kind::Auto);
     megatron(&all, 10);
     all[0].wait_for(10, 2);
-    // What only one host has written of the next step is offered to nobody.
+    // Files of the next step that only one host has written are not offered.
     fs::create_dir_all(all[1].path().join("iter_0000020")).unwrap();
     fs::write(all[1].path().join("iter_0000020/x"), b"half").unwrap();
     let watch = all[2].replace(Kind::Auto);
@@ -143,18 +143,18 @@ fn a_host_that_is_lost_gets_its_files_back_before_its_ranks_start() {
     assert_eq!(restored.fetched, 1, "its own part, and no other host's");
     has_megatron(&all[2], 2, 10);
     assert_eq!(fs::read_dir(all[2].path()).unwrap().count(), 2, "nothing else is left there");
-    // What was brought is offered again as it is, and the next step joins.
+    // Restored files are offered again unchanged, and the next step works too.
     all[2].wait_for(10, 2);
     megatron(&all, 30);
     all[1].wait_for(30, 2);
-    // The same host again: nothing has to be moved.
+    // The same host again: nothing has to be fetched.
     let again =
         all[1].files.as_ref().unwrap().find(all[1].path(), RUN).unwrap().restore(false, &|_| {}).unwrap();
     assert_eq!((again.decision.step.map(|key| key.step), again.bytes), (Some(30), 0));
 }
 
 #[test]
-fn what_is_written_again_is_noticed_and_offered_no_more() {
+fn files_that_are_written_again_are_noticed_and_no_longer_offered() {
     let all = trainers(2, Kind::Megatron);
     megatron(&all, 10);
     all[0].wait_for(10, 2);
@@ -169,7 +169,7 @@ fn what_is_written_again_is_noticed_and_offered_no_more() {
         all[1].service().copies().iter().any(|of| of.shard.root == before),
         "a copy is as good as it was"
     );
-    // With its tracker it is a checkpoint again, and another one: then copies of the one before are of nothing.
+    // With its tracker it is a checkpoint again, but another one: copies of the previous one are obsolete.
     fs::write(all[0].path().join("latest_checkpointed_iteration.txt"), "10").unwrap();
     until("another one", || own_root(&all[0]).is_some_and(|root| root != before));
     all[1].wait_for(10, 2);
@@ -185,7 +185,7 @@ fn own_root(trainer: &Trainer) -> Option<String> {
 }
 
 #[test]
-fn a_peer_that_was_away_when_something_was_written_again_hears_of_it_later() {
+fn a_peer_that_was_unreachable_when_files_were_written_again_learns_of_it_later() {
     let mut all = trainers(2, Kind::Megatron);
     megatron(&all, 10);
     all[0].wait_for(10, 2);
@@ -207,7 +207,7 @@ fn a_peer_that_was_away_when_something_was_written_again_hears_of_it_later() {
     assert!(has_it(&all[1].host), "nobody was there to be told");
     all[1].host.start();
     all[1].service = all[1].host.service.take().map(Arc::new);
-    // Nor is one made anew on the host that wrote it.
+    // No copy is made again on the host that wrote it.
     until("the copy to go", || !has_it(&all[1].host) && !has_it(&all[0].host));
 }
 
@@ -222,7 +222,7 @@ fn a_half_written_checkpoint_is_never_sealed() {
     fs::write(all[0].path().join("ckpt_6.pt"), b"PK\x03\x04 and then its writer was killed").unwrap();
     fs::create_dir(all[0].path().join("7.orbax-checkpoint-tmp-1")).unwrap();
     fs::write(all[0].path().join("7.orbax-checkpoint-tmp-1/_CHECKPOINT_METADATA"), b"{}").unwrap();
-    // A mark that comes makes one of them whole; nothing else ever was.
+    // A mark makes one of them whole; no other ever was.
     let complete = all[0].path().join("checkpoint-4");
     fs::create_dir(&complete).unwrap();
     fs::write(complete.join("trainer_state.json"), b"{}").unwrap();
@@ -248,7 +248,7 @@ fn own_steps(trainer: &Trainer) -> Vec<u64> {
 }
 
 #[test]
-fn what_only_this_host_has_is_set_aside_where_a_trainer_would_take_it() {
+fn a_step_that_only_this_host_has_is_set_aside_if_a_trainer_would_use_it() {
     let mut all = trainers(2, Kind::HuggingFace);
     let write = |trainer: &Trainer, host: usize, step: u64| {
         let home = trainer.path().join(format!("checkpoint-{step}"));
@@ -286,7 +286,7 @@ fn an_agent_that_starts_again_knows_what_it_sealed() {
     all[0].service = None;
     all[0].host.start();
     all[0].service = all[0].host.service.take().map(Arc::new);
-    // No tracker: it could not be sealed anew.
+    // No tracker: it could not be sealed again.
     fs::remove_file(all[0].path().join("latest_checkpointed_iteration.txt")).unwrap();
     all[0].watch(Kind::Megatron);
     until("what it had sealed", || own_steps(&all[0]) == [10]);
@@ -295,7 +295,7 @@ fn an_agent_that_starts_again_knows_what_it_sealed() {
 }
 
 #[test]
-fn files_that_all_hosts_see_are_sealed_once_and_kept_by_nobody_else() {
+fn files_that_all_hosts_see_are_sealed_once_and_kept_by_no_other_host() {
     let mut all = trainers(3, Kind::Megatron);
     let shared = TempDir::new().unwrap();
     for trainer in &mut all {
@@ -325,7 +325,7 @@ fn files_that_all_hosts_see_are_sealed_once_and_kept_by_nobody_else() {
     }
     let holders = |trainer: &Trainer| trainer.service().copies().len();
     until("one that seals it", || all.iter().any(|trainer| holders(trainer) > 0));
-    // Whoever came first by name keeps it; nobody is sent a copy.
+    // The first host by name keeps it; no copy is sent.
     for _ in 0..3 {
         all.iter().for_each(|trainer| trainer.service().refresh());
     }
@@ -334,7 +334,7 @@ fn files_that_all_hosts_see_are_sealed_once_and_kept_by_nobody_else() {
 }
 
 #[test]
-fn a_cache_comes_to_hosts_that_lack_it_and_replaces_nothing() {
+fn a_cache_is_copied_to_hosts_that_lack_it_and_replaces_nothing() {
     let all = trainers(2, Kind::Auto);
     let caches = [TempDir::new().unwrap(), TempDir::new().unwrap()];
     let here = |name: &str| caches[0].path().join(name);
@@ -342,7 +342,7 @@ fn a_cache_comes_to_hosts_that_lack_it_and_replaces_nothing() {
     fs::write(here("abc/kernel.cubin"), b"compiled here").unwrap();
     fs::write(here("jit-cache.tmp.9"), b"half").unwrap();
     fs::write(here("kept"), b"of the first").unwrap();
-    // The second host's own files are too young to be kept yet.
+    // The second host's own files are too new to be kept yet.
     for ((trainer, directory), quiet) in all.iter().zip(&caches).zip([0, 3600]) {
         let wanted = WantedCache {
             name: "triton".to_owned(),
@@ -366,7 +366,7 @@ fn a_cache_comes_to_hosts_that_lack_it_and_replaces_nothing() {
 }
 
 #[test]
-fn what_several_hosts_have_compiled_comes_together_on_another_and_need_not_come_twice() {
+fn caches_of_several_hosts_are_combined_on_another_and_fetched_once() {
     let all = trainers(3, Kind::Auto);
     let caches = [0, 1, 2].map(|_| TempDir::new().unwrap());
     for (host, cache) in caches.iter().enumerate().take(2) {
@@ -374,7 +374,7 @@ fn what_several_hosts_have_compiled_comes_together_on_another_and_need_not_come_
         fs::write(cache.path().join(format!("kernels/{host}.cubin")), content(host, 1)).unwrap();
         fs::write(cache.path().join("kernels/both"), format!("compiled on {host}")).unwrap();
     }
-    // Both are sealed now, most often in the same second.
+    // Both are sealed now, usually in the same second.
     for (trainer, directory) in all.iter().zip(&caches) {
         let directory = directory.path().to_owned();
         let wanted = WantedCache { name: "triton".to_owned(), directory, quota: 1 << 20, quiet: 0 };
@@ -390,7 +390,7 @@ fn what_several_hosts_have_compiled_comes_together_on_another_and_need_not_come_
     assert!(there("0.cubin") == content(0, 1) && there("1.cubin") == content(1, 1));
     assert_eq!(there("both"), format!("compiled on {newest}").into_bytes(), "the newest is taken first");
     assert_eq!(pull(), 0, "it is there");
-    // What was lost comes again, and what came is this host's to give.
+    // A lost file is fetched again, and this host offers the fetched files.
     fs::remove_file(caches[2].path().join("kernels/1.cubin")).unwrap();
     assert_eq!(pull(), 1);
     let given = || worth_bringing(&all[0].service().copies(), "triton", &all[0].host.name, 1 << 20);

@@ -1,4 +1,4 @@
-//! Ranks on two hosts that said that they save the same: what they saved is compared by root, over the wire.
+//! Ranks on two hosts that declared that they save equal bytes: what they saved is compared by root, over the wire.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use mainstay_checkpoint::{Alike, MANIFEST_NAME, Manifest};
 
 use super::support::{Host, bytes, hosts, identity, manifest, shard, until};
 
-/// Seals what a rank saved and says with whom it saves the same; `content` is what is compared.
+/// Seals what a rank saved with the group of ranks that should save the same; `content` is what is compared.
 fn save(host: &Host, (attempt, step, rank): (u64, u64, u32), group: &str, content: &str) {
     let state = bytes(step, rank);
     let alike = Alike { group: group.to_owned(), root: content.repeat(64) };
@@ -19,7 +19,7 @@ fn save(host: &Host, (attempt, step, rank): (u64, u64, u32), group: &str, conten
     host.service().watch(host.place());
 }
 
-/// Step, group, and of each rank its host.
+/// Step, group, and the host of each rank.
 type Found = (u64, String, Vec<(u32, String)>);
 
 fn found(host: &Host) -> Vec<Found> {
@@ -31,7 +31,7 @@ fn found(host: &Host) -> Vec<Found> {
 }
 
 #[test]
-fn both_hosts_find_that_what_should_be_the_same_is_not_and_name_both() {
+fn both_hosts_detect_shards_that_should_be_equal_and_are_not_and_name_both() {
     let hosts = hosts(2, |_, _| {});
     save(&hosts[0], (0, 4, 0), "dp", "a");
     save(&hosts[1], (0, 4, 1), "dp", "b");
@@ -45,8 +45,8 @@ fn both_hosts_find_that_what_should_be_the_same_is_not_and_name_both() {
 }
 
 #[test]
-fn it_is_found_when_a_shard_is_offered_to_a_host_that_asks_nobody() {
-    // The second asks its peers so seldom that it knows of the first only what that offers.
+fn a_divergence_is_detected_when_a_shard_is_offered_to_a_host_that_asks_no_peer() {
+    // The second asks its peers so rarely that it knows of the first only what the first offers.
     let hosts = hosts(2, |index, settings| {
         if index == 1 {
             (settings.interval, settings.copies) = (std::time::Duration::from_secs(3600), 0);
@@ -63,16 +63,16 @@ fn it_is_found_when_a_shard_is_offered_to_a_host_that_asks_nobody() {
 }
 
 #[test]
-fn what_is_the_same_or_was_never_said_to_be_is_silent() {
+fn equal_shards_and_shards_that_were_not_declared_equal_are_not_reported() {
     let hosts = hosts(2, |_, _| {});
-    // The same content; other groups; another attempt.
+    // The same content; different groups; different attempts.
     save(&hosts[0], (0, 4, 0), "dp", "a");
     save(&hosts[1], (0, 4, 1), "dp", "a");
     save(&hosts[0], (0, 5, 0), "stage0", "a");
     save(&hosts[1], (0, 5, 1), "stage1", "b");
     save(&hosts[0], (1, 6, 0), "dp", "a");
     save(&hosts[1], (2, 6, 1), "dp", "b");
-    // What comes last is found, and nothing before it was.
+    // Only the last step differs.
     save(&hosts[0], (0, 9, 0), "dp", "a");
     save(&hosts[1], (0, 9, 1), "dp", "b");
     for host in &hosts {

@@ -1,5 +1,5 @@
-//! Two users of one host, each trying to lead an agent of root's to the other's files. Root starts them; without root the tests say so and
-//! are skipped.
+//! Two users of one host, each trying to redirect an agent of root to the other's files. These tests need root; without it they report
+//! that and are skipped.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -22,7 +22,7 @@ const A: User = User { uid: 61_001, gid: 61_001 };
 const B: User = User { uid: 61_002, gid: 61_002 };
 const ROOT: User = User { uid: 0, gid: 0 };
 
-/// A directory of each user's own, which no other may enter, in one that everybody may.
+/// A directory for each user that no other user may enter, in a directory that all users may enter.
 struct Homes {
     all: TempDir,
     of_a: PathBuf,
@@ -48,7 +48,7 @@ fn homes() -> Option<Homes> {
     Some(Homes { all, of_a, of_b, of_root })
 }
 
-/// Makes a path with all below it a user's.
+/// Changes the owner of a path and everything below it.
 fn give(path: &Path, user: User) {
     std::os::unix::fs::lchown(path, Some(user.uid), Some(user.gid)).unwrap();
     if path.is_dir() && !path.is_symlink() {
@@ -56,7 +56,7 @@ fn give(path: &Path, user: User) {
     }
 }
 
-/// All paths below, with what each holds.
+/// All paths below, with owner and content.
 fn content(path: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(path).unwrap() {
@@ -75,13 +75,13 @@ fn content(path: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
     found
 }
 
-/// Exchanges two names all the time while `work` goes on.
+/// Exchanges two names constantly while `work` runs.
 fn exchanging(one: &Path, other: &Path, work: impl FnOnce()) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                // What is there may be removed and made again meanwhile.
+                // The names may be removed and created again meanwhile.
                 let _ = rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE);
             }
         });
@@ -95,7 +95,7 @@ fn place(user: User, directory: &Path) -> Watched {
 }
 
 #[test]
-fn a_restore_writes_nothing_where_an_exchanged_name_leads() {
+fn a_restore_writes_nothing_through_an_exchanged_name() {
     let Some(homes) = homes() else { return };
     let hosts = hosts(2, |_, _| {});
     let out = homes.of_a.join("out");
@@ -143,7 +143,7 @@ fn a_restore_writes_nothing_where_an_exchanged_name_leads() {
 }
 
 #[test]
-fn what_leads_elsewhere_or_is_no_file_is_no_shard_of_a_user() {
+fn links_and_other_users_files_are_not_shards_of_a_user() {
     let Some(homes) = homes() else { return };
     let hosts = hosts(2, |_, _| {});
     let (of_a, of_b) = (homes.of_a.join("out"), homes.of_b.join("out"));
@@ -172,7 +172,7 @@ fn what_leads_elsewhere_or_is_no_file_is_no_shard_of_a_user() {
     fs::create_dir(of_a.join("step-000000000015")).unwrap();
     symlink(theirs.join("rank-00000"), of_a.join("step-000000000015/rank-00000")).unwrap();
     fs::create_dir_all(of_a.join(format!("step-{}", "1".repeat(250))).join("rank-00000")).unwrap();
-    // A true manifest, and another's bytes under the name that it gives.
+    // A valid manifest, and another user's bytes under the name in it.
     let copied = new("step-000000000016");
     fs::copy(theirs.join("rank-00000").join(MANIFEST_NAME), copied.join(MANIFEST_NAME)).unwrap();
     for entry in fs::read_dir(theirs.join("rank-00000")).unwrap() {
@@ -192,7 +192,7 @@ fn what_leads_elsewhere_or_is_no_file_is_no_shard_of_a_user() {
         service.refresh();
         service.copies().iter().any(|copy| !copy.own && copy.shard.of.step == 10)
     });
-    // The manifest that was copied says which step it is; its bytes are another's, and reach nobody.
+    // The copied manifest names its step; its bytes are another user's, and reach no peer.
     let reached: Vec<u64> =
         service.copies().iter().filter(|copy| !copy.own).map(|copy| copy.shard.of.step).collect();
     assert_eq!(reached, [10]);
@@ -204,7 +204,7 @@ fn what_leads_elsewhere_or_is_no_file_is_no_shard_of_a_user() {
     assert_eq!(restored.decision.step.map(|key| key.step), Some(10));
 }
 
-/// A file of safetensors without a tensor: only one that is sound is sealed.
+/// A safetensors file without a tensor: only a sound file is sealed.
 fn tensors(words: &str) -> Vec<u8> {
     let header = format!("{{\"__metadata__\":{{\"words\":\"{words}\"}}}}");
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
@@ -232,7 +232,7 @@ fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name(
     };
     let (out, way) = (homes.of_a.join("out"), homes.of_a.join("way"));
     write(&out, 10, "of a", A);
-    // Which a may read by its mode alone, had the agent not gone as a: the home keeps a out.
+    // User a may read it by its mode, if the agent did not act as a: the home directory keeps a out.
     write(&homes.of_b, 20, "of b", B);
     write(&homes.of_root, 30, "of root", ROOT);
     let wanted = Wanted {
@@ -275,7 +275,7 @@ fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name(
     drop((watch, homes.all));
 }
 
-/// A mount that never answers; it goes when this is dropped, and with it whoever waits for it goes on.
+/// A mount that never answers. It is removed when this is dropped, which releases all processes that wait for it.
 struct DeadMount {
     at: PathBuf,
     _device: fs::File,
@@ -291,7 +291,7 @@ impl DeadMount {
         let path = std::ffi::CString::new(at.as_os_str().as_encoded_bytes()).unwrap();
         let flags = libc::MS_NOSUID | libc::MS_NODEV;
         let (source, kind, options) = (c"dead".as_ptr(), c"fuse".as_ptr(), options.as_ptr());
-        // SAFETY: all four are strings that end with zero and live for the call.
+        // SAFETY: all four are zero-terminated strings that live for the call.
         let mounted = unsafe { libc::mount(source, path.as_ptr(), kind, flags, options.cast()) };
         (mounted == 0).then(|| DeadMount { at: at.to_owned(), _device: device })
     }
@@ -300,13 +300,13 @@ impl DeadMount {
 impl Drop for DeadMount {
     fn drop(&mut self) {
         let path = std::ffi::CString::new(self.at.as_os_str().as_encoded_bytes()).unwrap();
-        // SAFETY: a string that ends with zero and lives for the call.
+        // SAFETY: a zero-terminated string that lives for the call.
         unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
     }
 }
 
 #[test]
-fn a_watch_on_a_mount_that_never_answers_keeps_no_other_users_steps_back() {
+fn a_watch_on_a_mount_that_never_answers_does_not_block_other_users_steps() {
     let Some(homes) = homes() else { return };
     let Some(dead) = DeadMount::new(&homes.of_root.join("dead")) else {
         return eprintln!("skipped: no FUSE mount can be made here");
@@ -332,7 +332,7 @@ fn a_watch_on_a_mount_that_never_answers_keeps_no_other_users_steps_back() {
 }
 
 #[test]
-fn files_that_a_user_reaches_by_a_supplementary_group_alone_are_reached_for_that_user() {
+fn files_that_a_user_reaches_only_by_a_supplementary_group_are_reached_for_that_user() {
     let Some(homes) = homes() else { return };
     let hosts = hosts(1, |_, _| {});
     let user = User { uid: 61_003, gid: 61_003 };

@@ -1,4 +1,4 @@
-//! Who may have a replica deleted, without TLS: whoever put it, and nobody else who knows the token.
+//! Deletion of a replica without TLS: only the agent that sent it may, no other agent with the token.
 
 use mainstay_tier::peer::frame::{Header, Kind};
 use mainstay_tier::peer::store::{Offer, Store, Withdrawn};
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::support::{Host, bytes, hosts, identity, manifest, pass, until};
 
-/// What `holder` answers to somebody with the token who wants replicas deleted, as JSON.
+/// The answer of `holder`, as JSON, to a client with the token that requests the deletion of replicas.
 fn asked_to_drop(holder: &Host, message: &serde_json::Value) -> serde_json::Value {
     let mut wire = Wire::connect(&holder.name, &pass(), Patience::default()).unwrap();
     wire.send(Header::of(Kind::Drop), message.to_string().as_bytes()).unwrap();
@@ -25,7 +25,7 @@ fn roots(hosts: &[Host]) -> Vec<String> {
 }
 
 #[test]
-fn a_replica_goes_for_the_agent_that_put_it_and_for_no_other_that_knows_the_token() {
+fn a_replica_is_deleted_for_the_agent_that_sent_it_and_no_other_with_the_token() {
     let hosts = hosts(2, |_, _| {});
     hosts[0].wait_for_peers(1);
     hosts[0].save(0, 10, &[0], 1);
@@ -46,7 +46,7 @@ fn a_replica_goes_for_the_agent_that_put_it_and_for_no_other_that_knows_the_toke
         );
     }
     assert_eq!(hosts[1].replicas().len(), 1);
-    // A person removes the step on the host whose ranks wrote it.
+    // A user removes the step on the host whose ranks wrote it.
     let key = hosts[0].service().copies()[0].shard.of.clone();
     assert_eq!(hosts[0].service().remove(&key).unwrap(), 2);
     assert_eq!(hosts[1].replicas().len(), 0);
@@ -56,7 +56,7 @@ fn a_replica_goes_for_the_agent_that_put_it_and_for_no_other_that_knows_the_toke
 fn the_owner_withdraws_a_copy_that_another_holder_has_made() {
     let mut hosts = hosts(3, |_, settings| settings.copies = 2);
     hosts[0].wait_for_peers(2);
-    // The third is away, and then the first: the second brings the third its copy.
+    // First the third is unreachable, then the first: the second sends its copy to the third.
     hosts[2].lose();
     hosts[0].save(0, 10, &[0], 1);
     hosts[0].wait_for_copies(10, 2);
@@ -74,7 +74,7 @@ fn the_owner_withdraws_a_copy_that_another_holder_has_made() {
 }
 
 #[test]
-fn a_replica_keeps_its_lock_when_its_holder_starts_again() {
+fn a_replica_keeps_its_lock_when_its_holder_restarts() {
     let home = TempDir::new().unwrap();
     let owner = TempDir::new().unwrap();
     let key = WithdrawalKey::at(owner.path()).unwrap();

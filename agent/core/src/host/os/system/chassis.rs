@@ -1,5 +1,5 @@
-//! What the management controller says of power supplies, fans and heat: the room around the host, which no program
-//! on it can mend.
+//! The management controller's sensors of power supplies, fans and temperatures: the host's surroundings, which no
+//! program on it can fix.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use crate::model::health::{HealthState, RecommendedAction};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChassisWatch {
-    /// Looks in a row in which a sensor was not in order.
+    /// Samples in a row in which a sensor was faulty.
     ill: BTreeMap<String, u32>,
     last: Option<Reading<Vec<Sensor>>>,
 }
 
 impl ChassisWatch {
-    /// The controller is slow and is asked seldom: between, what it told last holds.
+    /// The controller is slow and rarely queried: between queries the last answer counts.
     pub(super) fn judge(&mut self, looks: u32, sample: &SystemSample) -> Option<Findings> {
         if let Some(reading) = &sample.sensors {
             if let Some(sensors) = reading.value() {

@@ -1,4 +1,4 @@
-//! The clock: whether it jumps, and whether somebody keeps it right.
+//! The clock: whether it jumps, and whether it is synchronised.
 
 use super::sample::SystemSample;
 use super::{ClockLimits, lasting};
@@ -17,7 +17,7 @@ pub(super) struct ClockWatch {
     /// How far the wall clock was ahead of the clock since boot, in nanoseconds.
     ahead: Option<i128>,
     jumped: Option<(Mono, i128)>,
-    /// It was synchronised once: this host has somebody who keeps its clock.
+    /// It was synchronised once: a time service runs on this host.
     is_kept: bool,
     adrift_since: Option<Mono>,
 }
@@ -136,8 +136,8 @@ impl ClockWatch {
     }
 }
 
-/// Programs read the clock without end: by these devices each reading takes a microsecond and more, one CPU after the
-/// other. Guests have what their host gives them.
+/// Programs read the clock all the time. With these clock sources each read takes a microsecond or more, and only one
+/// CPU can read at a time. Guests have the source that their hypervisor gives them.
 fn judge_source(source: &str, has_fast: bool, findings: &mut Findings) {
     if !matches!(source, "hpet" | "acpi_pm" | "jiffies" | "refined-jiffies") {
         return;

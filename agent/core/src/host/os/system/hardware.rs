@@ -1,4 +1,4 @@
-//! What the kernel counts of memory and CPUs, and the modules that GPUs need to reach network cards.
+//! The kernel's counters of memory and CPUs, and the modules that GPUs need to reach network cards.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,7 +13,7 @@ use crate::model::health::{HealthState, RecommendedAction};
 const HOUR: Span = Span::seconds(3600);
 const MINUTE: u64 = 60_000_000_000;
 
-/// What throttling is counted in: the last so many minutes.
+/// Throttling is counted over this many minutes.
 const OF_MINUTES: u64 = 10;
 
 #[derive(Clone, Debug, Default)]
@@ -25,7 +25,7 @@ pub(super) struct HardwareWatch {
 }
 
 impl HardwareWatch {
-    /// Errors that could not be corrected stand until the next boot: the module is bad. Corrected ones by rate.
+    /// Uncorrected errors count until the next boot: the module is bad. Corrected errors count by their rate.
     pub(super) fn judge_memory(&mut self, limit: u64, at: Mono, sample: &SystemSample) -> Option<Findings> {
         if sample.memory.is_empty() {
             return None;
@@ -66,7 +66,7 @@ impl HardwareWatch {
         Some(findings)
     }
 
-    /// CPUs that are too hot, by the minutes in which they were.
+    /// Judges throttled CPUs by the minutes in which they were throttled.
     pub(super) fn judge_speed(
         &mut self,
         limits: &SpeedLimits,
@@ -118,7 +118,7 @@ impl HardwareWatch {
     }
 }
 
-/// CPUs that may not run as fast as they can, or not by the governor that the operator wants.
+/// Judges CPUs whose frequency is capped, or whose governor is not the configured one.
 fn judge_capped(limits: &SpeedLimits, sample: &SystemSample, findings: &mut Findings) {
     if let Some(Capped { cpus, least, at_least }) = sample.capped {
         let limit = limits.least_share.0;
@@ -153,7 +153,7 @@ fn judge_capped(limits: &SpeedLimits, sample: &SystemSample, findings: &mut Find
     }
 }
 
-/// Switches that send what their devices send each other up to the CPU and down again.
+/// Judges switches that send the traffic between their devices up to the CPU and back.
 pub(super) fn judge_switches(wanted: bool, sample: &SystemSample) -> Option<Findings> {
     let ports = sample.switch_ports.as_ref()?;
     let mut findings = Findings::default();
@@ -178,7 +178,7 @@ pub(super) fn judge_switches(wanted: bool, sample: &SystemSample) -> Option<Find
     Some(findings)
 }
 
-/// Modules by which GPUs and network cards reach each other's memory.
+/// Judges the modules with which GPUs and network cards reach each other's memory.
 pub(super) fn judge_modules(sample: &SystemSample) -> Option<Findings> {
     let mut findings = Findings::default();
     let modules = match sample.modules.as_ref()? {

@@ -1,17 +1,17 @@
-//! When the operating system counts as degraded or unhealthy.
+//! Limits of the operating system's states.
 
 use crate::base::units::{Percent, Period};
 use crate::settings;
 
 settings! {
-    /// How the operating system is judged.
+    /// Limits of the operating system checks.
     pub struct SystemLimits {
-        /// Memory errors that were corrected on one module within an hour from which host.memory_errors is degraded.
+        /// Corrected memory errors on one module within an hour from which host.memory_errors is degraded.
         corrected_errors: u64 = 1000,
-        /// Whether host.pcie_switches is degraded where switches send traffic between GPUs and network cards by way of the
-        /// CPU (ACS). Hosts of virtual machines need it so.
+        /// Whether host.pcie_switches is degraded if switches route traffic between GPUs and network cards through the
+        /// CPU (ACS). Hosts of virtual machines need ACS.
         redirecting_switches: bool = true,
-        /// Looks in a row that must find a sensor of the management controller out of order before host.chassis is degraded.
+        /// Samples in a row in which a management controller sensor must be faulty before host.chassis is degraded.
         sensor_looks: u32 = 2,
     }
     sections {
@@ -37,19 +37,18 @@ settings! {
     pub struct ProcessLimits {
         /// How long a process must be in uninterruptible sleep, without having run at all, before it counts as stuck.
         stuck_after: Period = Period::seconds(120),
-        /// Looks that must have found it so.
+        /// Samples in which the process must be stuck.
         stuck_looks: u32 = 3,
-        /// Processes that ended and were not waited for from which host.processes is degraded, if they are more than
-        /// zombie_share too.
+        /// Zombie processes from which host.processes is degraded, if they also exceed zombie_share.
         zombies: u64 = 100,
-        /// The same as a share of all processes.
+        /// Zombie processes as a share of all processes from which host.processes is degraded.
         zombie_share: Percent = Percent(20.0),
     }
     sections {}
 }
 
 settings! {
-    /// When a table of the kernel is too full.
+    /// When a kernel table is too full.
     pub struct TableLimits {
         /// Share in use from which a component is degraded.
         degraded: Percent = Percent(80.0),
@@ -64,13 +63,13 @@ settings! {
     pub struct ClockLimits {
         /// How far the wall clock may jump at once.
         jump: Period = Period::seconds(1),
-        /// How long a jump is held against it.
+        /// How long a jump counts against the clock.
         jump_window: Period = Period::seconds(600),
-        /// How long after boot it may jump, since it is being set.
+        /// How long after boot the clock may jump, since it is being set.
         boot_grace: Period = Period::seconds(600),
-        /// How long a clock that was once synchronised may not be before host.clock is degraded.
+        /// How long a clock that was once synchronised may be unsynchronised before host.clock is degraded.
         unsynchronised_after: Period = Period::seconds(900),
-        /// How wrong a synchronised clock may be at most, by the kernel's own estimate.
+        /// Maximum error of a synchronised clock, by the kernel's estimate.
         max_error: Period = Period::seconds(5),
     }
     sections {}
@@ -81,7 +80,7 @@ settings! {
     pub struct BootLimits {
         /// Boots within the window from which host.boot is degraded.
         boots: u64 = 3,
-        /// The window.
+        /// The window of boots.
         window: Period = Period::seconds(3600),
     }
     sections {}
@@ -92,7 +91,7 @@ settings! {
     pub struct MountLimits {
         /// How long a network file system may take to answer.
         deadline: Period = Period::seconds(20),
-        /// Answers in a row after which it is believed again.
+        /// Answers in a row after which the file system counts again.
         recover_after: u32 = 2,
     }
     sections {}
@@ -101,11 +100,12 @@ settings! {
 settings! {
     /// When CPUs are too slow.
     pub struct SpeedLimits {
-        /// Minutes of the last ten in which a CPU package was throttled for heat from which host.cpu_speed is degraded.
+        /// Minutes out of the last ten in which a CPU package was throttled for heat from which host.cpu_speed is
+        /// degraded.
         hot_minutes: u64 = 6,
-        /// Share of its highest frequency that each CPU must be allowed to run at.
+        /// Minimum share of its highest frequency that each CPU must be allowed to run at.
         least_share: Percent = Percent(50.0),
-        /// The frequency governor that all CPUs must have, like "performance". Empty: any.
+        /// The frequency governor that all CPUs must have, such as "performance". Empty: any.
         governor: String = String::new(),
     }
     sections {}
@@ -114,7 +114,7 @@ settings! {
 settings! {
     /// When a service has failed.
     pub struct ServiceLimits {
-        /// Looks in a row that must find a service failed.
+        /// Samples in a row in which a service must have failed.
         failed_looks: u32 = 2,
         /// Starts by systemd within an hour from which a service counts as failing.
         restarts: u64 = 5,

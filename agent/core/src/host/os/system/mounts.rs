@@ -1,4 +1,4 @@
-//! Network file systems: one that does not answer holds up every process that touches it, for ever.
+//! Network file systems: one that does not answer blocks every process that touches it, forever.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
-//! Processes that are stuck in the kernel, and those that ended and were not waited for.
+//! Processes that are stuck in the kernel, and zombies.
 //!
-//! Uninterruptible sleep is the normal state of a process that reads or writes: only one that has not run at all in
-//! between is stuck. Container runtimes leave dead processes for a moment: only many of them, for several looks, count.
+//! Uninterruptible sleep is normal for a process that reads or writes: only one that has not run at all in between is
+//! stuck. Container runtimes leave zombies for a moment: only many of them, in several samples, count.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::host::os::findings::Findings;
 use crate::host::os::{Checked, Checks, Reading, percent_of};
 use crate::model::health::{HealthState, RecommendedAction};
 
-/// Stuck processes that are named; more are counted.
+/// Maximum number of stuck processes that are named; more are only counted.
 const NAMED: usize = 4;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProcessWatch {
-    /// By process id and start.
+    /// By process id and start time.
     blocked: BTreeMap<(i32, u64), Waiting>,
     zombies: Option<(Checked, ProcessScan)>,
     unreadable: Option<String>,
@@ -68,7 +68,7 @@ impl ProcessWatch {
         findings
     }
 
-    /// Follows processes from look to look; one that ran in between begins anew.
+    /// Follows processes from sample to sample; a process that ran in between starts again.
     fn follow(&mut self, at: Mono, blocked: &[Blocked]) {
         let before = std::mem::take(&mut self.blocked);
         for process in blocked {
@@ -100,7 +100,7 @@ impl ProcessWatch {
     fn tell_stuck(&self, limits: &ProcessLimits, at: Mono, findings: &mut Findings) {
         let stuck = |waiting: &&Waiting| {
             let long = at.since(waiting.since) >= limits.stuck_after.0 && waiting.looks >= limits.stuck_looks;
-            // Threads of the kernel may sleep so for ever; the kernel itself tells of those that should not.
+            // Kernel threads may sleep like this forever; the kernel itself reports those that should not.
             long && waiting.last.ran.is_some()
                 && (!waiting.last.kernel_thread || in_gpu_driver(&waiting.last))
         };

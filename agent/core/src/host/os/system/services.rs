@@ -20,13 +20,13 @@ pub(super) struct ServiceWatch {
 
 #[derive(Clone, Debug, Default)]
 struct Unit {
-    /// Looks in a row that found it failed; all that are needed if the first look of all did.
+    /// Samples in a row in which it had failed; the maximum if it had failed in the first sample.
     failed: u32,
     restarts: Counter,
 }
 
 impl ServiceWatch {
-    /// Services are asked at a slower pace than the rest: between, what was told last holds.
+    /// Services are queried less often than the rest: between queries the last answer counts.
     pub(super) fn judge(
         &mut self,
         limits: &ServiceLimits,
@@ -63,7 +63,7 @@ impl ServiceWatch {
             );
             findings.evidence(&service.name, reported, None);
             let Some(what) = trouble(service, services, unit.failed, starts, limits) else { continue };
-            // Without its fabric manager, no program can use the GPUs of a host with NVSwitches at all.
+            // Without the fabric manager, no program can use the GPUs of a host with NVSwitches.
             let vital = service.name == FABRIC_MANAGER && services.switches;
             let state = if vital { HealthState::Unhealthy } else { HealthState::Degraded };
             findings.problem(state, what, RecommendedAction::RestartProcess);
@@ -80,7 +80,7 @@ impl ServiceWatch {
             let unit = self.units.entry(service.name.clone()).or_default();
             let vital = service.name == FABRIC_MANAGER && services.switches;
             unit.failed = match service.active.as_str() {
-                // What failed before this agent started has not just begun to.
+                // It failed before this agent started, so the failure is not new.
                 "failed" if first => u32::MAX,
                 "failed" => unit.failed.saturating_add(1),
                 "inactive" if vital && service.enabled => unit.failed.saturating_add(1),
@@ -101,7 +101,7 @@ fn trouble(
     starts: u64,
     limits: &ServiceLimits,
 ) -> Option<String> {
-    // It gives up where there is nothing for it to manage, and is right to.
+    // The fabric manager exits if it has nothing to manage, which is correct.
     if service.name == FABRIC_MANAGER && (!services.switches || services.gpus < 2) {
         return None;
     }
