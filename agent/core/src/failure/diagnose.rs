@@ -55,7 +55,7 @@ pub fn complete(
     {
         verdict
             .evidence
-            .push("the kernel counted no OOM kill: who killed the worker process is not known".to_owned());
+            .push("the kernel counted no OOM kill: what killed the worker process is unknown".to_owned());
     }
     evidence.job = Some(JobSoFar {
         ranks: u32::try_from(failed.ends.len()).unwrap_or(u32::MAX),

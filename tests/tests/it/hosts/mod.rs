@@ -28,7 +28,7 @@ impl Hosts {
     pub fn new(test: u8, count: u8, options: &[&str]) -> Hosts {
         let process = std::process::id() % 60_000;
         let name = |host: u8| {
-            format!("127.{}.{}.{}:7140", 20 + process / 250 % 200, 1 + process % 250, 16 * test + host)
+            format!("127.{}.{}.{}:7140", 20 + process / 250 % 200, 1 + process % 250, 10 * test + host)
         };
         Hosts {
             stages: (0..count).map(|_| Stage::new()).collect(),

@@ -61,7 +61,11 @@ pub(super) fn keep_what_lies_in_wait(catalog: &Catalog, findings: &mut Findings)
 /// A worker of the DataLoader that SIGKILL ended is a sign of memory that ran out, as long as the kernel did not count. Where it
 /// counted none, somebody else sent the signal, and neither memory nor the program explains it. Returns whether there was such a worker.
 pub(super) fn forget_unexplained_kills(catalog: &Catalog, all: &mut [Findings]) -> bool {
-    all.iter_mut().fold(false, |before, findings| forget_kills_in(catalog, findings) || before)
+    let mut found = false;
+    for findings in all {
+        found |= forget_kills_in(catalog, findings);
+    }
+    found
 }
 
 fn forget_kills_in(catalog: &Catalog, findings: &mut Findings) -> bool {
