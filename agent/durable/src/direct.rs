@@ -39,6 +39,16 @@ pub struct Pulled {
     pub bytes: u64,
 }
 
+/// What a store has of one run or of all.
+struct Listed {
+    /// Newest first.
+    steps: Vec<StepState>,
+    /// A line for each damaged step.
+    damaged: Vec<String>,
+    /// A line for each step whose upload has not finished.
+    unfinished: Vec<String>,
+}
+
 impl Direct {
     /// Opens a bucket.
     ///
@@ -61,7 +71,14 @@ impl Direct {
     /// # Errors
     /// The store does not answer.
     pub fn list(&self, run_id: Option<&str>) -> Result<(Vec<StepState>, Vec<String>), DurableError> {
-        let (mut copies, mut problems) = (Vec::<Copy>::new(), Vec::new());
+        let Listed { steps, mut damaged, unfinished } = self.listed(run_id)?;
+        damaged.extend(unfinished);
+        Ok((steps, damaged))
+    }
+
+    fn listed(&self, run_id: Option<&str>) -> Result<Listed, DurableError> {
+        let mut copies = Vec::<Copy>::new();
+        let (mut damaged, mut unfinished) = (Vec::new(), Vec::new());
         self.runtime.block_on(async {
             let runs = match run_id {
                 Some(run_id) => vec![mainstay_checkpoint::bucket::run_directory(run_id)],
@@ -70,12 +87,13 @@ impl Direct {
             for run in runs {
                 let found = listing::steps(&self.bucket, &run, &Steps::default()).await?;
                 copies.extend(found.whole.values().flat_map(|of| listing::copies(of, self.bucket.url())));
-                problems
+                damaged
                     .extend(found.damaged.iter().map(|(step, problem)| format!("{run}/{step}: {problem}")));
-                problems
-                    .extend(found.started.iter().map(|step| format!("{run}/{step}: not brought to its end")));
+                unfinished.extend(
+                    found.started.iter().map(|step| format!("{run}/{step}: its upload has not finished")),
+                );
             }
-            Ok((states(&copies, run_id), problems))
+            Ok(Listed { steps: states(&copies, run_id), damaged, unfinished })
         })
     }
 
@@ -102,7 +120,8 @@ impl Direct {
         run_id: Option<&str>,
         mut reported: impl FnMut(Result<u64, String>),
     ) -> Result<(), DurableError> {
-        let (steps, problems) = self.list(run_id)?;
+        // An upload that has not finished is no damage.
+        let Listed { steps, damaged, .. } = self.listed(run_id)?;
         for copy in steps.iter().flat_map(|step| step.ranks.values().flatten()) {
             let read = upload::in_step(&upload::step_name(&copy.shard.of), "");
             let done = self.runtime.block_on(crate::fetch::shard(&self.bucket, &copy.shard, &mut Nowhere));
@@ -110,7 +129,7 @@ impl Direct {
                 done.map_err(|error| format!("{read}: rank {}: {}", copy.shard.rank, error.reported("it"))),
             );
         }
-        problems.into_iter().filter(|line| !line.ends_with("end")).for_each(|line| reported(Err(line)));
+        damaged.into_iter().for_each(|line| reported(Err(line)));
         Ok(())
     }
 
