@@ -1,6 +1,6 @@
-"""Proves on this host's GPUs what Mainstay promises. Needs Python 3.9 or later; torch and jax only for their parts.
+"""Verifies on this host's GPUs what Mainstay guarantees. Needs Python 3.9 or later; torch and jax only for their parts.
 
-Each part runs in a process group of its own with its own time limit. A part that hangs is abandoned and reported.
+Each part runs in its own process group with its own time limit. A part that hangs is abandoned and reported.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import time
 
 import report
 
-# Seconds that each part has for sure; together less than 10 minutes. What a part leaves over, the next ones may use.
+# Minimum time of each part in seconds; together less than 10 minutes. The next parts may use what a part leaves over.
 PARTS = {"nvml": 40, "commands": 25, "deep": 60, "weight": 30, "training": 130, "faults": 120, "checkpoint": 110, "jax": 50}
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAMS = {"training": "training.py", "faults": "training.py", "checkpoint": "checkpoint.py", "jax": "training.py"}
@@ -38,7 +38,7 @@ def arguments():
 
 
 def run_part(part, chosen, limit):
-    """The rows of one part. What it prints besides goes to a log in the report's folder."""
+    """The rows of one part. Its other output goes to a log in the report's folder."""
     program = os.path.join(HERE, PROGRAMS.get(part, "readings.py"))
     command = [sys.executable, program, "--part", part, "--mainstay", os.path.abspath(chosen.mainstay),
                "--device", chosen.device, "--nvidia-smi", chosen.nvidia_smi, "--limit", f"{limit:.1f}"] + ["--small"] * chosen.small
@@ -62,7 +62,7 @@ def run_part(part, chosen, limit):
                 else:
                     log.write(line + b"\n")
         end(child, gently=ready == [])
-        # A process inside a driver that hangs survives even SIGKILL: it is not waited for any longer.
+        # A process that hangs inside a driver survives even SIGKILL: it is no longer waited for.
         try:
             status = child.wait(5)
         except subprocess.TimeoutExpired:
@@ -73,7 +73,7 @@ def run_part(part, chosen, limit):
 
 
 def end(child, gently):
-    """Ends a part and what it started. A part that is asked can end its own jobs, which are in sessions of their own."""
+    """Ends a part and its children. A part that receives SIGTERM can end its own jobs, which are in separate sessions."""
     if child.poll() is not None:
         return
     for number in [signal.SIGTERM] * gently + [signal.SIGKILL]:
@@ -113,14 +113,14 @@ def main():
         sys.exit(f"error: {chosen.mainstay} (--mainstay) does not run: {error}")
     parts = [part for part in PARTS if part in chosen.parts.split(",")]
     for number, part in enumerate(parts):
-        # The parts after this one keep their seconds.
+        # The later parts keep their minimum time.
         left = began + chosen.limit - time.monotonic() - sum(PARTS[later] for later in parts[number + 1:])
         print(f"-- {part} (at most {max(left, 0):.0f} s)", flush=True)
         if left < 5:
             rows.append(dict(part=part, name="the part itself", expected="time is left", seen="no time left", verdict="not_run", seconds=0))
         else:
             rows += run_part(part, chosen, left)
-        # After each part: whatever happens next, this much is on disk.
+        # After each part: this much is on disk, whatever happens next.
         counts = report.write(chosen.out, rows, dict(about, seconds=round(time.monotonic() - began, 1)))
     print(f"{counts}; {os.path.join(chosen.out, 'report.md')}")
     sys.exit(1 if counts["fail"] else 0)

@@ -1,6 +1,8 @@
-"""The stall of mainstay.checkpoint.save against one copy of the same bytes into pinned memory, and against torch.save.
+"""Compares the stall of mainstay.checkpoint.save with one copy of the same bytes into pinned memory, and with
+torch.save.
 
-Run by accept.py it starts itself as the only rank of a job, so that the launcher holds the memory, as in real training.
+When run by accept.py, it starts itself as the only rank of a job, so that the launcher holds the memory, as in real
+training.
 """
 
 import os
@@ -13,7 +15,7 @@ from report import emit, guarded, parse
 from training import finish
 
 GIB = 1 << 30
-PIECE = 1 << 30  # of the yardstick: copied as often as the state needs, so that it takes little memory itself
+PIECE = 1 << 30  # for the reference copy: repeated as often as the state needs, so that it uses little memory itself
 SLOTS = 3
 
 
@@ -46,7 +48,7 @@ def measure(torch, save, device, size, folder):
 
     def saved(step):
         took = seconds(lambda: save.save(step, state), synchronize)
-        # As in training, where a save is sealed long before the next one: else that one waits for memory.
+        # As in training, where a save is sealed long before the next one: otherwise the next one waits for memory.
         end = time.monotonic() + 60
         while save.latest() != step:
             if time.monotonic() > end:
@@ -54,12 +56,12 @@ def measure(torch, save, device, size, folder):
             time.sleep(0.01)
         return took
 
-    # Every slot is used once before: its pages are pinned at its first use.
+    # Every slot is used once before the measurement: its pages are pinned at first use.
     first = sum(saved(step) for step in range(1, SLOTS + 1))
     copy = one_copy(torch, state["weights"], device, synchronize)
     stalls = sorted(saved(SLOTS + turn) for turn in (1, 2, 3))
     seen = f"stall {stalls[1]:.3f} s, copy {copy:.3f} s ({stalls[1] / copy:.2f}), first {SLOTS} saves {first:.1f} s"
-    # On the CPU a copy is no yardstick.
+    # On the CPU a copy is no reference.
     emit("checkpoint", f"stall of {name}", "at most 1.05 of the copy", seen,
          "pass" if device == "cpu" or stalls[1] <= 1.05 * copy else "fail", stalls[1])
 
@@ -72,7 +74,7 @@ def measure(torch, save, device, size, folder):
 
 
 def beside(torch, state, synchronize, size, folder):
-    """What PyTorch's own savers cost, in the same folder."""
+    """The cost of PyTorch's own savers, in the same folder."""
     plain = seconds(lambda: torch.save(state, os.path.join(folder, "plain.pt")), synchronize)
     emit("checkpoint", f"torch.save of {size / GIB:g} GiB", "for comparison", f"{plain:.3f} s", "pass", plain)
     import torch.distributed.checkpoint as dcp
@@ -86,7 +88,7 @@ def beside(torch, state, synchronize, size, folder):
 
 
 def digest(torch, state, synchronize, device):
-    """The digest of parameters against reading the same bytes once."""
+    """Compares the digest of parameters with reading the same bytes once."""
     import mainstay
 
     weights, times = state["weights"], []
@@ -120,7 +122,7 @@ def rank(args):
 def room(size, folder):
     """Why a state of this size does not fit here; none if it does."""
     memory = {line.split(":")[0]: int(line.split()[1]) << 10 for line in open("/proc/meminfo")}["MemAvailable"]
-    # The host's memory is not all of ours in a container.
+    # In a container not all of the host's memory is available.
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         if os.path.exists(path):
             with open(path) as file:
@@ -143,7 +145,7 @@ def main(args):
         return emit("checkpoint", "torch and mainstay", "they can be imported", error, "not_run")
     if args.device == "cuda" and not torch.cuda.is_available():
         return emit("checkpoint", "CUDA", "torch sees a GPU", "none", "not_run")
-    # A job that is stopped gets some seconds, and its output is still wanted then.
+    # A job that is stopped gets some seconds, and its output is still needed then.
     until = time.monotonic() + args.limit - 15
     for size in [16 << 20] if args.small else [4 * GIB, 20 * GIB]:
         with guarded("checkpoint", f"{size / GIB:g} GiB"), tempfile.TemporaryDirectory(prefix="ms-") as folder:
@@ -155,7 +157,7 @@ def main(args):
 
 
 def job(args, size, folder, limit):
-    # The disk is held back: it is not measured, and a full one would fail what is.
+    # Disk writes are limited: the disk is not measured, and a full one would fail the measurement.
     command = [args.mainstay, "run", "--no-agent", "--no-warm", "--max-restarts", "0", "--log-dir", os.path.join(folder, "logs"),
                "--checkpoint-dir", os.path.join(folder, "steps"), "--checkpoint-slots", str(SLOTS), "--checkpoint-keep", "1",
                "--checkpoint-memory", f"{int(1.02 * SLOTS * size) // (1 << 20) + 64}M", "--checkpoint-bandwidth", "50M",

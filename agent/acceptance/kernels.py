@@ -1,4 +1,4 @@
-"""Two kernels that fail, launched through the driver's own API in the context that PyTorch has made: no compiler is needed."""
+"""Two kernels that fail, launched through the driver API in PyTorch's context: no compiler is needed."""
 
 import ctypes
 
@@ -33,7 +33,7 @@ AGAIN:
 
 
 def launch(name, torch):
-    """Launches `spin`, which waits for a word that nobody writes, or `poke`, which writes to an address that is not mapped."""
+    """Launches `spin`, which waits for a word that is never written, or `poke`, which writes to an unmapped address."""
     driver = ctypes.CDLL("libcuda.so.1")
     word = torch.zeros(1, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()

@@ -1,6 +1,6 @@
 """One rank that trains a little and fails once in the way that ACCEPT_FAULT names.
 
-It writes what happens to it into ACCEPT_MARK, one JSON object per line.
+It writes its events into ACCEPT_MARK, one JSON object per line.
 """
 
 import json
@@ -9,12 +9,12 @@ import signal
 import sys
 import time
 
-# Before anything is imported: a rank that was forked from a template has the modules already.
+# Before any import: a rank that was forked from a template already has the modules.
 FORKED = "torch" in sys.modules
 
 
 def driver_files():
-    """What this process holds of the NVIDIA driver: open devices and the mapped CUDA library."""
+    """The open devices and the mapped CUDA library of the NVIDIA driver in this process."""
     held = set()
     for descriptor in os.listdir("/proc/self/fd"):
         try:
@@ -37,7 +37,7 @@ import mainstay  # noqa: E402
 
 DEVICE, FAULT = os.environ["ACCEPT_DEVICE"], os.environ["ACCEPT_FAULT"]
 BACKEND = os.environ.get("ACCEPT_BACKEND", "gloo")
-# Too little memory is too little in each attempt; all else goes wrong once.
+# These faults repeat in each attempt; all others occur once.
 AGAIN = FAULT in ("oom", "hog")
 PAUSE = float(os.environ.get("ACCEPT_PAUSE", "0"))
 
@@ -49,7 +49,7 @@ def mark(word, **more):
 
 
 def has_failed():
-    """Whether an attempt before this one has failed: launchers count attempts in different ways."""
+    """Whether an earlier attempt has failed: launchers count attempts in different ways."""
     try:
         with open(os.environ["ACCEPT_MARK"]) as file:
             return '"failed"' in file.read()
@@ -79,7 +79,7 @@ def fail():
 
 
 def stand_in():
-    """The errors of a card, on a host without one."""
+    """The error messages of a GPU, on a host without one."""
     texts = {"assert": "CUDA error: device-side assert triggered", "illegal": "CUDA error: an illegal memory access was encountered"}
     if FAULT in texts:
         raise RuntimeError(texts[FAULT])
@@ -92,14 +92,14 @@ def stand_in():
 def train(kept):
     dist.init_process_group(BACKEND)
     rank, failed = dist.get_rank(), has_failed()
-    # What was made outside the function is still there, and the device still computes with it.
+    # State from outside the function is still there, and the device still computes with it.
     mark("began", forked=FORKED, inherited=INHERITED, kept=float(kept.sum()))
     weights = torch.ones(1024, 64, device=DEVICE)
     for step in range(20):
         gradient = (weights * 0.01).sum(0).contiguous()
         dist.all_reduce(gradient)
         weights = weights - gradient * 1e-3
-        weights.sum().item()  # The step is over when the device has done it.
+        weights.sum().item()  # The step is complete when the device has finished it.
         mainstay.step(step)
         if step == 0 and rank == 0:
             mark("step")

@@ -1,4 +1,4 @@
-"""Our readings against nvidia-smi's, the commands, the deep check and the agent's weight."""
+"""Compares our readings with nvidia-smi's; checks the commands, the deep check and the agent's resource usage."""
 
 import json
 import os
@@ -12,7 +12,8 @@ import xml.etree.ElementTree as xml
 
 from report import emit, guarded, parse, timed
 
-# Field of `mainstay gpus --json`, path in nvidia-smi's XML, factor, how far two readings a second apart may differ.
+# Field of `mainstay gpus --json`, path in nvidia-smi's XML, factor, maximum difference of two readings one second
+# apart.
 FIELDS = [
     ("uuid", "uuid", None, 0),
     ("model", "product_name", None, 0),
@@ -22,7 +23,7 @@ FIELDS = [
     ("power_limit", ("gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit"), 1, 1),
     ("utilization", "utilization/gpu_util", 1, 100),
     ("memory_total", "fb_memory_usage/total", 1 << 20, 1 << 20),
-    # What the driver reserves for itself is not in use: 616 MiB of an H200.
+    # Memory that the driver reserves is not in use: 616 MiB of an H200.
     ("memory_used", "fb_memory_usage/used", 1 << 20, 64 << 20),
 ]
 ABSENT = ("N/A", "[N/A]", "Not Supported", "Unknown Error", "")
@@ -58,7 +59,7 @@ def compare(part, ours, gpu):
 
 
 class Agent:
-    """An agent of its own, in a folder of its own."""
+    """A separate agent, in its own folder."""
 
     def __init__(self, mainstay):
         self.mainstay, self.folder = mainstay, tempfile.mkdtemp(prefix="ms-")
@@ -107,7 +108,7 @@ class Agent:
 
 
 def driver(part):
-    """Whether there is a driver to ask. Without one the part is not run: an agent would only wait."""
+    """Whether there is a driver. Without one the part is not run: an agent would only wait."""
     signs = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
     found = any(map(os.path.exists, signs)) or "MAINSTAY_AGENT_GPU_LIBRARY" in os.environ
     if not found:
@@ -128,7 +129,7 @@ def nvml(args):
         if told.returncode != 0:
             said = (told.stderr or told.stdout).decode(errors="replace")[-300:]
             return emit("nvml", "nvidia-smi", "exit status 0", f"{told.returncode}: {said}", "not_run")
-        # Once more: the reading of ours that is nearest to nvidia-smi's.
+        # Once more, to use our reading nearest in time to nvidia-smi's.
         theirs = xml.fromstring(told.stdout).findall("gpu")
         emit("nvml", "GPUs", len(theirs), len(devices), "pass" if len(theirs) == len(devices) else "fail")
         by_uuid = {device.get("uuid"): device for device in devices}
@@ -195,7 +196,7 @@ def stat(pid):
 
 
 def tree(pid):
-    """The process and all below it, the probe among them. By parents: not every kernel lists children."""
+    """The process and all its descendants, including the probe. By parents: not every kernel lists children."""
     parents = {int(entry): stat(entry) for entry in os.listdir("/proc") if entry.isdigit()}
     pids = [pid]
     for known in pids:

@@ -10,12 +10,12 @@ import sys
 import time
 import traceback
 
-# not_run: what the check needs is not here. It is no success.
+# not_run: the host lacks what the check needs. It does not count as success.
 VERDICTS = ("pass", "fail", "not_run")
 
 
 def emit(part, name, expected, seen, verdict, seconds=None):
-    """Prints one check as a line of JSON: parts run in processes of their own."""
+    """Prints one check as a line of JSON: parts run in child processes."""
     assert verdict in VERDICTS, verdict
     row = dict(part=part, name=name, expected=str(expected), seen=str(seen), verdict=verdict)
     row["seconds"] = None if seconds is None else round(seconds, 3)
@@ -29,14 +29,14 @@ def parse():
         parser.add_argument(name)
     parser.add_argument("--limit", type=float, default=600, help="seconds until the part is abandoned")
     parser.add_argument("--small", action="store_true")
-    # Asked to stop, a part unwinds: it ends the jobs, agents and folders that are its own.
+    # On SIGTERM a part unwinds: it ends its jobs and agents and removes its folders.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     return parser.parse_args()
 
 
 @contextlib.contextmanager
 def guarded(part, name):
-    """An exception is a failed check with its last lines, and the part goes on."""
+    """An exception is a failed check with its last lines, and the part continues."""
     try:
         yield
     except Exception:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Proves on this host's GPUs what Mainstay promises. Needs no network and no root. Ends within 10 minutes.
+# Verifies on this host's GPUs what Mainstay guarantees. Needs no network and no root. Ends within 10 minutes.
 # usage: ./run.sh [--out DIR] [--parts nvml,commands,...]      PYTHON names the Python (with torch for training).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,10 +17,10 @@ if [ ! -x "$program" ]; then
     chmod +x "$program"
 fi
 "$python" -m zipfile -e "$here"/mainstay*.whl "$work/packages"
-# An installer would put these beside the package.
+# An installer would put these next to the package.
 cp "$work"/packages/*.data/purelib/* "$work/packages/"
 PYTHONPATH="$work/packages${PYTHONPATH:+:$PYTHONPATH}"
-# The folder's own modules leave no compiled files behind where it is not ours.
+# Python writes no compiled files into this folder, which may not be ours.
 PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH PYTHONDONTWRITEBYTECODE
 "$python" "$here/accept.py" --mainstay "$program" "$@"

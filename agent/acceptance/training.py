@@ -1,4 +1,4 @@
-"""Jobs of ranks on one device that fail and are restarted, beside torchrun where the framework is PyTorch."""
+"""Jobs of ranks on one device that fail and are restarted; with PyTorch also under torchrun for comparison."""
 
 import json
 import os
@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Job:
-    """One finished job: its exit status, its marks and the end of what it printed."""
+    """One finished job: its exit status, its marks and the end of its output."""
 
     def __init__(self, command, script, variables, limit, folder):
         mark = os.path.join(folder, "mark")
@@ -54,7 +54,8 @@ class Job:
 
 
 def finish(child, limit):
-    """What a job printed, and whether it ended in time. One that did not is asked to stop: a launcher takes its ranks with it."""
+    """The output of a job, and whether it ended in time. One that did not is asked to stop: a launcher takes its ranks
+    with it."""
     try:
         return child.communicate(timeout=limit)[0], True
     except subprocess.TimeoutExpired:
@@ -74,7 +75,7 @@ def stop(child):
 
 
 class Bench:
-    """What all jobs of one part share: the device, the program and the time that is left."""
+    """What all jobs of one part share: the device, the program and the remaining time."""
 
     def __init__(self, part, args):
         self.part, self.args, self.until = part, args, time.monotonic() + args.limit - 12
@@ -107,7 +108,7 @@ def torchrun(ranks):
 
 
 def used(device):
-    """Bytes in use on the device, as another process sees it; nothing on the CPU."""
+    """Bytes in use on the device, as seen by another process; nothing on the CPU."""
     if device == "cpu":
         return None
     code = "import torch; free, total = torch.cuda.mem_get_info(); print(total - free)"
@@ -115,7 +116,8 @@ def used(device):
 
 
 def left_behind(part, device, before):
-    """Whether the device's memory is as free as before. A driver frees what a killed process had a little later."""
+    """Whether the device's memory is as free as before. A driver frees the memory of a killed process with a short
+    delay."""
     if device == "cpu":
         return
     with guarded(part, "GPU memory left behind"):
@@ -127,14 +129,14 @@ def left_behind(part, device, before):
 
 
 def stayed(job):
-    """Both ranks in the same processes, and what they had on the device still readable."""
+    """Both ranks kept their processes, and their data on the device is still readable."""
     same = all(len(job.pids(rank)) == 2 and len(set(job.pids(rank))) == 1 for rank in (0, 1))
     kept = all(mark["kept"] == 1024 for mark in job.of("began"))
     return f"{job.told()}, same processes: {same}, tensors kept: {kept}", "pass" if job.good() and same and kept else "fail"
 
 
 def context_lost(job):
-    """The failed rank in a new process, the other one in its own."""
+    """The failed rank in a new process, the other one in its old process."""
     processes = [len(set(job.pids(rank))) for rank in (0, 1)]
     return f"{job.told()}, processes of ranks 0 and 1: {processes}", "pass" if job.good() and processes == [1, 2] else "fail"
 
@@ -150,7 +152,7 @@ def forked(part, job):
 
 
 def pytorch(part, args):
-    """PyTorch, if it is here and sees the device."""
+    """PyTorch, if it is installed and sees the device."""
     try:
         import torch
 
@@ -192,7 +194,7 @@ def shared_card(job):
 
 
 def faults(args):
-    """What goes wrong on the device itself."""
+    """Faults on the device itself."""
     torch = pytorch("faults", args)
     if torch is None:
         return
@@ -225,7 +227,7 @@ def hang(bench, args):
     if args.device == "cpu":
         bench.check(name, expected, bench.ours(2, *options), dict(ACCEPT_FAULT="hang"), judge)
         return
-    # With an agent, the verdict has the GPU's utilization, clocks and power of the last minute.
+    # With an agent, the verdict includes the GPU's utilization, clocks and power of the last minute.
     with Watching(args) as agent:
         evidence = []
 
@@ -260,7 +262,7 @@ class Watching:
 
 
 class hog:
-    """A process of its own that takes a third of the device's memory."""
+    """A separate process that uses a third of the device's memory."""
 
     def __enter__(self):
         code = ("import sys, torch; held = torch.empty(torch.cuda.mem_get_info()[1] // 3, dtype=torch.uint8, device='cuda')"

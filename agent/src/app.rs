@@ -26,7 +26,7 @@ use crate::api::{About, Mode};
 use crate::os::clock;
 use crate::source::host::identify;
 
-/// What the API says of this process.
+/// What the API reports about this process.
 fn about(mode: Mode) -> About {
     About {
         hostname: identify().host_name.unwrap_or_else(|| "unknown".to_owned()),

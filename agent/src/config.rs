@@ -1,8 +1,9 @@
-//! Floor 5. Configuration: defaults, then the file, then `MAINSTAY_AGENT_*`, then flags; the later weigh more.
+//! Floor 5. Configuration: defaults, then the file, then `MAINSTAY_AGENT_*`, then flags; later ones take
+//! precedence.
 //!
-//! One declaration of each key gives its type, default and documentation; the commented default file and
-//! `docs/reference/configuration.md` are held to it. A wrong configuration is refused as a whole, with everything
-//! that is wrong in it: where it stands, what it says and what would be right.
+//! One declaration of each key gives its type, default and documentation; tests compare the commented default file
+//! and `docs/reference/configuration.md` with it. A wrong configuration is refused as a whole. The error lists
+//! every problem: its place, the wrong value and what would be right.
 
 mod checks;
 mod devices;
@@ -48,26 +49,27 @@ settings! {
         /// The Unix socket on which the agent serves launchers and clients. Empty: /run/mainstay/agent.sock as root, else
         /// $XDG_RUNTIME_DIR/mainstay/agent.sock or /tmp/mainstay-<uid>/agent.sock.
         socket: PathBuf = PathBuf::new(),
-        /// TCP address on which the gRPC API is served beside the socket, like "127.0.0.1:7130". Empty: none. The API has
-        /// no authentication on TCP.
+        /// TCP address on which the gRPC API is served in addition to the socket, such as "127.0.0.1:7130". Empty: none. The
+        /// API has no authentication on TCP.
         #[serde(with = "none_is_empty")]
         listen: Option<SocketAddr> = None,
-        /// TCP address on which HTTP (/metrics, /healthz, /readyz) is served, like "127.0.0.1:7131". Empty: none.
+        /// TCP address on which HTTP (/metrics, /healthz, /readyz) is served, such as "127.0.0.1:7131". Empty: none.
         #[serde(with = "none_is_empty")]
         http: Option<SocketAddr> = None,
         /// The group that may connect to the socket: a numeric id. Empty (-1): the agent's own group.
         socket_gid: i64 = -1,
-        /// Operators, beside root and the agent's own user: numeric ids. They may delete and collect checkpoints of all users, and speak
-        /// for components.
+        /// Operators in addition to root and the agent's own user: numeric ids. They may delete and collect checkpoints of all
+        /// users, and acknowledge, silence and reset components.
         operator_uids: Vec<u32> = Vec::new(),
         /// Groups whose members are operators: numeric ids.
         operator_gids: Vec<u32> = Vec::new(),
-        /// Users whose launchers may attach, beside root and the agent's own user: numeric ids. They see and change runs of their own.
+        /// Users whose launchers may attach, in addition to root and the agent's own user: numeric ids. They see and change
+        /// their own runs.
         allow_uids: Vec<u32> = Vec::new(),
-        /// Groups whose members' launchers may attach, beside the agent's own group: numeric ids.
+        /// Groups whose members' launchers may attach, in addition to the agent's own group: numeric ids.
         allow_gids: Vec<u32> = Vec::new(),
-        /// Who may read what the programs of jobs wrote, their command lines and paths: "owner" (the job's user and operators, on
-        /// the Unix socket) or "everyone" who can connect. All else is for everyone who can connect.
+        /// Who may read the output, command lines and paths of jobs: "owner" (the job's user and operators, on the Unix socket)
+        /// or "everyone" who can connect. All else is for everyone who can connect.
         job_texts: JobTexts = JobTexts::Owner,
         /// How much is logged: "error", "warn", "info", "debug" or "trace".
         log: LogLevel = LogLevel::Info,
@@ -93,11 +95,11 @@ settings! {
         fabric: FabricConfig,
         /// NVIDIA's DCGM, a second opinion on GPUs.
         dcgm: DcgmConfig,
-        /// What NVIDIA's resiliency extension (NVRx) is told of the node.
+        /// What the agent reports about the node to NVIDIA's resiliency extension (NVRx).
         nvrx: NvrxConfig,
         /// Checks before a start, in docs/reference/cli.md: mainstay check.
         preflight: PreflightConfig,
-        /// Who is told of failures, decisions and ends of jobs: docs/reference/policy.md.
+        /// Who receives failures, decisions and ends of jobs: docs/reference/policy.md.
         hooks: HooksConfig,
         /// Replicas of checkpoints on other hosts: docs/reference/checkpoint-peers.md.
         checkpoint: CheckpointConfig,
@@ -120,13 +122,13 @@ pub enum JobTexts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// What went wrong.
+    /// Errors.
     Error,
-    /// And what may go wrong.
+    /// Also what may go wrong.
     Warn,
-    /// And what an operator wants to know.
+    /// Also what an operator wants to know.
     Info,
-    /// And what a developer wants to know.
+    /// Also what a developer wants to know.
     Debug,
     /// Everything.
     Trace,
@@ -145,11 +147,11 @@ impl From<LogLevel> for tracing::Level {
 }
 
 impl Config {
-    /// The configuration from its file, the environment and `overrides` (keys as in `journal.max_size`, with their
-    /// values as text), in rising weight.
+    /// Loads the configuration from its file, the environment and `overrides` (keys such as `journal.max_size`,
+    /// with their values as text), in rising precedence.
     ///
     /// Without `file`, `MAINSTAY_AGENT_CONFIG` names it; without that, it is `environment.default_file` if it
-    /// exists. State directory and socket are filled in where they are left to their rules.
+    /// exists. State directory and socket are filled in where they are empty.
     pub fn load(
         file: Option<&Path>,
         environment: &Environment,
@@ -166,24 +168,24 @@ impl Config {
         Ok(config)
     }
 
-    /// The default configuration as a file with every key explained. Values stand in comments, so that a file that
-    /// starts from it follows later defaults where nobody chose otherwise.
+    /// The default configuration as a file with every key explained. Values are commented out, so a file that
+    /// starts from it follows later defaults wherever the user did not choose a value.
     pub fn commented_default() -> String {
         document::commented_default()
     }
 
-    /// The journal's limits in the store's terms.
+    /// The journal's limits as the store's type.
     pub fn journal_limits(&self) -> Limits {
         Limits { segment_bytes: self.journal.segment_size.0, total_bytes: self.journal.max_size.0 }
     }
 
-    /// Where the host is read, in the source's terms.
+    /// Where the host is read, as the source's type.
     pub fn host_roots(&self) -> Roots {
         let HostConfig { proc_root, sys_root, fstab, .. } = &self.host;
         Roots { proc: proc_root.clone(), sys: sys_root.clone(), fstab: fstab.clone() }
     }
 
-    /// How the operating system is read, by the probes of `program`.
+    /// How the operating system is read, with probes that run `program`.
     pub fn system_plan(&self, program: PathBuf) -> SystemPlan {
         let system = &self.host.system;
         let time = |period: Period| Duration::from_nanos(period.0.0);

@@ -1,6 +1,6 @@
 //! The Mainstay agent and launcher. One program, `mainstay`; `docs/architecture.md` is the map.
 //!
-//! Modules stand in order of their floors, lowest first: a floor knows only those below it.
+//! Modules are in the order of their floors, lowest first: a floor uses only those below it.
 
 pub mod hosts;
 pub mod http;

@@ -1,4 +1,4 @@
-//! The `mainstay` program; `mainstay_agent::cli` tells what it can do.
+//! The `mainstay` program; `mainstay_agent::cli` has its commands.
 
 use std::process::ExitCode;
 

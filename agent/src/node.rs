@@ -1,5 +1,5 @@
-//! Floor 3. The shell of the agent: the one task that owns what the agent knows. Launchers' entries, samples and
-//! proposals and the host's reports come in; the board is what goes out.
+//! Floor 3. The shell of the agent: one task owns the agent's state. It receives launchers' entries, samples and
+//! proposals and the host's reports; it publishes the board.
 
 mod calls;
 mod gpus;
@@ -42,13 +42,13 @@ use crate::os::clock;
 use crate::state::StateWriter;
 use crate::store::forcing::Forcing;
 
-/// Inputs that are taken in before the loop looks at the clock again.
+/// Inputs that are processed before the loop checks the clock again.
 const AT_ONCE: usize = 64;
 
-/// Inputs of callers that are taken in before the loop looks at what the agent's own sensors report.
+/// Inputs of callers that are processed before the loop checks the reports of the agent's own sensors.
 const OF_CALLERS_AT_ONCE: usize = 16;
 
-/// How often what the journal holds is forced onto the disk.
+/// How often the journal is synced to disk.
 const SYNC_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// The GPUs' driver on the roster of rooms.
@@ -57,7 +57,7 @@ pub const DEVICES: &str = "GPUs";
 /// The kernel log on the roster of rooms.
 pub const KERNEL_LOG: &str = "kernel log";
 
-/// The agent's own state.
+/// The agent's state.
 #[derive(Debug)]
 pub struct Node {
     snapshots: StateWriter,
@@ -69,35 +69,36 @@ pub struct Node {
     hooks: Hooks,
     repeats: Repeats,
     calls: calls::Calls,
-    /// Agents of other hosts, with whom failures are told.
+    /// Agents of other hosts, with which failures are exchanged.
     peers: Option<Arc<Service>>,
-    /// That the machine is to be left, until that is over: launchers that come later are told too.
+    /// The notice that the machine will be taken away, until it is over: launchers that attach later receive it
+    /// too.
     leave: Option<(String, Leave)>,
-    /// Proposals that wait for the GPUs to be read.
+    /// Proposals that wait for a reading of the GPUs.
     waiting: Vec<(Session, Verdict)>,
-    /// Failures that were ruled on lately, and what was said of each.
+    /// Recent failures that were ruled on, and the evidence that was sent for each.
     ruled: Vec<Ruled>,
-    /// For what is watched beside the loop.
+    /// For work that runs next to the loop.
     own_inputs: mpsc::Sender<Input>,
-    /// Keeps how far the kernel log was read once what was read is on the disk.
+    /// Stores the position in the kernel log once everything read is on the disk.
     forcing: Forcing<Option<LogCursor>>,
 }
 
-/// What the journal tells of jobs before this start, and whom it concerns.
+/// What the journal contains about jobs before this start, and the agents that receive it.
 #[derive(Debug, Default)]
 pub struct Before {
-    /// The newest launcher's entry that it holds, by job.
+    /// The newest entry of a launcher in it, by job.
     pub origins: BTreeMap<JobId, u64>,
     /// How jobs failed.
     pub repeats: Repeats,
-    /// When the agent last reset GPUs of its own accord.
+    /// When the agent itself last decided to reset GPUs.
     pub resets: BTreeMap<PciAddress, Mono>,
-    /// Agents of other hosts, which hear of it.
+    /// Agents of other hosts, which receive failures.
     pub peers: Option<Arc<Service>>,
 }
 
 impl Node {
-    /// The node over a board, with what its journal holds.
+    /// The node over a board, with the contents of its journal.
     pub fn new(
         snapshots: StateWriter,
         before: Before,
@@ -131,8 +132,8 @@ impl Node {
         }
     }
 
-    /// Runs until told to stop. `inputs` are what the agent's own parts report and what cannot wait; `callers` is what launchers
-    /// and other callers say, of which there may be any amount.
+    /// Runs until asked to stop. `inputs` are reports of the agent's own parts and what cannot wait; `callers` are
+    /// messages of launchers and other callers, in any number.
     pub async fn run(
         mut self,
         mut inputs: mpsc::Receiver<Input>,
@@ -146,15 +147,15 @@ impl Node {
         self.find_jobs_again();
         self.report_failures_to_peers();
         let mut sync = tokio::time::interval(SYNC_EVERY);
-        // One that comes late is not made up for at once: what others say has its turn between two.
+        // A late tick is not made up for at once: messages are processed between two ticks.
         sync.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut waiting, mut said) = (Vec::with_capacity(AT_ONCE), Vec::with_capacity(OF_CALLERS_AT_ONCE));
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                // Before what others say: however much that is, there is a tick in each second. The watchdog is fed from here: it
-                // guards the loop, not a timer.
+                // Before messages: with any number of them there is a tick every second. The watchdog is fed from
+                // here: it guards the loop, not a timer.
                 _ = sync.tick() => {
                     self.tell_events();
                     self.look_at_the_clock();
@@ -164,7 +165,7 @@ impl Node {
                     self.sync();
                     alive();
                 }
-                // Before what callers say: no sensor and no new launcher waits behind a flood of entries.
+                // Before messages of callers: no sensor and no new launcher waits behind a flood of entries.
                 count = inputs.recv_many(&mut waiting, AT_ONCE) => self.step_all(&mut waiting, count),
                 count = callers.recv_many(&mut said, OF_CALLERS_AT_ONCE) => self.step_all(&mut said, count),
             }
@@ -173,7 +174,7 @@ impl Node {
         self.end_syncing();
     }
 
-    /// Has what the journal holds forced onto the disk, unless that is still busy with the last time.
+    /// Syncs the journal to disk, unless the previous sync is still in progress.
     fn sync(&mut self) {
         if let Some(forced) = self.forcing.done() {
             self.snapshots.forced(forced);
@@ -185,7 +186,7 @@ impl Node {
         }
     }
 
-    /// The last time: waits for it.
+    /// The last sync: waits for it.
     fn end_syncing(mut self) {
         if let Some(forced) = self.forcing.done() {
             self.snapshots.forced(forced);
@@ -198,8 +199,8 @@ impl Node {
         }
     }
 
-    /// What waits, in its order. What launchers report is shown together: shown one by one, a launcher that says very much would have the
-    /// whole board copied for each word.
+    /// Processes queued inputs in order. Reports of launchers are published together: published one by one, a
+    /// launcher with many reports would cause a copy of the whole board for each.
     fn step_all(&mut self, waiting: &mut Vec<Input>, count: usize) {
         if count == 0 {
             return;
@@ -217,7 +218,7 @@ impl Node {
     fn step(&mut self, input: Input) {
         match input {
             Input::Attach { hello, orders, answer } => {
-                // The caller may have gone meanwhile; its session then ends by itself.
+                // The caller may have gone in the meantime; its session then ends by itself.
                 let _ = answer.send(self.attach(hello, orders));
             }
             Input::Entry(session, entry) => self.entry(&session, *entry),
@@ -236,7 +237,7 @@ impl Node {
             Input::Unwatched(names) => self.unwatched(&names),
             Input::Looked { room, components } => {
                 if self.snapshots.roster().has_looked(&room, clock::mono(), components) {
-                    // Someone may wait for the first look of all.
+                    // Callers may wait for the very first look.
                     self.snapshots.publish();
                 }
             }
@@ -264,7 +265,7 @@ impl Node {
         self.snapshots.record(clock::now(), job, None, Body::Fact(fact));
     }
 
-    /// Other hosts hear of how jobs failed here.
+    /// Sends the failures of this host's jobs to other hosts.
     fn report_failures_to_peers(&self) {
         if let Some(peers) = &self.peers {
             peers.failed(self.repeats.reported());

@@ -1,8 +1,8 @@
 //! Floor 3. What is published to readers: the view of the node and the journal.
 //!
-//! One task owns the [`StateWriter`] and alone changes it; any number of [`StateReader`]s look at snapshots that do not
-//! change under them. A job must go on when the journal's disk does not: entries that cannot be written are shown
-//! and kept in memory until they can.
+//! One task owns the [`StateWriter`] and alone changes it; any number of [`StateReader`]s look at snapshots that do
+//! not change under them. A job must continue when the journal's disk fails: entries that cannot be written are
+//! shown and kept in memory until they can be written.
 
 mod journal_queue;
 mod reader;
@@ -29,13 +29,13 @@ pub use roster::{Looking, Roster};
 use crate::store::forcing::Forced;
 use crate::store::journal::{Journal, JournalError, JournalReader, Replayed, Unforced};
 
-/// Jobs that are over and still shown.
+/// Ended jobs that are still shown.
 pub const FINISHED_JOBS: usize = 32;
 
 /// Entries kept in memory while the journal cannot be written.
 pub const UNWRITTEN_ENTRIES: usize = 1024;
 
-/// The writing end, owned by the one task of the launcher or the agent.
+/// The writing side, owned by the one task of the launcher or the agent.
 #[derive(Debug)]
 pub struct StateWriter {
     journal: JournalQueue,
@@ -43,18 +43,18 @@ pub struct StateWriter {
     boot: BootId,
     view: NodeView,
     newest: u64,
-    /// Jobs of the view that are over, in the order in which they ended.
+    /// Ended jobs in the view, in the order in which they ended.
     finished: VecDeque<JobId>,
     replayed: Replayed,
     publisher: watch::Sender<Published>,
     roster: Roster,
     standing: StateSince,
-    /// Whether nothing is shown for the moment, and whether there is something to show.
+    /// Whether publishing is held, and whether there is something to publish.
     is_held: bool,
     is_due: bool,
 }
 
-/// What readers see: never changed, only replaced.
+/// What readers see: never modified, only replaced.
 #[derive(Clone, Debug, Default)]
 struct Published {
     view: Arc<NodeView>,
@@ -65,8 +65,9 @@ struct Published {
 }
 
 impl StateWriter {
-    /// A board that shows what the journal tells. Components are not taken over from it: what was not read since
-    /// this start is not known. Of those that are found as they were in this boot it is known since when.
+    /// A board that shows what is in the journal. Components are not taken from it: the state of anything not read
+    /// since this start is unknown. A component that is found in the same state as earlier in this boot keeps its
+    /// start time.
     pub fn open(journal: Journal) -> Result<StateWriter, JournalError> {
         let mut snapshots = StateWriter {
             newest: journal.next_seq() - 1,
@@ -97,26 +98,27 @@ impl StateWriter {
         Ok(snapshots)
     }
 
-    /// Takes in what happened: appends it to the journal, applies it to the view and publishes both.
+    /// Records an entry: appends it to the journal, applies it to the view and publishes both.
     ///
     /// This does not fail. If the journal cannot be written, the entry is kept in memory under its number and
-    /// written when that is possible again; [`StateWriter::journal_error`] tells.
+    /// written once that is possible again; [`StateWriter::journal_error`] has the reason.
     pub fn record(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
         let entry = self.note(at, job, origin_seq, body);
         self.publish();
         entry
     }
 
-    /// As [`StateWriter::record`], but shown at the next [`StateWriter::publish`]: where several entries come together, readers are
-    /// shown them together.
+    /// As [`StateWriter::record`], but published with the next [`StateWriter::publish`]: readers see several
+    /// entries together.
     pub fn note(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
         let entry = self.take_in(at, job, origin_seq, body);
         self.journal.append(entry.clone());
         entry
     }
 
-    /// As [`StateWriter::record`], but the entry is also written to the journal only when it is shown: where many entries come together,
-    /// they are written with one request. Only for entries that another journal has, since a crash before that loses them.
+    /// As [`StateWriter::record`], but the entry is also written to the journal only when it is published: several
+    /// entries are written with one request. Only for entries that another journal has, since a crash before that
+    /// loses them.
     pub fn gather(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
         let entry = self.take_in(at, job, origin_seq, body);
         self.journal.gather(entry.clone());
@@ -132,24 +134,25 @@ impl StateWriter {
         entry
     }
 
-    /// Takes in what a rank's page told. It is not journaled, and shown at the next [`StateWriter::publish`].
+    /// Stores a reading of a rank's page. It is not journaled, and published with the next
+    /// [`StateWriter::publish`].
     pub fn sample(&mut self, job: &JobId, attempt: Attempt, rank: Rank, beat: BeatView) {
         self.view.sample(job, attempt, rank, beat);
     }
 
-    /// Takes in a newer reading of a component whose state did not change. It is not journaled, and shown at
+    /// Stores a newer reading of a component whose state did not change. It is not journaled, and published with
     /// the next [`StateWriter::publish`]. A change of state is recorded as a health entry instead.
     pub fn set_component(&mut self, component: Component) {
         self.view.components.insert(component.name.clone(), component);
     }
 
-    /// Takes in the GPUs with their last readings, shown at the next [`StateWriter::publish`]. They are not journaled.
+    /// Stores the GPUs with their last readings, published with the next [`StateWriter::publish`]. They are not
+    /// journaled.
     pub fn set_gpus(&mut self, gpus: Vec<GpuView>) {
         self.view.gpus = gpus.into();
     }
 
-    /// Shows the components as they stand: changes of state go into the journal, fresh readings only into the
-    /// view.
+    /// Stores the current components: changes of state go into the journal, fresh readings only into the view.
     pub fn show_host(&mut self, at: Stamp, mut components: Vec<Component>) {
         components.iter_mut().for_each(|component| self.standing.keep(component));
         for change in changes(&self.view.components, &components) {
@@ -165,33 +168,33 @@ impl StateWriter {
         self.publish();
     }
 
-    /// Takes in what an operator says of a component; none if there is no such component.
+    /// Applies an operator's statement about a component; none if there is no such component.
     pub fn attend(&mut self, at: Stamp, uid: u32, name: &str, word: &OperatorAction) -> Option<Component> {
         let component = self.view.components.get(name)?.clone();
         self.record(at, None, None, Body::Fact(Fact::Observed(word.observation(uid, &component))));
         Some(component)
     }
 
-    /// Ends silences that have run out.
+    /// Ends silences that have expired.
     pub fn end_silences(&mut self, at: Stamp) {
         for over in self.view.attention.run_out(at.wall) {
             self.record(at, None, None, Body::Fact(Fact::Observed(over)));
         }
     }
 
-    /// Shows these components no more.
+    /// Removes these components from the view.
     pub fn hide(&mut self, names: &[String]) {
         self.view.components.retain(|name, _| !names.contains(name));
         self.publish();
     }
 
-    /// What is published from now on is shown with [`StateWriter::release`] or [`StateWriter::show_due`]: to show a whole board costs
-    /// what is on it, and not what is new.
+    /// Holds what is published from now on until [`StateWriter::release`] or [`StateWriter::show_due`]: publishing
+    /// costs time for the whole board, not only for what is new.
     pub fn hold(&mut self) {
         self.is_held = true;
     }
 
-    /// Shows what was to be shown meanwhile.
+    /// Publishes what was held.
     pub fn release(&mut self) {
         self.is_held = false;
         if std::mem::take(&mut self.is_due) {
@@ -199,23 +202,23 @@ impl StateWriter {
         }
     }
 
-    /// Whether something was to be shown and is held.
+    /// Whether something to publish is held.
     pub fn is_due(&self) -> bool {
         self.is_due
     }
 
-    /// Shows what was to be shown, and holds what comes after it.
+    /// Publishes what was held, and holds what comes after it.
     pub fn show_due(&mut self) {
         self.release();
         self.hold();
     }
 
-    /// The number of the newest entry, shown or not; 0 before the first.
+    /// The number of the newest entry, published or not; 0 before the first.
     pub fn newest(&self) -> u64 {
         self.newest
     }
 
-    /// Shows the present state to the readers.
+    /// Publishes the present state to the readers.
     pub fn publish(&mut self) {
         if self.is_held {
             self.is_due = true;
@@ -231,34 +234,34 @@ impl StateWriter {
         });
     }
 
-    /// Writes what still waits and waits until the disk has everything (fdatasync), but not for ever.
-    /// [`StateWriter::journal_error`] has the error of it, which a later call repeats.
+    /// Writes queued entries and waits, with a time limit, until the disk has everything (fdatasync).
+    /// [`StateWriter::journal_error`] has its error, which a later call repeats.
     pub fn sync(&mut self) {
         self.journal.sync();
     }
 
-    /// Writes what still waits, and hands out what is to be forced onto the disk elsewhere; none where that cannot be
-    /// had, for which [`StateWriter::journal_error`] has the reason.
+    /// Writes queued entries, and returns what has to be synced to disk elsewhere; none if that is not available,
+    /// with the reason in [`StateWriter::journal_error`].
     pub fn unforced(&mut self) -> Option<Unforced> {
         self.journal.unforced()
     }
 
-    /// Takes in whether what was handed out is on the disk.
+    /// Records whether what was returned is on the disk.
     pub fn forced(&mut self, forced: Forced) {
         self.journal.forced(forced);
     }
 
-    /// Entries that wait for the journal.
+    /// Entries that are queued for the journal.
     pub fn unwritten(&self) -> usize {
         self.journal.unwritten().len()
     }
 
-    /// The view as it stands, published or not.
+    /// The current view, published or not.
     pub fn view(&self) -> &NodeView {
         &self.view
     }
 
-    /// Where the rooms that watch the host sign on.
+    /// Where the rooms that watch the host register.
     pub fn roster(&self) -> &Roster {
         &self.roster
     }
@@ -272,7 +275,7 @@ impl StateWriter {
         }
     }
 
-    /// Why the journal cannot be written at present, if it cannot.
+    /// Why the journal cannot be written at the moment, if it cannot.
     pub fn journal_error(&self) -> Option<&str> {
         self.journal.error().map(|error| &**error)
     }
@@ -289,7 +292,7 @@ impl StateWriter {
         }
     }
 
-    /// Keeps the order in which jobs ended, and drops from the view those that ended long ago.
+    /// Keeps the order in which jobs ended, and removes those that ended long ago from the view.
     fn note_phase(&mut self, id: &JobId) {
         let Some(job) = self.view.jobs.get(id) else { return };
         let over = matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost);

@@ -1,32 +1,32 @@
-//! Mapped files that another process may cut short. Whoever then looks at what is gone gets SIGBUS, which ends a process; here the handler
-//! puts zeros in the place of what is gone, and the reader finds that it is no page any more. A rank that truncates its page ends itself
-//! and not its launcher.
+//! Guarded mappings of files that another process may truncate. An access beyond the new end raises SIGBUS, which
+//! ends a process by default. The handler here maps zeros in that place, and the reader detects that it is no
+//! longer a valid page. A rank that truncates its page ends only itself, not its launcher.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 use nix::libc;
 
-/// Mappings that are guarded at a time: two for each rank of a host. One beyond that is not guarded.
+/// Maximum number of guarded mappings: two for each rank of a host. Further ones are not guarded.
 const MOST: usize = 4096;
 
 #[derive(Debug)]
 struct Range {
     start: AtomicUsize,
-    /// 0 for a free place.
+    /// 0 for a free slot.
     length: AtomicUsize,
 }
 
 static RANGES: [Range; MOST] =
     [const { Range { start: AtomicUsize::new(0), length: AtomicUsize::new(0) } }; MOST];
 
-/// How often something was cut short.
+/// How often a mapping was truncated.
 static CUT: AtomicUsize = AtomicUsize::new(0);
 
-/// Places are given out one at a time. The handler takes no lock.
+/// Slots are assigned one at a time. The handler takes no lock.
 static GIVING: Mutex<()> = Mutex::new(());
 
-/// What was done about SIGBUS before: for faults that are none of ours.
+/// The previous action for SIGBUS, for faults outside our mappings.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A mapping that is guarded until this is dropped.
@@ -34,8 +34,8 @@ static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 pub struct Guard(Option<usize>);
 
 impl Guard {
-    /// Guards `length` bytes from `start`, which must be whole pages that are mapped for as long as the guard lives, and that are looked at
-    /// as atomics only.
+    /// Guards `length` bytes from `start`. They must be whole pages that stay mapped for as long as the guard lives
+    /// and that are only accessed with atomics.
     pub fn of(start: usize, length: usize) -> Guard {
         install();
         let _giving = GIVING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +56,7 @@ impl Drop for Guard {
     }
 }
 
-/// How many mappings of this process were cut short since it began.
+/// How many mappings of this process were truncated since it started.
 pub fn cut_short() -> usize {
     CUT.load(Ordering::Relaxed)
 }
@@ -64,8 +64,8 @@ pub fn cut_short() -> usize {
 fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: both are plain structures of the kernel's, for which zeros are a value; the handler is of the form that SA_SIGINFO
-        // asks for, and calls only what may be called in one.
+        // SAFETY: both are plain kernel structures, for which zeros are a value; the handler has the signature that
+        // SA_SIGINFO requires, and calls only async-signal-safe functions.
         unsafe {
             let mut before: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before);
@@ -80,7 +80,7 @@ fn install() {
 }
 
 extern "C" fn cut(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel gives a valid pointer to a handler with SA_SIGINFO.
+    // SAFETY: the kernel passes a valid pointer to a handler with SA_SIGINFO.
     let at = unsafe { (*info).si_addr() } as usize;
     let of = |range: &Range| {
         let length = range.length.load(Ordering::Acquire);
@@ -88,11 +88,12 @@ extern "C" fn cut(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
         (length > 0 && (start..start.saturating_add(length)).contains(&at)).then_some((start, length))
     };
     if let Some((start, length)) = RANGES.iter().find_map(of) {
-        // SAFETY: errno is this thread's own, and is put back as the interrupted code left it.
+        // SAFETY: errno belongs to this thread, and is restored for the interrupted code.
         let errno = unsafe { *libc::__errno_location() };
         let both = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: the range is a mapping of ours that is looked at as atomics only, which hold for zeros too; mmap is a plain system call.
+        // SAFETY: the range is a mapping of ours that is only accessed with atomics, which are also valid for
+        // zeros; mmap is a plain system call.
         let put = unsafe { libc::mmap(start as *mut libc::c_void, length, both, flags, -1, 0) };
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = errno };
@@ -104,19 +105,19 @@ extern "C" fn cut(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
     pass_on(signal, info, context);
 }
 
-/// A fault that is none of ours ends as it would without us.
+/// A fault outside our mappings is handled as it would be without this module.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let before = BEFORE.get();
     if let Some(before) = before
         && before.sa_flags & libc::SA_SIGINFO != 0
         && before.sa_sigaction > libc::SIG_IGN
     {
-        // SAFETY: it was installed as a handler of this form.
+        // SAFETY: it was installed as a handler with this signature.
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { std::mem::transmute(before.sa_sigaction) };
         handler(signal, info, context);
         return;
     }
-    // SAFETY: the default again; the instruction is tried once more when this returns, and ends the process.
+    // SAFETY: restores the default; the instruction is retried when this returns, and ends the process.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
 }

@@ -1,5 +1,5 @@
-//! `mainstay.v1.LauncherService`: launchers of this host report to the agent. On the Unix socket only, where the
-//! kernel says who calls.
+//! `mainstay.v1.LauncherService`: launchers of this host report to the agent. Served only on the Unix socket, where
+//! the kernel reports the caller's user.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,25 +24,25 @@ use crate::node::{Attached, Hello, Input, Session, ToLauncher};
 /// Messages that may wait for a launcher.
 const QUEUE: usize = 64;
 
-/// How long a launcher may take to say who it is.
+/// How long a launcher may take to send its first message.
 const FIRST: Duration = Duration::from_secs(10);
 
 /// The service.
 #[derive(Clone, Debug)]
 pub struct Launchers {
-    /// For new launchers, which pass by what others say.
+    /// For new launchers. They do not queue behind the reports of others.
     introductions: mpsc::Sender<Input>,
-    /// For what launchers say.
+    /// For reports of launchers.
     inputs: mpsc::Sender<Input>,
     roles: Roles,
     budgets: Budgets,
-    /// Whoever replicates what these jobs save.
+    /// Replicates what these jobs save.
     peers: Option<Arc<Service>>,
 }
 
 impl Launchers {
-    /// A service that introduces launchers to the node through `introductions` and passes on what they say through `inputs`,
-    /// and tells `peers` what steps take.
+    /// A service that introduces launchers to the node through `introductions`, passes their reports on through
+    /// `inputs` and reports step times to `peers`.
     pub fn new(
         introductions: mpsc::Sender<Input>,
         inputs: mpsc::Sender<Input>,
@@ -56,7 +56,7 @@ impl Launchers {
         let first = ask(&self.introductions, hello.clone(), orders.clone()).await?;
         match first {
             Ok(attached) => Ok(attached),
-            // The end of the launcher before this one may be among what waits: asked again behind that.
+            // The end of the previous launcher may still be queued in `inputs`: ask again behind it.
             Err(_) => ask(&self.inputs, hello, orders).await?.map_err(Status::already_exists),
         }
     }
@@ -99,7 +99,7 @@ impl LauncherService for Launchers {
             return Err(Status::invalid_argument(format!("job: {problem}; choose another --rdzv-id")));
         }
         let (orders, rulings) = mpsc::channel(QUEUE);
-        // What a launcher says of its process is not believed: in another PID namespace it is another process here.
+        // The pid that a launcher reports is not used: in another PID namespace it is a different process here.
         let attached = self.introduce(Hello { job: JobId(hello.job), pid, uid }, orders).await?;
         let welcome = FromAgent {
             message: Some(AgentMessage::Welcome(Welcome {
@@ -113,7 +113,7 @@ impl LauncherService for Launchers {
     }
 }
 
-/// Passes on what a launcher says until it goes.
+/// Passes on the reports of a launcher until it disconnects.
 async fn listen(
     mut incoming: Streaming<FromLauncher>,
     share: Share,
@@ -128,7 +128,7 @@ async fn listen(
         }
         let input = match from_wire(message, &session) {
             Ok(Some(input)) => input,
-            // A later launcher may say more than we understand.
+            // A later launcher may send messages that this version does not know.
             Ok(None) => continue,
             Err(error) => {
                 tracing::warn!(job = %session.job, %error, "a launcher's message is left out");

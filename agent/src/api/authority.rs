@@ -1,10 +1,10 @@
-//! Lets callers in whose gRPC library names a Unix socket in `:authority`, percent-encoded: gRPC's C core, which the
-//! Python, Ruby, PHP and C++ clients stand on, sends `run%2Fnvhcd.sock`, and h2 resets such a stream as malformed. NVRx's
-//! launcher then takes the node for healthy, and nobody learns that it never asked. Any health query from Python would be
-//! refused in the same way, so each Unix socket has it, not only NVRx's.
+//! Accepts callers whose gRPC library names a Unix socket in `:authority`, percent-encoded. gRPC's C core, the base
+//! of the Python, Ruby, PHP and C++ clients, sends `run%2Fnvhcd.sock`, and h2 resets such a stream as malformed.
+//! NVRx's launcher then treats the node as healthy without any report of the error. Every health query from Python
+//! would be refused in the same way, so each Unix socket has this, not only NVRx's.
 //!
-//! Nothing reads the authority here. So on the way in, each `%` of it becomes a `-`: no length changes, and with it
-//! neither a frame nor the table of HPACK. Values in Huffman's code are let through as they are; the C core sends none.
+//! Nothing here reads the authority. So each `%` in it is replaced by a `-` on the way in: no length changes, so
+//! frames and the HPACK table stay valid. Huffman-coded values are passed through unchanged; the C core sends none.
 
 use std::io;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-/// How every HTTP/2 connection of a client begins. What begins otherwise is HTTP/1 and none of our business.
+/// How every HTTP/2 connection of a client starts. Anything else is HTTP/1 and is passed through.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 const HEADERS: u8 = 1;
@@ -21,13 +21,13 @@ const CONTINUATION: u8 = 9;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// The place of `:authority` in HPACK's static table (RFC 7541, appendix A).
+/// The index of `:authority` in HPACK's static table (RFC 7541, appendix A).
 const AUTHORITY: u64 = 1;
 
-/// The same in letters, as the C core writes it.
+/// The same as text, as the C core writes it.
 const AUTHORITY_NAME: &[u8] = b":authority";
 
-/// A connection on which each authority is made one that h2 understands.
+/// A connection in which each authority is changed to one that h2 accepts.
 #[derive(Debug)]
 pub(super) struct PlainAuthority<IO> {
     inner: IO,
@@ -87,12 +87,12 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for PlainAuthority<IO> {
     }
 }
 
-/// Where in the client's bytes we are. They come in pieces of any size.
+/// The position in the client's bytes. They arrive in pieces of any size.
 #[derive(Debug)]
 enum Place {
-    /// So many bytes of the preface were seen.
+    /// This many bytes of the preface were read.
     Preface(usize),
-    /// So many bytes of a frame's head.
+    /// This many bytes of a frame's head were read.
     Head(usize),
     /// In a frame's body.
     Body,
@@ -106,9 +106,9 @@ struct Filter {
     head: [u8; 9],
     /// Bytes of the body that are still to come.
     left: usize,
-    /// Of a frame with headers: bytes before its block (length of the padding, priority).
+    /// In a frame with headers: bytes before its header block (length of the padding, priority).
     before: usize,
-    /// And after it.
+    /// Bytes of padding after it.
     padding: usize,
     block: Block,
 }
@@ -186,21 +186,21 @@ impl Filter {
     }
 }
 
-/// Where in a block of headers we are (RFC 7541, section 6).
+/// The position in a header block (RFC 7541, section 6).
 #[derive(Debug, Default)]
 enum Block {
-    /// At the beginning of a field.
+    /// At the start of a field.
     #[default]
     Field,
-    /// In a number of several bytes; what has been of it, and how far the next seven bits are shifted.
+    /// In a number of several bytes: its value so far, and the shift of the next seven bits.
     Number(Wanted, u64, u32),
     /// At the length of a string.
     Length(Text),
-    /// In a string with so many bytes to come.
+    /// In a string with this many bytes to come.
     String(Text, u64),
 }
 
-/// What a number stands for.
+/// What a number means.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
     /// A field or the table's size: nothing follows.
@@ -214,9 +214,9 @@ enum Wanted {
 /// Which string.
 #[derive(Clone, Copy, Debug)]
 enum Text {
-    /// A name, of which so many letters were those of `:authority`; its value follows. None: it is another.
+    /// A name whose first letters, this many, match `:authority`; its value follows. None: another name.
     Name(Option<usize>),
-    /// The value of a field that we leave alone.
+    /// The value of a field that is passed through.
     Value,
     /// The value of the authority.
     Authority,
@@ -241,7 +241,7 @@ impl Block {
                 }
             }
             Block::Length(text) => {
-                // In Huffman's code its bytes are no characters.
+                // In Huffman code its bytes are not characters.
                 let text = match text {
                     Text::Authority if *byte & 0x80 != 0 => Text::Value,
                     Text::Name(_) if *byte & 0x80 != 0 => Text::Name(None),
@@ -266,7 +266,7 @@ impl Block {
         };
     }
 
-    /// A number that begins in the low bits of a byte.
+    /// A number that starts in the low bits of a byte.
     fn number(wanted: Wanted, byte: u8, bits: u32) -> Block {
         let full = (1_u8 << bits).wrapping_sub(1);
         let value = byte & full;
@@ -309,8 +309,8 @@ mod tests {
         bytes
     }
 
-    /// `:method: POST`, the authority with its number, a field with a name of its own and a value with `%`,
-    /// `:scheme: http`, the authority with its name, and a field that only begins like it.
+    /// `:method: POST`, the authority by index, a literal field with a `%` in its value, `:scheme: http`, the
+    /// authority by name, and a field whose name only starts in the same way.
     fn block(authority: &str) -> Vec<u8> {
         let mut block = vec![0x83, 0x41, authority.len() as u8];
         block.extend(authority.as_bytes());

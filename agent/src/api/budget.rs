@@ -1,5 +1,5 @@
-//! How much each user's launchers may say: so much at once, and so much per second. Who says more is read more slowly, which the
-//! connection passes on to the launcher; the node's loop has time for everyone else.
+//! How much each user's launchers may send: a burst, and a rate per second. Messages beyond that are read more
+//! slowly, which slows the launcher down through the connection and keeps the node's loop free for everyone else.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Bytes per second. A job of 64 ranks says some 30 KB/s.
+/// Bytes per second. A job of 64 ranks sends some 30 KB/s.
 const PER_SECOND: u64 = 1 << 20;
 
-/// Bytes at once: what a launcher says after a restart of the agent, of which it kept entries meanwhile.
+/// Bytes at once: what a launcher sends after a restart of the agent, when it has stored entries in the meantime.
 const AT_ONCE: u64 = 8 << 20;
 
-/// What each message costs at least: work is done for the smallest too.
+/// Minimum cost of a message: even the smallest needs some work.
 const LEAST: u64 = 1024;
 
 /// Launchers of one user that may be attached at once.
@@ -34,7 +34,7 @@ struct Budget {
 }
 
 impl Budget {
-    /// Takes so much; how long it must be waited until it is there.
+    /// Takes this many bytes. Returns how long to wait until they are available.
     fn spend(&mut self, bytes: u64, now: Instant) -> Duration {
         let since = now.saturating_duration_since(self.at);
         let come =
@@ -50,14 +50,14 @@ impl Budget {
         let lacks = bytes - self.left;
         self.left = 0;
         let wait = Duration::from_micros(lacks.saturating_mul(1_000_000) / PER_SECOND);
-        // Whoever comes next waits behind this one.
+        // The next caller waits behind this one.
         self.at = self.at.max(now) + wait;
         self.at.saturating_duration_since(now)
     }
 }
 
 impl Budgets {
-    /// A share for one launcher of this user; none if the user has the most.
+    /// A share for one launcher of this user; none if the user has the maximum.
     pub(super) fn attach(&self, uid: u32) -> Option<Share> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Budget { attached: 0, left: AT_ONCE, at: Instant::now() };
@@ -77,7 +77,7 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Waits until a message of so many bytes may be taken in.
+    /// Waits until a message of this many bytes may be accepted.
     pub(super) async fn spend(&self, bytes: usize) {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX).max(LEAST);
         let wait = {
@@ -95,9 +95,9 @@ impl Drop for Share {
         let mut all = self.budgets.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(of) = all.get_mut(&self.uid) else { return };
         of.attached -= 1;
-        // A user who attaches anew each time must not find a full budget each time.
+        // Attaching again must not give the user a full budget.
         let is_full = of.spend(0, Instant::now()).is_zero() && of.left >= AT_ONCE;
-        // Of very many users the budgets themselves would take room.
+        // With very many users the budgets themselves would need memory.
         if of.attached == 0 && (is_full || all.len() > USERS) {
             all.remove(&self.uid);
         }
@@ -113,12 +113,12 @@ mod tests {
     use super::{AT_ONCE, ATTACHED, Budget, Budgets, PER_SECOND};
 
     #[test]
-    fn what_is_said_at_once_is_bounded_and_the_rest_has_its_time() {
+    fn a_burst_is_bounded_and_the_rest_is_delayed() {
         let now = Instant::now();
         let mut budget = Budget { attached: 1, left: AT_ONCE, at: now };
         assert_eq!(budget.spend(AT_ONCE, now), Duration::ZERO);
         assert_eq!(budget.spend(3 * PER_SECOND, now), Duration::from_secs(3));
-        // Whoever comes next waits behind that one.
+        // The next message waits behind that one.
         assert_eq!(budget.spend(PER_SECOND, now), Duration::from_secs(4));
         let later = now + Duration::from_secs(5);
         assert_eq!(budget.spend(PER_SECOND, later), Duration::ZERO);

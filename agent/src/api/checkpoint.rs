@@ -1,5 +1,5 @@
-//! `mainstay.v1.CheckpointService`: what lies where, and how it comes back. On the Unix socket only, where the kernel says
-//! who calls: files are touched with that user's rights.
+//! `mainstay.v1.CheckpointService`: where shards are stored, and how they are restored. Served only on the Unix
+//! socket, where the kernel reports the caller's user: files are accessed with that user's rights.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -40,12 +40,12 @@ pub struct Checkpoints {
     peers: Option<Arc<Service>>,
     durable: Option<Arc<Tier>>,
     files: Option<Arc<Files>>,
-    /// The jobs whose advice is told along.
+    /// The jobs, whose save advice is reported too.
     snapshots: StateReader,
     roles: Roles,
-    /// The directories that are watched, over restarts of the agent.
+    /// The watched directories, kept across restarts of the agent.
     kept: Arc<Mutex<Kept<Vec<Watched>>>>,
-    /// Those into which trainers write in their own way.
+    /// Directories into which trainers write in their own format.
     kept_files: Arc<Mutex<Kept<Vec<FilesPlace>>>>,
     /// Which directories runs wrote into.
     homes: Arc<Homes>,
@@ -64,7 +64,7 @@ impl Checkpoints {
     ) -> Checkpoints {
         let kept: Kept<Vec<Watched>> = Kept::open(&state_dir.join("checkpoint-directories.json"));
         if let Some(peers) = &peers {
-            // One that was written down before runs had owners has its user beside it.
+            // Entries that were stored before runs had owners have the user in a separate field.
             let owned_place =
                 |place: &Watched| Watched { run: owned(place.user.uid, &place.run), ..place.clone() };
             kept.value().into_iter().flatten().for_each(|place| peers.watch(owned_place(place)));
@@ -100,7 +100,7 @@ impl Checkpoints {
         })
     }
 
-    /// Of which runs a user is told: of one owner's, or of all.
+    /// The owner whose runs the user may see: one owner, or all.
     fn seen_by(&self, user: User, asked: Option<u32>) -> Result<Option<u32>, Status> {
         match asked {
             Some(uid) if uid != user.uid && !self.roles.is_operator(user) => {
@@ -136,7 +136,7 @@ fn run_of(run: &str, user: User) -> Result<String, Status> {
     Err(Status::invalid_argument(format!("run {shown:?}: {problem}; choose another --rdzv-id")))
 }
 
-/// Work that may take long and blocks, on a thread of its own.
+/// Runs blocking work on its own thread.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
     tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
 }

@@ -1,4 +1,5 @@
-//! Places for callers: how many connections each source may have at once. Whoever takes all of theirs keeps nobody else out.
+//! Limits how many connections each source may have at once. A source that uses all of its connections locks out no
+//! other.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -31,8 +32,8 @@ impl<S: Ord + Copy + Display> ConnectionLimits<S> {
         ConnectionLimits { taken: Arc::default(), each, all, is_reported: false }
     }
 
-    /// A place for one more connection of this source, until it is dropped. `is_free` sources have places of their own beyond those of
-    /// all: an operator gets in when others have taken everything.
+    /// A place for one more connection of this source, until it is dropped. Sources with `is_free` have places in
+    /// addition to the limit of all: an operator can connect when others have used up everything.
     pub(super) fn take(&mut self, source: S, is_free: bool) -> Option<Place<S>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = taken.values().sum();

@@ -1,4 +1,4 @@
-//! Between the words of the core and the words of the API: the only place that knows both.
+//! Converts between the types of the core and of the API. Only this module knows both.
 
 pub(super) mod checkpoint;
 pub(super) mod device;
@@ -22,8 +22,8 @@ fn duration(span: Span) -> Duration {
     Duration { seconds, nanos: (span.0 % NANOS as u64) as i32 }
 }
 
-/// The wall clock's time of a moment that is known by the monotonic clock. None for a moment that has not come
-/// yet: it was in an earlier boot, whose monotonic clock counted differently.
+/// The wall-clock time of a moment on the monotonic clock. None for a moment in the future: it is from an earlier
+/// boot, whose monotonic clock counted differently.
 fn wall_time(at: Mono, now: Stamp) -> Option<Timestamp> {
     let ago = age(at, now)?;
     let ago = i64::try_from(ago.0).ok()?;

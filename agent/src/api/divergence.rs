@@ -1,10 +1,10 @@
-//! Ranks that said that they save the same and did not, in the words of the API.
+//! Ranks that declared the same content and saved different bytes, as API messages.
 
 use mainstay_core::checkpoint::divergence::{Member, ReplicaDivergence};
 use mainstay_core::checkpoint::owner;
 use mainstay_proto::v1::{CheckpointUnlike, CheckpointUnlikeMember};
 
-/// A step of which they saved different bytes.
+/// A step in which they saved different bytes.
 pub(super) fn out(found: &ReplicaDivergence) -> CheckpointUnlike {
     let member = |member: &Member| CheckpointUnlikeMember {
         rank: member.rank,

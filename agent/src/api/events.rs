@@ -23,9 +23,9 @@ use crate::store::journal::Read;
 
 const USUAL_LIMIT: usize = 100;
 const LARGEST_LIMIT: usize = 1000;
-/// Entries that one call of ListEvents looks at before it answers with what it has.
+/// Entries that one call of ListEvents reads before it answers with what it has found.
 const LOOK_AT_MOST: usize = 20_000;
-/// Bytes of events after which a page ends, well below the 4 MiB that callers take unless told otherwise.
+/// Bytes of events after which a page ends, well below the 4 MiB that callers accept by default.
 const LARGEST_PAGE: usize = 2 << 20;
 /// Entries read from the journal at a time.
 const CHUNK: usize = 500;
@@ -127,14 +127,14 @@ impl EventService for Events {
     }
 }
 
-/// Callers for whom the whole journal is read at a time; others wait.
+/// Callers for whom the whole journal is read at once; others wait.
 static READING: Semaphore = Semaphore::const_new(2);
 
-/// Entries of one job's failures that are told of: the newest.
+/// Maximum number of entries of one job's failures: the newest.
 const MOST_OF_FAILURES: usize = 10_000;
 
-/// What the journal has of a job's failures: a few entries of each, whatever else is in it. All of a report are texts, so a
-/// caller who may not read them gets none.
+/// The journal's entries of a job's failures: a few for each failure. A report consists of texts, so a caller who
+/// may not read texts gets no entries.
 async fn of_failures(snapshots: &StateReader, job: &str, reader: Reader) -> Result<Vec<Entry>, Status> {
     let _turn = READING.acquire().await.map_err(|_| Status::unavailable("the agent is stopping"))?;
     let (mut entries, mut cursor) = (Vec::new(), 0);
@@ -175,17 +175,17 @@ fn not_theirs(job: &str) -> Status {
     ))
 }
 
-/// Whether entries are missing among those that were read, or before them.
+/// Whether entries are missing within what was read, or before it.
 fn has_gap(read: &Read) -> bool {
     read.gap.is_some() || read.skipped > 0
 }
 
-/// An entry as the caller may read it.
+/// An entry with the fields that the caller may read.
 fn reported(entry: &Entry, with_texts: bool) -> Event {
     if with_texts { convert::event(entry) } else { convert::without_texts(entry) }
 }
 
-/// Tells everything up to the stop: how a job ended is the last thing that its launcher records.
+/// Sends everything up to the stop: how a job ended is the last entry of its launcher.
 async fn watch(
     mut snapshots: StateReader,
     mut cursor: u64,
@@ -212,7 +212,7 @@ async fn watch(
                 return left.into();
             }
         }
-        // What lies before `newest` and was not read now is damaged and will not become readable.
+        // Entries before `newest` that were not read now are damaged and stay unreadable.
         cursor = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
         tokio::select! {
             biased;
@@ -226,7 +226,7 @@ async fn watch(
     }
 }
 
-/// Reads the journal's files away from the task that serves, which other calls wait for.
+/// Reads the journal's files on another thread, so that other calls do not wait.
 async fn read(snapshots: &StateReader, cursor: u64, limit: usize) -> Result<Read, Status> {
     let snapshots = snapshots.clone();
     tokio::task::spawn_blocking(move || snapshots.entries_after(cursor, limit))
@@ -235,7 +235,7 @@ async fn read(snapshots: &StateReader, cursor: u64, limit: usize) -> Result<Read
         .map_err(|error| Status::unavailable(error.to_string()))
 }
 
-/// A cursor from the future belongs to another journal: to wait for it would be to wait for ever.
+/// A cursor from the future belongs to another journal: waiting for it would never end.
 fn not_ahead(snapshots: &StateReader, cursor: u64) -> Result<(), Status> {
     let newest = snapshots.newest();
     if cursor <= newest {
@@ -254,7 +254,7 @@ fn gap(read: &Read) -> Option<Gap> {
     })
 }
 
-/// Whether an event is one of those that a caller asked for.
+/// Whether an event matches the caller's filter.
 pub fn passes(event: &Event, filter: &EventFilter) -> bool {
     let job = filter.job.as_ref().is_none_or(|job| event.job.as_ref() == Some(job));
     let kind = filter.kinds.is_empty() || filter.kinds.contains(&event.kind);

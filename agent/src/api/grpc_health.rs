@@ -1,5 +1,5 @@
-//! `grpc.health.v1.Health`, by its specification: an unknown service is an error of Check but a state of Watch,
-//! and a Watch goes on until its caller leaves.
+//! `grpc.health.v1.Health`, as specified: an unknown service is an error of Check but a state of Watch, and a Watch
+//! continues until its caller leaves.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use tonic::{Request, Response, Status};
 use super::ReadSide;
 use super::stream::{Answers, Caller, End, answer};
 
-/// The services that serve as long as the process answers, whatever the node's health. The empty name stands
-/// for the server as a whole: a restart of a healthy agent would not mend a GPU.
+/// The services that are SERVING as long as the process answers, whatever the node's health. The empty name is the
+/// server as a whole: restarting a healthy agent would not fix a GPU.
 const ALWAYS: [&str; 3] = ["", "mainstay.v1.HealthService", "mainstay.v1.EventService"];
 /// The node as a whole.
 const NODE: &str = "node";
-/// Whether work may be sent here: as `/readyz`.
+/// Whether work may be sent here, as `/readyz`.
 const READY: &str = "ready";
 
 /// The service.
@@ -78,7 +78,7 @@ async fn watch(read: ReadSide, service: String, caller: Caller<HealthCheckRespon
             std::future::pending::<()>().await;
         }
         if !snapshots.changed().await {
-            // That nothing can be told from now on is the last change. The stream goes on all the same.
+            // The last change is that the status becomes unknown. The stream stays open.
             read.snapshots_gone.cancelled().await;
             last = true;
         }
@@ -86,7 +86,7 @@ async fn watch(read: ReadSide, service: String, caller: Caller<HealthCheckRespon
 }
 
 impl ReadSide {
-    /// The status of a service; none if it is not known.
+    /// The status of a service; none if the service is unknown.
     fn status_of(&self, service: &str) -> Option<ServingStatus> {
         match service {
             always if ALWAYS.contains(&always) => Some(ServingStatus::Serving),
@@ -97,7 +97,7 @@ impl ReadSide {
         }
     }
 
-    /// What is degraded is still in use. What nobody watches any more cannot be told.
+    /// A degraded node is still in use. Without a writer of the board the status is unknown.
     fn serving(&self, state: HealthState) -> ServingStatus {
         match state {
             _ if self.snapshots_gone.is_cancelled() => ServingStatus::Unknown,

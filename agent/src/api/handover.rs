@@ -1,5 +1,6 @@
-//! Where launchers hand over the directories with their checkpoints, and lend files for shards that are to be restored. The kernel says whose process it is; what is handed over is used only
-//! for what that user asks for later, and only where this agent may not act as that user.
+//! Receives directories of checkpoints from launchers, and files lent for shards to be restored. The kernel reports
+//! the owner of the calling process. What is handed over is used only for later requests of that user, and only if
+//! this agent may not act as that user.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -22,13 +23,13 @@ const EACH: usize = 4;
 /// Callers at once.
 const ALL: usize = 64;
 
-/// Callers that are being listened to, by user.
+/// Callers that are being served, by user.
 type Callers = Arc<Mutex<BTreeMap<u32, usize>>>;
 
-/// Takes directories for as long as the process lives.
+/// Accepts directories for as long as the process lives.
 ///
 /// # Errors
-/// There is no thread for it.
+/// The thread cannot be started.
 pub fn take(socket: UnixSocket) -> io::Result<()> {
     let callers = Callers::default();
     let listen = move || {
@@ -38,7 +39,7 @@ pub fn take(socket: UnixSocket) -> io::Result<()> {
         };
         for stream in listener.incoming() {
             let Ok(stream) = stream else {
-                // Too many open files would repeat at once.
+                // An error such as too many open files would repeat at once.
                 std::thread::sleep(WITHIN);
                 continue;
             };

@@ -1,4 +1,4 @@
-//! `mainstay.v1.HealthService`: the node and its jobs, as they are and as they change.
+//! `mainstay.v1.HealthService`: the node and its jobs, their current state and its changes.
 
 use std::time::Duration;
 
@@ -93,7 +93,8 @@ impl HealthService for Health {
     }
 }
 
-/// The newest whole state after each change. While the caller is busy or the interval runs, changes coalesce.
+/// Sends the newest complete state after each change. Changes coalesce while the caller is busy or the interval
+/// runs.
 async fn watch(read: ReadSide, interval: Duration, reader: Reader, caller: Caller<WatchNodeResponse>) -> End {
     let mut snapshots = read.snapshots.clone();
     loop {
@@ -136,7 +137,7 @@ impl ReadSide {
 }
 
 fn interval(asked: Option<prost_types::Duration>) -> Duration {
-    // A negative or absurd interval is held at the nearest sensible one, as the API says.
+    // A negative or extreme interval is clamped to the nearest allowed one, as the API documents.
     asked.map_or(USUAL_INTERVAL, |asked| {
         Duration::try_from(asked).unwrap_or_default().clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL)
     })

@@ -1,5 +1,5 @@
-//! Which directory of this host each run wrote into. A run has a name and the path of its directory in its id; where the directory at that
-//! path is another one than before, only the user can say whether the job is the same.
+//! Which directory of this host each run wrote into. A run's id includes its name and the path of its directory. If
+//! the directory at that path is not the one used before, only the user can decide whether the job is the same.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tonic::Status;
 
 use crate::store::kept::Kept;
 
-/// Directories of one user that are remembered: the newest.
+/// Maximum number of directories remembered for each user: the newest.
 const REMEMBERED: usize = 64;
 
 /// Letters of a directory's id.
@@ -26,15 +26,15 @@ pub(super) struct Home {
     pub(super) run: String,
     /// Where the directory was when it was last used.
     directory: PathBuf,
-    /// Which one it is.
+    /// Identifies the directory.
     id: String,
 }
 
 impl Home {
-    /// That of a launcher that says which directory it has; none if it does not.
+    /// The home of a launcher that sends its directory's id; none if it sends none.
     ///
     /// # Errors
-    /// What it says is no directory's id.
+    /// The id is not a valid directory id.
     pub(super) fn of(place: &Watched, id: &str) -> Result<Option<Home>, Status> {
         if id.is_empty() {
             return Ok(None);
@@ -58,15 +58,16 @@ pub(super) struct Homes {
 }
 
 impl Homes {
-    /// Those that are noted in the agent's state directory.
+    /// The directories that are stored in the agent's state directory.
     pub(super) fn open(state_dir: &Path) -> Homes {
         Homes { kept: Mutex::new(Kept::open(&state_dir.join("checkpoint-homes.json"))) }
     }
 
-    /// A launcher wants the steps of a run in a directory. `newest`: the newest whole step of the run, if there is one.
+    /// Registers a launcher that wants the steps of a run in a directory. `newest`: the newest whole step of the
+    /// run, if there is one.
     ///
     /// # Errors
-    /// The run wrote into another directory of this name; what to do is in the words.
+    /// The run wrote into another directory of this name; the message contains what to do.
     pub(super) fn enter(
         &self,
         home: &Home,
@@ -76,7 +77,7 @@ impl Homes {
         let mut all: Vec<Home> = self.kept().value().cloned().unwrap_or_default();
         let before = all.iter().find(|before| before.run == home.run);
         if let Some(before) = before.filter(|before| !on_purpose && !before.is_same(home))
-            // Asks peers, and is not under the lock.
+            // Asks peers, so it runs without the lock.
             && let Some(step) = newest()
         {
             let run = owner::name(&home.run);
@@ -104,7 +105,7 @@ impl Homes {
     }
 }
 
-/// The newest of each user: whoever watches many directories loses only their own.
+/// The newest of each user: a user who watches many directories loses only their own.
 pub(super) fn newest_of_each<T>(mut all: Vec<T>, uid: impl Fn(&T) -> Option<u32>) -> Vec<T> {
     let mut seen: BTreeMap<Option<u32>, usize> = BTreeMap::new();
     all.reverse();
@@ -138,7 +139,7 @@ mod tests {
         homes.enter(&old, false, newest).expect("the first one");
         homes.enter(&home(1000, "b2:8:3:4"), false, newest).expect("the same after a reboot");
         homes.enter(&home(1001, "b1:2:7:9"), false, newest).expect("another user's");
-        // An agent that was started again has not forgotten.
+        // A restarted agent still knows it.
         let homes = Homes::open(state.path());
         let reported = homes.enter(&new, false, newest).expect_err("another directory");
         assert!(reported.contains("--resume-from train~ab12") && reported.contains("step 400"), "{reported}");
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_directorys_id_is_refused() {
+    fn an_invalid_directory_id_is_refused() {
         let place = Watched {
             run: "1000!train".to_owned(),
             directory: PathBuf::from("/out"),

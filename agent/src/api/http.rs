@@ -17,7 +17,7 @@ pub(super) fn router(read: ReadSide) -> Router {
         .with_state(read)
 }
 
-/// The process answers; that is all it says. A node with a broken GPU has a healthy agent.
+/// The process answers, and nothing more: a node with a broken GPU has a healthy agent.
 async fn healthz() -> &'static str {
     "ok\n"
 }
@@ -44,7 +44,7 @@ async fn scrape(State(read): State<ReadSide>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-/// For the HTTP listener: what there is instead.
+/// For the HTTP listener: lists the paths that exist.
 pub(super) async fn not_found(uri: Uri) -> Response {
     let text = format!("nothing at {}; there are /healthz, /readyz and /metrics\n", uri.path());
     (StatusCode::NOT_FOUND, text).into_response()

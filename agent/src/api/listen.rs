@@ -1,4 +1,4 @@
-//! Sockets to listen on: a Unix socket with the right mode from its first instant, and TCP.
+//! Listening sockets: a Unix socket that has the right mode from the start, and TCP.
 
 use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -21,10 +21,10 @@ use super::authority::PlainAuthority;
 use super::connection_limits::{ALL, ConnectionLimits, EACH, Placed};
 use crate::os::peer_groups::peer_groups;
 
-/// How long accepting rests after a failure, such as too many open files, that would repeat at once.
+/// How long accepting pauses after a failure that would repeat at once, such as too many open files.
 const REST: Duration = Duration::from_millis(200);
 
-/// Why a socket cannot be listened on.
+/// Why a socket cannot be opened for listening.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another process answers there.
@@ -42,11 +42,11 @@ pub enum ListenError {
     /// The operating system refused.
     #[error("{operation} {}: {source}", path.display())]
     Unix {
-        /// What was being done.
+        /// What was attempted.
         operation: &'static str,
-        /// To what.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
     /// The operating system refused.
@@ -54,7 +54,7 @@ pub enum ListenError {
     Tcp {
         /// As configured.
         address: String,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
 }
@@ -65,7 +65,7 @@ pub async fn tcp(address: &str) -> Result<TcpListener, ListenError> {
     TcpListener::bind(address).await.map_err(failed)
 }
 
-/// A Unix socket that is listened on. The file is removed when this is dropped.
+/// A listening Unix socket. The file is removed when this is dropped.
 #[derive(Debug)]
 pub struct UnixSocket {
     path: PathBuf,
@@ -85,7 +85,7 @@ impl UnixSocket {
         UnixSocket::bind_for(path, mode, None)
     }
 
-    /// The same for a group, if one is named: a mode of 0660 lets in whoever is in it.
+    /// The same for a group, if one is given: mode 0660 admits its members.
     pub fn bind_for(path: &Path, mode: u32, group: Option<u32>) -> Result<UnixSocket, ListenError> {
         let failed = |operation| {
             move |source: io::Error| ListenError::Unix { operation, path: path.to_owned(), source }
@@ -111,14 +111,14 @@ impl UnixSocket {
         &self.path
     }
 
-    /// The same socket for a thread that waits for its callers. The file stays as long as `self` does.
+    /// The same socket for a thread that blocks on accept. The file stays as long as `self` lives.
     pub(super) fn blocking(&self) -> io::Result<std::os::unix::net::UnixListener> {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(false)?;
         Ok(listener)
     }
 
-    /// Its callers, until the stop. Must be called within a tokio runtime.
+    /// Its connections, until the stop. Must be called within a tokio runtime.
     pub(super) fn incoming(
         &self,
         stop: CancellationToken,
@@ -134,7 +134,7 @@ impl UnixSocket {
                         let (uid, gid) = (credentials.uid(), credentials.gid());
                         let is_free = uid == 0 || uid == nix::unistd::geteuid().as_raw();
                         let place = places.lock().unwrap_or_else(PoisonError::into_inner).take(uid, is_free);
-                        // Without one the caller's connection ends at once.
+                        // Without a place the connection is closed at once.
                         let Some(place) = place else { continue };
                         if let Ok(groups) = peer_groups(&stream) {
                             learn_groups(User { uid, gid }, &groups);
@@ -153,15 +153,15 @@ impl UnixSocket {
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
-        // Someone may have put another file in its place, which is not ours to remove. The lock's file stays:
-        // to remove it would let two processes hold locks on two files of the same name.
+        // Another process may have replaced the file; that file must not be removed. The lock file stays: removing
+        // it would let two processes hold locks on two files of the same name.
         if std::fs::symlink_metadata(&self.path).is_ok_and(|file| file.ino() == self.inode) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// The callers of a TCP listener, until the stop.
+/// The connections of a TCP listener, until the stop.
 pub(super) fn incoming(
     listener: TcpListener,
     stop: CancellationToken,
@@ -172,7 +172,7 @@ pub(super) fn incoming(
     ReceiverStream::new(receiver)
 }
 
-/// A TCP listener that gives each address so many connections at most.
+/// A TCP listener that limits the number of connections of each address.
 pub(super) struct Capped {
     listener: TcpListener,
     places: Mutex<ConnectionLimits<IpAddr>>,
@@ -215,7 +215,7 @@ impl axum::serve::Listener for Capped {
     }
 }
 
-/// Accepts for ever. A failure costs a moment, not the listener and not a processor.
+/// Accepts forever. A failure causes a short pause: it neither ends the listener nor uses a whole CPU.
 async fn accept<IO>(
     stop: CancellationToken,
     sender: mpsc::Sender<io::Result<IO>>,
@@ -277,7 +277,7 @@ fn refuse_unless_dead(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// Between bind and listen nobody can connect: that is when the mode is set.
+/// No one can connect between bind and listen: the mode is set there.
 fn listening_at(path: &Path, mode: u32, group: Option<u32>) -> io::Result<std::os::unix::net::UnixListener> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

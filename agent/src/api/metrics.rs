@@ -1,5 +1,5 @@
-//! What Prometheus sees. Values are taken from the board at each scrape, so that a job that is gone leaves no
-//! series behind. Names and meanings stand in `docs/reference/metrics.md`; a test compares.
+//! The Prometheus metrics. Values are read from the board at each scrape, so a job that is gone leaves no series.
+//! Names and meanings are in `docs/reference/metrics.md`; a test compares them.
 
 use mainstay_core::base::time::Stamp;
 use mainstay_core::checkpoint::lag::LagReason;
@@ -14,12 +14,12 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 
 use super::{Mode, ReadSide, saving};
 
-/// What a metric can do.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Goes up and down.
     Gauge,
-    /// Only goes up, until the process starts again.
+    /// Only increases, until the process restarts.
     Counter,
 }
 
@@ -28,7 +28,7 @@ pub enum Kind {
 pub struct Metric {
     /// Its name.
     pub name: &'static str,
-    /// What it can do.
+    /// Its type.
     pub kind: Kind,
     /// Its labels.
     pub labels: &'static [&'static str],
@@ -90,41 +90,41 @@ const fn gauge_of(name: &'static str, labels: &'static [&'static str], help: &'s
 
 /// All metrics, in the order of the documentation.
 pub const METRICS: &[Metric] = &[
-    gauge_of(BUILD_INFO, &["mode", "version"], "1; the labels tell the program and its version."),
-    gauge_of(NODE_STATE, &["state"], "1 for the state the node is in, 0 for the others."),
+    gauge_of(BUILD_INFO, &["mode", "version"], "Always 1; the labels name the program and its version."),
+    gauge_of(NODE_STATE, &["state"], "1 for the current state of the node, 0 for the others."),
     gauge_of(
         COMPONENT_STATE,
         &["component", "state"],
-        "1 for the state the component is in, 0 for the others.",
+        "1 for the current state of the component, 0 for the others.",
     ),
-    gauge_of(COMPONENT_READ_AGE, &["component"], "Seconds since the component was last read with success."),
+    gauge_of(COMPONENT_READ_AGE, &["component"], "Seconds since the component was last read successfully."),
     gauge_of(GPU_TEMPERATURE, &["gpu", "uuid"], "Temperature of the GPU, in degrees Celsius."),
-    gauge_of(GPU_POWER, &["gpu", "uuid"], "Power that it draws, in watts."),
-    gauge_of(GPU_UTILIZATION, &["gpu", "uuid"], "Share of time in which it worked, in percent."),
-    gauge_of(GPU_MEMORY_USED, &["gpu", "uuid"], "Its memory in use, in bytes."),
-    gauge_of(GPU_MEMORY_TOTAL, &["gpu", "uuid"], "Its memory in all, in bytes."),
+    gauge_of(GPU_POWER, &["gpu", "uuid"], "Power draw of the GPU, in watts."),
+    gauge_of(GPU_UTILIZATION, &["gpu", "uuid"], "Share of time in which the GPU was busy, in percent."),
+    gauge_of(GPU_MEMORY_USED, &["gpu", "uuid"], "GPU memory in use, in bytes."),
+    gauge_of(GPU_MEMORY_TOTAL, &["gpu", "uuid"], "Total GPU memory, in bytes."),
     gauge_of(
         GPU_ECC,
         &["gpu", "kind", "uuid"],
-        "Memory errors since its last reset, by kind: corrected, uncorrected.",
+        "Memory errors since the GPU's last reset, by kind: corrected, uncorrected.",
     ),
     gauge_of(GPU_LINKS_UP, &["gpu", "uuid"], "NVLinks that are up."),
     gauge_of(GPU_LINKS_EXPECTED, &["gpu", "uuid"], "NVLinks that should be up."),
-    gauge_of(GPU_PCIE_REPLAYS, &["gpu", "uuid"], "PCIe packets that were sent again since its last reset."),
-    gauge_of(GPU_PROCESSES, &["gpu", "uuid"], "Processes that use it."),
+    gauge_of(GPU_PCIE_REPLAYS, &["gpu", "uuid"], "PCIe packets replayed since the GPU's last reset."),
+    gauge_of(GPU_PROCESSES, &["gpu", "uuid"], "Processes that use the GPU."),
     gauge_of(
         tpu::DUTY_CYCLE,
         &["component"],
-        "Share of time in which the chip's TensorCores had work, 0 to 100.",
+        "Share of time in which the chip's TensorCores were busy, in percent.",
     ),
     gauge_of(tpu::HBM_USED, &["component"], "Memory of the TPU chip in use, in bytes."),
     gauge_of(tpu::HBM_TOTAL, &["component"], "Memory of the TPU chip, in bytes."),
     gauge_of(
         tpu::HBM_BANDWIDTH,
         &["component"],
-        "Share of the TPU chip's memory bandwidth in use, 0 to 100.",
+        "Share of the TPU chip's memory bandwidth in use, in percent.",
     ),
-    gauge_of(JOB_PHASE, &["job", "phase"], "1 for the phase the job is in, 0 for the others."),
+    gauge_of(JOB_PHASE, &["job", "phase"], "1 for the current phase of the job, 0 for the others."),
     gauge_of(JOB_STEP, &["job"], "The newest step that all ranks are known to have completed."),
     gauge_of(JOB_PACE, &["job"], "Steps per second over the last minute."),
     gauge_of(JOB_ATTEMPT, &["job"], "The current attempt, from 0."),
@@ -133,109 +133,113 @@ pub const METRICS: &[Metric] = &[
         name: JOB_RESTARTS_BY_RUNG,
         kind: Kind::Counter,
         labels: &["job", "rung"],
-        help: "Restarts so far by how: in_process, respawn_ranks (the lost ones only), in_job (all ranks).",
+        help: "Restarts so far by kind: in_process, respawn_ranks (only the lost ranks), in_job (all ranks).",
     },
     Metric {
         name: JOB_POLICY_TROUBLES,
         kind: Kind::Counter,
         labels: &["job"],
-        help: "Times that the built-in policy had to decide in place of the job's policy file.",
+        help: "Decisions of the built-in policy because the job's policy file failed or was overruled.",
     },
     Metric {
         name: JOB_FAILURES,
         kind: Kind::Counter,
         labels: &["cause", "domain", "job"],
-        help: "Failures so far, by kind of cause and by whose fault they were: user, hardware, infrastructure, platform, unknown.",
+        help: "Failures so far, by kind of cause and by fault domain: user, hardware, infrastructure, platform, unknown.",
     },
-    gauge_of(JOB_HANG, &["job"], "1 while ranks live and do not move, 0 while there is no hang."),
+    gauge_of(JOB_HANG, &["job"], "1 while ranks are alive and make no progress, 0 otherwise."),
     gauge_of(
         JOB_FINDING,
         &["job", "number", "what"],
-        "1 while something is wrong with the job although no rank has failed.",
+        "1 while the job has this finding: a problem in which no rank has failed.",
     ),
-    gauge_of(JOB_FINDING_COST, &["job", "number", "what"], "The share of a step that it costs, from 0 to 1."),
+    gauge_of(
+        JOB_FINDING_COST,
+        &["job", "number", "what"],
+        "Share of the step time that the finding costs, from 0 to 1.",
+    ),
     gauge_of(
         JOB_SAVE_INTERVAL,
         &["job", "tier"],
-        "Seconds from one save to the next that cost least, by what its saves and failures cost: memory, disk, peer, durable.",
+        "Seconds between saves that cost least, from the measured cost of saves and failures, by tier: memory, disk, peer, durable.",
     ),
     gauge_of(
         JOB_SAVE_COST,
         &["interval", "job"],
-        "The share of all time that saves, repeated work and restores cost: advised, and at present.",
+        "Share of wall-clock time spent on saves, repeated work and restores, by interval: advised, present.",
     ),
     gauge_of(
         CHECKPOINT_AGE,
         &["run", "tier", "uid"],
-        "Seconds since the newest step was sealed that is whole in a tier: memory, disk, peer, durable.",
+        "Seconds since the newest step that is whole in the tier was sealed: memory, disk, peer, durable.",
     ),
-    gauge_of(CHECKPOINT_STEP, &["run", "tier", "uid"], "That step."),
+    gauge_of(CHECKPOINT_STEP, &["run", "tier", "uid"], "The newest step that is whole in the tier."),
     gauge_of(
         CHECKPOINT_BEHIND,
         &["reason", "run", "uid"],
-        "Seconds for which a saved step has waited for its copies on peers while no step got them, by reason: peer, slowdown, measurement, speed.",
+        "Seconds for which a saved step has waited for its copies on peers while no step was copied, by reason: peer, slowdown, measurement, speed.",
     ),
     Metric {
         name: CHECKPOINT_SENT,
         kind: Kind::Counter,
         labels: &["to"],
-        help: "Bytes of checkpoints that this agent has sent: to peer, to durable storage.",
+        help: "Bytes of checkpoints that this agent has sent, by destination: peer, durable.",
     },
     Metric {
         name: CHECKPOINT_FAILURES,
         kind: Kind::Counter,
         labels: &["to"],
-        help: "Tries to send them that failed.",
+        help: "Failed attempts to send checkpoints, by destination: peer, durable.",
     },
     Metric {
         name: CHECKPOINT_PAID,
         kind: Kind::Counter,
         labels: &[],
-        help: "Seconds of training that replicas have cost this host's jobs, by what steps take with and without them.",
+        help: "Seconds of training that replication has cost this host's jobs, from step times with and without it.",
     },
     Metric {
         name: CHECKPOINT_HELD,
         kind: Kind::Counter,
         labels: &[],
-        help: "Seconds for which replicas have waited because they had cost training its share, or for a measurement of that.",
+        help: "Seconds for which replication has waited because its share of training time was used up, or for a measurement of that share.",
     },
     Metric {
         name: CHECKPOINT_DAMAGED,
         kind: Kind::Counter,
         labels: &[],
-        help: "Copies of checkpoints that were found to be damaged, here or when they were fetched.",
+        help: "Damaged copies of checkpoints that were found, on this host or while fetching.",
     },
     Metric {
         name: CHECKPOINT_UNLIKE,
         kind: Kind::Counter,
         labels: &[],
-        help: "Steps of which ranks that said that they save the same saved different bytes.",
+        help: "Steps of which ranks saved different bytes although they declared the same content.",
     },
     gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
     gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
     gauge_of(
         RANK_SELF_TIME,
         &["job", "rank"],
-        "What a step takes the rank without waiting for others, in the middle of the last 16.",
+        "Median time of the rank's last 16 steps without the time spent waiting for other ranks, in seconds.",
     ),
     gauge_of(
         RANK_AGAINST_PEERS,
         &["job", "rank"],
-        "That relative to the median of the rank's peers: 1.1 is 10 % slower.",
+        "The rank's self time relative to the median of its peers: 1.1 is 10 % slower.",
     ),
     gauge_of(
         RANK_WAIT,
         &["job", "rank"],
-        "The share of a step in which the rank waits for others, from 0 to 1.",
+        "Share of a step in which the rank waits for other ranks, from 0 to 1.",
     ),
     gauge_of(JOURNAL_NEWEST, &[], "The cursor of the newest event."),
     gauge_of(JOURNAL_OLDEST, &[], "The cursor of the oldest event that is kept."),
-    gauge_of(JOURNAL_WRITABLE, &[], "1 while the journal can be written, 0 while events are kept in memory."),
-    gauge_of(PROCESS_RSS, &[], "Memory of this process that is resident, in bytes."),
+    gauge_of(JOURNAL_WRITABLE, &[], "1 while the journal is writable, 0 while events are kept in memory."),
+    gauge_of(PROCESS_RSS, &[], "Resident memory of this process, in bytes."),
     gauge_of(
         PROCESS_CPU,
         &[],
-        "Processor time that this process used, in seconds; it only goes up, its type is gauge for its fractions.",
+        "CPU time used by this process, in seconds. It only increases; its type is gauge because it has fractions.",
     ),
     gauge_of(PROCESS_START, &[], "When this process started, in seconds since the Unix epoch."),
 ];
@@ -298,7 +302,7 @@ fn node(view: &NodeView, now: Stamp) {
     }
 }
 
-/// What a GPU in trouble still says is not to be believed: it has no series then.
+/// A GPU in trouble has no series: its readings are not reliable.
 fn gpu(gpu: &GpuView) {
     let Some(reading) = gpu.reading.as_ref().filter(|reading| reading.trouble.is_none()) else { return };
     let uuid = reading.identity.as_ref().map(|identity| identity.uuid.clone()).unwrap_or_default();
@@ -356,7 +360,7 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
     if let Some(step) = job.step {
         gauge!(JOB_STEP, "job" => id.clone()).set(step as f64);
     }
-    // The heartbeats of a job that is over grow old for ever: nobody should be called for that.
+    // The heartbeats of an ended job grow older forever and must not cause an alert.
     if matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost) {
         return;
     }
@@ -421,7 +425,7 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
     }
     for of in read.checkpoints.iter().flat_map(|checkpoints| checkpoints.tiers()) {
         let tier = of.tier.word();
-        // Empty for what belongs to no user: caches, and directories of the configuration.
+        // Empty for runs without a user: caches, and directories from the configuration.
         let uid = owner::owner(&of.run).map_or_else(String::new, |uid| uid.to_string());
         let run = owner::name(&of.run).to_owned();
         gauge!(CHECKPOINT_AGE, "run" => run.clone(), "uid" => uid.clone(), "tier" => tier)

@@ -1,7 +1,7 @@
-//! Floor 4. How machines ask: gRPC over a Unix socket and TCP, HTTP for probes and metrics.
+//! Floor 4. The interface for machines: gRPC over a Unix socket and TCP, HTTP for probes and metrics.
 //!
-//! Every answer comes from memory or from the journal's files: no call reads a device or waits for the node's
-//! task, so a hanging driver never makes a question hang. The agent and each launcher serve the same API.
+//! Every answer comes from memory or from the journal's files: no call reads a device or waits for the node's task,
+//! so a hanging driver never delays an answer. The agent and each launcher serve the same API.
 
 pub mod attach;
 mod authority;
@@ -56,7 +56,7 @@ use crate::state::StateReader;
 use pace::Pace;
 use readers::Readers;
 
-/// How long open calls may take to end after the stop was asked for.
+/// How long open calls may take to end after the stop was requested.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// Calls that one connection may have open.
@@ -65,12 +65,12 @@ const STREAMS: u32 = 128;
 /// Bytes of a call's headers.
 const HEADERS: u32 = 16 << 10;
 
-/// What a server says of itself.
+/// What a server reports about itself.
 #[derive(Clone, Debug)]
 pub struct About {
     /// Name of the host.
     pub hostname: String,
-    /// The boot in which monotonic times count.
+    /// The boot to which monotonic times belong.
     pub boot_id: BootId,
     /// Version of the program.
     pub version: String,
@@ -94,18 +94,18 @@ pub enum Mode {
 /// Reads the host's clocks; ages in answers are computed against it.
 pub type Clock = Arc<dyn Fn() -> Stamp + Send + Sync>;
 
-/// Where to listen. What is absent is not served.
+/// Where to listen. Absent listeners are not served.
 #[derive(Debug, Default)]
 pub struct Listeners {
     /// gRPC and HTTP for local callers.
     pub unix: Option<UnixSocket>,
-    /// gRPC and HTTP for callers elsewhere. There is no authentication: bind it to a network you trust.
+    /// gRPC and HTTP for remote callers. There is no authentication: bind it only to a trusted network.
     pub grpc: Option<TcpListener>,
     /// HTTP alone, for Prometheus and for probes.
     pub http: Option<TcpListener>,
-    /// Active probes for callers on the Unix socket; none are run without.
+    /// Active probes for callers on the Unix socket; without it no probes are run.
     pub deep: Option<DeepChecks>,
-    /// What is known of checkpoints, for metrics.
+    /// The state of checkpoints, for metrics.
     pub checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     /// Who may read what the programs of jobs wrote.
     pub readers: Readers,
@@ -134,21 +134,21 @@ struct ReadSide {
     about: Arc<About>,
     clock: Clock,
     pace: Pace,
-    /// Active probes; none for callers who may not have them run.
+    /// Active probes; none for callers who may not run them.
     deep: Option<DeepChecks>,
-    /// What is known of checkpoints; none where this agent has no peers.
+    /// The state of checkpoints; none if this agent has no peers.
     checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     readers: Readers,
-    /// Cancelled once nothing writes to the board any more.
+    /// Cancelled when nothing writes to the board any more.
     snapshots_gone: CancellationToken,
     stop: CancellationToken,
 }
 
-/// Serves until `stop` is cancelled, then lets open calls end, for at most two seconds.
+/// Serves until `stop` is cancelled, then waits for open calls to end, for at most two seconds.
 ///
-/// `local` are further services for the Unix socket alone. They see who calls through
-/// `tonic::transport::server::UdsConnectInfo` in the request's extensions. Streams of theirs should end when
-/// `stop` is cancelled.
+/// `local` are additional services for the Unix socket only. They identify the caller through
+/// `tonic::transport::server::UdsConnectInfo` in the request's extensions. Their streams should end when `stop` is
+/// cancelled.
 pub async fn serve(
     listeners: Listeners,
     snapshots: StateReader,
@@ -205,7 +205,7 @@ pub async fn serve(
     result
 }
 
-/// Serves NVRx's node health service alone on a socket of its own, until `stop` is cancelled.
+/// Serves only NVRx's node health service on a separate socket, until `stop` is cancelled.
 ///
 /// # Errors
 /// The server ended by itself.
@@ -248,7 +248,7 @@ impl ReadSide {
     }
 }
 
-/// All gRPC services and, beside them, the HTTP routes: one socket answers both.
+/// All gRPC services and the HTTP routes: one socket serves both.
 fn routes(read: &ReadSide, further: Routes) -> Result<Routes, ServeError> {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -279,10 +279,10 @@ where
 {
     tonic::transport::Server::builder()
         .accept_http1(true)
-        // Of one connection: its source may have so many of those (`places`).
+        // Limit for one connection: `places` limits the connections of a source.
         .max_concurrent_streams(Some(STREAMS))
         .http2_max_header_list_size(Some(HEADERS))
-        // A caller that vanished without a word is noticed and its streams are let go.
+        // Detects callers that vanished and frees their streams.
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
         .add_routes(routes)

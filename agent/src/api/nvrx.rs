@@ -1,7 +1,7 @@
 //! `nvhcd.HealthCheckService`, the node health service that NVRx's ft_launcher asks before every rendezvous.
 //!
-//! Its client takes a node for healthy on every error, on a late answer and on one that it does not understand. So the
-//! answer comes from memory, and whatever is in doubt here is a plain "no".
+//! Its client treats a node as healthy after any error, a late answer or one that it does not understand. So the
+//! answer comes from memory, and any doubt here is a plain "no".
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use tonic::{Request, Response, Status};
 use super::{Clock, preflight};
 use crate::state::StateReader;
 
-/// How long rooms that have not looked since the agent's start are waited for. The client gives up after 60 s.
+/// How long to wait for rooms that have not looked since the agent's start. The client gives up after 60 s.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a script that finds the node unfit exits with; the client only logs it.
+/// The exit status of a script that finds the node unfit; the client only logs it.
 const UNFIT: i32 = 2;
 
 /// The service.
@@ -29,7 +29,7 @@ pub struct NodeHealthService {
 }
 
 impl NodeHealthService {
-    /// A service over what is published on the board. `fail_on_unknown`: what cannot be told keeps the node out too.
+    /// A service over what is published on the board. `fail_on_unknown`: an unknown state keeps the node out too.
     pub fn new(snapshots: StateReader, clock: Clock, fail_on_unknown: bool) -> NodeHealthService {
         NodeHealthService { snapshots, clock, fail_on_unknown }
     }
@@ -37,7 +37,7 @@ impl NodeHealthService {
 
 #[tonic::async_trait]
 impl HealthCheckService for NodeHealthService {
-    /// Arguments are for the scripts of others: any are accepted.
+    /// Arguments are for scripts of other implementations: any are accepted.
     async fn run_health_check(
         &self,
         _: Request<HealthCheckRequest>,

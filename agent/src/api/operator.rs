@@ -1,5 +1,5 @@
-//! `mainstay.v1.OperatorService`: what operators say of components. On the Unix socket only, where the kernel says who
-//! calls.
+//! `mainstay.v1.OperatorService`: statements of operators about components. Served only on the Unix socket, where
+//! the kernel reports the caller's user.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::roles::Roles;
 use super::{Clock, convert};
 use crate::node::Input;
 
-/// Longest silence: nobody remembers one that is older.
+/// Longest silence: longer ones are forgotten by people.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
 /// Bytes of a reason.
@@ -32,7 +32,7 @@ pub struct Operators {
 }
 
 impl Operators {
-    /// A service that tells the node through `inputs`.
+    /// A service that informs the node through `inputs`.
     pub fn new(inputs: mpsc::Sender<Input>, roles: Roles, clock: Clock) -> Operators {
         Operators { inputs, roles, clock }
     }

@@ -1,5 +1,5 @@
-//! `mainstay.v1.JobOrderService`: what people order for a job, on its launcher's Unix socket. The kernel says who calls, and
-//! each order goes into the journal with who and why.
+//! `mainstay.v1.JobOrderService`: orders of people for a job, on its launcher's Unix socket. The kernel reports the
+//! caller's user, and each order is written to the journal with its user and reason.
 
 use mainstay_core::base::id::Rank;
 use mainstay_proto::v1::job_order_service_server::JobOrderService;
@@ -40,7 +40,7 @@ impl Orders {
     }
 }
 
-/// Who calls, if it may order: root, or the job's own user.
+/// The caller's user, if it may order: root, or the job's own user.
 fn caller<T>(request: &Request<T>) -> Result<u32, Status> {
     let connection = request.extensions().get::<UdsConnectInfo>();
     let credentials = connection
@@ -60,7 +60,7 @@ fn given(reason: String) -> Result<String, Status> {
     Ok(reason)
 }
 
-/// How much of each moment a slow rank may lose; with more it would do nothing.
+/// Share of its time that a slow rank may lose; with more it would make no progress.
 const SLOW_PERCENT: std::ops::RangeInclusive<u32> = 1..=95;
 
 fn injected(request: &InjectFaultRequest) -> Result<Injected, Status> {

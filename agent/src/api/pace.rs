@@ -1,4 +1,4 @@
-//! How fast jobs step: steps per second over the last minute, from what the board shows.
+//! Job speed: steps per second over the last minute, from what the board shows.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use mainstay_core::view::node::NodeView;
 
 use super::ReadSide;
 
-/// How far back a rate looks. Two samples are kept however far apart, for trainers with long steps.
+/// How far back a rate looks. Two samples are always kept, for trainers with long steps.
 const WINDOW: Span = Span::seconds(60);
 
 /// The rates of all jobs. Clones share them.
@@ -21,7 +21,7 @@ struct Samples {
     seen: VecDeque<(Mono, u64)>,
 }
 
-/// Watches the board for as long as someone writes to it.
+/// Watches the board for as long as it has a writer.
 pub(super) async fn follow(read: ReadSide) {
     let mut snapshots = read.snapshots.clone();
     read.pace.observe((read.clock)().mono, &snapshots.view());
@@ -32,7 +32,7 @@ pub(super) async fn follow(read: ReadSide) {
 }
 
 impl Pace {
-    /// Takes in where the jobs are now.
+    /// Records the current steps of the jobs.
     pub(super) fn observe(&self, now: Mono, view: &NodeView) {
         let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         jobs.retain(|id, _| view.jobs.contains_key(id));
@@ -45,7 +45,7 @@ impl Pace {
         }
     }
 
-    /// Steps per second of a job, if two different steps of its current attempt were seen.
+    /// Steps per second of a job, if two different steps of its current attempt were observed.
     pub(super) fn of(&self, id: &JobId, now: Mono) -> Option<f64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(id)?.rate(now)
     }
@@ -71,7 +71,7 @@ impl Samples {
         let (last_at, last) = *self.seen.back()?;
         let steps = last.checked_sub(first).filter(|steps| *steps > 0)?;
         let span = last_at.since(first_at).as_seconds();
-        // One usual step's time may pass without news; what is beyond it makes the rate fall.
+        // One usual step time may pass without a new step; time beyond it lowers the rate.
         let quiet = (now.since(last_at).as_seconds() - span / steps as f64).max(0.0);
         Some(steps as f64 / (span + quiet)).filter(|rate| rate.is_finite())
     }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_stands_still_slows_down() {
+    fn the_rate_of_a_job_without_progress_falls() {
         let samples = samples(&[(0, 0), (10, 10)]);
         assert_eq!(samples.rate(at(11)), Some(1.0));
         assert_eq!(samples.rate(at(21)), Some(0.5));

@@ -1,6 +1,6 @@
-//! `RunPreflight`: the checks before a start, from what the rooms that watch the host saw. Nothing is read here; it is
-//! only waited for rooms that have not looked yet. Active probes, where they are asked for, run in processes of their own
-//! after that, one request at a time.
+//! `RunPreflight`: the checks before a start, from what the rooms that watch the host have read. Reads no device;
+//! it only waits for rooms that have not looked yet. Active probes, if requested, run in child processes after
+//! that, one request at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,19 +25,19 @@ const USUAL_DEADLINE: Span = Span::seconds(10);
 const SHORTEST_DEADLINE: Span = Span::millis(10);
 const LONGEST_DEADLINE: Span = Span::seconds(600);
 
-/// A look that has not returned for so long is one that hangs, and what it saw before counts no more.
+/// A look that has not returned for this long hangs, and its previous reading no longer counts.
 const HANGS_AFTER: Span = Span::seconds(60);
 
-/// How long a caller may take to read what it was told before.
+/// How long a caller may take to read a message.
 const READ_WITHIN: Duration = Duration::from_secs(30);
 
 /// How long an active probe may take.
 const USUAL_PROBE: Span = Span::seconds(30);
 
-/// The component that says whether GPUs can be read.
+/// The component for whether GPUs can be read.
 const DRIVER: &str = "gpu.driver";
 
-/// Active probes, for those who may ask for them. They load the host: one request at a time.
+/// Active probes, for callers who may run them. They load the host: one request at a time.
 #[derive(Clone, Debug)]
 pub struct DeepChecks(Arc<Mutex<Deep>>);
 
@@ -48,7 +48,7 @@ impl DeepChecks {
     }
 }
 
-/// What was asked for.
+/// The request.
 pub(super) struct Wanted {
     groups: Vec<Group>,
     required: Vec<Requirement>,
@@ -101,7 +101,7 @@ impl Wanted {
     }
 }
 
-/// Tells the checks and then their summary.
+/// Sends the checks and then their summary.
 pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPreflightResponse>) -> End {
     let began = (read.clock)().mono;
     let until = Duration::from_nanos(wanted.deadline.0);
@@ -136,12 +136,12 @@ pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPrefli
 
 async fn report(caller: &Caller<RunPreflightResponse>, check: &Check) -> Result<(), Left> {
     let item = RunPreflightResponse { item: Some(Item::Check(convert::check(check))) };
-    // A caller that does not read must not keep the active probes from all others.
+    // A caller that does not read must not block the active probes of others.
     tokio::time::timeout(READ_WITHIN, caller.send(item)).await.unwrap_or(Err(Left))
 }
 
-/// Runs the active probes on a thread that may block, and tells of each as it ends. When the caller is gone the one
-/// under way is the last.
+/// Runs the active probes on a thread that may block, and reports each result. If the caller leaves, the probe in
+/// progress is the last.
 async fn probe(
     read: &ReadSide,
     deep: OwnedMutexGuard<Deep>,
@@ -161,7 +161,7 @@ async fn probe(
     Ok(checks)
 }
 
-/// The GPUs as the agent last read them: no second process asks a driver that may hang.
+/// The GPUs from the agent's last reading: no second process calls a driver that may hang.
 fn gpus(snapshots: &StateReader) -> Gpus {
     let view = snapshots.view();
     let readings: Vec<GpuReading> = view.gpus.iter().filter_map(|gpu| gpu.reading.clone()).collect();
@@ -173,7 +173,7 @@ fn gpus(snapshots: &StateReader) -> Gpus {
     }
 }
 
-/// Waits until every room has looked. False if nobody looks any more.
+/// Waits until every room has looked. False if the board has no writer any more.
 pub(super) async fn all_have_looked(snapshots: &StateReader) -> bool {
     let mut snapshots = snapshots.clone();
     while !snapshots.roster().is_complete() {
@@ -184,7 +184,7 @@ pub(super) async fn all_have_looked(snapshots: &StateReader) -> bool {
     !snapshots.is_gone()
 }
 
-/// The components as checks, among them the rooms that did not answer, and the names of these.
+/// The components as checks, including rooms that did not answer, and the names of those rooms.
 pub(super) fn watched(snapshots: &StateReader, now: Mono, deadline: Span) -> (Vec<Check>, Vec<String>) {
     let rooms = snapshots.roster().rooms();
     let room_of = |component: &str| rooms.iter().find(|(_, room)| room.components.contains(component));

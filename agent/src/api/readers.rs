@@ -1,5 +1,6 @@
-//! Who may read what the program of a job wrote: its command line, its paths, its messages and tracebacks. They can hold names of data
-//! sets, prompts, or a token in an address. Health, phases, steps, causes and all other numbers are for everyone who can connect.
+//! Who may read what a job's program wrote: its command line, paths, messages and tracebacks. They can contain
+//! names of data sets, prompts, or a token in an address. Health, phases, steps, causes and all other numbers are
+//! for everyone who can connect.
 
 use std::collections::BTreeMap;
 
@@ -24,19 +25,19 @@ pub enum Readers {
     Owners(Roles),
 }
 
-/// A caller, as far as texts are concerned.
+/// A caller and the texts that it may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reader {
     /// May read the texts of all jobs.
     All,
     /// May read those of this user's jobs.
     User(u32),
-    /// May read none: it came over the network, where nobody says who calls.
+    /// May read none: it connected over the network, where the user is unknown.
     Stranger,
 }
 
 impl Readers {
-    /// Who asks.
+    /// The reader that a request comes from.
     pub(super) fn reader<T>(&self, request: &Request<T>) -> Reader {
         let Readers::Owners(roles) = self else { return Reader::All };
         let connection = request.extensions().get::<UdsConnectInfo>();
@@ -49,7 +50,7 @@ impl Readers {
 }
 
 impl Reader {
-    /// Whether the caller may read the texts of a job of this user; none for one whose user is not known.
+    /// Whether the caller may read the texts of a job of this user; `None` is a job whose user is unknown.
     pub(super) fn may_read(self, owner: Option<u32>) -> bool {
         match self {
             Reader::All => true,
@@ -59,30 +60,30 @@ impl Reader {
     }
 }
 
-/// Whose the jobs of the journal are, for entries that are read in their order.
+/// The users of the journal's jobs, for entries that are read in order.
 #[derive(Debug, Default)]
 pub(super) struct Owners(BTreeMap<JobId, u32>);
 
 /// Components whose observations belong to the user in their value `uid`.
 const OF_A_USER: [&str; 2] = [CALLS, REPLICAS];
 
-/// So many jobs are remembered while the journal is read.
+/// Maximum number of jobs remembered while the journal is read.
 const JOBS: usize = 4096;
 
 impl Owners {
-    /// Entries are missing before the next one: who began a job there is not known.
+    /// Entries are missing before the next one: the users of jobs that started there are unknown.
     pub(super) fn after_a_gap(&mut self) {
         self.0.clear();
     }
 
-    /// Whether the caller may read the texts of the next entry. What belongs to no job and to no user is for everyone.
+    /// Whether the caller may read the texts of the next entry. Entries without a job and a user are for everyone.
     ///
-    /// A name can be taken by another user once its job has ended. So the user of a job that `view` shows counts only from the entry
-    /// on with which it began.
+    /// Another user can take a name once its job has ended. So the user of a job that `view` shows counts only from
+    /// the entry with which the job started.
     pub(super) fn may_read(&mut self, reader: Reader, entry: &Entry, view: &NodeView) -> bool {
         let Some(job) = &entry.job else {
             return match &entry.body {
-                // Calls name the directories of users, and differing replicas the groups that programs named.
+                // Calls name directories of users, and differing replicas name groups of programs.
                 Body::Fact(Fact::Observed(seen)) if OF_A_USER.contains(&seen.component.as_str()) => {
                     reader.may_read(seen.values.get("uid").and_then(|uid| uid.parse().ok()))
                 }
@@ -135,14 +136,14 @@ mod tests {
         };
         assert_eq!(read(7, 0), [true, true, false, false]);
         assert_eq!(read(8, 0), [false, false, true, true]);
-        // Where reading begins in the middle, it is not known whose the first entry is.
+        // If reading starts in the middle, the owner of the first entry is unknown.
         assert_eq!(read(7, 1), [false, false, false]);
         assert_eq!(read(8, 1), [false, true, true]);
         assert_eq!(read(8, 3), [true]);
     }
 
     #[test]
-    fn what_is_not_known_after_a_gap_is_withheld() {
+    fn entries_of_unknown_owners_after_a_gap_are_withheld() {
         let view = NodeView::default();
         let mut owners = Owners::default();
         assert!(owners.may_read(Reader::User(7), &started(1, 7), &view));

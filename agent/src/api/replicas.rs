@@ -1,4 +1,5 @@
-//! How far the agent's replicas of a job's checkpoints are, for jobs whose launchers keep no copies among themselves.
+//! The progress of the agent's replicas of a job's checkpoints, for jobs whose launchers keep no copies for each
+//! other.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,7 @@ use mainstay_proto::v1::{CopiedStep, Job};
 use mainstay_tier::peer::{Lag, Service};
 use prost_types::Timestamp;
 
-/// What is known at one moment, with the directories that it is about.
+/// The state at one moment, with the directories that it describes.
 pub(super) struct Replicas(Vec<(PathBuf, Lag)>);
 
 impl Replicas {
@@ -21,7 +22,7 @@ impl Replicas {
         Replicas(service.lags().into_iter().flat_map(of_run).collect())
     }
 
-    /// Adds it to what is said of a job. What the job's own journal has comes first.
+    /// Adds it to the report of a job. The job's own journal has precedence.
     pub(super) fn add_to(&self, job: &mut Job) {
         let of_job = |(place, _): &&(PathBuf, Lag)| place == Path::new(&job.checkpoint_dir);
         let Some((_, lag)) = self.0.iter().find(of_job) else { return };

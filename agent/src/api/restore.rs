@@ -1,4 +1,4 @@
-//! One call of `RestoreCheckpoint`: what it does on a thread that may block, and how many run at once.
+//! One call of `RestoreCheckpoint`: the work on a thread that may block, and the limit of concurrent restores.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ const MOST_OF_ONE_USER: usize = 16;
 /// Restores that run, by the user's number.
 pub type RestoresByUser = Mutex<BTreeMap<u32, usize>>;
 
-/// A restore that runs: it counts against its user until it is dropped.
+/// A running restore. It counts against its user until it is dropped.
 #[derive(Debug)]
 pub struct Running {
     all: Arc<RestoresByUser>,
@@ -30,7 +30,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// One more restore of this user.
+    /// Starts one more restore of this user.
     ///
     /// # Errors
     /// The user has too many.
@@ -60,13 +60,13 @@ impl Drop for Running {
     }
 }
 
-/// What is to be restored, and from where.
+/// What to restore, and from where.
 pub struct Restore {
     /// The other agents.
     pub peers: Arc<Service>,
     /// Storage that outlives the hosts.
     pub durable: Option<Arc<Tier>>,
-    /// Directories into which trainers write in their own way.
+    /// Directories into which trainers write in their own format.
     pub files: Option<Arc<Files>>,
     /// Which directories are watched.
     pub watching: Watching,
@@ -74,24 +74,24 @@ pub struct Restore {
     pub homes: Arc<Homes>,
     /// The run and its directory.
     pub place: Watched,
-    /// The directory as the launcher found it; none where it does not say.
+    /// The directory as the launcher found it; none if the launcher does not send it.
     pub home: Option<Home>,
     /// The ranks whose shards are wanted; none for all.
     pub ranks: Vec<u32>,
     /// How the trainer writes its checkpoints; empty where ranks' own shards are restored.
     pub files_kind: String,
-    /// The user says that this directory goes on with this run.
+    /// The user confirmed that this directory continues this run.
     pub on_purpose: bool,
-    /// The launcher asks once more, as its ranks start again.
+    /// The launcher asks again because its ranks restart.
     pub again: bool,
-    /// Ends a restore whose files the launcher has put back itself.
+    /// Ends a restore whose files the launcher itself has put back.
     pub put_back_token: String,
     /// To the caller.
     pub sender: mpsc::Sender<Result<RestoreCheckpointResponse, Status>>,
 }
 
 impl Restore {
-    /// Restores, tells the caller how far it is, and at last what came of it.
+    /// Restores, reports progress to the caller, and finally the result.
     pub fn answer(self) {
         let result = if self.put_back_token.is_empty() { self.restore() } else { self.end() };
         let last = result.map(|result| {
@@ -101,7 +101,7 @@ impl Restore {
         let _ = self.sender.blocking_send(last);
     }
 
-    /// The launcher has put back what the agent may not write.
+    /// The launcher has put back the files that the agent may not write.
     fn end(&self) -> Result<RestoreResult, Status> {
         let watch = self.files.as_ref().and_then(|files| files.find(&self.place.directory, &self.place.run));
         let gone = || Status::aborted(format!("{} is not watched", self.place.directory.display()));
@@ -110,7 +110,7 @@ impl Restore {
 
     fn restore(&self) -> Result<RestoreResult, Status> {
         self.enter_home()?;
-        // A directory on a file system that does not answer holds up this thread and nothing else.
+        // A directory on a file system that does not answer blocks only this thread.
         let watch = self.watching.watch_files(&self.place, &self.files_kind)?;
         if watch.is_none() {
             self.watching.remember(&self.place);
@@ -134,7 +134,7 @@ impl Restore {
         })
     }
 
-    /// No directory goes on with another run by accident.
+    /// No directory continues another run by accident.
     fn enter_home(&self) -> Result<(), Status> {
         let Some(home) = &self.home else { return Ok(()) };
         let newest = || {
@@ -152,13 +152,13 @@ impl Restore {
         if is_waited_for {
             let _ = self.sender.blocking_send(message);
         } else {
-            // Counts that nobody has read yet are not waited for.
+            // Progress that the caller has not read yet is not waited for.
             let _ = self.sender.try_send(message);
         }
     }
 }
 
-/// What was compiled elsewhere need not be compiled again.
+/// Fetches caches of programs that were compiled elsewhere.
 fn pull_caches(files: &Files, user: User) {
     for (cache, pulled) in files.pull_caches(user) {
         if let Err(error) = pulled {
@@ -167,7 +167,7 @@ fn pull_caches(files: &Files, user: User) {
     }
 }
 
-/// What is lost for good is told apart: nothing may be started over it.
+/// Permanent loss has its own status: nothing may be started over it.
 fn refused(error: FilesError) -> Status {
     match error {
         FilesError::Lost(words) => Status::data_loss(words),

@@ -1,5 +1,5 @@
-//! Who may do what on the agent's Unix socket. The kernel says who calls; each call that is refused or changes something is told to the
-//! node, which writes it into the journal.
+//! Who may do what on the agent's Unix socket. The kernel reports the caller's user. Each call that is refused or
+//! changes something is reported to the node, which writes it to the journal.
 
 use mainstay_core::base::id::Pid;
 use mainstay_tier::peer::{User, groups_of};
@@ -14,7 +14,7 @@ use crate::node::{Called, Input};
 pub struct Allowed {
     /// Users.
     pub uids: Vec<u32>,
-    /// Groups, of which the caller's process is in one.
+    /// Groups: the caller's process must be in one of them.
     pub gids: Vec<u32>,
 }
 
@@ -29,15 +29,15 @@ impl Allowed {
 /// The roles of an agent.
 #[derive(Clone, Debug)]
 pub struct Roles {
-    /// Who may attach launchers and look after runs of their own, besides the agent's user and its group.
+    /// Who may attach launchers and manage their own runs, in addition to the agent's user and its group.
     launchers: Allowed,
-    /// Who may do that for the runs of all users, and speak for components.
+    /// Who may manage the runs of all users, and acknowledge, silence and reset components.
     operators: Allowed,
-    /// The node, which writes down what was refused and what was changed.
+    /// The node, which records refused calls and changes.
     inputs: mpsc::Sender<Input>,
 }
 
-/// A process that calls.
+/// A calling process.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     /// Its user and group.
@@ -47,15 +47,15 @@ pub struct Caller {
 }
 
 impl Roles {
-    /// These.
+    /// New roles.
     pub fn new(launchers: Allowed, operators: Allowed, inputs: mpsc::Sender<Input>) -> Roles {
         Roles { launchers, operators, inputs }
     }
 
-    /// Who calls, if that one may use this agent for runs of their own.
+    /// The caller, if it may use this agent for its own runs.
     ///
     /// # Errors
-    /// The call came over another socket, or from a user who may not.
+    /// The call came over another socket, or the user is not allowed.
     pub(super) fn user<T>(&self, request: &Request<T>, call: &'static str) -> Result<Caller, Status> {
         let caller = who(request)?;
         if self.is_user(caller.user) {
@@ -72,10 +72,10 @@ impl Roles {
         ))
     }
 
-    /// Who calls, if that one is an operator.
+    /// The caller, if it is an operator.
     ///
     /// # Errors
-    /// The call came over another socket, or from a user who is none.
+    /// The call came over another socket, or the user is not an operator.
     pub(super) fn operator<T>(&self, request: &Request<T>, call: &'static str) -> Result<Caller, Status> {
         let caller = who(request)?;
         if self.is_operator(caller.user) {
@@ -101,20 +101,21 @@ impl Roles {
             || self.launchers.has(user, &groups)
     }
 
-    /// Whether a user may see and change what is others': root, the agent's own user and the operators of the configuration.
+    /// Whether a user may see and change the runs of others: root, the agent's own user and the operators in the
+    /// configuration.
     pub(super) fn is_operator(&self, user: User) -> bool {
         user.uid == 0
             || user.uid == nix::unistd::geteuid().as_raw()
             || self.operators.has(user, &groups_of(user))
     }
 
-    /// Refuses a call, and has it written down.
+    /// Refuses a call and records it.
     pub(super) fn refuse(&self, caller: Caller, call: &'static str, why: String) -> Status {
         self.report(caller, call, &why, true);
         Status::permission_denied(why)
     }
 
-    /// Has a call written down that changes something.
+    /// Records a call that changes something.
     pub(super) fn changes(&self, caller: Caller, call: &'static str, what: &str) {
         self.report(caller, call, what, false);
     }
@@ -122,7 +123,7 @@ impl Roles {
     fn report(&self, caller: Caller, call: &'static str, what: &str, refused: bool) {
         let Caller { user, pid } = caller;
         let what = what.chars().take(LONGEST).collect();
-        // A node that has no time for it has more to write down than it can: the call itself is not held up.
+        // If the node is too busy, the record is dropped; the call itself is not delayed.
         if self.inputs.try_send(Input::Called(Called { uid: user.uid, pid, call, what, refused })).is_err() {
             tracing::warn!(
                 uid = user.uid,
@@ -135,7 +136,7 @@ impl Roles {
     }
 }
 
-/// Letters of what is written down of a call.
+/// Maximum number of characters recorded of a call.
 const LONGEST: usize = 300;
 
 fn who<T>(request: &Request<T>) -> Result<Caller, Status> {

@@ -1,11 +1,12 @@
-//! How often jobs had better save, tier by tier: the job's own advice, and how long a step takes to come to the tiers behind.
+//! The advised save interval of jobs for each tier: the job's own advice, and how long a step takes to reach the
+//! next tiers.
 
 use mainstay_core::checkpoint::tiers::Tier;
 use mainstay_core::view::node::{JobPhase, JobView};
 use mainstay_tier::peer::Service;
 
-/// Seconds from one save to the next in each tier of which something is known, the nearest first. Empty for a job that has hardly saved, or
-/// that is over.
+/// Seconds between saves for each tier with known values, nearest tier first. Empty for an ended job or one with
+/// hardly any saves.
 pub(super) fn by_tier(job: &JobView, checkpoints: Option<&Service>) -> Vec<(Tier, f64)> {
     let Some(advised) = &job.saving else { return Vec::new() };
     if matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost) {

@@ -1,4 +1,4 @@
-//! Streams that go on until the caller leaves or the server stops.
+//! Streams that continue until the caller leaves or the server stops.
 
 use std::future::Future;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-/// How long a caller may take to make room for the status with which its stream ends.
+/// How long a caller may take to accept the final status of its stream.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a streaming method returns.
 pub(super) type Answers<T> = ReceiverStream<Result<T, Status>>;
 
-/// The caller's end of a stream.
+/// The sending side of a stream to a caller.
 pub(super) struct Caller<T>(mpsc::Sender<Result<T, Status>>);
 
-/// The caller is not there any more.
+/// The caller has left.
 pub(super) struct Left;
 
 impl<T> Caller<T> {
-    /// Waits until the caller can take one more, so that a slow caller never makes messages pile up here.
+    /// Waits until the caller can accept one more message, so that messages do not pile up for a slow caller.
     pub(super) async fn send(&self, message: T) -> Result<(), Left> {
         self.0.send(Ok(message)).await.map_err(|_| Left)
     }
@@ -39,7 +39,7 @@ impl End {
         End::Failed(Status::unavailable("the server is stopping"))
     }
 
-    /// The task that owns the board has ended: nothing will ever change again.
+    /// The task that owns the board has ended: nothing will change any more.
     pub(super) fn snapshots_gone() -> End {
         End::Failed(Status::unavailable(
             "nothing is recorded here any more: the job is over, or the server's log says what happened",
@@ -76,7 +76,7 @@ where
     })
 }
 
-/// Runs `report` until it ends or the caller leaves. It has to see to the stop of the server itself.
+/// Runs `report` until it ends or the caller leaves. `report` must handle the stop of the server itself.
 pub(super) fn answer_to_the_end<T, F>(report: impl FnOnce(Caller<T>) -> F) -> Answers<T>
 where
     T: Send + 'static,
@@ -90,7 +90,7 @@ where
             () = sender.closed() => End::Left,
         };
         if let End::Failed(status) = last {
-            // A caller that does not read its stream learns from the end of the connection.
+            // A caller that does not read its stream notices the end of the connection.
             let _ = tokio::time::timeout(PATIENCE, sender.send(Err(status))).await;
         }
     });

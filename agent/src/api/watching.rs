@@ -1,4 +1,4 @@
-//! Which directories the agent watches for checkpoints, over its restarts.
+//! Which directories the agent watches for checkpoints, across restarts.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -18,24 +18,25 @@ use crate::store::kept::Kept;
 pub struct Watching {
     /// The watches; none without peers and durable storage.
     pub files: Option<Arc<Files>>,
-    /// Those of ranks' own shards.
+    /// Watches of ranks' own shards.
     pub kept: Arc<Mutex<Kept<Vec<Watched>>>>,
-    /// Those into which trainers write in their own way.
+    /// Watches of directories into which trainers write in their own format.
     pub kept_files: Arc<Mutex<Kept<Vec<FilesPlace>>>>,
 }
 
 impl Watching {
-    /// The watch of a directory into which a trainer writes in its own way: one that is there, or that is asked for.
+    /// The watch of a directory into which a trainer writes in its own format: an existing one, or a new one if
+    /// requested.
     pub fn watch_files(&self, place: &Watched, kind: &str) -> Result<Option<Arc<FileWatch>>, Status> {
         let Some(files) = &self.files else { return Ok(None) };
         if kind.is_empty() {
             let known = files.find(&place.directory, &place.run);
-            // One of the configuration is for whoever owns the directory.
+            // A watch from the configuration is for the owner of the directory.
             let is_theirs = || ensure_directory(&place.directory, place.user).is_ok();
             return Ok(known.filter(|watch| watch.run() == place.run || is_theirs()));
         }
         Kind::parse(kind).map_err(Status::invalid_argument)?;
-        // One that is watched already may be away for a moment: another one made in its place would keep it away.
+        // An existing watch may be absent for a moment: a new one in its place would keep it out.
         let is_new = files.find(&place.directory, &place.run).is_none();
         if is_new || place.directory.symlink_metadata().is_ok() {
             ensure_directory(&place.directory, place.user)
@@ -76,20 +77,20 @@ impl Watching {
     }
 }
 
-/// A directory that a launcher wants watched, for a trainer that writes in its own way.
+/// A directory that a launcher wants watched, for a trainer that writes in its own format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FilesPlace {
     run: String,
     /// The directory.
     pub directory: PathBuf,
     kind: String,
-    /// Who asked; in what an earlier version wrote down, the directory's owner.
+    /// The user who asked; in records of an earlier version, the directory's owner.
     #[serde(default)]
     user: Option<User>,
 }
 
 impl FilesPlace {
-    /// None where nobody knows whose it is: it was written down by an earlier version, and the directory is gone.
+    /// None if the owner is unknown: an earlier version recorded it, and the directory is gone.
     pub fn wanted(&self) -> Option<Wanted> {
         let owner = || {
             let found = std::fs::symlink_metadata(&self.directory).ok().filter(std::fs::Metadata::is_dir)?;
@@ -109,7 +110,8 @@ impl FilesPlace {
     }
 }
 
-/// What this agent cannot do for the user of a directory, and why. What it may only read it restores by way of the user's process.
+/// What this agent cannot do for the user of a directory, and why. Files that it may only read are restored through
+/// the user's process.
 pub fn problem_of(place: &Watched) -> Option<String> {
     let directory = place.directory.display();
     let unserved = may_serve(place.user, &place.directory).err()?;

@@ -51,16 +51,16 @@ use crate::store::forcing::Forcing;
 use crate::store::journal::Journal;
 use crate::store::kept::Kept;
 
-/// Inputs that may wait for the node.
+/// Inputs that may queue for the node.
 pub(super) const QUEUE: usize = 4096;
 
-/// Inputs of callers that may wait for the node: whoever says more waits with it.
+/// Inputs of callers that may queue for the node: a caller that sends more has to wait.
 pub(super) const QUEUE_OF_CALLERS: usize = 256;
 
-/// Runs the agent until it is told to stop.
+/// Runs the agent until it is asked to stop.
 ///
 /// # Errors
-/// It could not begin: a directory, the journal or a socket; or the API ended by itself.
+/// It could not start: a directory, the journal or a socket failed; or the API ended by itself.
 pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     stop_on_signals(&stop).context("catching signals")?;
@@ -142,8 +142,8 @@ fn open_board(config: &Config) -> anyhow::Result<(StateWriter, Recalled)> {
     Ok((StateWriter::open(journal)?, recalled))
 }
 
-/// Judges what earlier boots of the last week told of devices: a fault that comes again after a reset or a reboot needs
-/// more.
+/// Passes device faults from earlier boots of the last week to the judge: a fault that recurs after a reset or a
+/// reboot needs a stronger action.
 fn remember_earlier_boots(devices: &mut DeviceJudge, earlier: &[(Stamp, BootId, Fact)]) {
     const WEEK: i64 = 7 * 86_400 * 1_000_000_000;
     let since = clock::now().wall.0.saturating_sub(WEEK);
@@ -158,7 +158,7 @@ fn remember_earlier_boots(devices: &mut DeviceJudge, earlier: &[(Stamp, BootId, 
     devices.next_boot();
 }
 
-/// The judges of the hardware, and the reading of the kernel log if it is to be read.
+/// The judges of the hardware, and the reader of the kernel log if it is enabled.
 pub(super) fn watch_hardware(
     config: &Config,
     recalled: &Recalled,
@@ -174,7 +174,7 @@ pub(super) fn watch_hardware(
     let this_boot = clock::boot_id();
     for (at, boot, observation) in &recalled.observed {
         devices.recall(observation);
-        // What an earlier boot found, this one finds again if it is still there.
+        // Faults of an earlier boot are detected again if they still exist.
         if *boot == this_boot {
             devices.recall_finding(at.mono, observation);
         }
@@ -201,10 +201,10 @@ fn cursor_file(config: &Config) -> Kept<LogCursor> {
     Kept::open(&config.state_dir.join("kernel-log.cursor"))
 }
 
-/// Forces the journal onto the disk, and then keeps how far the kernel log was read.
+/// Starts the thread that syncs the journal to disk and then stores the position in the kernel log.
 ///
 /// # Errors
-/// The kernel gives no more threads.
+/// The kernel cannot create a thread.
 pub(super) fn start_forcing(config: &Config) -> anyhow::Result<Forcing<Option<LogCursor>>> {
     let mut file = cursor_file(config);
     let keep = move |cursor: Option<LogCursor>| {
@@ -224,7 +224,7 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
     }
     let directories =
         UnixSocket::bind_for(&socket_of(&config.socket), 0o660, u32::try_from(config.socket_gid).ok());
-    // Without it, an agent that may not act as its users cannot read their checkpoints; all else goes on.
+    // Without it, an agent that may not act as its users cannot read their checkpoints; everything else works.
     if let Err(error) =
         directories.map_err(anyhow::Error::from).and_then(|socket| Ok(handover::take(socket)?))
     {
@@ -248,12 +248,12 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
     })
 }
 
-/// What `RunPreflight` tries when it is asked to.
+/// The probes that `RunPreflight` runs on request.
 fn active_probes(config: &Config) -> DeepChecks {
     DeepChecks::new(Deep {
         plan: ActivePlan {
             program: "/proc/self/exe".into(),
-            // Each request has its own.
+            // For each request.
             deadline: Duration::from_secs(30),
             limits: config.preflight.deep.clone(),
             cuda: None,
@@ -267,7 +267,8 @@ fn active_probes(config: &Config) -> DeepChecks {
     })
 }
 
-/// Root's socket is for everyone whom its mode lets in; a user's own directory is the user's alone.
+/// The directory of root's socket is open to all users, since the socket's mode limits access; a user's own
+/// directory is private.
 fn make_socket_directory(directory: &Path) -> std::io::Result<()> {
     if nix::unistd::geteuid().is_root() {
         std::fs::create_dir_all(directory)
@@ -276,7 +277,7 @@ fn make_socket_directory(directory: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Asks the GPUs' driver by a child process that is this very program.
+/// Reads the GPUs' driver in a child process that runs this same program.
 pub(super) fn start_probing(
     config: &Config,
     recalled: &Recalled,
@@ -334,7 +335,7 @@ fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
             stop.cancel();
         });
     }
-    // A terminal that goes away is no reason for a daemon to go.
+    // A daemon does not end when its terminal goes away.
     let mut hangups = signal(SignalKind::hangup())?;
     tokio::spawn(async move { while hangups.recv().await.is_some() {} });
     Ok(())
@@ -344,7 +345,7 @@ fn watchdog() {
     notify(&[NotifyState::Watchdog]);
 }
 
-/// Tells systemd; without it there is nobody to tell.
+/// Notifies systemd; does nothing if there is none.
 fn notify(states: &[NotifyState<'_>]) {
     let _ = sd_notify::notify(states);
 }

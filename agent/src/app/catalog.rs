@@ -1,4 +1,4 @@
-//! The catalogues: those that are compiled in, and what a site puts over them.
+//! The catalogues: the built-in ones, and the overrides of a site.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,11 @@ use anyhow::Context;
 use mainstay_core::hardware::catalog::{Catalog, OverrideFile};
 use mainstay_core::hardware::dcgm::DcgmCatalog;
 
-/// What XIDs, SXIDs and kernel lines mean, with the entries of these files over it; the later weigh more.
+/// The meaning of XIDs, SXIDs and kernel lines, overridden by the entries of these files; later files take
+/// precedence.
 ///
 /// # Errors
-/// A file cannot be read, or is wrong: it says which, and which entry or line of it.
+/// A file cannot be read or is wrong: the error names the file and the entry or line.
 pub fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
     files.iter().try_fold(compiled_in()?, |catalog, path| {
         let name = path.display().to_string();
@@ -20,7 +21,7 @@ pub fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
     })
 }
 
-/// What is compiled in.
+/// The built-in catalogue.
 fn compiled_in() -> anyhow::Result<Catalog> {
     const DAMAGED: &str = "the catalogue that is compiled in is damaged";
     let catalog = Catalog::new(
@@ -32,10 +33,10 @@ fn compiled_in() -> anyhow::Result<Catalog> {
     catalog.context(DAMAGED)
 }
 
-/// What DCGM's errors mean.
+/// The meaning of DCGM's errors.
 ///
 /// # Errors
-/// The file of the catalogue is wrong; a test here reads the same.
+/// The built-in file is wrong; a test here reads the same file.
 pub fn dcgm() -> anyhow::Result<DcgmCatalog> {
     const DAMAGED: &str = "the catalogue of DCGM's errors that is compiled in is damaged";
     let file = toml::from_str(include_str!("../../catalog/hardware/dcgm.toml")).context(DAMAGED)?;

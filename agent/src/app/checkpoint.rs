@@ -1,4 +1,4 @@
-//! Replicas of checkpoints on other hosts and in durable storage, as the agent is configured to have them.
+//! Replicas of checkpoints on other hosts and in durable storage, as configured in the agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,27 +19,27 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{CacheConfig, CacheTable, CheckpointConfig, Config, WatchConfig};
 use crate::os::inotify::{WatchId, Watcher};
 
-/// Directories that appear later are found that often.
+/// How often the agent looks for new directories.
 const LOOK_FOR_DIRECTORIES: Duration = Duration::from_secs(2);
 
-/// Events that come meanwhile are one.
+/// Events within this time count as one.
 const AFTER_A_WRITE: Duration = Duration::from_millis(100);
 
-/// What keeps checkpoints beyond this host.
+/// Where checkpoints are kept beyond this host.
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     /// Replicas on peers.
     pub(super) peers: Option<Arc<Service>>,
     /// Durable storage.
     pub(super) durable: Option<Arc<Tier>>,
-    /// What others write: trainers' own checkpoints, and compile caches.
+    /// Files of others: trainers' own checkpoints, and compile caches.
     pub(super) files: Option<Arc<Files>>,
 }
 
-/// Starts the service among peers and the one for durable storage; none where none is configured.
+/// Starts the peer service and durable storage; each is none if it is not configured.
 ///
 /// # Errors
-/// The token, the address, the store, the storage's URL or a thread cannot be had.
+/// The token, address, store, storage URL or a thread is not available.
 pub(super) fn start(config: &Config) -> anyhow::Result<Keeping> {
     let of = &config.checkpoint;
     let bucket = match of.durable.as_str() {
@@ -69,7 +69,7 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
     let store = if own { config.state_dir.join("replicas") } else { of.store.clone() };
     let (listen, name, pass) = match listen {
         Some(listen) => (*listen, name.clone(), pass(of)?),
-        // Durable storage alone: nobody knows this token, so that nobody is answered.
+        // Durable storage only: no one knows this token, so no peer is answered.
         None => {
             let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
             let name = if name.is_empty() { host.unwrap_or_default() } else { name.clone() };
@@ -85,7 +85,7 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
         store,
         quota: of.quota.0,
         copies: if alone && of.listen.is_none() { 0 } else { *redundancy as usize },
-        // Checked with the rest of the configuration; empty is none.
+        // Checked with the rest of the configuration; empty means none.
         parity: of.parity.parse().ok(),
         keep: *keep as usize,
         avoid: avoid.iter().cloned().collect(),
@@ -99,7 +99,7 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
     Ok((settings, pass))
 }
 
-/// What this agent shows to others: the token, a certificate, or both.
+/// The credentials that this agent presents: the token, a certificate, or both.
 fn pass(of: &CheckpointConfig) -> anyhow::Result<Pass> {
     let is_there = |path: &PathBuf| !path.as_os_str().is_empty();
     let token = is_there(&of.token_file).then(|| Token::read(&of.token_file));
@@ -123,7 +123,7 @@ fn pass(of: &CheckpointConfig) -> anyhow::Result<Pass> {
     token.map(Pass::Token).context("key `checkpoint.token_file`: it is not set")
 }
 
-/// What the configuration names of others' files.
+/// The configured directories of others' files.
 fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
     let of = &config.checkpoint;
     let store =
@@ -159,10 +159,11 @@ fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
     Ok(files)
 }
 
-/// The same as [`follow`] on a thread of its own: a directory on a file system that does not answer holds up nothing else.
+/// The same as [`follow`] on a separate thread: a directory on a file system that does not answer blocks nothing
+/// else.
 ///
 /// # Errors
-/// The kernel gives no more threads.
+/// The kernel cannot create a thread.
 pub(super) fn follow_aside(files: Arc<Files>, stop: CancellationToken) -> std::io::Result<()> {
     let work = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(follow(files, stop)),
@@ -171,7 +172,7 @@ pub(super) fn follow_aside(files: Arc<Files>, stop: CancellationToken) -> std::i
     std::thread::Builder::new().name("ckpt-follow".to_owned()).spawn(work).map(drop)
 }
 
-/// What is written into watched directories is looked at soon, and not only when it is looked there anyway.
+/// Scans watched directories soon after a write, not only at the next regular scan.
 async fn follow(files: Arc<Files>, stop: CancellationToken) {
     let Ok(watcher) = Watcher::new() else { return };
     let mut known: BTreeMap<PathBuf, WatchId> = BTreeMap::new();
@@ -201,7 +202,7 @@ async fn follow(files: Arc<Files>, stop: CancellationToken) {
             .iter()
             .filter(|(_, watch)| rung.contains(watch))
             .for_each(|(directory, _)| files.nudge(directory));
-        // A file that is being written tells so at each write.
+        // A file in progress causes an event at each write.
         tokio::time::sleep(AFTER_A_WRITE).await;
     }
 }

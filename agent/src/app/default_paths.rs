@@ -1,4 +1,4 @@
-//! The usual places of sockets and directories, for those who name none.
+//! The default paths of sockets and directories.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ pub fn environment(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// The variables of this process that are text; others are none of ours.
+/// The variables of this process that are valid text; others are ignored.
 pub fn variables() -> Vec<(String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -36,7 +36,7 @@ pub fn runtime_root(uid: u32, environment: Environment<'_>) -> PathBuf {
     }
 }
 
-/// Where run directories are made: below the user's state directory.
+/// Where run directories are created: below the user's state directory.
 pub fn log_dir(environment: Environment<'_>) -> PathBuf {
     let state = environment("XDG_STATE_HOME")
         .map(PathBuf::from)

@@ -1,4 +1,4 @@
-//! The GPUs' sensing on a thread of its own: the driver may take as long as it likes.
+//! Reads the GPUs on a separate thread: the driver may take as long as it needs.
 
 use std::io::{PipeReader, PipeWriter, Read};
 use std::os::fd::AsFd;
@@ -21,11 +21,11 @@ const ROOM: &str = "devices";
 /// After an event the GPUs are read at once, but not more often than this.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
-/// After a reset the driver may need a moment: it is asked so often, with so long between.
+/// After a reset the driver may need a moment: number of attempts, and the time between them.
 const TRIES_AFTER_A_RESET: u32 = 5;
 const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 
-/// Sensing under way; it ends when this is dropped.
+/// Running sensing; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Probing {
     stop: PipeWriter,
@@ -33,21 +33,22 @@ pub struct Probing {
 }
 
 impl Probing {
-    /// A way to have the driver asked at once: by a byte into it. Sensing ends when this is dropped too.
+    /// Returns a pipe: a byte written to it makes the driver be read at once. Sensing also ends when this is
+    /// dropped.
     ///
     /// # Errors
-    /// The kernel gives no more descriptors.
+    /// The kernel provides no more descriptors.
     pub fn nudge(&self) -> std::io::Result<PipeWriter> {
         self.stop.try_clone()
     }
 
-    /// A way to have GPUs reset: the probe has them open, so it is its thread that does it.
+    /// A channel for GPU resets: the probe has the GPUs open, so its thread does the reset.
     pub fn resets(&self) -> orders::Sender<ResetOrder> {
         self.resets.clone()
     }
 }
 
-/// The thread's own things.
+/// The state of the thread.
 struct Room {
     source: DeviceSource,
     stop: PipeReader,
@@ -58,10 +59,11 @@ struct Room {
     resets: orders::Receiver<ResetOrder>,
 }
 
-/// Asks the driver now and every `interval`, passes on what it tells unasked, resets what is to be reset, and tells the node.
+/// Reads the driver now and every `interval`, passes on events of the driver, runs requested resets, and reports to
+/// the node.
 ///
 /// # Errors
-/// The kernel gives no more threads or descriptors.
+/// The kernel provides no more threads or descriptors.
 pub fn probe(
     plan: ProbePlan,
     reset: ResetPlan,
@@ -82,7 +84,7 @@ pub fn probe(
 }
 
 impl Room {
-    /// One sample, and the wait for the next. None when it is over.
+    /// Takes one sample and waits for the next. None at the end.
     fn look(&mut self) -> Option<()> {
         let (at, began) = (clock::mono(), Instant::now());
         self.roster.starts(ROOM, at);
@@ -91,23 +93,23 @@ impl Room {
         self.report(Input::Looked { room: ROOM.to_owned(), components: Vec::new() })?;
         if let Ok(order) = self.resets.try_recv() {
             let outcome = self.reset(&order, &report);
-            // How the GPU is now comes before what is said of its reset: the next look is at once.
+            // The GPU's new state is reported before the result of its reset: the next look is at once.
             let began = clock::mono();
             let report = self.source.sample(began);
             self.report(Input::Devices { began, report })?;
             return self.report(Input::GpuReset { order, outcome });
         }
-        // A driver that takes its time is left alone for half the interval at least.
+        // A slow driver is left alone for at least half the interval.
         let took = began.elapsed();
         let mut next = Instant::now() + self.interval - took.min(self.interval / 2);
         loop {
             match self.source.wait(self.stop.as_fd(), next.saturating_duration_since(Instant::now())) {
                 Waited::Over => return Some(()),
-                // A byte asks for a look at once; the other end gone is the end.
+                // A byte requests a look at once; a closed pipe is the end.
                 Waited::Stopped => return matches!((&self.stop).read(&mut [0; 16]), Ok(1..)).then_some(()),
                 Waited::Reported(events) => {
                     self.report(Input::GpuEvents(events))?;
-                    // What the event did to the counters is not left until the next look.
+                    // The effect of the event on the counters is read soon, not only at the next look.
                     next = next.min(began + took + AT_MOST_EVERY);
                 }
             }
@@ -118,13 +120,13 @@ impl Room {
         self.inputs.blocking_send(input).ok()
     }
 
-    /// Resets a GPU that is idle by the report and by the kernel, and looks whether that helped.
+    /// Resets a GPU that is idle according to the report and the kernel, and checks whether that helped.
     fn reset(&mut self, order: &ResetOrder, report: &DeviceReport) -> Result<(), ResetError> {
         if !self.source.let_go() {
             return Err(ResetError::Busy("a call of our own into the driver has not returned".to_owned()));
         }
         reset::idle(reading_of(order, report), holders(&self.reset, order.address))?;
-        // Who reset what stands in the journal also if we do not live to see the end of it.
+        // The journal has who reset which GPU, even if the agent dies before the reset is complete.
         let _ = self.report(Input::ResetBegins(order.clone()));
         reset_now(&self.reset, &order.uuid)?;
         let mut outcome = Ok(());

@@ -9,11 +9,11 @@ use tokio::time::timeout;
 
 use crate::app::default_paths;
 
-/// How long a socket that the user named is waited for before the job goes on.
+/// How long to wait for a socket that the user named before the job continues.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
-/// The sockets on which the agent may be: the one that the user named, else the usual ones. Says so where no one answers on the named one,
-/// for the user counts on an agent then.
+/// The sockets on which the agent may be: the one that the user named, else the default ones. Prints a warning if
+/// no agent answers on the named one, because the user relies on it.
 pub(super) async fn sockets(named: Option<&Path>, say: &dyn Fn(String)) -> Vec<PathBuf> {
     let Some(socket) = named else {
         return default_paths::agent_sockets(geteuid().as_raw(), &default_paths::environment);

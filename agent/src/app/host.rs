@@ -1,4 +1,4 @@
-//! The host's sensing, for the agent and for a launcher that has none.
+//! Host sensing, for the agent and for a launcher without an agent.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use tokio::sync::mpsc;
 use crate::app::watch::{Watching, watch};
 use crate::source::host::HostSource;
 
-/// Looks at the host now and every `interval`, and reports what the judge makes of it.
+/// Reads the host now and every `interval`, and reports what the judge decides.
 ///
 /// # Errors
-/// The kernel gives no more threads.
+/// The kernel cannot create a thread.
 pub fn sense(
     mut source: HostSource,
     limits: HostLimits,
     interval: Duration,
 ) -> std::io::Result<(Watching, mpsc::Receiver<SensorReport>)> {
-    // Room for one: a report that nobody took yet is old news, and the next one says it again.
+    // Room for one: a report that is not received yet is outdated, and the next one repeats its content.
     let (reports, receiver) = mpsc::channel(1);
     let mut judge = HostJudge::new(limits);
     let look = move |at| judge.step(at, &source.sample(at));

@@ -1,4 +1,4 @@
-//! A job under the launcher, with the brain inside: nothing else is needed on the host.
+//! A job under the launcher, which also decides: nothing else is needed on the host.
 
 mod closing;
 mod prepare;
@@ -43,22 +43,22 @@ use crate::source::host::{HostSource, Roots, standard_paths};
 use crate::state::StateWriter;
 use crate::store::journal::{Journal, Limits};
 
-/// How often the host is looked at beside a job.
+/// How often the host is read during a job.
 const SENSE_EVERY: Duration = Duration::from_secs(5);
 
-/// The status of a job that could not be started, as the core has it (`EX_SOFTWARE`).
+/// The exit status of a job that could not be started, as defined in the core (`EX_SOFTWARE`).
 const NOT_STARTED: i32 = 70;
 
-/// What the command line asks for.
+/// The options of the command line.
 #[derive(Debug)]
 pub struct JobPlan {
     /// The job.
     pub settings: Settings,
     /// Where the hosts of the job meet; none for a job of one host.
     pub hosts: Option<HostsPlan>,
-    /// Where run directories are made; the user's state directory if not given.
+    /// Where run directories are created; the user's state directory if not given.
     pub log_dir: Option<PathBuf>,
-    /// Where pages and sockets are made; `/dev/shm/mainstay-<uid>` if not given.
+    /// Where pages and sockets are created; `/dev/shm/mainstay-<uid>` if not given.
     pub runtime_root: Option<PathBuf>,
     /// The agent's socket; the usual places if not given.
     pub agent_socket: Option<PathBuf>,
@@ -66,18 +66,18 @@ pub struct JobPlan {
     pub look_for_agent: bool,
     /// Whether to print the summary as JSON on standard output at the end.
     pub print_summary: bool,
-    /// Whether the launcher's lines begin with their time.
+    /// Whether the launcher's lines start with their time.
     pub timestamps: bool,
     /// The signals that end the job.
     pub signals: Vec<i32>,
-    /// What was taken from the environment, for people.
+    /// What was set by environment variables, for people.
     pub from_environment: Option<String>,
 }
 
-/// Runs a job to its end and returns the status to exit with.
+/// Runs a job to its end and returns the exit status.
 ///
 /// # Errors
-/// The job could not be begun; nothing of it runs then.
+/// The job could not be started; none of it runs then.
 pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
     tokio::task::LocalSet::new().run_until(run(plan)).await
 }
@@ -121,7 +121,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         bound = resume::bind(&plan.settings, &log_dir, &rank_spec.checkpoint_dir, &sockets, &say) => bound?,
     };
     let rank_spec = RankSpec { launch: launch(bound.run()), ..rank_spec };
-    // Its port is told to the others before they are known.
+    // Its port is sent to the other hosts before their addresses are known.
     let with_memory = plan.settings.checkpoints.in_memory && rank_spec.page_dir.is_some();
     let listening = plan.hosts.as_ref().filter(|_| with_memory).and_then(|_| Listening::new());
     let replicas_port = listening.as_ref().and_then(Listening::port);
@@ -150,7 +150,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
         .ok();
     let rank_spec = RankSpec { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..rank_spec };
-    // Both may take minutes: a launcher before this one, or a file system, may not let go. Until ranks run, a signal ends it at once.
+    // Both may take minutes if an earlier launcher or a file system blocks. Until ranks run, a signal ends the job
+    // at once.
     let outputs = bound.of_job(rank_spec.checkpoint_run());
     resume::note(&log_dir, &launch_paths.run_dir, &outputs).await;
     let starting = start_pool_owner(&plan.settings, &runtime_root, &rank_spec, &terminal);
@@ -198,7 +199,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let pool = rank_spec.checkpoint_pool.as_deref();
     let sealing = Sealing::of(&outputs, &sockets, (&log_dir, &launch_paths.run_dir));
     let kept = kept_by_hosts.as_deref();
-    // While a spare waits, other hosts train: it goes back to a step when it has ranks.
+    // While a spare waits, other hosts train: it resumes from a step when it has ranks.
     let restoring = async {
         if waits {
             return Ok(String::new());
@@ -240,7 +241,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     );
     let (exit, summary, terminal) = launcher.run(outside).await;
     drop(sensing);
-    // The agent hears of the end before the launcher's process is gone.
+    // The agent receives the end before the launcher's process is gone.
     let _ = tokio::time::timeout(launcher_link::agent::LEAVE_WITHIN, link).await;
 
     write_summary(&launch_paths.run_dir, &summary, &terminal);
@@ -251,20 +252,20 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         .await;
     stop.cancel();
     if let Some(served) = served {
-        // Readers get the job's end before the socket goes.
+        // Readers receive the job's end before the socket is removed.
         let _ = served.await;
     }
     Ok(exit)
 }
 
-/// The job's directories, and its journal.
+/// Creates the job's directories and its journal.
 fn open(log_dir: &Path, runtime_root: &Path, run_id: &str) -> anyhow::Result<(LaunchPaths, StateWriter)> {
     let launch_paths = paths::make(log_dir, runtime_root, run_id)?;
     let journal = Journal::open(&launch_paths.run_dir.join("journal"), Limits::default(), clock::boot_id())?;
     Ok((launch_paths, StateWriter::open(journal)?))
 }
 
-/// Serves the API for this job beside its pages; without it the job runs all the same.
+/// Serves the API for this job next to its pages. The job also runs without it.
 fn serve(
     launch_paths: &LaunchPaths,
     snapshots: &StateWriter,

@@ -1,4 +1,4 @@
-//! The kernel log on a thread of its own, which waits for the kernel: an XID is known as soon as it is written.
+//! Reads the kernel log on a separate thread, which blocks on the kernel: an XID is known as soon as it is written.
 
 use std::io::{PipeReader, PipeWriter};
 use std::path::{Path, PathBuf};
@@ -23,39 +23,39 @@ use crate::store::kept::Kept;
 /// The room's name on the roster.
 const ROOM: &str = "kernel log";
 
-/// How long it is left alone when it cannot be read.
+/// How long to wait before a log that cannot be read is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
-/// How long it is waited for at most, so that what was held back of a storm is told after it.
+/// Maximum wait, so that lines held back during a storm are reported after it.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// How often it says at most how far it read, where that is all there is to say: the node looks at all of the hardware
-/// with each report.
+/// How often a report contains nothing but the position in the log: the node evaluates all hardware with each
+/// report.
 const CURSOR_EVERY: Duration = Duration::from_secs(1);
 
-/// In a storm, how long the next lines are left to gather: to be woken for each of them would cost more than to read them.
-/// At 100,000 lines a second that is a third of the smallest buffer that kernels have (256 KiB).
+/// In a storm, how long lines are collected: waking up for each line would cost more than reading it. At 100,000
+/// lines a second this is a third of the smallest kernel buffer (256 KiB).
 const GATHERING: Duration = Duration::from_millis(5);
 
-/// Lines in a second from which on it is a storm. What comes more slowly is read line by line, and told at once.
+/// Lines per second that count as a storm. Below that, each line is read and reported at once.
 const STORM: u64 = 2000;
 
-/// Over how long lines are counted for that.
+/// The period over which lines are counted for that.
 const PACE_OVER: Span = Span(20_000_000);
 
-/// How often it says at least that it still reads.
+/// Maximum time between two reports that the log is still read.
 pub const LONGEST_SILENCE: Span = Span::seconds(10);
 
-/// A log that is being read; it ends when this is dropped.
+/// A log that is being read; reading ends when this is dropped.
 #[derive(Debug)]
 pub struct Following {
     _stop: PipeWriter,
 }
 
-/// Reads the configured log on from `cursor` and tells the node. `kept` is the file of cursors.
+/// Reads the configured log from `cursor` on and reports to the node. `kept` is the file of cursors.
 ///
 /// # Errors
-/// The kernel gives no more threads or descriptors.
+/// The kernel provides no more threads or descriptors.
 pub fn follow(
     config: &KernelLogConfig,
     boot: BootId,
@@ -72,7 +72,7 @@ pub fn follow(
     Ok(Following { _stop: stop_writer })
 }
 
-/// Nobody listens any more.
+/// The node no longer receives reports.
 struct Gone;
 
 struct Follower {
@@ -82,7 +82,7 @@ struct Follower {
     cursor: Option<LogCursor>,
     kept: Kept<LogCursor>,
     inputs: mpsc::Sender<Input>,
-    /// It was said that it is read as far as it goes.
+    /// The node knows that the log has been read to its end.
     abreast: bool,
     stop: PipeReader,
 }
@@ -130,7 +130,8 @@ impl Follower {
                 log.wait(&self.stop, LONGEST_WAIT)?;
                 continue;
             };
-            // Lines that are no facts move the cursor too; that can wait until there is nothing to read, and a while.
+            // Lines that are no facts move the cursor too; reporting that can wait until there is nothing to read,
+            // and some time longer.
             let moved = reported.as_ref() != Some(log.cursor());
             let due = reported.is_none() || Duration::from_nanos(since_told.0) >= CURSOR_EVERY;
             if !batch.facts.is_empty() || (!more && (silent || (moved && due))) {
@@ -151,9 +152,9 @@ impl Follower {
         Ok(())
     }
 
-    /// Keeps where the reading of another log begins, before a line of it is told. From there on the journal says how
-    /// far it was read; an agent that is killed before it keeps the next cursor would read the log from its beginning
-    /// again, and take each fault for a new one.
+    /// Stores the starting position in a new log before a line of it is reported. From there on the journal has the
+    /// position. An agent that is killed before it stores the next cursor would otherwise read the log from its
+    /// start again and report each fault as new.
     fn keep_beginning(&mut self, starts: &LogCursor) {
         let same_log = |kept: &LogCursor| kept.boot == starts.boot && kept.log == starts.log;
         if !self.kept.value().is_some_and(same_log)
@@ -163,12 +164,12 @@ impl Follower {
         }
     }
 
-    /// Waits for the node when it is behind: nothing that was read is dropped, and the kernel keeps the rest.
+    /// Waits for the node when it is behind: no line is dropped, and the kernel keeps the rest.
     fn report(&self, report: LogReport) -> Result<(), Gone> {
         self.inputs.blocking_send(Input::KernelLog(report)).map_err(|_| Gone)
     }
 
-    /// All that there was to be read is read, or it is known that it cannot be.
+    /// Everything available has been read, or the log is known to be unreadable.
     fn is_abreast(&mut self) -> Result<(), Gone> {
         if std::mem::replace(&mut self.abreast, true) {
             return Ok(());
@@ -177,14 +178,14 @@ impl Follower {
         self.inputs.blocking_send(looked).map_err(|_| Gone)
     }
 
-    /// Waits for the stop, for so long.
+    /// Waits for the stop, at most this long.
     fn stopped(&self, longest: Duration) -> bool {
         let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
         matches!(poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&timeout)), Ok(1..))
     }
 }
 
-/// How fast lines come.
+/// The rate of lines.
 #[derive(Debug, Default)]
 struct Pace {
     since: Mono,
@@ -196,7 +197,7 @@ struct Pace {
 
 impl Pace {
     fn count(&mut self, now: Mono, lines: u64) {
-        // After a pause it begins anew: what was before it says nothing of now.
+        // After a pause counting starts again: lines before it do not matter now.
         if now.since(std::mem::replace(&mut self.last, now)) >= PACE_OVER {
             *self = Pace { since: now, last: now, ..Pace::default() };
         }
@@ -208,7 +209,7 @@ impl Pace {
         }
     }
 
-    /// Whether lines came as fast as that, and just now.
+    /// Whether lines came at storm rate, and just now.
     fn is_storm(&self, now: Mono) -> bool {
         self.storm && now.since(self.since) < PACE_OVER
     }

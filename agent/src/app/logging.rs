@@ -1,4 +1,4 @@
-//! The program's own log: the journal of systemd where it runs under it, else standard error.
+//! The program's own log: systemd's journal if it runs under systemd, else standard error.
 
 mod behind;
 
@@ -12,13 +12,14 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use behind::Behind;
 
-/// How long the end of a program waits for its last lines.
+/// How long the end of a program waits for its last log lines.
 pub const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What stands before standard error, once the log has begun.
+/// The queue in front of standard error, once logging has started.
 static TERMINAL: OnceLock<Behind> = OnceLock::new();
 
-/// Logs from `level` on. A second call changes nothing. Whoever logs is not held up by a terminal that nobody reads.
+/// Logs from `level` on. A second call has no effect. A terminal that is not read never blocks the caller that
+/// logs.
 pub fn start(level: LevelFilter) {
     let journald = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
     let terminal = journald.is_none().then(|| {
@@ -33,7 +34,7 @@ pub fn start(level: LevelFilter) {
     let _ = tracing_subscriber::registry().with(level).with(journald).with(terminal).try_init();
 }
 
-/// Waits until what was logged is written, at most so long: the program is about to end.
+/// Waits until all log lines are written, at most this long: the program is about to end.
 pub fn flush(patience: Duration) {
     if let Some(behind) = TERMINAL.get() {
         behind.flush(patience);

@@ -1,4 +1,4 @@
-//! The doors for NVRx: its node health service, and its segment health files.
+//! The interfaces for NVRx: its node health service, and its segment health files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::source::host::identify;
 use crate::source::slurm;
 use crate::state::StateReader;
 
-/// How often it is looked for new jobs while the node is unfit: that walks over all processes.
+/// How often to look for new jobs while the node is unfit: that scans all processes.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// The least time between two looks at the board.
+/// Minimum time between two looks at the board.
 const REST: Duration = Duration::from_millis(200);
 
-/// Opens what is configured, until `stop` is cancelled. The socket answers when this returns: launchers look for it
-/// once, at their start.
+/// Starts what is configured, until `stop` is cancelled. The socket answers when this returns: launchers look for
+/// it only once, at their start.
 ///
 /// # Errors
-/// The socket cannot be made.
+/// The socket cannot be created.
 pub fn open(config: &Config, snapshots: &StateReader, stop: &CancellationToken) -> anyhow::Result<()> {
     let NvrxConfig { health_socket, fail_on_unknown, segment_health_dir } = &config.nvrx;
     let now: Clock = Arc::new(clock::now);
@@ -36,7 +36,7 @@ pub fn open(config: &Config, snapshots: &StateReader, stop: &CancellationToken) 
                 format!("making the directory {} (nvrx.health_socket)", directory.display())
             })?;
         }
-        // Any user's launcher may ask: it is told only whether the node is fit.
+        // Any user's launcher may ask: the answer is only whether the node is fit.
         let socket = UnixSocket::bind(health_socket, 0o666).context("key `nvrx.health_socket`")?;
         let service = NodeHealthService::new(snapshots.clone(), now.clone(), *fail_on_unknown);
         let stop = stop.clone();
@@ -58,7 +58,8 @@ pub fn open(config: &Config, snapshots: &StateReader, stop: &CancellationToken) 
     Ok(())
 }
 
-/// Keeps the files true to the node's state. The directory is shared: a call that hangs there holds up nothing else.
+/// Keeps the files in line with the node's state. The directory is shared: a call that hangs there blocks nothing
+/// else.
 async fn keep_files(
     files: SegmentFiles,
     mut snapshots: StateReader,
@@ -66,7 +67,7 @@ async fn keep_files(
     fail_on_unknown: bool,
     proc: PathBuf,
 ) {
-    // What an earlier run of the agent wrote is looked at once the node is known.
+    // Files of an earlier run of the agent are checked once the node's state is known.
     let mut written = true;
     let mut walked = None;
     loop {
@@ -94,7 +95,7 @@ async fn keep_files(
                 }
             }
         }
-        // The board is published at every look of a room; that often is not needed.
+        // The board is published at every look of a room; that is more often than needed.
         tokio::time::sleep(REST).await;
         if tokio::time::timeout(LOOK_EVERY, snapshots.changed()).await == Ok(false) {
             return;

@@ -1,5 +1,5 @@
-//! The rooms of the agent without an agent, for one check: in a process of its own that can be abandoned when a file
-//! system or a driver hangs, answering on a socket in a directory of the one who asks. It acts on nothing.
+//! The agent's rooms without an agent, for one check: in a child process that can be abandoned if a file system or
+//! a driver hangs. It answers on a socket in the caller's directory and performs no actions.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -26,13 +26,13 @@ use crate::store::journal::{Journal, JournalReader};
 /// The socket's name in the directory.
 pub const SOCKET: &str = "check.sock";
 
-/// What is said on standard output once the socket answers.
+/// Printed on standard output once the socket answers.
 pub const READY: &str = "ready";
 
-/// Looks at the host and answers on `directory/check.sock` until standard input ends.
+/// Reads the host and answers on `directory/check.sock` until standard input ends.
 ///
 /// # Errors
-/// It could not begin.
+/// It could not start.
 pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let recalled = Recalled::of_rooms(observed_before(&config));
@@ -55,7 +55,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let forcing = start_forcing(&own)?;
     let before = Before { origins: recalled.origins, repeats: recalled.repeats, ..Before::default() };
     let node = Node::new(snapshots, before, hardware, look, Hooks::default(), inputs, forcing);
-    // Nobody may attach.
+    // No launcher may attach.
     let (_callers, node_callers) = mpsc::channel(1);
     let node = tokio::spawn(node.run(node_inputs, node_callers, || {}, stop.clone()));
     stop_with_standard_input(stop.clone())?;
@@ -76,7 +76,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     served.context("serving the checks")
 }
 
-/// The configuration for a single look: its state lies in the directory, and one reading counts.
+/// The configuration for a single look: its state is in the directory, and one reading counts.
 fn of_one_look(mut config: Config, directory: &Path) -> Config {
     config.host.watch_paths.push(std::mem::replace(&mut config.state_dir, directory.to_owned()));
     config.host.limits.worsen_after = 1;
@@ -86,7 +86,7 @@ fn of_one_look(mut config: Config, directory: &Path) -> Config {
     config
 }
 
-/// What the agent learned of the host (which links there are) holds for a look of our own too; ours is thrown away.
+/// What the agent learned about the host (which links exist) is used for this look too; the copy is discarded.
 fn take_what_was_learned(state: &Path, directory: &Path) {
     for entry in std::fs::read_dir(state).into_iter().flatten().flatten() {
         let is_learned = entry.path().extension().is_some_and(|extension| extension == "json");
@@ -96,7 +96,7 @@ fn take_what_was_learned(state: &Path, directory: &Path) {
     }
 }
 
-/// What an agent of this host has seen before, if its journal can be read: flaps and notices have their history there.
+/// Observations of this host's agent, if its journal can be read: flaps and notices have their history there.
 fn observed_before(config: &Config) -> Vec<sensors::Seen> {
     let mut observed = Vec::new();
     let take = |entry: Entry| {
@@ -110,7 +110,7 @@ fn observed_before(config: &Config) -> Vec<sensors::Seen> {
     observed
 }
 
-/// The one who asked is at the other end: nothing outlives it.
+/// The caller holds the other end: nothing outlives it.
 fn stop_with_standard_input(stop: CancellationToken) -> std::io::Result<()> {
     let wait = move || {
         let mut buffer = [0; 64];

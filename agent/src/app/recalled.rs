@@ -1,4 +1,4 @@
-//! What the journal tells of the time before this start, sorted by who needs it.
+//! What the journal contains from before this start, sorted by consumer.
 
 use std::collections::BTreeMap;
 
@@ -16,30 +16,30 @@ use mainstay_core::model::operator::ACKNOWLEDGED;
 use crate::os::clock;
 use crate::source::journald::JOURNALD;
 
-/// What the journal tells of the time before this start.
+/// What the journal contains from before this start.
 #[derive(Debug, Default)]
 pub(super) struct Recalled {
     /// The newest launcher's entry, by job.
     pub(super) origins: BTreeMap<JobId, u64>,
-    /// What this boot's kernel log told.
+    /// Facts of this boot's kernel log.
     pub(super) kernel: Vec<(Mono, Fact)>,
-    /// What the kernel logs of earlier boots told, in its order.
+    /// Facts of the kernel logs of earlier boots, in journal order.
     pub(super) earlier: Vec<(Stamp, BootId, Fact)>,
-    /// How far that was read, in `/dev/kmsg` or a file.
+    /// How far `/dev/kmsg` or a file was read.
     pub(super) position: u64,
-    /// How far that was read, in systemd's journal.
+    /// How far systemd's journal was read.
     pub(super) journal_position: u64,
-    /// What the rooms that watch the host saw, in any boot, in its order.
+    /// What the rooms that watch the host observed, in any boot, in journal order.
     pub(super) observed: Vec<(Stamp, BootId, Observation)>,
     /// How jobs failed, in any boot.
     pub(super) repeats: Repeats,
-    /// Faults of the hardware in earlier boots, and the last of these.
+    /// Hardware faults of earlier boots, and the last of those boots.
     records: Records,
     last_boot: Option<BootId>,
 }
 
 impl Recalled {
-    /// The cursor that was kept, set on by what the journal knows was read after it was.
+    /// The stored cursor, advanced to what the journal shows was read after it.
     pub(super) fn cursor(&self, kept: Option<LogCursor>) -> Option<LogCursor> {
         let boot = clock::boot_id();
         match kept {
@@ -56,7 +56,7 @@ impl Recalled {
         }
     }
 
-    /// Takes in what an earlier boot told of the hardware, and how long that boot was.
+    /// Records hardware faults of an earlier boot, and how long that boot lasted.
     fn remember(&mut self, entry: &Entry, boot: &BootId) {
         if entry.boot == *boot {
             return;
@@ -71,7 +71,7 @@ impl Recalled {
         }
     }
 
-    /// The records of earlier boots, with the boards that this one has found.
+    /// The records of earlier boots, with the boards that this boot has found.
     pub(super) fn records(&self) -> Records {
         let mut records = self.records.clone();
         records.next_boot();
@@ -97,7 +97,7 @@ impl Recalled {
             if of_faults && entry.boot == *boot {
                 self.kernel.push((entry.at.mono, Fact::Observed(observation.clone())));
             } else if observation.event == reset::DONE {
-                // A fault that came again in spite of a reset needs more than one.
+                // A fault that recurred after a reset needs a stronger action.
                 self.earlier.push((entry.at, entry.boot.clone(), Fact::Observed(observation.clone())));
             }
             return self.observed.push((entry.at, entry.boot, observation));
@@ -123,14 +123,14 @@ impl Recalled {
         self.kernel.push((entry.at.mono, fact));
     }
 
-    /// The GPUs that the agent has reset of its own accord in this boot, and when.
+    /// The GPUs that the agent itself decided to reset in this boot, and when.
     pub(super) fn own_resets(&self) -> BTreeMap<PciAddress, Mono> {
         let boot = clock::boot_id();
         let here = self.observed.iter().filter(|(_, of, _)| *of == boot);
         here.filter_map(|(at, _, seen)| Some((reset::own_try(seen)?, at.mono))).collect()
     }
 
-    /// One that knows only what rooms saw.
+    /// A value with only the observations of rooms.
     pub(super) fn of_rooms(observed: Vec<(Stamp, BootId, Observation)>) -> Recalled {
         Recalled { observed, ..Recalled::default() }
     }

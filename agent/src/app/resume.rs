@@ -17,12 +17,12 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// The run of `mainstay.checkpoint`, before a leader says another one.
+    /// The run of `mainstay.checkpoint`, before a leader announces another one.
     pub(super) fn run(&self) -> &str {
         self.outputs.first().map_or("", |own| &own.run)
     }
 
-    /// The outputs, where ranks save under the run that the job's leader has.
+    /// The outputs, with ranks saving under the run of the job's leader.
     pub(super) fn of_job(&self, run: &str) -> Vec<Output> {
         let mut outputs = self.outputs.clone();
         if let Some(own) = outputs.first_mut() {
@@ -50,7 +50,7 @@ pub(super) async fn bind(
     if asked.is_empty() {
         return Ok(Bound { outputs, is_named });
     }
-    // All of this user's, once: their number is bounded by what is kept of them.
+    // All steps of this user, once: their number is limited by retention.
     let steps = checkpoint::known(sockets, None, true).await;
     let logs = log_dir.to_owned();
     let chosen = tokio::task::spawn_blocking(move || {
@@ -72,19 +72,19 @@ fn known_of(step: KnownStep) -> Known {
     Known { run: step.run, step: step.step }
 }
 
-/// Notes which run each output belongs to, for later launches.
+/// Records which run each output belongs to, for later launches.
 pub(super) async fn note(log_dir: &Path, run_dir: &Path, outputs: &[Output]) {
     let (logs, runs, outputs) = (log_dir.to_owned(), run_dir.to_owned(), outputs.to_vec());
-    // It says itself what went wrong.
+    // It reports errors itself.
     let _ = tokio::task::spawn_blocking(move || lineage::note(&logs, &runs, &outputs)).await;
 }
 
-/// What the agent is handed over.
+/// The directories that are handed over to the agent.
 pub(super) fn directories(outputs: &[Output], pool: Option<&Path>) -> Vec<PathBuf> {
     outputs.iter().map(|output| output.directory.clone()).chain(pool.map(Path::to_owned)).collect()
 }
 
-/// An agent that may not act as this user reads the directories so; one that may does not need them.
+/// Hands directories to an agent that may not act as this user; one that may does not need them.
 async fn hand_over(sockets: &[PathBuf], directories: Vec<PathBuf>) {
     let sockets: Vec<PathBuf> = sockets.iter().filter(|socket| socket.exists()).cloned().collect();
     let give = move || {
@@ -101,8 +101,9 @@ async fn hand_over(sockets: &[PathBuf], directories: Vec<PathBuf>) {
     let _ = tokio::task::spawn_blocking(give).await;
 }
 
-/// Has the newest whole step brought into each output. Of runs that only have the same name it is said that they are left alone.
-/// `kept_by_hosts`: how the other hosts of the job keep copies, in words. Returns the line that says what is protected, and how.
+/// Restores the newest whole step into each output. Reports runs that only have the same name as not used.
+/// `kept_by_hosts`: how the other hosts of the job keep copies, in words. Returns the line about what is protected
+/// and how.
 ///
 /// # Errors
 /// Why the ranks must not be started.

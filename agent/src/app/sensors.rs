@@ -1,4 +1,4 @@
-//! The rooms of the agent that watch a part of the host each, on a thread each: one function for a room.
+//! The agent's rooms, each of which watches a part of the host on its own thread: one function for each room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -38,15 +38,15 @@ use crate::source::tpu::{TpuPlan, TpuSource};
 use crate::state::{Roster, StateReader};
 use crate::store::kept::Kept;
 
-/// That ranks should have saved the same and did not, and that copies do not keep up.
+/// Events: ranks saved different bytes of the same content; copies do not keep up; copies have caught up.
 const REPLICAS_DIFFER: &str = "replicas_differ";
 const COPIES_BEHIND: &str = "copies_behind";
 const COPIES_CAUGHT_UP: &str = "copies_caught_up";
 
-/// What the journal holds of what the rooms saw before this start, in any boot, oldest first.
+/// Observations of the rooms in the journal from before this start, in any boot, oldest first.
 pub type Observed = [Seen];
 
-/// One thing that was seen, when, and in which boot.
+/// One observation with its time and boot.
 pub type Seen = (Stamp, BootId, Observation);
 
 /// Where rooms report to.
@@ -58,10 +58,10 @@ pub struct SensorStarter<'a> {
     watching: Vec<Watching>,
 }
 
-/// Starts all rooms that are configured; they end when what is returned is dropped.
+/// Starts all configured rooms; they end when the returned value is dropped.
 ///
 /// # Errors
-/// The kernel gives no more threads.
+/// The kernel cannot create a thread.
 pub fn start(
     config: &Config,
     observed: &Observed,
@@ -83,7 +83,7 @@ pub fn start(
     Ok(rooms.watching)
 }
 
-/// What is told of a step of which ranks saved different bytes that save the same.
+/// The observation for a step in which ranks saved different bytes of the same content.
 fn observed(found: &ReplicaDivergence) -> Observation {
     let of = &found.of;
     let mut values: BTreeMap<String, String> = found
@@ -110,7 +110,8 @@ fn uid_of(run: &str) -> Option<(String, String)> {
     mainstay_core::checkpoint::owner::owner(run).map(|uid| ("uid".to_owned(), uid.to_string()))
 }
 
-/// What is told of replicas that do not keep up with saves, and when they do again: each once. `behind` has the runs that were told of.
+/// Observations of replicas that fall behind saves, and that catch up again: one for each change. `behind` has the
+/// runs that were reported.
 fn lagging(replicas: &Service, behind: &mut BTreeSet<String>) -> Vec<Observation> {
     let lags = replicas.lags();
     behind.retain(|run| lags.iter().any(|lag| lag.of.run == *run));
@@ -149,7 +150,7 @@ fn lagging(replicas: &Service, behind: &mut BTreeSet<String>) -> Vec<Observation
     news
 }
 
-/// How this host stands for those who place replicas.
+/// Whether this host is eligible for replicas.
 fn standing(snapshots: &StateReader, replicas: &Service) -> PlacementEligibility {
     let watched = replicas.watched();
     PlacementEligibility::of(&snapshots.view(), |job| {
@@ -166,7 +167,8 @@ fn ranks(snapshots: &StateReader) -> Vec<Pid> {
 }
 
 impl SensorStarter<'_> {
-    /// What ranks saved that should be the same and is not, whether replicas keep up, and how this host stands for those who place them.
+    /// Ranks that saved different bytes of the same content, replicas that fall behind, and whether this host is
+    /// eligible for replicas.
     fn replicas(&mut self, replicas: Option<Arc<Service>>, snapshots: &StateReader) -> anyhow::Result<()> {
         let Some(replicas) = replicas else { return Ok(()) };
         let mut reported: Vec<Observation> = self.observed.iter().map(|(_, _, seen)| seen.clone()).collect();
@@ -175,7 +177,7 @@ impl SensorStarter<'_> {
         self.watch("replicas", Period::seconds(1), move |_| {
             replicas.stands(standing(&snapshots, &replicas));
             let own = replicas.unlike().into_iter().filter(|found| {
-                // Whoever has nothing to do with it leaves it to those who have.
+                // Agents without a part in it leave the report to those that have one.
                 found.members.iter().any(|member| member.holder == replicas.name())
             });
             let news: Vec<Observation> =
@@ -194,13 +196,13 @@ impl SensorStarter<'_> {
         let mut judge = HostJudge::new(self.config.host.limits.clone());
         let snapshots = snapshots.clone();
         self.watch("host", self.config.host.interval, move |at| {
-            // Their control groups may be smaller than the host, and other ones than ours.
+            // Their control groups may differ from the agent's, and may be smaller than the host.
             source.watch_processes(ranks(&snapshots));
             judge.step(at, &source.sample(at))
         })
     }
 
-    /// Processes, clocks, network mounts, services and the like.
+    /// Processes, clocks, network mounts, services and others.
     fn system(&mut self) -> anyhow::Result<()> {
         let config = &self.config.host;
         let mut source = SystemSource::new(self.config.system_plan("/proc/self/exe".into()));
@@ -209,7 +211,7 @@ impl SensorStarter<'_> {
         self.watch("system", config.system.interval, move |at| judge.step(at, &source.sample(at)))
     }
 
-    /// TPUs and what libtpu tells of them.
+    /// TPUs and the readings of libtpu.
     fn tpu(&mut self) -> anyhow::Result<()> {
         let TpuConfig { enabled, endpoints, interval, deadline, log_dir, limits } = &self.config.tpu;
         if !enabled {
@@ -237,7 +239,7 @@ impl SensorStarter<'_> {
         self.watch("tpu", *interval, move |at| judge.step(at, &source.sample()))
     }
 
-    /// What the cloud announces for this machine; on machines of no cloud there is no such room.
+    /// Announcements of the cloud for this machine; machines outside a cloud have no such room.
     fn cloud(&mut self) -> anyhow::Result<()> {
         let provider = match self.config.cloud.provider {
             CloudProvider::None => None,
@@ -251,11 +253,11 @@ impl SensorStarter<'_> {
         self.observed.iter().for_each(|(_, _, seen)| judge.recall(seen));
         let mut source = CloudSource::new(provider, &self.config.cloud.metadata)
             .context("starting to follow the cloud's metadata server")?;
-        // The server tells of changes by itself; how often they are looked at is a matter of this process alone.
+        // The server reports changes itself; this interval only concerns this process.
         self.watch("cloud", Period::seconds(1), move |at| judge.step(clock::stamp_of(at), &source.sample()))
     }
 
-    /// What NCCL tells of the jobs of this host, while there are any.
+    /// The reports of NCCL about the jobs of this host, while there are any.
     fn nccl(&mut self, snapshots: &StateReader) -> anyhow::Result<()> {
         let NcclConfig { address, interval, deadline, limits } = self.config.nccl.clone();
         if address.is_empty() {
@@ -324,13 +326,13 @@ impl SensorStarter<'_> {
         let inputs = self.inputs.clone();
         self.watch("dcgm", *interval, move |at| {
             let judged = judge.step(at, &source.sample());
-            // Without the node nobody shows anything.
+            // Without the node there is nothing to show.
             let _ = inputs.blocking_send(Input::SecondOpinions(judge.opinions().clone()));
             judged
         })
     }
 
-    /// The same for those who have only its exporter.
+    /// The same for hosts that have only DCGM's exporter.
     fn dcgm_exporter(&mut self) -> anyhow::Result<()> {
         let DcgmConfig { exporter, interval, deadline, .. } = self.config.dcgm.clone();
         if exporter.is_empty() {

@@ -1,5 +1,5 @@
-//! One thread for each room that watches a part of the host: reading may take long when a file system or a driver
-//! hangs, and nothing else may wait for that.
+//! One thread for each room that watches a part of the host: a reading may take long if a file system or a driver
+//! hangs, and nothing else may wait for it.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender as StopSender, channel};
 use std::time::Duration;
@@ -9,16 +9,17 @@ use mainstay_core::model::report::SensorReport;
 
 use crate::os::clock;
 
-/// Watching under way; it ends when this is dropped.
+/// Running watch; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Watching {
     _stop: StopSender<()>,
 }
 
-/// Looks now and every `interval`, and tells what came of it until `report` says that nobody listens any more.
+/// Looks now and every `interval`, and passes the results to `report` until it returns that no one receives them any
+/// more.
 ///
 /// # Errors
-/// The kernel gives no more threads.
+/// The kernel cannot create a thread.
 pub fn watch(
     name: &str,
     interval: Duration,

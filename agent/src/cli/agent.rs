@@ -40,7 +40,7 @@ pub(super) struct Args {
     log: Option<String>,
 }
 
-/// Runs until told to stop.
+/// Runs until asked to stop.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let started = match config(&args) {
         Ok(config) => {
@@ -62,7 +62,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// File, environment and options put together.
+/// The configuration from file, environment and options.
 fn config(args: &Args) -> Result<Config, ConfigError> {
     let environment = Environment::new(app::default_paths::variables(), nix::unistd::geteuid().as_raw());
     let options = [

@@ -1,11 +1,11 @@
-//! What came of asking at one place, as `status` and the screen show it.
+//! The result of asking one server, as `status` and the screen show it.
 
 use mainstay_proto::v1::{Job, JobPhase};
 
 use super::client::{AskError, Snapshot};
 use super::find::Place;
 
-/// What came of asking at one place.
+/// The result of asking one server.
 pub(super) struct Answer {
     pub(super) place: Place,
     pub(super) result: Result<Snapshot, AskError>,

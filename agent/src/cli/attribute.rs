@@ -25,7 +25,7 @@ mod files;
 mod markdown;
 mod show;
 
-/// What is read at once. Memory stays small however long the logs are.
+/// Bytes that are read at a time. Memory use stays small however long the logs are.
 const PIECE: usize = 1 << 20;
 
 /// Find whose fault a failure was, from logs alone
@@ -94,7 +94,7 @@ fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
     Ok(show::report(&report, Paint::for_stdout()))
 }
 
-/// Scans files side by side, one thread a core: in their order, whichever is done first.
+/// Scans files in parallel, one thread per core; results are in the order of the files.
 fn scan_all(catalog: &Catalog, files: &[LogFile]) -> anyhow::Result<Vec<Findings>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(files.len().max(1));
     let next = AtomicUsize::new(0);
@@ -120,7 +120,7 @@ fn scan_all(catalog: &Catalog, files: &[LogFile]) -> anyhow::Result<Vec<Findings
     for ((_, findings), file) in scanned.into_iter().zip(files) {
         match findings {
             Ok(findings) => read.push(findings),
-            // One of many that nobody named must not take the others' word away.
+            // An unnamed file among many must not suppress the results of the others.
             Err(error) if file.found => output::note(&format!("left out: {error:#}")),
             Err(error) => return Err(error),
         }
@@ -158,7 +158,7 @@ fn scan(catalog: &Catalog, file: &Path, kind: Kind) -> anyhow::Result<Findings> 
     }
 }
 
-/// Scores labelled cases. Whatever a line holds is judged: one that cannot be read is a case about which nothing is known.
+/// Scores labelled cases. Every line counts: an unreadable one is a case with an unknown cause.
 fn evaluate(catalog: &Catalog, file: &Path, json: bool) -> anyhow::Result<String> {
     let reading = || format!("reading {}", file.display());
     let mut source = BufReader::new(File::open(file).with_context(reading)?);
@@ -170,7 +170,7 @@ fn evaluate(catalog: &Catalog, file: &Path, json: bool) -> anyhow::Result<String
         if !text.trim().is_empty() {
             let mut case = Case::read(number, text.trim());
             answers.push(score::answer(catalog, &case));
-            // What is left of it is for the score; a file of cases may be larger than memory.
+            // The rest is for the score; a file of cases may be larger than memory.
             case.forget_texts();
             cases.push(case);
         }

@@ -1,4 +1,4 @@
-//! `mainstay bundle`: all that went into the verdicts of a run, in one file that may be given away.
+//! `mainstay bundle`: everything that the verdicts of a run are based on, in one file that may be passed on.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{explain, output};
 
-/// The form of bundles that this version writes.
+/// The format version of the bundles that this version writes.
 pub(super) const FORM: u64 = 1;
 
 const EXAMPLES: &str = "\

@@ -1,4 +1,5 @@
-//! `mainstay check`: whether a job may start on this host. Asks the agent, or looks by itself where there is none.
+//! `mainstay check`: whether a job may start on this host. Asks the agent, or checks the host itself if there is
+//! none.
 
 mod active;
 mod ask;
@@ -96,7 +97,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let began = Instant::now();
     let mut groups = if args.group.is_empty() { Group::ALL.to_vec() } else { args.group.clone() };
-    // What is required is looked at, also where its group was not named.
+    // Required groups are checked even if they were not named.
     groups.extend(args.require.iter().map(|required| required.group));
     let config = match ask::configuration(args.config.as_deref()) {
         Ok(config) => config,
@@ -106,7 +107,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     let mut asked = ask::watched(&args, &groups).await;
-    // After what is watched: what loads the host would show there.
+    // After the monitored checks: the load of active probes would affect them.
     asked.checks.extend(active::checks(&args, &config, &groups));
     let checks = conclude(asked.checks, &groups, &[], &Group::ALL);
     let took = Span(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
@@ -126,7 +127,7 @@ async fn listen(address: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The heaviest verdict that counts, as an exit status.
+/// The worst verdict that counts, as an exit status.
 fn status(verdicts: impl Iterator<Item = CheckVerdict>, fail_on: &[FailOn], strict: bool) -> u8 {
     let mut none = true;
     let heaviest = verdicts
@@ -150,7 +151,7 @@ fn status(verdicts: impl Iterator<Item = CheckVerdict>, fail_on: &[FailOn], stri
         Some(FailOn::Fail) => exit::UNHEALTHY,
         Some(FailOn::Warn) => exit::DEGRADED,
         Some(FailOn::Unknown) => exit::UNKNOWN,
-        // Nothing was checked: nothing can be said.
+        // Nothing was checked, so the result is unknown.
         None if none && (strict || fail_on.contains(&FailOn::Unknown)) => exit::UNKNOWN,
         None => exit::OK,
     }
@@ -170,7 +171,7 @@ fn requirement(text: &str) -> Result<Requirement, String> {
 }
 
 impl Args {
-    /// How long a look may take.
+    /// Time limit of a look.
     fn deadline(&self) -> Period {
         self.deadline.unwrap_or(Period::seconds(10))
     }

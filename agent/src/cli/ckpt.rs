@@ -1,4 +1,4 @@
-//! `mainstay ckpt`: what checkpoints lie where, whether they are whole, and how they come back.
+//! `mainstay ckpt`: where checkpoints are stored, whether they are whole, and how to restore them.
 
 mod bucket;
 mod files;
@@ -46,7 +46,7 @@ enum Command {
     Gc(Ask),
 }
 
-/// What a list is made of.
+/// Options of a list.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay ckpt ls                                          all steps that the agent and its peers know
@@ -169,7 +169,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Durable storage waits on a runtime of its own, which must not stand on this one.
+/// Runs durable storage work on its own thread: it has a separate runtime, which must not be nested in this one.
 async fn aside(work: impl FnOnce() -> anyhow::Result<ExitCode> + Send + 'static) -> anyhow::Result<ExitCode> {
     tokio::task::spawn_blocking(work).await?
 }
@@ -179,7 +179,7 @@ fn said(as_json: bool, value: &serde_json::Value, text: &str) -> anyhow::Result<
     Ok(ExitCode::from(exit::OK))
 }
 
-/// A connection to the agent: the first that answers.
+/// A connection to the agent: the first socket that answers.
 async fn connect(ask: &Ask) -> anyhow::Result<Client> {
     let found = find(ask);
     let mut last = None;
@@ -205,7 +205,7 @@ async fn list(ask: &Ask, run: Option<String>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(weigh(answer.steps.iter().map(|step| step.whole))))
 }
 
-/// The exit status for steps of which each is whole or not.
+/// The exit status for steps, by whether each is whole.
 fn weigh(whole: impl Iterator<Item = bool>) -> u8 {
     match whole.max() {
         Some(true) => exit::OK,
@@ -241,7 +241,7 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
         };
         match message {
             Message::Progress(at) if at.files_wanted > 0 => {
-                // The agent waits for them, and says that none came.
+                // The agent waits for the files, and reports that none arrived.
                 if let Err(error) = files.lend(client.socket(), at).await {
                     output::note(&output::clean(&format!("no files can be lent to the agent: {error}")));
                 }
@@ -252,7 +252,7 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
                 settled.context("putting the restored shards in their places")?;
                 if let Some(asked) = result.put_back.take() {
                     let token = asked.token.clone();
-                    // The directory is watched, for a trainer of a kind that the agent knows.
+                    // The directory is watched, for a kind of trainer that the agent knows.
                     let done = files.put_back("auto", result.step, asked).await;
                     let lines = done.context("putting the restored files in their places")?;
                     lines.iter().for_each(|line| output::note(&output::clean(line)));
@@ -305,7 +305,7 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The run that a person means by a name: the only one that has it, with its id.
+/// The run that a user means by a name: the only one with that name, with its id.
 ///
 /// # Errors
 /// Several runs have the name.
@@ -322,7 +322,7 @@ fn one_of<'a>(asked: &str, runs: impl Iterator<Item = &'a str>) -> anyhow::Resul
     }
 }
 
-/// Why the newest step has too few copies, as far as it is known.
+/// Why the newest step has too few copies, as far as known.
 fn why_not(answer: &ListCheckpointsResponse, problem: &str) -> String {
     let peers =
         answer.peers.iter().filter_map(|peer| Some(format!("{}: {}", peer.name, peer.error.as_ref()?)));

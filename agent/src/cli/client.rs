@@ -1,4 +1,4 @@
-//! The client's side of the API: the only file of the command line that knows gRPC.
+//! The client side of the API: the only file of the command line that uses gRPC.
 
 use std::future::Future;
 use std::io::ErrorKind;
@@ -28,9 +28,9 @@ use tonic::{Code, Status, Streaming};
 
 use crate::launcher_link::handover;
 
-/// How long a server may take to answer before a person is informed that it does not.
+/// How long a server may take before the user is informed that it does not answer.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
-/// A list of events with long tracebacks is larger than gRPC's usual 4 MiB.
+/// A list of events with long tracebacks exceeds gRPC's default of 4 MiB.
 const LARGEST_MESSAGE: usize = 64 << 20;
 
 /// Why there is no answer.
@@ -68,7 +68,7 @@ pub(super) struct Client {
     channel: Channel,
 }
 
-/// A server's whole state at one moment.
+/// The whole state of a server at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Snapshot {
     pub(super) server: Server,
@@ -79,7 +79,7 @@ pub(super) struct Snapshot {
 impl Client {
     /// Connects, within the deadline.
     pub(super) async fn connect(socket: &Path) -> Result<Client, AskError> {
-        // gRPC hides the reason for which a socket refuses, so it is asked for first.
+        // gRPC hides the reason why a socket refuses, so this connects to it first.
         within(socket, async { UnixStream::connect(socket).await.map_err(|error| refused(socket, &error)) })
             .await?;
         let path = socket.to_owned();
@@ -87,7 +87,7 @@ impl Client {
             let path = path.clone();
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         });
-        // The address is never looked up: the connector knows where to go.
+        // The address is never resolved: the connector uses the socket.
         let endpoint = Endpoint::from_static("http://localhost");
         let channel = within(socket, async {
             endpoint
@@ -116,7 +116,7 @@ impl Client {
         .await
     }
 
-    /// The checks before a start and their summary. They are waited for as long as they are allowed to take.
+    /// The checks before a start and their summary. Waits as long as the checks may take.
     pub(super) async fn preflight(
         &self,
         request: RunPreflightRequest,
@@ -132,7 +132,7 @@ impl Client {
                 match item {
                     Some(PreflightItem::Check(check)) => checks.push(check),
                     Some(PreflightItem::Summary(_)) => return Ok(checks),
-                    // An item of a kind that a newer server sends.
+                    // An item of a kind that only a newer server knows.
                     None => {}
                 }
             }
@@ -154,7 +154,7 @@ impl Client {
         .await
     }
 
-    /// Says that the fault of a component is known, within the deadline.
+    /// Acknowledges the fault of a component, within the deadline.
     pub(super) async fn acknowledge(&self, component: &str, reason: &str) -> Result<(), AskError> {
         let request = AcknowledgeRequest { component: component.to_owned(), reason: reason.to_owned() };
         let mut operator = OperatorServiceClient::new(self.channel.clone());
@@ -176,14 +176,14 @@ impl Client {
         within(&self.socket, said).await.map(|_| ())
     }
 
-    /// Has a GPU reset, and waits until that is done: the agent has a deadline of its own for it.
+    /// Resets a GPU, and waits until that is done: the agent has a deadline for it.
     pub(super) async fn reset_gpu(&self, gpu: &str, reason: &str) -> Result<(), AskError> {
         let request = ResetGpuRequest { gpu: gpu.to_owned(), reason: reason.to_owned() };
         let mut operator = OperatorServiceClient::new(self.channel.clone());
         operator.reset_gpu(request).await.map(|_| ()).map_err(|status| self.failed(&status))
     }
 
-    /// Takes the silence over a component back, within the deadline.
+    /// Ends the silence of a component, within the deadline.
     pub(super) async fn unsilence(&self, component: &str) -> Result<(), AskError> {
         let request = UnsilenceComponentRequest { component: component.to_owned() };
         let mut operator = OperatorServiceClient::new(self.channel.clone());
@@ -192,7 +192,7 @@ impl Client {
         within(&self.socket, said).await.map(|_| ())
     }
 
-    /// Has all ranks of the job started again.
+    /// Restarts all ranks of the job.
     pub(super) async fn restart_job(&self, reason: &str) -> Result<(), AskError> {
         let request = RestartJobRequest { reason: reason.to_owned() };
         let mut orders = JobOrderServiceClient::new(self.channel.clone());
@@ -208,7 +208,7 @@ impl Client {
         within(&self.socket, said).await.map(|_| ())
     }
 
-    /// Has all ranks started again without the GPU of one.
+    /// Restarts all ranks without the GPU of one.
     pub(super) async fn exclude_rank(&self, rank: u32, reason: &str) -> Result<(), AskError> {
         let request = ExcludeRankRequest { rank, reason: reason.to_owned() };
         let mut orders = JobOrderServiceClient::new(self.channel.clone());
@@ -216,7 +216,7 @@ impl Client {
         within(&self.socket, said).await.map(|_| ())
     }
 
-    /// Does something to a rank, for a drill.
+    /// Injects a fault into a rank, for a drill.
     pub(super) async fn inject_fault(&self, request: InjectFaultRequest) -> Result<(), AskError> {
         let mut orders = JobOrderServiceClient::new(self.channel.clone());
         let said = async { orders.inject_fault(request).await.map_err(|status| self.failed(&status)) };
@@ -238,7 +238,7 @@ impl Client {
         .await
     }
 
-    /// The story of a failure of a job, within the deadline; none if the server knows of no such failure.
+    /// The story of a failure of a job, within the deadline; none if the server does not know such a failure.
     pub(super) async fn explain(
         &self,
         job: &str,
@@ -251,7 +251,7 @@ impl Client {
         within(&self.socket, async {
             match events.explain_incident(request).await {
                 Ok(answer) => Ok(Some(answer.into_inner())),
-                // A server that is older than the question knows of nothing, too.
+                // A server that is too old for this request knows none either.
                 Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => Ok(None),
                 Err(status) => Err(self.failed(&status)),
             }
@@ -279,7 +279,7 @@ impl Client {
         CheckpointServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE)
     }
 
-    /// The steps that the agent and its peers know. Peers that do not answer are waited for.
+    /// The steps that the agent and its peers have. Waits for slow peers.
     pub(super) async fn list_checkpoints(
         &self,
         run: Option<String>,
@@ -290,14 +290,15 @@ impl Client {
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
-    /// Has a directory's steps replicated, within the deadline; whether the agent has peers, and what it cannot do.
+    /// Starts replication of a directory's steps, within the deadline. Returns whether the agent has peers, and
+    /// what it cannot do.
     pub(super) async fn watch_checkpoints(
         &self,
         run: String,
         directory: &Path,
     ) -> Result<(bool, String), AskError> {
         let (socket, directories) = (self.socket.clone(), vec![directory.to_owned()]);
-        // An agent of an earlier version takes none, and says what it cannot do in its own way.
+        // An agent of an earlier version accepts none, and reports what it cannot do in another way.
         let _ = tokio::task::spawn_blocking(move || handover::hand_over(&socket, &directories)).await;
         let request = WatchCheckpointsRequest { run, directory: directory.display().to_string() };
         let mut checkpoints = self.checkpoints();
@@ -309,12 +310,13 @@ impl Client {
         .await
     }
 
-    /// Where the server is asked.
+    /// The server's socket.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Has the newest whole step brought into a directory. `put_back_token`: what the server asked for with it was done; empty at first.
+    /// Restores the newest whole step into a directory. `put_back_token`: confirms that the request of the server
+    /// with this token was done; empty at first.
     pub(super) async fn restore_checkpoint(
         &self,
         run: String,
@@ -334,14 +336,14 @@ impl Client {
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
-    /// Deletes all copies of a step; how many there were.
+    /// Deletes all copies of a step; returns their number.
     pub(super) async fn remove_checkpoint(&self, run: String, step: u64) -> Result<u32, AskError> {
         let answer =
             self.checkpoints().remove_checkpoint(RemoveCheckpointRequest { run, step, owner: None }).await;
         answer.map(|answer| answer.into_inner().copies).map_err(|status| self.failed(&status))
     }
 
-    /// Deletes replicas that no rule keeps; how many there were.
+    /// Deletes replicas that no rule keeps; returns their number.
     pub(super) async fn collect_checkpoints(&self) -> Result<u32, AskError> {
         let answer = self.checkpoints().collect_checkpoints(CollectCheckpointsRequest {}).await;
         answer.map(|answer| answer.into_inner().replicas).map_err(|status| self.failed(&status))
@@ -373,7 +375,7 @@ impl Events {
         loop {
             match self.stream.message().await {
                 Ok(Some(WatchEventsResponse { item: Some(item) })) => return Ok(item),
-                // An item of a kind that a newer server sends.
+                // An item of a kind that only a newer server knows.
                 Ok(Some(WatchEventsResponse { item: None })) => {}
                 Ok(None) => {
                     return Err(self.client.failed(&Status::unavailable("the server ended the stream")));
@@ -397,7 +399,7 @@ fn refused(socket: &Path, error: &std::io::Error) -> AskError {
         ErrorKind::NotFound => AskError::Missing(socket),
         ErrorKind::ConnectionRefused => AskError::Dead(socket),
         ErrorKind::PermissionDenied => AskError::Denied(socket),
-        // The queue of a process that is stopped is full.
+        // The queue of a stopped process is full.
         ErrorKind::WouldBlock => AskError::Silent(socket),
         _ => AskError::Other { socket, reason: error.to_string() },
     }

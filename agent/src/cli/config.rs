@@ -1,4 +1,4 @@
-//! `mainstay config`: what the agent would run with.
+//! `mainstay config`: the configuration that the agent would use.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Prints.
+/// Prints the configuration or the result of the check.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.default {
         output::print(&Config::commented_default())?;

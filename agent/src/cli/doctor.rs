@@ -1,4 +1,4 @@
-//! `mainstay doctor`: what can be read on this host, what cannot, and why.
+//! `mainstay doctor`: what is readable on this host, what is not, and why.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -49,10 +49,10 @@ const PROGRAM: [(&str, &str); 8] = [
     ("jax_rank.py", include_str!("../../acceptance/jax_rank.py")),
 ];
 
-/// One thing that was looked for.
+/// One thing that was checked.
 struct Finding {
     what: &'static str,
-    /// Whether it can be used; none if it is not there, which is no fault.
+    /// Whether it can be used; none if it is absent, which is no fault.
     usable: Option<bool>,
     detail: String,
 }
@@ -116,15 +116,15 @@ fn acts_for_users(socket: &Path) -> Option<Finding> {
     Some(Finding { what: "checkpoints of users", usable: Some(acts || reads), detail })
 }
 
-/// From linux/capability.h: to read what other users may not.
+/// From linux/capability.h: read files that other users may not read.
 const CAP_DAC_READ_SEARCH: u64 = 1 << 2;
 
-/// From linux/capability.h: to act as another group, and as another user.
+/// From linux/capability.h: change group and user.
 const CAP_SETGID: u64 = 1 << 6;
 const CAP_SETUID: u64 = 1 << 7;
 
 fn readable(what: &'static str, path: &str) -> Finding {
-    // The first byte shows it: some files of the kernel can be opened and not read. A device is only opened.
+    // The first byte shows it: some kernel files can be opened but not read. A device is only opened.
     let opened = File::open(path).and_then(|mut file| match path.starts_with("/dev/") {
         true => Ok(0),
         false => file.read(&mut [0; 1]),
@@ -139,7 +139,7 @@ fn readable(what: &'static str, path: &str) -> Finding {
     }
 }
 
-/// Looks for the file only: a vendor's library is never loaded into this process.
+/// Only looks for the file: a vendor's library is never loaded into this process.
 fn library(what: &'static str, name: &str) -> Finding {
     let usual =
         ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64"];
@@ -171,7 +171,7 @@ fn as_json(findings: &[Finding], status: u8) -> String {
     format!("{}\n", json!({ "exit_status": status, "findings": all }))
 }
 
-/// Runs the acceptance program; its exit status is ours.
+/// Runs the acceptance program and returns its exit status.
 fn accept(args: &Args) -> anyhow::Result<ExitCode> {
     let folder = args.out.join("program");
     std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;

@@ -1,4 +1,4 @@
-//! `mainstay events`: what happened, from a server or straight from a journal's directory.
+//! `mainstay events`: the events of a server, or of a journal's directory.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use super::{exit, status};
 use crate::api;
 use crate::store::journal::JournalReader;
 
-/// Rests between attempts to reach a server that was lost.
+/// Pauses between attempts to reach a lost server.
 const FIRST_REST: Duration = Duration::from_millis(200);
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
@@ -97,7 +97,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let teller = Teller { json: args.ask.json, paint: Paint::for_stdout() };
     let filter = args.filter();
     if let Some(dir) = &args.journal {
-        // MAINSTAY_SOCKET in the environment names a server for commands that need one; on the command line it is a mistake.
+        // MAINSTAY_SOCKET in the environment is for commands that need a server; on the command line --socket is a
+        // mistake.
         if std::env::args().any(|argument| argument == "--socket" || argument.starts_with("--socket=")) {
             output::note(
                 "error: --journal and --socket exclude each other: a journal is read without a server",
@@ -117,7 +118,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(exit::OK))
 }
 
-/// How events are reported.
+/// How events are printed.
 #[derive(Clone, Copy)]
 struct Teller {
     json: bool,
@@ -153,7 +154,7 @@ impl Teller {
     }
 }
 
-/// The events of the past, all of them or the last few.
+/// Past events, all of them or the last few.
 struct History {
     teller: Teller,
     last: Option<usize>,
@@ -167,7 +168,7 @@ impl History {
 
     fn take(&mut self, item: Item) -> anyhow::Result<()> {
         let Some(last) = self.last else { return self.teller.report(&item) };
-        // What is missing before the last few was not asked for.
+        // Gaps before the last few events do not matter.
         if matches!(item, Item::Event(_)) {
             self.kept.push_back(item);
         }
@@ -182,18 +183,18 @@ impl History {
     }
 }
 
-/// How far a server's events are reported.
+/// How far a server's events were printed.
 struct Watch {
     cursor: u64,
     filter: EventFilter,
     teller: Teller,
-    /// None once all of the past is reported.
+    /// None once all past events are printed.
     history: Option<History>,
 }
 
 impl Watch {
-    /// Tells what a server has kept, from where it broke off if it did; what broke it off now. Fails only when our
-    /// own output does.
+    /// Prints the past events of a server, starting where the last connection broke; returns what broke this one.
+    /// Fails only if printing fails.
     async fn catch_up(&mut self, client: &Client) -> anyhow::Result<Option<AskError>> {
         while let Some(history) = &mut self.history {
             let page = match client.list_events(self.cursor, self.filter.clone()).await {
@@ -212,7 +213,7 @@ impl Watch {
         Ok(None)
     }
 
-    /// Tells the past and then each event as it happens. A lost connection is taken up again where it broke.
+    /// Prints past events and then each new one. A lost connection is resumed where it broke.
     async fn follow(&mut self, client: Client, place: Place) -> anyhow::Result<()> {
         let mut connection = Ok(client);
         let mut rest = FIRST_REST;
@@ -233,7 +234,7 @@ impl Watch {
                     output::note(&format!("{reason}; starting again from the oldest event"));
                     self.cursor = 0;
                 }
-                // A launcher that is done takes its socket along; an agent comes back.
+                // A launcher that has ended removes its socket; an agent may restart.
                 AskError::Missing(_) if place.job.is_some() => {
                     output::note(&format!(
                         "the launcher is gone and its socket with it; the last event was {}",
@@ -252,7 +253,7 @@ impl Watch {
         }
     }
 
-    /// Follows one connection until it is lost. Fails only when our own output does.
+    /// Follows one connection until it is lost. Fails only if printing fails.
     async fn follow_connection(&mut self, client: &Client) -> anyhow::Result<AskError> {
         if let Some(lost) = self.catch_up(client).await? {
             return Ok(lost);
@@ -276,8 +277,8 @@ impl Watch {
     }
 }
 
-/// The server to ask: the host's agent if it answers (and knows the job, if one is asked for), or else the
-/// launcher of the job, or else the only launcher there is. Each has a journal of its own, so one is chosen.
+/// The server to ask: the host's agent if it answers (and knows the job, if one is given), else the launcher of the
+/// job, else the only launcher. Each has its own journal, so one is chosen.
 async fn choose(args: &Args) -> anyhow::Result<Option<(Client, Place)>> {
     let found = find(&args.ask);
     let mut answering = Vec::new();
@@ -285,7 +286,7 @@ async fn choose(args: &Args) -> anyhow::Result<Option<(Client, Place)>> {
         match Client::connect(&place.socket).await {
             Ok(client) => answering.push((client, place.clone())),
             Err(error) => {
-                // Dead sockets are only worth a word if there is nothing else.
+                // Dead sockets are only reported if there is nothing else.
                 if found.places.len() == 1 || !matches!(error, AskError::Dead(_) | AskError::Missing(_)) {
                     output::note(&clean(&error.to_string()));
                 }

@@ -1,4 +1,4 @@
-//! `mainstay explain`: a failure with its evidence, from the job's own journal, also when the job is long over; or a
+//! `mainstay explain`: a failure with its evidence, from the job's own journal, also long after the job ended; or a
 //! component of the host, or an event.
 
 mod host;
@@ -89,7 +89,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     of_run(&args, chosen)
 }
 
-/// The directory of a job that a server knows, of which it knows no failure; empty where the caller may not read it.
+/// The directory of a job that a server knows but of which it knows no failure; empty if the caller may not read
+/// it.
 async fn run_dir_of(args: &Args, job: &str) -> Option<PathBuf> {
     let found = find(&Ask { socket: args.socket.clone(), json: false });
     for place in found.places {
@@ -106,11 +107,11 @@ fn no_failure(incident: Option<u64>) -> String {
     incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"))
 }
 
-/// Asks the job's launcher and the agent for a failure of a job whose run directory is not at hand. None if no one knows
-/// of it.
+/// Asks the job's launcher and the agent for a failure of a job whose run directory is not available. None if no
+/// server knows it.
 async fn of_job(args: &Args, job: &str) -> anyhow::Result<Option<String>> {
     let found = find(&Ask { socket: args.socket.clone(), json: false });
-    // The launcher knows most of its own job; what the agent took over outlives it.
+    // The launcher knows most about its job; the agent's copy outlives it.
     let (agents, launchers): (Vec<_>, Vec<_>) = found.places.iter().partition(|place| place.job.is_none());
     for place in launchers.into_iter().chain(agents) {
         let Ok(client) = Client::connect(&place.socket).await else { continue };
@@ -134,7 +135,7 @@ fn is_run(name: &str) -> bool {
         .any(|path| path.join("journal").is_dir())
 }
 
-/// Asks the agent: a component by its name, an event by its cursor. None if it knows of neither.
+/// Asks the agent for a component by its name, or an event by its cursor. None if it knows neither.
 async fn of_host(args: &Args, what: &str) -> anyhow::Result<Option<(String, serde_json::Value)>> {
     let cursor: Option<u64> = what.parse().ok().filter(|cursor| *cursor > 0);
     let found = find(&Ask { socket: args.socket.clone(), json: false });
@@ -155,7 +156,7 @@ async fn of_host(args: &Args, what: &str) -> anyhow::Result<Option<(String, serd
     Ok(None)
 }
 
-/// The catalogue of the agent's configuration.
+/// The catalogue from the agent's configuration.
 fn catalog(args: &Args) -> anyhow::Result<Catalog> {
     let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     catalog::load(&Config::load(args.config.as_deref(), &environment, &[])?.catalog.files)
@@ -195,7 +196,7 @@ fn of_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run to explain, and what the person has to know of the choice.
+/// The run to explain, and notes for the user about the choice.
 struct Chosen {
     run_dir: PathBuf,
     notes: Vec<String>,

@@ -1,4 +1,4 @@
-//! Where servers may be: the agent's usual sockets, and the launchers' beside the pages of their jobs.
+//! Where servers may be: the agent's default sockets, and the launchers' next to the pages of their jobs.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,22 +16,22 @@ pub(super) struct Ask {
     pub(super) json: bool,
 }
 
-/// A socket that was found. Whether someone answers there is another question.
+/// A socket that was found. It may have no server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) socket: PathBuf,
-    /// The job, for a launcher's socket in its usual place.
+    /// The job, for a launcher's socket in its default place.
     pub(super) job: Option<String>,
 }
 
-/// What a search found, and where it looked.
+/// The result of a search, and where it looked.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) places: Vec<Place>,
     pub(super) looked_at: Vec<String>,
 }
 
-/// Searches the usual places of this user, or takes the one that was named.
+/// Searches the default places of this user, or uses the named socket.
 pub(super) fn find(ask: &Ask) -> Found {
     if let Some(socket) = &ask.socket {
         return Found {
@@ -72,7 +72,7 @@ fn search(agents: &[PathBuf], runtime_dir: &Path, uid: u32) -> Found {
     found
 }
 
-/// In directories that everyone may write to, someone else may have put a socket under our name.
+/// In directories that everyone may write to, another user may have put a socket under this name.
 fn is_trusted(socket: &Path, uid: u32) -> bool {
     let shared = ["/tmp", "/dev/shm", "/var/tmp"].iter().any(|dir| socket.starts_with(dir));
     let owner = socket.parent().and_then(|dir| std::fs::metadata(dir).ok()).map(|dir| dir.uid());
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_search_tells_where_it_looked_and_what_it_found() {
+    fn a_search_reports_where_it_looked_and_what_it_found() {
         let dir = tempfile::tempdir().unwrap();
         let uid = nix::unistd::geteuid().as_raw();
         let agent = dir.path().join("agent.sock");

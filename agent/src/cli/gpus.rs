@@ -1,4 +1,4 @@
-//! `mainstay gpus`: one line a device.
+//! `mainstay gpus`: one line per device.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -45,7 +45,7 @@ Exit status: 0 it was reset and is well, 3 it was refused, it did not help or no
 struct Reset {
     /// The GPU: its component as `mainstay status` names it, its PCI address or its UUID
     gpu: String,
-    /// Why; it is kept in the journal with who said it
+    /// Reason; stored in the journal with the user
     #[arg(long, value_name = "TEXT")]
     reason: String,
     /// Ask the agent on this socket, and no other
@@ -66,7 +66,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut problem = None;
     for place in &found.places {
         match ask(&place.socket).await {
-            // A launcher does not watch devices.
+            // A launcher does not monitor devices.
             Ok(answer) if answer.server.as_ref().is_some_and(|of| of.mode() == ServerMode::Launcher) => {}
             Ok(answer) => return show(&answer, args.ask.json),
             Err(error) => problem = Some(error),
@@ -112,7 +112,7 @@ fn weigh(devices: &[Device]) -> u8 {
 const HEADER: [&str; 12] =
     ["GPU", "PCI", "STATE", "TEMP", "POWER", "BUSY", "MEMORY", "ECC", "LINKS", "PROCS", "MODEL", "UUID"];
 
-/// A line for each device, and one below it for what is wrong.
+/// One line for each device, and another below it for problems.
 fn render(devices: &[Device], paint: Paint) -> String {
     let header = HEADER.map(str::to_owned);
     let rows: Vec<[String; 12]> = std::iter::once(header).chain(devices.iter().map(cells)).collect();
@@ -124,7 +124,7 @@ fn render(devices: &[Device], paint: Paint) -> String {
         let mut text = String::new();
         for (column, cell) in row.iter().enumerate() {
             let width = widths[column];
-            // Numbers stand to the right, words to the left.
+            // Numbers are right-aligned, words left-aligned.
             let cell = if matches!(column, 1 | 2 | 10 | 11) {
                 format!("{cell:<width$}")
             } else {

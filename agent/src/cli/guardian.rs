@@ -1,11 +1,11 @@
-//! The hidden subcommand that a launcher starts beside itself.
+//! The hidden subcommand that a launcher starts as its guardian.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::act::guardian;
 
-/// Stands guard for a launcher
+/// Guards a launcher
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What all processes of the job carry in their environment: NAME=VALUE
@@ -17,15 +17,16 @@ pub struct Args {
     pool: Option<PathBuf>,
 }
 
-/// Stands guard until the launcher, at the other end of standard input, is gone.
+/// Waits until the launcher, at the other end of standard input, is gone.
 pub fn run(args: &Args) -> ExitCode {
     let left = guardian::stand_guard(std::io::stdin().lock(), &args.mark, args.cgroup.as_deref());
     if let (true, Some(pool)) = (left, &args.pool) {
-        // The launcher's lock goes with the last of its threads, which may be a moment later than its end of the pipe.
+        // The launcher's lock is released with the last of its threads, possibly a moment after its end of the
+        // pipe.
         for _ in 0..50 {
             match mainstay_tier::pool::recover(pool) {
                 Ok(None) if pool.exists() => std::thread::sleep(std::time::Duration::from_millis(100)),
-                // Standard error is the launcher's: whoever still reads there is told.
+                // Standard error is the launcher's: anyone who still reads it sees the lines.
                 Ok(Some(recovered)) => {
                     recovered.reported().iter().for_each(|line| eprintln!("mainstay: {line}"));
                     break;

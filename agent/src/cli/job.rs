@@ -97,7 +97,7 @@ struct Place {
     /// The job's socket, where it is not in its usual place
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Why; it is kept in the journal with who said it
+    /// Reason; stored in the journal with the user
     #[arg(long, value_name = "TEXT")]
     reason: String,
 }

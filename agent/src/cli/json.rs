@@ -1,5 +1,5 @@
-//! The API's messages as JSON for scripts: names as in the API, times as RFC 3339 in UTC, ages in seconds,
-//! states and phases by their plain names. What is not set is absent. Documented in `docs/reference/cli.md`.
+//! The API's messages as JSON for scripts: names as in the API, times as RFC 3339 in UTC, ages in seconds, states
+//! and phases by their plain names. Unset fields are absent. Documented in `docs/reference/cli.md`.
 
 use mainstay_proto::v1::process_exit::How;
 use mainstay_proto::v1::{
@@ -248,7 +248,7 @@ fn time(time: &Timestamp) -> String {
     point(time).map(|point| format!("{point:.9}")).unwrap_or_default()
 }
 
-/// None for a time that no calendar knows.
+/// None for a time outside the calendar.
 pub(super) fn point(time: &Timestamp) -> Option<jiff::Timestamp> {
     jiff::Timestamp::new(time.seconds, time.nanos).ok()
 }

@@ -1,4 +1,4 @@
-//! Floor 6. How people ask. One file per command; exit statuses stand in `docs/reference/cli.md`.
+//! Floor 6. The interface for people. One file per command; exit statuses are in `docs/reference/cli.md`.
 
 mod agent;
 mod answer;
@@ -40,11 +40,11 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Exit statuses of the reading commands. Those of `status` are what Nagios-style monitoring expects.
 pub mod exit {
-    /// All is well; the question was answered.
+    /// Everything is healthy; the question was answered.
     pub const OK: u8 = 0;
     /// The node is degraded, or a job is recovering.
     pub const DEGRADED: u8 = 1;
-    /// The node is unhealthy, or the job that was asked for failed.
+    /// The node is unhealthy, or the requested job failed.
     pub const UNHEALTHY: u8 = 2;
     /// It is unknown: nothing answers.
     pub const UNKNOWN: u8 = 3;
@@ -114,7 +114,7 @@ pub fn main() -> ExitCode {
         Err(answer) => return answer_of_clap(&answer),
     };
     if let Command::Guardian(args) = &command {
-        // One for each job of the host: no runtime, no threads, next to no memory.
+        // There is one for each job of the host: no runtime, no threads, almost no memory.
         return guardian::run(args);
     }
     if let Command::Probe(args) = &command {
@@ -125,7 +125,7 @@ pub fn main() -> ExitCode {
         Err(error) => return failed(&anyhow::Error::new(error).context("starting the runtime")),
     };
     let result = runtime.block_on(run(command));
-    // What may still be blocked, such as a read from a dead disk, must not keep the program.
+    // Work that may still be blocked, such as a read from a dead disk, must not delay the exit.
     runtime.shutdown_background();
     result.unwrap_or_else(|error| failed(&error))
 }
@@ -161,7 +161,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The arguments of this process; options of `run` may be abbreviated as those of torchrun.
+/// The arguments of this process; options of `run` may be abbreviated as in torchrun.
 fn arguments() -> Result<Vec<OsString>, String> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     if arguments.get(1).is_none_or(|command| command != "run") {
@@ -187,7 +187,7 @@ fn command_line() -> clap::Command {
 }
 
 fn answer_of_clap(answer: &clap::Error) -> ExitCode {
-    // Nothing can be done for a person whose terminal is gone.
+    // The terminal may be gone; then nothing can be done.
     let _ = answer.print();
     match answer.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::from(exit::OK),

@@ -1,4 +1,4 @@
-//! `mainstay ack`, `silence` and `unsilence`: what an operator says of a component.
+//! `mainstay ack`, `silence` and `unsilence`: actions of an operator on a component.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ Exit status: 0 done, 3 no agent, no such component or not allowed, 64 the comman
 pub(super) struct Ack {
     /// The component, as `mainstay status` names it
     component: String,
-    /// Why; it is kept in the journal with who said it
+    /// Reason; stored in the journal with the user
     #[arg(long, value_name = "TEXT")]
     reason: String,
     #[command(flatten)]
@@ -32,7 +32,7 @@ Exit status: 0 done, 3 no agent, no such component or not allowed, 64 the comman
 pub(super) struct Silence {
     /// The component, as `mainstay status` names it
     component: String,
-    /// Why; it is kept in the journal with who said it
+    /// Reason; stored in the journal with the user
     #[arg(long, value_name = "TEXT")]
     reason: String,
     /// For how long, at most 30 days: 90s, 30m, 2h, 1d

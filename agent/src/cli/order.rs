@@ -1,4 +1,4 @@
-//! Orders of people: whom they go to, and what is said of how it went.
+//! Orders of people: their recipient, and the output about the result.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use super::client::{AskError, Client};
 use super::find::{Ask, Place, find};
 use super::{exit, output};
 
-/// The agent of this host: the first of its places that answers, or the one that was named.
+/// The agent of this host: the first socket that answers, or the named one.
 pub(super) async fn agent(socket: Option<PathBuf>) -> Result<Client, AskError> {
     let found = find(&Ask { socket, json: false });
     let agents = found.places.iter().filter(|place| place.job.is_none());
@@ -18,7 +18,7 @@ pub(super) async fn agent(socket: Option<PathBuf>) -> Result<Client, AskError> {
     }
 }
 
-/// The launcher of the job that is meant: the one on this socket, the one of this name, or the only one there is.
+/// The launcher of the job that is meant: the one on this socket, the one with this name, or the only one.
 pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Result<Client, AskError> {
     let named = socket.is_some();
     let found = find(&Ask { socket, json: false });
@@ -41,16 +41,16 @@ pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Resu
     }
 }
 
-/// So many jobs are named where one has to be chosen.
+/// Maximum number of jobs that are named if the user has to choose one.
 const NAMED: usize = 8;
 
-/// The job whose launcher has this socket in its usual place.
+/// The job whose launcher has this socket in its default place.
 fn job_at(socket: &Path) -> String {
     let directory = socket.parent().and_then(Path::file_name).unwrap_or_default();
     output::clean(&directory.to_string_lossy())
 }
 
-/// The first that answer, no more than `most`; and why the first of the others does not.
+/// The first servers that answer, at most `most`; and why the first of the others does not.
 async fn answering<'a>(
     places: impl Iterator<Item = &'a Place>,
     most: usize,
@@ -72,7 +72,7 @@ fn no_one(why: Option<AskError>, looked_at: Option<&String>) -> AskError {
     why.unwrap_or_else(|| AskError::Missing(looked_at.cloned().unwrap_or_default().into()))
 }
 
-/// Says that it was done, or why not.
+/// Prints that it was done, or why not.
 pub(super) fn done(said: Result<(), AskError>, words: &str) -> anyhow::Result<ExitCode> {
     match said {
         Ok(()) => {

@@ -1,10 +1,10 @@
-//! What goes to the terminal: colours where they are wanted, nothing that foreign text could do to it.
+//! Terminal output: colours if enabled, and no control characters from foreign text.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use mainstay_proto::v1::{HealthState, Severity};
 
-/// Writes to standard output. A reader that went away (`| head`) is an error that ends the program in peace.
+/// Writes to standard output. A reader that went away (`| head`) is an error that ends the program quietly.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -12,12 +12,12 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells the person something next to the output.
+/// Prints a note for the user next to the output.
 pub(super) fn note(text: &str) {
     let _ = writeln!(io::stderr(), "mainstay: {text}");
 }
 
-/// An error with its causes. Some errors tell their cause themselves, and are not made to say it twice.
+/// An error with its causes. A cause that an error already includes is not repeated.
 pub(super) fn in_full(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -30,7 +30,7 @@ pub(super) fn in_full(error: &anyhow::Error) -> String {
     text
 }
 
-/// Whether the failure is that no one reads our output any more.
+/// Whether the error is that the reader of the output is gone.
 pub(super) fn is_closed(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
@@ -99,12 +99,12 @@ impl Paint {
     }
 }
 
-/// Text of others, on one line and without control characters: an exception's message must not drive the terminal.
+/// Foreign text, on one line and without control characters: an exception's message must not control the terminal.
 pub(super) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// At most so many characters; what is cut off shows.
+/// At most this many characters; a cut is marked.
 pub(super) fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -112,7 +112,7 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// A length of time as people say it: "0.3 s", "42 s", "3 min 5 s", "2 h 10 min", "3 d 4 h".
+/// A duration in words: "0.3 s", "42 s", "3 min 5 s", "2 h 10 min", "3 d 4 h".
 pub(super) fn spoken(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match whole {

@@ -1,4 +1,4 @@
-//! `mainstay policy`: the built-in policy as a file, and policies of one's own tried out.
+//! `mainstay policy`: the built-in policy as a file, and tests of user policies.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ Examples:
 Exit status: 0 it is sound and decides as expected, 1 it decides otherwise, 2 it is broken, 3 nothing to try it on.
 See docs/reference/policy-file.md.";
 
-/// Show the policy for failures, and try out one of your own
+/// Show the policy for failures, and try out your own
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -48,7 +48,7 @@ enum What {
         #[command(flatten)]
         on: On,
     },
-    /// Show on which lines a policy comes to its decision, beside that of the built-in one
+    /// Show the lines on which a policy decides, next to those of the built-in one
     Explain {
         /// The policy
         file: PathBuf,
@@ -72,7 +72,7 @@ struct On {
     run: Option<PathBuf>,
 }
 
-/// Failures of all kinds, on which a policy is tried by `check`.
+/// Failures of all kinds, with which `check` tests a policy.
 const USUAL: &str = include_str!("policy_usual.toml");
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -95,7 +95,7 @@ fn read(file: &Path) -> anyhow::Result<Vec<Incident>> {
     incidents::read(&text).map_err(|what| anyhow!("{}: {what}", file.display()))
 }
 
-/// The policy; or says what is wrong with it.
+/// The policy; prints what is wrong with it if it is invalid.
 fn policy(file: &Path) -> anyhow::Result<Option<Policy>> {
     match advised::parse(file) {
         Ok(policy) => Ok(Some(policy)),

@@ -1,4 +1,4 @@
-//! The hidden subcommand that is started beside the agent or a check: what may hang, in a process of its own.
+//! The hidden subcommand that the agent or a check starts for calls that may hang, in a child process.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ enum Library {
         #[arg(long)]
         policies: bool,
     },
-    /// One active probe, told in one line
+    /// One active probe, with its result in one line
     Deep {
         /// Which, as JSON
         #[arg(long, value_name = "JSON")]
@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// Probes and tells, without waiting to be asked: the line is there for those who look.
+/// Probes and prints the result in one line.
 fn deep(probe: &str, storage_size: u64, cuda: Option<&Path>) -> anyhow::Result<()> {
     let probe = serde_json::from_str(probe)?;
     let means = Means { storage_size, cuda: cuda.map(|path| path.as_os_str().to_owned()) };
@@ -113,7 +113,7 @@ fn look(directory: &Path, config: Option<&Path>) -> anyhow::Result<()> {
     let config = Config::load(config, &environment, &[])?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let looked = runtime.block_on(run_look(config, directory));
-    // What may still be blocked in a dead file system must not keep us.
+    // Work that may still be blocked in a dead file system must not delay the exit.
     runtime.shutdown_background();
     looked
 }

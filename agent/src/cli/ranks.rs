@@ -1,4 +1,4 @@
-//! `mainstay ranks`: the ranks of a job as a table, once or again and again.
+//! `mainstay ranks`: the ranks of a job as a table, once or repeatedly.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,16 +15,16 @@ use super::output::{self, Paint, clean, shortened, spoken};
 use super::status::{ask_all, nothing_answers, reported_once};
 use super::{exit, json};
 
-/// How often the table is shown again.
+/// How often the table is refreshed.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Beyond this many ranks, those of which there is nothing to say are shown in groups.
+/// Beyond this many ranks, ranks without anything remarkable are shown in groups.
 const FEW: usize = 32;
 
-/// A rank whose own time exceeds its peers' by this share stands out.
+/// A rank whose own time exceeds its peers' by this factor is remarkable.
 const SLOW: f64 = 1.05;
 
-/// Of ranks that stand out, so many are shown.
+/// Maximum number of remarkable ranks that are shown.
 const SHOWN: usize = 24;
 
 /// Show the ranks of a job: step, section, last heartbeat, own time in a step beside their peers', waiting
@@ -68,7 +68,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                 None => nothing_answers(&found),
             });
         } else {
-            // From the top left, and nothing of the last table below it.
+            // Starts at the top left and clears the last table below.
             let home = if args.watch { "\x1b[H\x1b[J" } else { "" };
             let paint = Paint::for_stdout();
             let tables: Vec<String> = jobs.iter().map(|job| table(job, paint, args.all)).collect();
@@ -84,7 +84,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 const COLUMNS: [&str; 10] =
     ["RANK", "PID", "PHASE", "STEP", "SECTION", "AGE", "SELF", "VS PEERS", "WAIT", "MEDIAN STEP"];
 
-/// Columns of words, which stand to the left; numbers stand to the right.
+/// Columns of words, which are left-aligned; numbers are right-aligned.
 const WORDS: [usize; 2] = [2, 4];
 
 fn table(job: &Job, paint: Paint, all: bool) -> String {
@@ -131,7 +131,8 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
     text
 }
 
-/// The ranks that a person wants to see of many, and the others: who is suspected or slow, is behind, or does not beat.
+/// The remarkable ranks among many, and the others: ranks that are suspected, slow or behind, or that do not send
+/// heartbeats.
 fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
     let mut steps: Vec<u64> = job.ranks.iter().filter_map(|rank| rank.step).collect();
     steps.sort_unstable();
@@ -155,7 +156,7 @@ fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
     (of(true).map(|(_, rank)| rank).collect(), of(false).map(|(_, rank)| rank).collect())
 }
 
-/// One line for each phase and section that ranks are in, the most first.
+/// One line for each phase and section that ranks are in, largest group first.
 fn groups(ranks: &[&Rank]) -> Vec<String> {
     let mut by_place: BTreeMap<(String, String), Vec<&Rank>> = BTreeMap::new();
     for rank in ranks {
@@ -209,7 +210,7 @@ fn group((phase, section): &(String, String), ranks: &[&Rank]) -> String {
     text
 }
 
-/// `0-6, 8`; a few of many such.
+/// Ranges such as `0-6, 8`; only a few if there are many.
 fn ranges(ranks: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for rank in ranks {
@@ -243,12 +244,12 @@ fn is_suspect(job: &Job, rank: &Rank) -> bool {
     job.hang.as_ref().is_some_and(|hang| hang.culprits.contains(&rank.rank))
 }
 
-/// Whether a finding that stands names the rank.
+/// Whether an open finding names the rank.
 fn is_slow(job: &Job, rank: &Rank) -> bool {
     job.findings.iter().any(|finding| finding.ranks.contains(&rank.rank))
 }
 
-/// What stands behind the rank's line.
+/// The remark at the end of the rank's line.
 fn remark(job: &Job, rank: &Rank) -> Option<String> {
     if is_suspect(job, rank) && matches!(rank.phase(), RankPhase::Connected) {
         return Some("suspect".to_owned());
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_ranks_those_that_stand_out_are_shown_and_the_others_in_groups() {
+    fn among_many_ranks_the_remarkable_ones_are_shown_and_the_others_in_groups() {
         let shown = table(&many(512), Paint::plain(), false);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines.len(), 6, "{shown}");
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn of_few_each_is_shown_with_its_own_time_and_waiting() {
+    fn among_few_ranks_each_is_shown_with_its_own_time_and_waiting() {
         let shown = table(&many(8), Paint::plain(), false);
         assert_eq!(shown.lines().count(), 10, "{shown}");
         assert!(shown.lines().skip(2).all(|line| line.contains("0.120 s    +0.0 %  25 %")), "{shown}");

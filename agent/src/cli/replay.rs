@@ -1,4 +1,4 @@
-//! `mainstay replay`: a bundle or a run judged anew by this version, and what differs.
+//! `mainstay replay`: judges a bundle or a run again with this version, and shows what differs.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
             path.display()
         ),
     }
-    // Entries of kinds that only a later version knows are passed over, as in a journal.
+    // Entries of kinds that only a later version knows are skipped, as in a journal.
     Ok(lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 

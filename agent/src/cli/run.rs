@@ -25,7 +25,7 @@ use values::{
     hang_limit, hang_mode, interval, ready_within, save_signal, switch,
 };
 
-/// The usual status for that, as the command line takes it.
+/// The default exit status for that, in the type of the option.
 const HAND_BACK: u8 = HAND_BACK_EXIT as u8;
 
 const EXAMPLES: &str = "\
@@ -410,7 +410,7 @@ pub struct Args {
 /// Runs the job and returns its exit status.
 ///
 /// # Errors
-/// What the command line asks for cannot be done, or the job could not be started.
+/// An option cannot be satisfied, or the job could not be started.
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let plan = match plan::plan(args) {
         Ok(plan) => plan,

@@ -1,4 +1,4 @@
-//! The screen of `mainstay status`: what is wrong first, then the rest, in columns.
+//! The screen of `mainstay status`: problems first, then the rest, in columns.
 
 use std::fmt::Write;
 
@@ -16,12 +16,12 @@ use super::output::{Paint, clean, shortened, spoken};
 
 const COMMAND_WIDTH: usize = 90;
 
-/// All that was found, as text for a terminal.
+/// All results, as text for a terminal.
 pub(super) fn render(answers: &[Answer], paint: Paint) -> String {
     let mut screen = String::new();
     for answer in answers {
         match &answer.result {
-            // An agent and a launcher on one host sense the same host: its jobs say enough of a launcher.
+            // An agent and a launcher on one host report the same host: the launcher's jobs are enough.
             Ok(snapshot) => server(snapshot, paint, &mut screen),
             Err(error) => {
                 let dead = if matches!(error, AskError::Dead(_)) { "dead socket" } else { "no answer" };
@@ -93,7 +93,7 @@ fn components(node: &Node, now: Option<&Timestamp>, paint: Paint, screen: &mut S
     }
 }
 
-/// What operators have said of it.
+/// The actions of operators on it.
 fn attention(
     component: &Component,
     now: Option<&Timestamp>,
@@ -150,7 +150,7 @@ fn copies(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String)
     }
 }
 
-/// Restarts are counted in one way everywhere: "restart 1 of 3".
+/// Restarts are always counted in the same way: "restart 1 of 3".
 fn restarts(job: &Job) -> String {
     match job.restarts {
         0 => format!("no restart of {}", job.max_restarts),
@@ -241,7 +241,7 @@ fn ranks(ranks: &[Rank], paint: Paint, screen: &mut String) {
     let widths: Vec<usize> =
         (0..8).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
     for (place, row) in rows.iter().enumerate() {
-        // Numbers stand to the right, words to the left.
+        // Numbers are right-aligned, words left-aligned.
         let mut text = String::from(" ");
         for (column, cell) in row.iter().enumerate() {
             let width = widths[column];
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn one_screen_tells_the_story() {
+    fn one_screen_shows_the_whole_state() {
         let place = Place { socket: "/x".into(), job: None };
         let dead = Answer { place: place.clone(), result: Err(AskError::Dead("/run/old.sock".into())) };
         let text = render(&[Answer { place, result: Ok(snapshot()) }, dead], Paint::plain());

@@ -1,4 +1,4 @@
-//! `mainstay stacks`: what the ranks of a job are at, now.
+//! `mainstay stacks`: what the ranks of a job are doing now.
 
 use std::iter;
 use std::path::Path;
@@ -18,10 +18,10 @@ use super::output::{self, Paint, clean};
 use super::status::{ask_all, reported_once};
 use crate::source::evidence::{self, Frames, Subject};
 
-/// How long it may take.
+/// Time limit.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Of a rank without a Python stack so many threads are shown; `--json` has all.
+/// Number of threads shown for a rank without a Python stack; `--json` has all.
 const THREADS: usize = 8;
 
 /// Show the Python stacks of a job's ranks, and what they wait for in the kernel
@@ -69,7 +69,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(exit::OK))
 }
 
-/// The job of this name, or the only one that runs.
+/// The job with this name, or the only running one.
 fn chosen(mut running: Vec<Job>, named: Option<&str>) -> Result<Job, String> {
     if let Some(name) = named {
         running.retain(|job| job.id == name);
@@ -127,7 +127,7 @@ fn shown(taken: &evidence::Taken, paint: Paint) -> String {
     text
 }
 
-/// What the kernel reports about a process that shows no Python stack.
+/// The kernel's information about a process without a Python stack.
 fn without_python(native: &Value) -> String {
     let mut text =
         "no Python stack: the process does not answer, and py-spy is not there or may not look\n".to_owned();

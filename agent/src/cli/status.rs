@@ -1,4 +1,4 @@
-//! `mainstay status`: asks every server that is found, at the same time, and shows one screen.
+//! `mainstay status`: asks every server that is found, concurrently, and shows one screen.
 
 use std::process::ExitCode;
 
@@ -89,7 +89,7 @@ fn jobs(answers: &[Answer]) -> impl Iterator<Item = &Job> {
     answers.iter().filter_map(|answer| answer.result.as_ref().ok()).flat_map(|snapshot| &snapshot.jobs)
 }
 
-/// The exit status: the gravest of what is known, before what is unknown.
+/// The exit status: the worst known state, before unknown.
 fn weigh(answers: &[Answer], one_job: bool) -> u8 {
     let signs: Vec<u8> = if one_job {
         jobs(answers).map(job_sign).collect()
@@ -106,8 +106,8 @@ fn weigh(answers: &[Answer], one_job: bool) -> u8 {
     signs.into_iter().max_by_key(graveness).unwrap_or(exit::UNKNOWN)
 }
 
-/// None for what says nothing about the node: the socket of a dead process, or a launcher that does not sense
-/// the host and whose node is therefore without components.
+/// None for answers without information about the node: the socket of a dead process, or a launcher that does not
+/// monitor the host, whose node therefore has no components.
 fn node_sign(answer: &Answer) -> Option<u8> {
     match &answer.result {
         Ok(snapshot)
@@ -136,7 +136,7 @@ fn job_sign(job: &Job) -> u8 {
     }
 }
 
-/// What to say when there is nothing to show.
+/// The message if there is nothing to show.
 pub(super) fn nothing_answers(found: &Found) -> String {
     format!(
         "nothing answers here. Looked at:\n  {}\nStart a job with `mainstay run -- python train.py`, or the host's agent with \

@@ -1,4 +1,4 @@
-//! `mainstay stragglers`: who makes a job slow, from a recorded trace, without an agent.
+//! `mainstay stragglers`: which ranks make a job slow, from a recorded trace, without an agent.
 
 mod read;
 

@@ -1,11 +1,11 @@
-//! torchrun's ways of writing numbers of ranks and streams.
+//! torchrun's syntax for numbers of ranks and streams.
 
 use std::path::Path;
 
-/// How many hosts at least and at most: `N` or `MIN:MAX`.
+/// Minimum and maximum number of hosts: `N` or `MIN:MAX`.
 ///
 /// # Errors
-/// No numbers, none at all, or a range that ends before it starts.
+/// No numbers, zero, or a range that ends before it starts.
 pub fn nodes(text: &str) -> Result<(u32, u32), String> {
     let parse = |text: &str| {
         text.parse::<u32>().map_err(|_| format!("{text:?} is no number of hosts: write 1 or MIN:MAX"))
@@ -20,11 +20,11 @@ pub fn nodes(text: &str) -> Result<(u32, u32), String> {
     Ok((least, most))
 }
 
-/// How many ranks on this host: a number, `gpu`, `cpu` or `auto`. `devices` is `/dev`, `visible` the value of
+/// Number of ranks on this host: a number, `gpu`, `cpu` or `auto`. `devices` is `/dev`, `visible` the value of
 /// `CUDA_VISIBLE_DEVICES`.
 ///
 /// # Errors
-/// Not a number, zero, or GPUs asked for where there are none.
+/// Not a number, zero, or GPUs requested on a host without any.
 pub fn ranks_per_node(text: &str, devices: &Path, visible: Option<&str>) -> Result<u32, String> {
     let processors = || {
         std::thread::available_parallelism()

@@ -1,4 +1,4 @@
-//! What no single value of a configuration shows to be wrong.
+//! Checks that involve several values of a configuration, or more than their types.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,10 +10,10 @@ use super::{CheckpointConfig, Config};
 use crate::source::journald::JOURNALD;
 use crate::source::tpu::FORBIDDEN_PORT;
 
-/// What hooks can be told of.
+/// The kinds of entries that hooks can receive.
 const HOOKS_TELL: [&str; 3] = ["verdict", "decision", "job_ended"];
 
-/// What was found wrong: the key, and how it should be.
+/// The problems found: the key, and how its value should be.
 #[derive(Debug, Default)]
 struct Wrong(Vec<(&'static str, String)>);
 
@@ -26,7 +26,7 @@ impl Wrong {
 }
 
 impl Config {
-    /// What no single value shows to be wrong: the key and what is wrong with it.
+    /// Checks what no single value shows: returns each wrong key and what is wrong with it.
     pub(super) fn check(&self) -> Vec<(&'static str, String)> {
         let mut wrong = Wrong::default();
         self.check_places(&mut wrong);
@@ -169,7 +169,7 @@ impl Config {
         }
     }
 
-    /// Nothing can be seen less than once.
+    /// Counts are at least 1.
     fn check_counts(&self, wrong: &mut Wrong) {
         for (key, number) in [
             ("host.limits.worsen_after", u64::from(self.host.limits.worsen_after)),
@@ -196,7 +196,7 @@ impl Config {
         }
     }
 
-    /// The journal, and who is told of jobs.
+    /// The journal, and hooks.
     fn check_jobs(&self, wrong: &mut Wrong) {
         wrong.must(
             self.journal.segment_size.0 <= self.journal.max_size.0 / 2,
@@ -284,7 +284,7 @@ impl Config {
     }
 }
 
-/// Pieces need as many other hosts as there are of them.
+/// Pieces need as many other hosts as there are pieces.
 fn parity(of: &CheckpointConfig, wrong: &mut Wrong) {
     let key = "checkpoint.parity";
     if of.parity.is_empty() {

@@ -1,4 +1,4 @@
-//! Keys of accelerators, of the network between them, and of those who know of them: DCGM, NCCL, the cloud.
+//! Keys of accelerators, of the network between them, and of their sources: DCGM, NCCL, the cloud.
 
 use std::path::PathBuf;
 
@@ -15,19 +15,19 @@ use serde::{Deserialize, Serialize};
 use crate::source::cloud::USUAL_ADDRESS;
 
 settings! {
-    /// How GPUs are watched.
+    /// How GPUs are monitored.
     pub struct GpuConfig {
-        /// Whether the driver of NVIDIA's GPUs is asked (by NVML, in a process of its own).
+        /// Whether NVIDIA's GPU driver is read (by NVML, in a child process).
         enabled: bool = true,
-        /// NVIDIA's management library. Empty: libnvidia-ml.so.1, and only on hosts that have a GPU of NVIDIA, or that library
-        /// in LD_LIBRARY_PATH.
+        /// NVIDIA's management library. Empty: libnvidia-ml.so.1, and only on hosts that have an NVIDIA GPU, or that library in
+        /// LD_LIBRARY_PATH.
         library: PathBuf = PathBuf::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// Time from one reading of what changes slowly, or costs more to read, to the next: counters of NVLinks, ECC errors by
-        /// place, limits, versions.
+        /// Time from one reading of slow or expensive values to the next: NVLink counters, ECC errors by location, limits,
+        /// versions.
         details_interval: Period = Period::seconds(60),
-        /// How long the driver may take for one GPU until it counts as hung.
+        /// How long the driver may take for one GPU before it counts as hung.
         deadline: Period = Period::seconds(10),
     }
     sections {
@@ -43,13 +43,13 @@ settings! {
 settings! {
     /// How GPUs are reset.
     pub struct ResetConfig {
-        /// Who may have an idle GPU reset: "off" (nobody), "ordered" (operators, by mainstay gpus reset), "automatic" (the
-        /// agent too, where a GPU's recommended action is RESET_DEVICE).
+        /// Who may reset an idle GPU: "off" (no one), "ordered" (operators, with mainstay gpus reset), "automatic" (also the
+        /// agent, where a GPU's recommended action is RESET_DEVICE).
         mode: ResetMode = ResetMode::Off,
-        /// The program that resets: it is called with --gpu-reset -i and the GPU's UUID, as the agent's user, who has to be root.
-        /// Empty: nvidia-smi, as it is found on PATH.
+        /// The program that resets a GPU: it is run with --gpu-reset -i and the GPU's UUID, as the agent's user, which must be
+        /// root. Empty: nvidia-smi from PATH.
         program: PathBuf = PathBuf::new(),
-        /// How long it may take; it is killed then.
+        /// How long a reset may take; the program is killed after that.
         deadline: Period = Period::seconds(120),
         /// Programs, by the names of their processes, that may have the GPU open while it is reset.
         may_stay: Vec<String> = vec!["nvidia-persistenced".to_owned()],
@@ -58,16 +58,16 @@ settings! {
 }
 
 settings! {
-    /// How TPUs are watched.
+    /// How TPUs are monitored.
     pub struct TpuConfig {
-        /// Whether TPUs are looked for.
+        /// Whether the agent monitors TPUs.
         enabled: bool = true,
         /// Metrics services of libtpu to ask, like "localhost:8431". Empty: while a process holds a chip, the ports in its
         /// TPU_RUNTIME_METRICS_PORTS, else localhost:8431. Port 8353 must not be polled and is refused.
         endpoints: Vec<String> = Vec::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// How long an answer of libtpu may take.
+        /// How long libtpu may take to answer.
         deadline: Period = Period::seconds(2),
         /// Where libtpu writes its stall summaries (tpu_stall_summary_*.pb) and its driver's logs (tpu_driver.*.log.*).
         log_dir: PathBuf = PathBuf::from("/tmp/tpu_logs"),
@@ -79,12 +79,12 @@ settings! {
 }
 
 settings! {
-    /// How announcements of the cloud are followed.
+    /// How announcements of the cloud are read.
     pub struct CloudConfig {
-        /// Whose metadata server is followed: "auto" (whose machine this is by its firmware; none on others), "google",
-        /// "amazon", "azure" or "none".
+        /// Whose metadata server is read: "auto" (the provider named by the firmware, if any), "google", "amazon", "azure" or
+        /// "none".
         provider: CloudProvider = CloudProvider::Auto,
-        /// Where the metadata server is, as "host:port". It is reached by its address, so that no name has to be resolved.
+        /// The metadata server, as "host:port". The default is an IP address, so that no name has to be resolved.
         metadata: String = USUAL_ADDRESS.to_owned(),
     }
     sections {
@@ -93,11 +93,11 @@ settings! {
     }
 }
 
-/// Whose metadata server is followed.
+/// Whose metadata server is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CloudProvider {
-    /// Whose machine this is by its firmware.
+    /// The provider that the firmware names.
     Auto,
     /// Google Compute Engine's.
     Google,
@@ -105,18 +105,17 @@ pub enum CloudProvider {
     Amazon,
     /// Microsoft Azure's.
     Azure,
-    /// Nobody's.
+    /// None.
     None,
 }
 
 settings! {
-    /// How NCCL's RAS service is asked.
+    /// How NCCL's RAS service is queried.
     pub struct NcclConfig {
-        /// Where it listens, as "host:port" (NCCL_RAS_ADDR of the job). It is asked only while a job runs on this host.
-        /// Not asked by default: NCCL 2.26.2 and 2.29.7 can end a job that is asked regularly.
-        /// Empty: it is not asked.
+        /// Address of the RAS service, as "host:port" (NCCL_RAS_ADDR of the job). It is queried only while a job runs on this
+        /// host. Empty (default): it is not queried, since regular queries can end a job with NCCL 2.26.2 and 2.29.7.
         address: String = String::new(),
-        /// Time from one question to the next; at least 5s. Each walks through all processes of the job.
+        /// Time from one query to the next; at least 5s. Each query visits all processes of the job.
         interval: Period = Period::seconds(60),
         /// How long an answer may take.
         deadline: Period = Period::seconds(15),
@@ -128,16 +127,16 @@ settings! {
 }
 
 settings! {
-    /// How the network that training runs over is watched.
+    /// How the training network is monitored.
     pub struct FabricConfig {
-        /// Whether it is watched.
+        /// Whether the agent monitors the network.
         enabled: bool = true,
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// Links that must be up: ports like "mlx5_0/1", interfaces like "eth0", each with "=400" where the rate in Gb/s
-        /// matters. Empty: those that were once up for a while.
+        /// Links that must be up: ports such as "mlx5_0/1", interfaces such as "eth0", each with "=400" where the rate in Gb/s
+        /// matters. Empty: the links that the agent has learned.
         expected_ports: Vec<String> = Vec::new(),
-        /// What is not to be read: devices ("mlx5_8"), ports ("mlx5_8/1"), interfaces, or the beginning of names
+        /// What the agent does not read: devices ("mlx5_8"), ports ("mlx5_8/1"), interfaces, or prefixes of names
         /// ("mlx5_bond*").
         exclude: Vec<String> = Vec::new(),
     }
@@ -155,19 +154,19 @@ impl FabricConfig {
 }
 
 settings! {
-    /// How DCGM is asked.
+    /// How DCGM is used.
     pub struct DcgmConfig {
-        /// "auto": where its library and a GPU are and a host engine answers; "on": it must be there; "embedded": in a
-        /// process of our own, where no host engine runs; "off".
+        /// "auto": used where its library and a GPU are present and a host engine answers; "on": required; "embedded": in a
+        /// child process of the agent, where no host engine runs; "off".
         mode: DcgmMode = DcgmMode::Auto,
-        /// The host engine.
+        /// Address of the host engine.
         address: String = "localhost:5555".to_owned(),
         /// DCGM's library. Empty: libdcgm.so.4, else libdcgm.so.3.
         library: PathBuf = PathBuf::new(),
-        /// A page of dcgm-exporter to read, like "http://localhost:9400/metrics". Empty: none.
+        /// A page of dcgm-exporter to read, such as "http://localhost:9400/metrics". Empty: none.
         exporter: String = String::new(),
-        /// Whether DCGM is asked to tell of uncorrected memory errors, PCIe and NVLink errors, XIDs and retired pages
-        /// where nobody has set a policy. It tells and does nothing else; what others have set stays as it is.
+        /// Whether the agent sets DCGM policies for uncorrected memory errors, PCIe and NVLink errors, XIDs and retired pages
+        /// where no policy is set. The policies only report; existing policies stay unchanged.
         policies: bool = true,
         /// Time from one check to the next; at least 1s.
         interval: Period = Period::seconds(30),
@@ -177,15 +176,15 @@ settings! {
     sections {}
 }
 
-/// Whether DCGM is asked.
+/// Whether DCGM is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DcgmMode {
-    /// Where it answers.
+    /// If it answers.
     Auto,
     /// It must answer.
     On,
-    /// By a host engine within our own probe.
+    /// In a host engine inside the agent's child process.
     Embedded,
     /// Never.
     Off,

@@ -1,4 +1,4 @@
-//! The keys as people meet them: dotted, documented, with their defaults.
+//! The keys as users see them: dotted, documented, with their defaults.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use mainstay_core::base::units::Field;
 
 use super::Config;
 
-/// The prefix of the environment variables that are the agent's. Those of launchers and clients have none of it.
+/// The prefix of the agent's environment variables. Those of launchers and clients do not have it.
 pub(super) const PREFIX: &str = "MAINSTAY_AGENT_";
 
 /// The variable that names the configuration file itself.

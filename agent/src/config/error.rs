@@ -1,8 +1,8 @@
-//! What can be wrong with a configuration.
+//! Errors of a configuration.
 
 use std::path::PathBuf;
 
-/// A configuration that is refused, with everything that is wrong in it.
+/// A configuration that is refused, with all its problems.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct ConfigError {
@@ -10,12 +10,12 @@ pub struct ConfigError {
     pub problems: Vec<Problem>,
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where it stands.
+    /// Where the value is.
     pub origin: Origin,
-    /// The key, if it is about one.
+    /// The key that it is about, if any.
     pub key: Option<String>,
     /// What is wrong and what would be right.
     pub what: String,
@@ -33,7 +33,7 @@ impl std::fmt::Display for Problem {
 /// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A file, and the line in it where that can be told.
+    /// A file, and its line if known.
     File {
         /// Its path.
         path: PathBuf,

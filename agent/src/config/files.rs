@@ -1,4 +1,4 @@
-//! Directories of others' files, as they are written in the configuration: a table each, or one line of text.
+//! Directories of others' files, as written in the configuration: a table each, or one line of text.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A directory into which a trainer writes checkpoints in its own way.
+/// A directory into which a trainer writes checkpoints in its own format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WatchConfig(pub WatchTable);
 
@@ -22,25 +22,25 @@ pub struct WatchTable {
     pub run: String,
     /// Where.
     pub directory: PathBuf,
-    /// Whose way of writing is looked for.
+    /// The kind of trainer whose format is expected.
     #[serde(default = "auto")]
     pub kind: String,
-    /// Names of checkpoints, with `{step}`; in the place of a kind's.
+    /// Names of checkpoints, with `{step}`; replaces the names of the kind.
     #[serde(default)]
     pub pattern: String,
-    /// A file in a checkpoint's directory that is written last.
+    /// A file that is written last into a checkpoint's directory.
     #[serde(default)]
     pub marker: String,
-    /// Seconds without a change that stand in for a mark; 0: never.
+    /// Seconds without a change that replace such a file; 0: never.
     #[serde(default)]
     pub quiet_s: u64,
-    /// Files or directories that make a step on one host; 0: as many as there are.
+    /// Number of files or directories that make a step on one host; 0: any number.
     #[serde(default)]
     pub expect: usize,
     /// The hosts that hold a part of each step; none: all of `peers`.
     #[serde(default)]
     pub hosts: Vec<String>,
-    /// Whether all hosts see the same files; without it, as the file system says.
+    /// Whether all hosts see the same files; if unset, the file system decides.
     #[serde(default)]
     pub shared: Option<bool>,
 }
@@ -53,14 +53,14 @@ pub struct CacheConfig(pub CacheTable);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheTable {
-    /// What it is called on all hosts.
+    /// Its name on all hosts.
     pub name: String,
-    /// Where compilers put it.
+    /// Where compilers write it.
     pub directory: PathBuf,
-    /// Bytes that are kept of it at most: the youngest files.
+    /// Maximum size in bytes: the newest files are kept.
     #[serde(default = "cache_quota")]
     pub quota: Bytes,
-    /// Seconds for which a file must not have changed.
+    /// How long a file must be unchanged, in seconds.
     #[serde(default = "cache_quiet")]
     pub quiet_s: u64,
 }
@@ -105,7 +105,7 @@ impl WatchTable {
     /// How checkpoints are found in it.
     ///
     /// # Errors
-    /// The kind or the pattern is none.
+    /// The kind or the pattern is invalid.
     pub fn rules(&self) -> Result<Vec<Rule>, String> {
         if self.pattern.is_empty() {
             return Kind::parse(&self.kind).map(Kind::rules);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_and_lines_say_the_same() {
+    fn tables_and_lines_are_equivalent() {
         let text = "watch = [\"llama=megatron:/ckpt\", {run = \"llama\", directory = \"/ckpt\", kind = \"megatron\"}]\n\
                     cache = [\"xla=/var/cache/xla\", {name = \"xla\", directory = \"/var/cache/xla\", quota = \"8GiB\"}]";
         let read: Read = toml::from_str(text).unwrap();

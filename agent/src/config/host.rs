@@ -1,4 +1,4 @@
-//! Keys of what is read of the host itself, and of the checks before a start.
+//! Keys of the host itself, and of the checks before a start.
 
 use std::path::PathBuf;
 
@@ -13,10 +13,10 @@ settings! {
     pub struct HostConfig {
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(5),
-        /// File systems to watch, by any path on them, beside /, /run, /dev/shm, the state directory and the checkpoint
+        /// File systems to watch, by any path on them, in addition to /, /run, /dev/shm, the state directory and the checkpoint
         /// directories of jobs.
         watch_paths: Vec<PathBuf> = Vec::new(),
-        /// Where the host's procfs is mounted; another place in a container that has it there.
+        /// Where the host's procfs is mounted; in a container this may be another path.
         proc_root: PathBuf = PathBuf::from("/proc"),
         /// Where the host's sysfs is mounted.
         sys_root: PathBuf = PathBuf::from("/sys"),
@@ -32,25 +32,25 @@ settings! {
 }
 
 settings! {
-    /// How the host's operating system is watched.
+    /// How the host's operating system is monitored.
     pub struct SystemConfig {
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// Least time between two looks through all processes. There are fewer where there are very many processes, and
-        /// on an idle host.
+        /// Minimum time between two scans of all processes. Scans are less frequent with very many processes and on an idle
+        /// host.
         scan_interval: Period = Period::seconds(30),
-        /// Time from one question to a network file system to the next.
+        /// Time from one check of a network file system to the next.
         mounts_interval: Period = Period::seconds(30),
-        /// Network file systems that are not asked, by where they are mounted or a directory above that.
+        /// Network file systems that are not checked, by their mount point or a directory above it.
         exclude_mounts: Vec<PathBuf> = Vec::new(),
-        /// Types of network file systems beside those that are known, like "fuse.myfs".
+        /// Additional types of network file systems, such as "fuse.myfs".
         file_systems: Vec<String> = Vec::new(),
-        /// Services of systemd that matter. Those that are not installed are passed over.
+        /// systemd services to watch. Services that are not installed are skipped.
         units: Vec<String> = DEFAULT_UNITS.iter().map(|unit| (*unit).to_owned()).collect(),
-        /// The program that tells of services. Empty: systemctl, where systemd runs.
+        /// The program that reports the state of services. Empty: systemctl, where systemd runs.
         systemctl: PathBuf = PathBuf::new(),
-        /// The program that asks the host's management controller for power supplies and fans. Empty: ipmitool, where it is and
-        /// the kernel has such a controller.
+        /// The program that reads power supplies and fans from the host's management controller. Empty: ipmitool, where it is
+        /// installed and the kernel has such a controller.
         ipmitool: PathBuf = PathBuf::new(),
         /// Kernel modules that must be loaded.
         modules: Vec<String> = Vec::new(),
@@ -61,7 +61,7 @@ settings! {
     }
 }
 
-/// Services that GPUs and their networks need, and those by which work comes to the host.
+/// Services that GPUs and their networks need, and those that start work on the host.
 const DEFAULT_UNITS: [&str; 11] = [
     "nvidia-fabricmanager.service",
     "nvidia-persistenced.service",
@@ -89,10 +89,10 @@ settings! {
 }
 
 settings! {
-    /// The catalogue of what the kernel and the drivers say.
+    /// The catalogue of messages of the kernel and the drivers.
     pub struct CatalogConfig {
-        /// Files whose entries replace those of the compiled-in catalogue that have the same id, or are added to it; the later
-        /// weigh more. `mainstay explain` shows where an entry came from.
+        /// Files whose entries replace entries of the built-in catalogue with the same id, or are added to it; later files take
+        /// precedence. `mainstay explain` shows which file an entry came from.
         files: Vec<PathBuf> = Vec::new(),
     }
     sections {}
@@ -103,7 +103,7 @@ settings! {
     pub struct PreflightConfig {
         /// Directories that active probes (--deep) write to and read back.
         paths: Vec<PathBuf> = Vec::new(),
-        /// GPU memory in use from which a GPU that nobody works on is not free.
+        /// Memory in use from which an idle GPU is not free.
         gpu_memory_held: Bytes = Bytes(512 << 20),
     }
     sections {
@@ -113,15 +113,15 @@ settings! {
 }
 
 settings! {
-    /// The doors for NVRx.
+    /// The interfaces for NVRx.
     pub struct NvrxConfig {
         /// The Unix socket on which NVRx's node health service is served, like "/run/nvhcd/nvhcd.sock", for
         /// ft_launcher --ft-node-health-check-endpoint. Every user may ask. Empty: none.
         health_socket: PathBuf = PathBuf::new(),
-        /// Whether NVRx leaves out a node of which something cannot be told, beside one that is unhealthy.
+        /// Whether NVRx leaves out a node with an unknown state, in addition to an unhealthy one.
         fail_on_unknown: bool = false,
-        /// The shared directory of ft_launcher --ft-segment-health-check-dir: while the node is unhealthy, the Slurm jobs on
-        /// it find a file there that leaves their segment out. Empty: none.
+        /// The shared directory of ft_launcher --ft-segment-health-check-dir: while the node is unhealthy, it has a file that
+        /// makes the Slurm jobs on the node leave their segment out. Empty: none.
         segment_health_dir: PathBuf = PathBuf::new(),
     }
     sections {}

@@ -1,5 +1,5 @@
-//! Layers of values, each weighing more than those before. Every value is tried as it is laid on, so that what is
-//! wrong with it can be told by its key and its place.
+//! Layers of values, each with precedence over those before. Every value is validated when it is added, so that an
+//! error names its key and place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,12 +9,12 @@ use toml::de::{DeTable, DeValue};
 use super::document::{FILE_VARIABLE, Key, PREFIX, defaults, environment_name, keys};
 use super::{Config, ConfigError, Origin, Problem};
 
-/// How alike a key must be to be suggested: 1 is equal.
+/// Minimum similarity of a key to be suggested: 1 is equal.
 const ALIKE: f64 = 0.6;
 
 pub(super) struct Layers {
     keys: Vec<Key>,
-    /// All values so far; it always makes a configuration.
+    /// All values so far; they always form a valid configuration.
     table: toml::Table,
     config: Config,
     origins: BTreeMap<String, Origin>,
@@ -50,7 +50,7 @@ impl Layers {
         }
     }
 
-    /// The variables of the agent's prefix. Others are none of its business.
+    /// The variables with the agent's prefix. Others are ignored.
     pub(super) fn add_environment(&mut self, variables: &BTreeMap<String, String>) {
         for (variable, text) in variables.range(PREFIX.to_owned()..) {
             if !variable.starts_with(PREFIX) {
@@ -83,7 +83,7 @@ impl Layers {
         }
     }
 
-    /// The configuration, if nothing is wrong with it, the values together included.
+    /// The configuration, if no problem was found, including problems of several values together.
     pub(super) fn finish(
         mut self,
         check: impl Fn(&Config) -> Vec<(&'static str, String)>,
@@ -134,8 +134,8 @@ impl Layers {
     }
 }
 
-/// The dotted names of all values with the places of their keys. A name that is no section ends there, whatever it
-/// holds.
+/// The dotted names of all values with the positions of their keys. A name that is not a section is a leaf,
+/// whatever its value.
 fn collect_places(
     table: &DeTable<'_>,
     prefix: &str,
@@ -151,13 +151,13 @@ fn collect_places(
             _ => places.push((name, key.span().start)),
         }
     }
-    // As they stand in the file, which is how a person goes through the problems.
+    // In file order, the order in which a person goes through the problems.
     places.sort_by_key(|(_, place)| *place);
 }
 
 fn value_at<'a>(table: &'a toml::Table, name: &str) -> Option<&'a toml::Value> {
     match name.split_once('.') {
-        // A quoted key may have a dot in itself.
+        // A quoted key may contain a dot.
         Some((section, rest)) if !table.contains_key(name) => value_at(table.get(section)?.as_table()?, rest),
         _ => table.get(name),
     }
@@ -174,8 +174,8 @@ fn put(table: &mut toml::Table, name: &str, value: toml::Value) {
     }
 }
 
-/// The value that a text from the environment or the command line stands for, by the type of the key's default. What
-/// does not fit stays text, and is refused as such.
+/// The value of a text from the environment or the command line, by the type of the key's default. Text that does
+/// not fit stays text, and is refused as such.
 fn value_of(text: &str, default: &toml::Value) -> toml::Value {
     let as_text = || toml::Value::String(text.to_owned());
     let trimmed = text.trim();
@@ -195,12 +195,12 @@ fn value_of(text: &str, default: &toml::Value) -> toml::Value {
     }
 }
 
-/// The nearest name, if one is near: by the whole of it, or by its last part in the wrong section.
+/// The most similar name, if one is similar enough: as a whole, or by its last part in another section.
 fn suggestion(name: &str, candidates: impl Iterator<Item = String>) -> String {
     let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
     let alike = |candidate: &str| {
         let whole = strsim::normalized_damerau_levenshtein(name, candidate);
-        // A right key in a wrong section is near, but less so than a slip of the pen.
+        // A right key in a wrong section is similar, but less so than a typo.
         let part = strsim::normalized_damerau_levenshtein(&last(name), &last(candidate)) * 0.9;
         whole.max(part)
     };

@@ -1,4 +1,4 @@
-//! Addresses that may be left out are written as empty text: TOML has no null.
+//! Optional addresses are written as empty text: TOML has no null.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,5 @@
-//! What the configuration takes from its surroundings. They come as an argument: nothing here reads the process's own.
+//! What the configuration takes from its environment. It comes as an argument: nothing here reads the process's
+//! own.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::document::FILE_VARIABLE;
 use super::{Config, ConfigError, Origin, Problem};
 
-/// The surroundings of the agent's process.
+/// The environment of the agent's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
     /// The environment variables.
@@ -26,7 +27,7 @@ impl Environment {
     }
 
     fn path(&self, name: &str) -> Option<PathBuf> {
-        // The XDG specification has relative paths ignored.
+        // The XDG specification requires relative paths to be ignored.
         self.variables.get(name).map(PathBuf::from).filter(|path| path.is_absolute())
     }
 
@@ -48,7 +49,7 @@ impl Environment {
         }
     }
 
-    /// Fills in the paths that are left to their rules.
+    /// Fills in the paths that are empty.
     pub(super) fn fill_in(&self, config: &mut Config) {
         if config.state_dir.as_os_str().is_empty() {
             config.state_dir = self.state_dir();
@@ -58,7 +59,7 @@ impl Environment {
         }
     }
 
-    /// Where state is kept if nobody says otherwise.
+    /// The default state directory.
     pub fn state_dir(&self) -> PathBuf {
         if self.uid == 0 {
             return "/var/lib/mainstay".into();
@@ -70,7 +71,7 @@ impl Environment {
         }
     }
 
-    /// Where the agent's socket is if nobody says otherwise. Launchers and clients look for it by the same rule.
+    /// The default path of the agent's socket. Launchers and clients look for it by the same rule.
     pub fn socket(&self) -> PathBuf {
         if self.uid == 0 {
             return "/run/mainstay/agent.sock".into();

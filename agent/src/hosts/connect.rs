@@ -1,4 +1,4 @@
-//! A follower's end: one connection to the leader, made again whenever it breaks.
+//! A follower's side: one connection to the leader, re-established whenever it breaks.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use super::{
 };
 use crate::os::clock;
 
-/// How long a connection may take to be made.
+/// How long connecting may take.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long is waited between two tries, at first and at most.
+/// Time between two attempts: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// What arrives from the leader.
+/// Events from the leader.
 #[derive(Debug)]
 pub enum FromLeader {
-    /// There is a connection; the join was sent on it.
+    /// The connection is established; the join was sent.
     Connected {
         /// The way there; the connection ends when it is dropped.
         to: mpsc::Sender<Up>,
@@ -37,7 +37,7 @@ pub enum FromLeader {
         /// What.
         down: Down,
     },
-    /// There is no connection, or none any more.
+    /// There is no connection, or it was lost.
     Lost {
         /// Why.
         why: String,
@@ -46,8 +46,8 @@ pub enum FromLeader {
     },
 }
 
-/// Keeps a connection to the leader at one of its addresses, for as long as somebody reads the events. `join` is sent first
-/// on each one.
+/// Keeps a connection to the leader at one of its addresses, as long as the receiver of the events exists. `join`
+/// is sent first on each connection.
 pub async fn keep(
     addresses: Vec<String>,
     token: Token,
@@ -73,7 +73,7 @@ pub async fn keep(
     }
 }
 
-/// One connection, from its first try to its end. Whether it was made, and why it ended.
+/// One connection, from its first attempt to its end. Returns whether it was established, and why it ended.
 async fn one(
     address: &str,
     token: &Token,
@@ -89,7 +89,7 @@ async fn one(
         let mut stream = encrypted::as_follower(stream, token).await?;
         prove_as_follower(&mut stream, token).await.map(|()| stream)
     });
-    // A leader that encrypts waits for the first word of this side.
+    // A leader that encrypts waits for the first bytes of this side.
     let silent = || match token.ends {
         Some(_) => StreamError::Silent(PROVEN_WITHIN),
         None => StreamError::NotEncrypted,

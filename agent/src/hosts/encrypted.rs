@@ -1,4 +1,5 @@
-//! Connections between launchers by TLS. The ends come from the launcher: their keys are made of the job's secret.
+//! TLS connections between launchers. The launcher provides both configurations: their keys are derived from the
+//! job's secret.
 
 use std::io;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::{StreamError, Token};
 
-/// By what both ends of a connection encrypt and know each other.
+/// The TLS configurations with which both sides encrypt and authenticate each other.
 #[derive(Clone)]
 pub struct Ends {
-    /// For the one who connects.
+    /// For the side that connects.
     pub client: Arc<ClientConfig>,
-    /// For the one who is connected to.
+    /// For the side that accepts.
     pub server: Arc<ServerConfig>,
 }
 
@@ -31,26 +32,26 @@ pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A connection, by TLS or plain.
+/// A connection, with TLS or plain.
 pub(super) type Stream = Box<dyn Duplex>;
 
-/// The follower's end.
+/// The follower's side.
 pub(super) async fn as_follower(stream: TcpStream, token: &Token) -> Result<Stream, StreamError> {
     let Some(ends) = &token.ends else { return Ok(Box::new(stream)) };
-    // It is not compared: whoever has the key is of the job.
+    // The name is not checked: any holder of the key belongs to the job.
     let name = ServerName::try_from("launcher").map_err(io::Error::other)?;
     let connector = TlsConnector::from(Arc::clone(&ends.client));
     Ok(Box::new(connector.connect(name, stream).await.map_err(reported)?))
 }
 
-/// The leader's end.
+/// The leader's side.
 pub(super) async fn as_leader(stream: TcpStream, token: &Token) -> Result<Stream, StreamError> {
     let Some(ends) = &token.ends else { return Ok(Box::new(stream)) };
     let acceptor = TlsAcceptor::from(Arc::clone(&ends.server));
     Ok(Box::new(acceptor.accept(stream).await.map_err(reported)?))
 }
 
-/// What it means that no TLS came about.
+/// The meaning of a failed TLS handshake.
 fn reported(error: io::Error) -> StreamError {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(

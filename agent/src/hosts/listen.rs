@@ -1,4 +1,4 @@
-//! The leader's end: accepts followers. Nothing that a connection sends can do more than end it.
+//! The leader's side: accepts followers. The worst that received bytes can do is end their connection.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,16 +19,16 @@ use super::{
 };
 use crate::os::clock;
 
-/// Connections at a time: those of the largest job, and of launchers that look at this one.
+/// Maximum number of connections: those of the largest job, and of launchers that check this one.
 const CONNECTIONS: usize = 32_768;
 
-/// Messages that wait to be sent on one connection; a follower that does not read loses its connection.
+/// Messages that may queue for one connection; a follower that does not read loses its connection.
 pub const WAITING_MESSAGES: usize = 8192;
 
-/// What arrives from followers.
+/// Events from followers.
 #[derive(Debug)]
 pub enum FromHost {
-    /// A launcher has proven that it knows the token, and wants to take part.
+    /// A launcher has proven that it knows the token, and wants to join.
     Joined {
         /// Its connection.
         connection: u64,
@@ -57,29 +57,29 @@ pub enum FromHost {
     },
 }
 
-/// The listening socket with its connections; all of it goes when this is dropped.
+/// The listening socket with its connections; all are closed when this is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    /// What arrives.
+    /// The events.
     pub events: mpsc::Receiver<FromHost>,
     task: JoinHandle<()>,
 }
 
-/// A connection is closed if nobody has proven within this time who is there. The side that connects gives up before that:
-/// it can say why, a closed connection cannot.
+/// A connection is closed if its proof is not complete within this time. The connecting side times out earlier: it
+/// can report the reason, a closed connection cannot.
 const JOINS_WITHIN: Duration = PROVEN_WITHIN.saturating_add(Duration::from_secs(2));
 
-/// A port that is taken, at which no one is answered yet.
+/// A bound port that does not accept connections yet.
 #[derive(Debug)]
 pub struct Bound(TcpListener);
 
 impl Bound {
-    /// Takes a free port of all addresses.
+    /// Binds a free port on all addresses.
     ///
     /// # Errors
     /// There is none.
     pub async fn new() -> io::Result<Bound> {
-        // Both families where there is IPv6.
+        // Both address families if there is IPv6.
         let bind = async {
             match TcpListener::bind("[::]:0").await {
                 Ok(listener) => Ok(Bound(listener)),
@@ -92,12 +92,12 @@ impl Bound {
     /// The port.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not return it.
     pub fn port(&self) -> io::Result<u16> {
         self.0.local_addr().map(|address| address.port())
     }
 
-    /// Answers those who know the token.
+    /// Serves launchers that know the token.
     pub fn listen(self, token: Token) -> Listener {
         let (sender, events) = mpsc::channel(1024);
         Listener { events, task: streams().spawn(accept(self.0, token, sender)) }
@@ -174,7 +174,7 @@ async fn serve(
             let at = clock::mono();
             if let Up::Beat { sent } = up {
                 let Some(to) = answers.upgrade() else {
-                    // The leader ends it. What it said last, as why it refuses a launcher, is still on its way.
+                    // The leader ends it. Its last message, such as why it refuses a launcher, is still being sent.
                     tokio::time::sleep(SILENT_FOR).await;
                     return Err(StreamError::Silent(SILENT_FOR));
                 };
@@ -190,7 +190,7 @@ async fn serve(
     };
     let ended = tokio::select! { ended = write => ended, ended = read => ended };
     let why = ended.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    // The receiver goes only when the launcher does.
+    // The receiver is dropped only with the launcher.
     let _ = events.send(FromHost::Gone { connection, why }).await;
     ended
 }

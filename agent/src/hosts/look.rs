@@ -1,5 +1,5 @@
-//! Looks whether a launcher lives: whether it answers as one, not only whether its host takes connections, which a kernel does
-//! for a process that stands still.
+//! Checks whether a launcher is alive: whether it answers as a launcher, not only whether its host accepts
+//! connections, which a kernel also does for a stopped process.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use tokio::time::{sleep, timeout};
 
 use super::{MAGIC, Token, encrypted};
 
-/// A connection is tried so often, at these intervals: the first packet of one may be lost.
+/// Number of connection attempts, at these intervals: the first packet of one may be lost.
 const TRIES: u32 = 6;
 const EVERY: Duration = Duration::from_millis(100);
 
-/// How long is looked. Those who ask wait a little longer.
+/// Time limit of the check. Callers wait a little longer.
 const WITHIN: Duration = Duration::from_millis(900);
 
-/// A port is closed when so many tries were refused; one alone may be a firewall that is loaded again.
+/// A port is closed after this many refused attempts; a single one may come from a firewall that is being reloaded.
 const REFUSALS: usize = 2;
 
-/// What one try came to.
+/// The result of one attempt.
 enum Found {
     Launcher,
     Connection,
@@ -30,7 +30,7 @@ enum Found {
     Nothing,
 }
 
-/// Looks at the launcher that listens at this address.
+/// Checks the launcher that listens at this address.
 pub async fn look(address: String, token: Token) -> Sight {
     let (said, mut reported) = tokio::sync::mpsc::unbounded_channel();
     let mut tries = JoinSet::new();
@@ -38,7 +38,7 @@ pub async fn look(address: String, token: Token) -> Sight {
         let (address, token, said) = (address.clone(), token.clone(), said.clone());
         tries.spawn(async move {
             sleep(EVERY * number).await;
-            // The receiver goes only when it is seen enough.
+            // The receiver is dropped only once the result is known.
             let _ = said.send(knock(&address, &token, &said).await);
         });
     }
@@ -62,7 +62,7 @@ pub async fn look(address: String, token: Token) -> Sight {
     seen.unwrap_or(if connected { Sight::Accepts } else { Sight::Silent })
 }
 
-/// One connection, until a launcher has begun to prove itself on it.
+/// One connection, until a launcher has started its proof on it.
 async fn knock(address: &str, token: &Token, said: &tokio::sync::mpsc::UnboundedSender<Found>) -> Found {
     let stream = match TcpStream::connect(address).await {
         Ok(stream) => stream,
@@ -94,7 +94,7 @@ mod tests {
         let listener = bound.listen(token());
         assert_eq!(look(address.clone(), token()).await, Sight::Answers);
         drop(listener);
-        // The task with the port ends at once, not before the next turn.
+        // The task with the port ends at its next turn, not at once.
         while TcpStream::connect(&address).await.is_ok() {
             tokio::task::yield_now().await;
         }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_at_which_no_launcher_answers_is_told_from_one_that_is_closed() {
+    async fn a_port_without_a_launcher_differs_from_a_closed_port() {
         let still = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = still.local_addr().expect("an address").to_string();
         assert_eq!(look(address, token()).await, Sight::Accepts);

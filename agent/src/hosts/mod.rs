@@ -1,8 +1,8 @@
 //! Floor 2. The streams between the launchers of one job: one connection from each follower to the leader.
 //!
-//! A connection starts with TLS, unless the user has it plain, and a proof on both sides that they know the job's token. Then
-//! each message is its length as four bytes, most significant first, and JSON. What messages mean is for `core::hosts::wire`;
-//! who is lost, for the launcher.
+//! A connection starts with TLS, unless the user disables it, and a proof on both sides that they know the job's
+//! token. After that, each message is its length as four bytes, most significant first, and JSON.
+//! `core::hosts::wire` defines the messages; the launcher decides which host is lost.
 
 pub mod connect;
 mod encrypted;
@@ -24,11 +24,11 @@ use tokio::sync::mpsc;
 /// A follower sends a message at least this often.
 pub const BEAT_EVERY: Duration = Duration::from_millis(500);
 
-/// A connection on which nothing was received for so long is closed.
+/// A connection that received nothing for this long is closed.
 pub const SILENT_FOR: Duration = Duration::from_secs(5);
 
-/// Where streams run: a thread of their own, so that beats come regularly while the launcher's loop starts ranks, or waits for
-/// a disk.
+/// The runtime of the streams: a separate thread, so that beats are sent regularly while the launcher's loop starts
+/// ranks or waits for a disk.
 pub(crate) fn streams() -> Handle {
     static STREAMS: OnceLock<Handle> = OnceLock::new();
     let start = || {
@@ -38,20 +38,20 @@ pub(crate) fn streams() -> Handle {
         std::thread::Builder::new().name("mainstay-hosts".to_owned()).spawn(run).ok()?;
         Some(handle)
     };
-    // Without a thread they run where the launcher does.
+    // Without a thread they run on the launcher's runtime.
     STREAMS.get_or_init(|| start().unwrap_or_else(Handle::current)).clone()
 }
 
-/// Messages that wait are written together, about so many bytes at a time.
+/// Queued messages are written together, about this many bytes at a time.
 const AT_ONCE: usize = 64 << 10;
 
 /// How long the proofs may take.
 const PROVEN_WITHIN: Duration = Duration::from_secs(5);
 
-/// The first bytes of the leader. The number is that of the proof, not of the messages.
+/// The first bytes of the leader. The number is the version of the proof, not of the messages.
 const MAGIC: &[u8; 8] = b"MSTHOST1";
 
-/// What both sides have to know, and by what they encrypt.
+/// What both sides must know, and how they encrypt.
 #[derive(Clone)]
 pub struct Token {
     key: [u8; 32],
@@ -65,7 +65,8 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// The token of a job: of the secret that the user gave, or else of the run id, which keeps jobs apart and no intruder out.
+    /// The token of a job: derived from the secret that the user gave, else from the run id, which separates jobs
+    /// but does not keep out intruders.
     pub fn of(run_id: &str, secret: Option<&str>) -> Token {
         let mut text = secret.unwrap_or_default().to_owned();
         text.push('\0');
@@ -76,7 +77,7 @@ impl Token {
         }
     }
 
-    /// The same over TLS between these ends; none for plain connections.
+    /// The same over TLS with these configurations; none for plain connections.
     #[must_use]
     pub fn over(self, ends: Option<Ends>) -> Token {
         Token { ends, ..self }
@@ -95,10 +96,10 @@ pub enum StreamError {
     /// The network failed.
     #[error("{0}")]
     Io(io::Error),
-    /// The other side has gone.
+    /// The other side has closed the connection.
     #[error("the connection was closed by the other side")]
     Closed,
-    /// Something else is there.
+    /// Another program answers.
     #[error("another program answers there, not a launcher of Mainstay")]
     NoLauncher,
     /// The other side does not know the token.
@@ -106,15 +107,15 @@ pub enum StreamError {
         "the launcher there does not have the same token: use the same --rdzv-id and --rdzv-conf token=… on all hosts"
     )]
     Token,
-    /// One side encrypts, and the other one does not.
+    /// One side encrypts, and the other does not.
     #[error(
         "one side encrypts the connection and the other one does not: use --rdzv-conf encrypt=off on all hosts or on none"
     )]
     NotEncrypted,
-    /// A message is too long or not what was expected.
+    /// A message is too long or not the expected one.
     #[error("a message could not be read: {0}")]
     Message(String),
-    /// It takes too long.
+    /// It took too long.
     #[error("no answer within {} s", .0.as_secs())]
     Silent(Duration),
 }
@@ -122,7 +123,7 @@ pub enum StreamError {
 impl From<io::Error> for StreamError {
     fn from(error: io::Error) -> StreamError {
         match error.kind() {
-            // A process that was killed says no farewell, neither by TLS nor without.
+            // A killed process closes no connection properly, neither with TLS nor without.
             io::ErrorKind::UnexpectedEof => StreamError::Closed,
             _ => StreamError::Io(error),
         }
@@ -146,7 +147,7 @@ async fn receive_bytes(from: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, S
     if length > LONGEST_MESSAGE {
         return Err(StreamError::Message(format!("it has {length} bytes")));
     }
-    // Memory is taken as bytes arrive, not as they are announced.
+    // Memory is allocated as bytes arrive, not for the announced length.
     let mut bytes = Vec::new();
     from.take(length as u64).read_to_end(&mut bytes).await?;
     if bytes.len() < length {
@@ -163,7 +164,7 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Outgoing) -> Re
     Ok(to.flush().await?)
 }
 
-/// Writes a message and those that wait behind it at once.
+/// Writes a message and those queued behind it at once.
 async fn send_waiting<T: Outgoing>(
     to: &mut (impl AsyncWrite + Unpin),
     first: &T,
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_those_who_know_the_token_come_together() {
+    async fn only_launchers_with_the_same_token_connect() {
         let token = || Token::of("run", Some("secret"));
         let (leader, follower) = both(token(), token()).await;
         leader.expect("the same token");
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_program_is_named_as_such() {
+    async fn another_program_is_reported_as_such() {
         let (mut a, mut b) = tokio::io::duplex(1024);
         a.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.expect("written");
         let error = prove_as_follower(&mut b, &Token::of("run", None)).await.expect_err("no launcher");
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_message_that_is_announced_too_long_is_not_read() {
+    async fn a_message_with_an_excessive_length_is_not_read() {
         let (mut a, mut b) = tokio::io::duplex(1024);
         a.write_u32(u32::MAX).await.expect("written");
         let error = receive::<serde_json::Value>(&mut b).await.expect_err("too long");

@@ -1,4 +1,4 @@
-//! Floor 1. One question by HTTP/1.1, over a connection of its own, plain or by TLS: metadata servers of clouds, webhooks.
+//! Floor 1. One HTTP/1.1 request over a new connection, plain or with TLS: metadata servers of clouds, webhooks.
 
 mod secure;
 
@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 pub use secure::{Secure, SecureError};
 
-/// More than any server says that we ask.
+/// More than any server that is queried here sends.
 const LONGEST_BODY: usize = 256 << 10;
 
 /// Why there is no answer.
@@ -22,51 +22,51 @@ pub enum HttpError {
     /// No answer in time.
     #[error("no answer within {0:?}")]
     Late(Duration),
-    /// The connection could not be made or broke.
+    /// The connection could not be established, or it broke.
     #[error("{0}")]
     Connection(String),
     /// It answered with an error.
     #[error("status {0}")]
     Status(StatusCode),
-    /// It is not the server that was asked for.
+    /// It is not the expected server.
     #[error("what answers is not the server that was asked: {0}")]
     Improper(String),
 }
 
-/// What is asked.
+/// A request.
 #[derive(Debug)]
 pub struct Question<'a> {
     /// `host:port`.
     pub address: &'a str,
-    /// How.
+    /// The method.
     pub method: Method,
-    /// What, with its query.
+    /// The path, with its query.
     pub path: &'a str,
-    /// A header beside the usual ones.
+    /// A header in addition to the usual ones.
     pub header: (&'static str, &'a str),
-    /// What is sent along; empty for nothing.
+    /// The body; empty for none.
     pub body: &'a [u8],
-    /// How long all of it may take.
+    /// Time limit for the whole exchange.
     pub deadline: Duration,
-    /// By what the server has to prove itself, if the connection is not plain.
+    /// How the server must authenticate, if the connection is not plain.
     pub secure: Option<&'a Secure>,
 }
 
 /// An answer.
 #[derive(Debug)]
 pub struct Answer {
-    /// How it went.
+    /// The status.
     pub status: StatusCode,
-    /// What is said beside the body.
+    /// The headers.
     pub headers: hyper::HeaderMap,
     /// The body.
     pub body: String,
 }
 
-/// Asks, and reads the answer.
+/// Sends a request and reads the answer.
 ///
 /// # Errors
-/// [`HttpError`]; a status that tells of an error is none.
+/// [`HttpError`]; an error status is not an error here.
 pub async fn ask(question: &Question<'_>) -> Result<Answer, HttpError> {
     let read = async |answer: Response<Incoming>| {
         let (status, headers) = (answer.status(), answer.headers().clone());
@@ -78,10 +78,10 @@ pub async fn ask(question: &Question<'_>) -> Result<Answer, HttpError> {
     in_time(question, read).await
 }
 
-/// Says something; only how it went is read of the answer.
+/// Sends a request and reads only the status of the answer.
 ///
 /// # Errors
-/// [`HttpError`]; a status that tells of an error is none.
+/// [`HttpError`]; an error status is not an error here.
 pub async fn report(question: &Question<'_>) -> Result<StatusCode, HttpError> {
     in_time(question, async |answer: Response<Incoming>| Ok(answer.status())).await
 }
@@ -126,7 +126,7 @@ async fn exchange<T>(
         let answer = sender.send_request(request).await.map_err(|error| broken(&error))?;
         read(answer).await
     };
-    // The connection is driven beside the exchange and ends with it.
+    // The connection is driven together with the exchange and ends with it.
     tokio::pin!(exchange);
     tokio::select! {
         answer = &mut exchange => answer,
@@ -137,7 +137,7 @@ async fn exchange<T>(
     }
 }
 
-/// An error with all that it came of.
+/// An error with all its sources.
 fn broken(error: &dyn std::error::Error) -> HttpError {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Connections by TLS: whose word for a server is taken.
+//! TLS connections: which servers are trusted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::{HttpError, broken};
 
-/// Why no server could prove itself.
+/// Why no server can be authenticated.
 #[derive(Debug, thiserror::Error)]
 pub enum SecureError {
-    /// The file of authorities cannot be used.
+    /// The file of CA certificates cannot be used.
     #[error("{}: {why}; it must hold certificates in PEM", path.display())]
     File {
         /// The file.
@@ -24,17 +24,17 @@ pub enum SecureError {
         /// What is wrong with it.
         why: String,
     },
-    /// Nobody is trusted.
+    /// No CA is trusted.
     #[error(
         "this host has no certificates of authorities{0}; install ca-certificates, or name a file with some"
     )]
     Nobody(String),
-    /// TLS does not work here.
+    /// TLS is not available.
     #[error("TLS cannot be used: {0}")]
     Broken(String),
 }
 
-/// The authorities that are trusted: those of the host, and those of a file.
+/// The trusted CAs: those of the host, and those of a file.
 #[derive(Clone)]
 pub struct Secure(TlsConnector);
 
@@ -45,14 +45,14 @@ impl std::fmt::Debug for Secure {
 }
 
 impl Secure {
-    /// Trusts whom the host trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` count), and those of the file.
+    /// Trusts the host's CAs (`SSL_CERT_FILE` and `SSL_CERT_DIR` count), and those of the file.
     ///
     /// # Errors
-    /// The file cannot be used, or nobody is trusted.
+    /// The file cannot be used, or no CA is trusted.
     pub fn new(authorities: Option<&Path>) -> Result<Secure, SecureError> {
         let mut trusted = RootCertStore::empty();
         let of_host = rustls_native_certs::load_native_certs();
-        // What cannot be read among them is passed over: there are some that no library understands.
+        // Certificates that cannot be parsed are skipped: some are supported by no library.
         trusted.add_parsable_certificates(of_host.certs);
         if let Some(path) = authorities {
             let wrong = |why: String| SecureError::File { path: path.to_owned(), why };
@@ -79,7 +79,7 @@ impl Secure {
         Ok(Secure(TlsConnector::from(Arc::new(config))))
     }
 
-    /// TLS over a connection to `address`, `host:port`, whose host the server has to prove to be.
+    /// TLS over a connection to `address`, `host:port`; the server must prove that it is this host.
     pub(super) async fn over(
         &self,
         stream: TcpStream,

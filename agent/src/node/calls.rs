@@ -1,4 +1,4 @@
-//! What was refused to callers of the API and what they changed, as entries of the journal.
+//! Refused calls to the API and calls that changed something, as entries of the journal.
 
 use std::collections::BTreeMap;
 
@@ -13,31 +13,31 @@ use crate::os::clock;
 /// The component of these entries.
 pub const CALLS: &str = "agent.calls";
 
-/// Entries of one user in one [`TURN`]: more of them would push others' out of the journal.
+/// Entries of one user in one [`TURN`]: more would push entries of others out of the journal.
 const MOST: u32 = 20;
 
-/// How long a user's entries are counted together.
+/// The period in which a user's entries are counted.
 const TURN: Span = Span::seconds(60);
 
-/// Users that are counted at a time.
+/// Maximum number of users that are counted.
 const USERS: usize = 1024;
 
 /// A call that was refused, or that changes something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Called {
-    /// Who, by the kernel's word.
+    /// The user, as reported by the kernel.
     pub uid: u32,
-    /// From which process; 0 in another PID namespace.
+    /// The calling process; 0 in another PID namespace.
     pub pid: Pid,
     /// Which call.
     pub call: &'static str,
-    /// What it was about, or why it was refused.
+    /// Its subject, or why it was refused.
     pub what: String,
     /// Whether it was refused.
     pub refused: bool,
 }
 
-/// How many entries each user has had lately, and how many were left out.
+/// How many recent entries each user has, and how many were left out.
 #[derive(Debug, Default)]
 pub(super) struct Calls(BTreeMap<u32, Turn>);
 
@@ -49,7 +49,7 @@ struct Turn {
 }
 
 impl Calls {
-    /// Whether this one is written down, with how many were left out before it.
+    /// Whether this call is recorded, with the number left out before it.
     fn take(&mut self, uid: u32, now: Mono) -> Option<u32> {
         if self.0.len() >= USERS && !self.0.contains_key(&uid) {
             self.0.retain(|_, turn| now.since(turn.began) < TURN);

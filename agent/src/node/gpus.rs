@@ -1,7 +1,8 @@
-//! Whether a job's GPUs are free for its next ranks: from a reading that was made after the last ones were gone.
+//! Whether a job's GPUs are free for its next ranks, from a reading made after the previous ranks were gone.
 //!
-//! A healthy host pays next to nothing: the driver is asked at the moment in which no process of the attempt is left, while
-//! the launcher judges, and a job that was on no GPU is not asked for. Whoever waits for the driver is told so in time.
+//! On a healthy host this costs almost nothing: the driver is read at the moment when no process of the attempt is
+//! left, while the launcher judges, and not at all for a job without GPUs. A launcher that waits for the driver
+//! receives an answer in time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{PipeWriter, Write};
@@ -19,35 +20,35 @@ use mainstay_core::view::node::{JobPhase, JobView};
 
 use super::owners;
 
-/// The driver is waited for so long; the launcher waits a quarter of a second for the ruling.
+/// How long to wait for the driver; the launcher waits a quarter of a second for the ruling.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(150);
 
-/// How the node has the GPUs read at once, and what counts as free.
+/// How the node requests a reading of the GPUs, and what counts as free.
 #[derive(Debug)]
 pub struct GpuLook {
-    /// A byte into it has them read now.
+    /// A byte written to it starts a reading.
     pub nudge: Option<PipeWriter>,
-    /// What the driver itself may hold of a GPU's memory.
+    /// How much of a GPU's memory the driver itself may hold.
     pub memory_held: Bytes,
-    /// Takes orders to reset a GPU; none where GPUs are not watched.
+    /// Receives orders to reset a GPU; none if GPUs are not monitored.
     pub resets: Option<Sender<ResetOrder>>,
-    /// Who may have one reset.
+    /// Who may reset a GPU.
     pub reset_mode: ResetMode,
 }
 
-/// What is known of the GPUs for the sake of restarts.
+/// The state of the GPUs that matters for restarts.
 #[derive(Debug)]
 pub(super) struct Gpus {
     look: GpuLook,
-    /// Whether a look was asked for and has not come yet.
+    /// Whether a look was requested and is not complete yet.
     nudged: bool,
     used: GpuUse,
-    /// When the newest reading was begun.
+    /// When the newest reading started.
     read_at: Mono,
     newest: Vec<GpuReading>,
-    /// Whose its processes are.
+    /// The owners of its processes.
     owners: Owners,
-    /// Since when the job's attempt is over, and the processes of it that stay.
+    /// When the job's attempt ended, and its processes that stay.
     left: BTreeMap<JobId, (Mono, BTreeSet<Pid>)>,
 }
 
@@ -64,7 +65,7 @@ impl Gpus {
         }
     }
 
-    /// Takes in a reading that was begun at `began`.
+    /// Stores a reading that started at `began`.
     pub(super) fn read<'a>(
         &mut self,
         began: Mono,
@@ -78,7 +79,7 @@ impl Gpus {
         let open = |job: &&JobView| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost);
         let jobs: Vec<&JobView> = jobs.filter(open).collect();
         self.owners = owners::of(gpus, &jobs);
-        // What is held after a fault is not what the job worked on.
+        // Memory held after a fault is not the job's work.
         let at_work = jobs.iter().filter(|job| matches!(job.phase, JobPhase::Starting | JobPhase::Running));
         for job in at_work.filter(|job| !self.left.contains_key(&job.id)) {
             let members = owners::members(job);
@@ -88,12 +89,12 @@ impl Gpus {
         }
     }
 
-    /// The job's next attempt has begun.
+    /// The job's next attempt has started.
     pub(super) fn started(&mut self, job: &JobId) {
         self.left.remove(job);
     }
 
-    /// No process of the job's attempt is left, but for those that are to go on. What these hold they keep.
+    /// No process of the job's attempt is left, except those that continue. They keep what they hold.
     pub(super) fn emptied(&mut self, job: &JobId, now: Mono, staying: BTreeSet<Pid>) {
         if self.used.is_left(job, &staying) {
             self.left.insert(job.clone(), (now, staying));
@@ -101,28 +102,28 @@ impl Gpus {
         }
     }
 
-    /// The job is not to use the GPU of this rank any more.
+    /// The job must no longer use the GPU of this rank.
     pub(super) fn excluded(&mut self, job: &JobId, rank: Pid) {
         self.used.exclude(job, rank);
     }
 
-    /// Whether that component is a GPU that the job is not to use any more.
+    /// Whether that component is a GPU that the job must no longer use.
     pub(super) fn is_excluded(&self, job: &JobId, component: &str) -> bool {
         self.used.is_excluded(job, component)
     }
 
-    /// GPUs on which only other jobs are, where it is known on which these ranks are.
+    /// GPUs that only other jobs use, if the GPUs of these ranks are known.
     pub(super) fn of_others(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> BTreeSet<PciAddress> {
         self.used.of_others(job, ranks)
     }
 
-    /// The job is over.
+    /// The job has ended.
     pub(super) fn over(&mut self, job: &JobId) {
         self.used.forget(job);
         self.left.remove(job);
     }
 
-    /// What is held of the job's GPUs; none while that is not read yet, and is about to be.
+    /// What is held on the job's GPUs; none until a new reading is complete.
     pub(super) fn held(&mut self, job: &JobId) -> Option<Vec<String>> {
         let Some((since, staying)) = self.left.get(job) else { return Some(Vec::new()) };
         if self.look.nudge.is_none() {
@@ -134,28 +135,28 @@ impl Gpus {
         }
         let held = self.used.held(job, &self.newest, &self.owners, self.look.memory_held, staying);
         if !held.is_empty() {
-            // It will be asked for again soon.
+            // The launcher will ask again soon.
             self.nudge();
         }
         Some(held)
     }
 
-    /// Whose the processes on them were then.
+    /// The owners of the processes on them at that time.
     pub(super) fn owners(&self) -> &Owners {
         &self.owners
     }
 
-    /// The GPUs as they were read last.
+    /// The GPUs in their last reading.
     pub(super) fn newest(&self) -> &[GpuReading] {
         &self.newest
     }
 
-    /// Who may have a GPU reset.
+    /// Who may reset a GPU.
     pub(super) fn reset_mode(&self) -> ResetMode {
         self.look.reset_mode
     }
 
-    /// Has a GPU reset: after the next reading, which is made at once.
+    /// Orders a reset of a GPU: it follows the next reading, which starts at once.
     pub(super) fn reset(&mut self, order: ResetOrder) -> Result<(), ResetError> {
         let resets = self.look.resets.as_ref().ok_or(ResetError::NotWatched)?;
         resets.send(order).map_err(|_| ResetError::NotWatched)?;
@@ -164,10 +165,10 @@ impl Gpus {
         Ok(())
     }
 
-    /// Has the GPUs read now. One nudge at a time: a driver that hangs must not fill the pipe.
+    /// Requests a reading of the GPUs. One nudge at a time: a driver that hangs must not fill the pipe.
     fn nudge(&mut self) {
         if let Some(nudge) = self.look.nudge.as_mut().filter(|_| !self.nudged) {
-            // Without a reader nobody reads GPUs any more, and nothing is held.
+            // Without a reader GPUs are no longer read, and nothing counts as held.
             self.nudged = nudge.write_all(b"!").is_ok();
         }
     }

@@ -1,5 +1,5 @@
-//! What the node knows of the hardware: the judges of devices and of the kernel's reports, and how far its log was
-//! read.
+//! The node's knowledge of the hardware: the judges of devices and of kernel reports, and the position in the
+//! kernel log.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ use mainstay_core::model::host_context::HostEvidence;
 use mainstay_core::model::kernel::LogCursor;
 use mainstay_core::model::operator::ACKNOWLEDGED;
 
-/// What was read of the kernel log.
+/// What was read from the kernel log.
 #[derive(Debug)]
 pub struct LogReport {
     /// Whether it can be read.
     pub state: LogState,
-    /// What it told, with its times.
+    /// The facts in it, with their times.
     pub facts: Vec<(Mono, Fact)>,
-    /// How far it was read.
+    /// The new position in the log.
     pub cursor: Option<LogCursor>,
 }
 
@@ -32,12 +32,12 @@ pub struct Hardware {
     host_log: HostLogJudge,
     witness: EvidenceLog,
     cursor: Option<LogCursor>,
-    /// Whether the kernel log is read at present.
+    /// Whether the kernel log is being read.
     log_is_read: bool,
 }
 
 impl Hardware {
-    /// Judges over the records of earlier boots and the facts that the journal has of this one, in their order.
+    /// Judges with the records of earlier boots and the facts of this boot from the journal, in order.
     pub fn new(
         devices: DeviceJudge,
         host_log: HostLogJudge,
@@ -52,7 +52,7 @@ impl Hardware {
         hardware
     }
 
-    /// Takes in whether the log could be read, and how far.
+    /// Stores whether the log could be read, and how far.
     pub(super) fn log_is(&mut self, now: Mono, state: LogState, cursor: Option<LogCursor>) {
         self.log_is_read = state.is_read();
         self.host_log.log_is(now, state);
@@ -61,30 +61,30 @@ impl Hardware {
         }
     }
 
-    /// Takes in what came of asking the GPUs' driver.
+    /// Stores the result of reading the GPUs' driver.
     pub(super) fn devices_are(&mut self, now: Mono, report: DeviceReport) -> Vec<Fact> {
         let facts = self.devices.report(now, report);
         facts.iter().for_each(|fact| self.witness.take_in(now, fact));
         facts
     }
 
-    /// Takes in what another one who watches GPUs says of them.
+    /// Stores the opinions of another GPU monitor.
     pub(super) fn second_opinions(&mut self, opinions: BTreeMap<PciAddress, Vec<Opinion>>) {
         self.devices.second_opinions(opinions);
     }
 
-    /// Takes in that an operator knows of what is held against the component.
+    /// Records that an operator acknowledged the component's fault.
     pub(super) fn acknowledge(&mut self, at: Mono, component: &str) {
         self.devices.acknowledge(component, at);
         self.host_log.acknowledge(component, at);
     }
 
-    /// Takes in what the driver told unasked.
+    /// Stores an event of the driver.
     pub(super) fn event(&mut self, at: Mono, event: &GpuEvent) {
         self.devices.event(at, event);
     }
 
-    /// What there is to say of a job's fault.
+    /// The host's evidence about a job's fault.
     pub(super) fn report_evidence(
         &self,
         fault_at: Mono,
@@ -94,14 +94,14 @@ impl Hardware {
         self.witness.report_evidence(fault_at, elsewhere, components)
     }
 
-    /// What of the driver's events is for the journal.
+    /// Driver events that are due for the journal.
     pub(super) fn due(&mut self, now: Mono) -> Vec<(Mono, Fact)> {
         let due = self.devices.due(now, self.log_is_read);
         due.iter().for_each(|(at, fact)| self.witness.take_in(*at, fact));
         due
     }
 
-    /// Takes in one fact of `at`, heard of at `now`. Whether it is news.
+    /// Processes one fact of time `at`, received at `now`. Returns whether it is new.
     pub(super) fn receive(&mut self, now: Mono, at: Mono, fact: &Fact) -> bool {
         if let Fact::Observed(seen) = fact
             && seen.event == ACKNOWLEDGED
@@ -116,14 +116,14 @@ impl Hardware {
         news
     }
 
-    /// The components as they stand, and the GPUs with their readings.
+    /// The current components, and the GPUs with their readings.
     pub(super) fn judge(&mut self, now: Mono) -> (Vec<Component>, Vec<GpuView>) {
         let (mut components, gpus) = self.devices.judge(now);
         components.extend(self.host_log.components(now));
         (components, gpus)
     }
 
-    /// How far the log was read.
+    /// The position in the log.
     pub(super) fn cursor(&self) -> Option<LogCursor> {
         self.cursor.clone()
     }

@@ -1,4 +1,4 @@
-//! What the rooms tell of the host, the driver of its GPUs and the kernel of its log, and what operators say to that.
+//! Reports of the rooms about the host, of the GPU driver, and of the kernel log, and the actions of operators.
 
 use mainstay_core::base::time::{Mono, Stamp};
 use mainstay_core::hardware::gpu::{DeviceReport, GpuEvent};
@@ -19,12 +19,12 @@ impl Node {
             self.tell_launchers_to_leave(&fact);
             self.record(None, fact);
         }
-        // With each look, what time has done to the hardware is shown too.
+        // Each look also shows what changed on the hardware with time.
         let now = clock::now();
         self.show(now, judged.components);
     }
 
-    /// Shows what was sensed, and the hardware as it stands.
+    /// Shows the readings and the current hardware.
     pub(super) fn show(&mut self, now: Stamp, mut components: Vec<Component>) {
         let (hardware, gpus) = self.hardware.judge(now.mono);
         components.extend(hardware);
@@ -32,7 +32,7 @@ impl Node {
         self.snapshots.show_host(now, components);
     }
 
-    /// What was told of them last is not to stay as if it were so still.
+    /// Their last state must not stay shown as current.
     pub(super) fn unwatched(&mut self, names: &[String]) {
         for name in names {
             self.record(
@@ -68,7 +68,7 @@ impl Node {
         self.show(now, Vec::new());
     }
 
-    /// Tells what the driver told, once its line in the kernel log had its time to come.
+    /// Records events of the driver once the kernel log had time for the matching line.
     pub(super) fn tell_events(&mut self) {
         for (at, fact) in self.hardware.due(clock::mono()) {
             self.snapshots.record(clock::stamp_of(at), None, None, Body::Fact(fact));
@@ -106,7 +106,7 @@ impl Node {
         Ok(())
     }
 
-    /// What time alone changes: silences run out, and what was read too long ago must not stand as healthy.
+    /// Changes that only depend on time: silences expire, and outdated readings no longer count as healthy.
     pub(super) fn look_at_the_clock(&mut self) {
         let now = clock::now();
         self.snapshots.end_silences(now);

@@ -1,5 +1,5 @@
-//! What is heard of a failure in the minute after it. A driver may need seconds for its line in the kernel log: a launcher that lives
-//! judges anew by it; where the job has ended meanwhile the agent does, from what its own journal has of the job.
+//! Evidence that arrives in the minute after a failure. A driver may need seconds for its line in the kernel log. A
+//! running launcher judges again with it; if the job has ended, the agent judges again from its own journal.
 
 use mainstay_core::base::id::{Incident, JobId};
 use mainstay_core::failure::host_evidence;
@@ -19,7 +19,7 @@ use crate::store::journal::JournalError;
 const AT_ONCE: usize = 1000;
 
 impl Node {
-    /// Tells what came of the failures that were ruled on lately.
+    /// Sends late evidence about the failures that were ruled on recently.
     pub(super) fn tell_what_came_late(&mut self) {
         let now = clock::mono();
         for mut ruled in std::mem::take(&mut self.ruled) {
@@ -27,7 +27,7 @@ impl Node {
             if let Some(host_evidence) = ruled.host_evidence.with(later) {
                 ruled.host_evidence = host_evidence.clone();
                 let (job, incident) = (ruled.session.job.clone(), ruled.verdict.incident);
-                // A launcher whose job is over may still be there, and listens no more.
+                // A launcher whose job has ended may still exist, but no longer receives anything.
                 if self.is_over(&job) {
                     self.judge_late(job, incident, host_evidence);
                 } else if self.is_current(&ruled.session) {
@@ -40,7 +40,7 @@ impl Node {
         }
     }
 
-    /// A failure of which a launcher tells may never come to a ruling: it was over before the launcher had found the agent.
+    /// Registers a reported failure without a ruling: it may have happened before the launcher found the agent.
     pub(super) fn may_be_heard_of_late(&mut self, session: &Session, verdict: &Verdict) {
         let is_it = |of: &Ruled| of.session.job == session.job && of.verdict.incident == verdict.incident;
         if !self.ruled.iter().any(is_it) {
@@ -56,7 +56,7 @@ impl Node {
         matches!(phase, Some(JobPhase::Ended(_) | JobPhase::Lost))
     }
 
-    /// Has a failure of a job that is over judged anew, beside the loop: its journal has to be read.
+    /// Judges a failure of an ended job again, next to the loop because its journal has to be read.
     fn judge_late(&mut self, job: JobId, incident: Incident, host_evidence: HostEvidence) {
         self.record(Some(&job), Fact::HostEvidenceReported { incident, host_evidence });
         let (snapshots, inputs) = (self.snapshots.reader(), self.own_inputs.clone());
@@ -64,7 +64,7 @@ impl Node {
             let judged = judged_anew(&snapshots, &job, incident);
             memory::give_back();
             match judged {
-                // The node may be gone meanwhile; the testimony stands in its journal.
+                // The node may be gone in the meantime; the evidence is in its journal.
                 Ok(Some(verdict)) => _ = inputs.blocking_send(Input::JudgedLate(job, Box::new(verdict))),
                 Ok(None) => {}
                 Err(error) => {
@@ -74,7 +74,7 @@ impl Node {
         });
     }
 
-    /// A failure of a job that is over is judged otherwise by what came late.
+    /// Records a verdict that late evidence changed, for a failure of an ended job.
     pub(super) fn judged_late(&mut self, job: &JobId, verdict: Verdict) {
         if !self.is_over(job) {
             return;
@@ -86,7 +86,7 @@ impl Node {
     }
 }
 
-/// The verdict by all that the journal has, if it is another one than before.
+/// The verdict from everything in the journal, if it differs from the previous one.
 fn judged_anew(
     snapshots: &StateReader,
     job: &JobId,

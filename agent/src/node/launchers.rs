@@ -1,4 +1,4 @@
-//! Launchers of this host: who reports for which job, what they report, and what they are told unasked.
+//! Launchers of this host: their jobs, their reports, and what the node sends them unasked.
 
 use mainstay_core::base::id::{JobId, Pid, Rank};
 use mainstay_core::checkpoint::owner;
@@ -15,23 +15,23 @@ use super::{Attached, Hello, Input, Node, Session, ToLauncher};
 use crate::os::pidfd::PidFd;
 use crate::os::{clock, processes};
 
-/// A job's launcher, as far as it matters here.
+/// The node's state of a job's launcher.
 #[derive(Debug)]
 pub(super) struct Launcher {
     pid: Pid,
     uid: u32,
     have_seq: u64,
-    /// What the GPUs did when ranks of the job were last found to hang.
+    /// GPU activity when ranks of the job were last found to hang.
     pub(super) gpus_in_hang: Vec<String>,
     /// The current connection.
     pub(super) session: Option<(u64, mpsc::Sender<ToLauncher>)>,
-    /// What surrounds its ranks, as it was last told over this connection.
+    /// The slowdown hints last sent over this connection.
     rank_context: SlowdownHints,
     /// Waits for the end of its process.
     watching: Option<Watching>,
 }
 
-/// A task that ends with the launcher that it is for.
+/// A task that ends with its launcher.
 #[derive(Debug)]
 struct Watching(AbortHandle);
 
@@ -42,7 +42,7 @@ impl Drop for Watching {
 }
 
 impl Launcher {
-    /// One that the journal tells of, and that has not come back yet.
+    /// A launcher from the journal that has not attached again yet.
     pub(super) fn of_journal(view: &JobView, have_seq: u64) -> Launcher {
         Launcher {
             pid: view.spec.launcher,
@@ -57,7 +57,7 @@ impl Launcher {
 }
 
 impl Node {
-    /// Jobs of the journal whose launchers live are waited for; of the others it is said that they are lost.
+    /// Waits for the launchers of the journal's jobs that are alive; reports the others as lost.
     pub(super) fn find_jobs_again(&mut self) {
         let open: Vec<(JobId, Pid)> = self
             .snapshots
@@ -106,7 +106,7 @@ impl Node {
             return Err(most);
         }
         if !same {
-            // What is judged late of a job before it is not recorded as this one's.
+            // A late verdict on an earlier job of this name is not recorded for this job.
             self.ruled.retain(|ruled| ruled.session.job != hello.job);
         }
         let now = clock::now().wall;
@@ -137,8 +137,8 @@ impl Node {
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })
     }
 
-    /// Under which name a launcher's job is kept here: its own, or with its owner before it where another user's job of that name runs. So
-    /// nobody keeps a name from another user, or speaks for that one's job.
+    /// The name under which a launcher's job is kept here: its own, or prefixed with its owner if another user's
+    /// job has that name. So no user can block a name for others, or report for another user's job.
     fn key_of(&self, hello: &Hello) -> JobId {
         let with_owner = JobId(owner::owned(hello.uid, &hello.job.0));
         let is_it = |launcher: &Launcher| (launcher.pid, launcher.uid) == (hello.pid, hello.uid);
@@ -164,19 +164,19 @@ impl Node {
         }
         launcher.have_seq = entry.seq;
         if let Body::Fact(Fact::RanksHung { .. }) = &entry.body {
-            // Now, while they hang: when the verdict is asked about, they have been stopped.
+            // Now, while the ranks hang: when the verdict is proposed, they have been stopped.
             let now = clock::mono();
             let gpus = self.snapshots.view().gpus.iter();
             launcher.gpus_in_hang = gpus.filter_map(|gpu| gpu.doing(now)).collect();
         }
         let body = match entry.body {
-            // Whose job it is, the kernel has said; a launcher cannot speak for another user or process.
+            // The kernel reports the owner of the job; a launcher cannot report for another user or process.
             Body::Fact(Fact::JobStarted(mut spec)) => {
                 (spec.launcher, spec.uid) = (launcher.pid, launcher.uid);
                 bound_command(&mut spec.command);
                 Body::Fact(Fact::JobStarted(spec))
             }
-            // The host's health is the agent's own to judge.
+            // Only the agent judges the host's health.
             Body::Health(_) => return,
             body => body,
         };
@@ -208,7 +208,7 @@ impl Node {
         self.hooks.report(&recorded);
     }
 
-    /// Tells launchers what surrounds their ranks, where that has changed.
+    /// Sends changed slowdown hints to launchers.
     pub(super) fn tell_surroundings(&mut self) {
         let view = self.snapshots.view();
         let mut components = None;
@@ -226,10 +226,11 @@ impl Node {
         }
     }
 
-    /// Tells every launcher, and each that comes later, where this fact says that the machine is to be left.
+    /// Sends this fact to every launcher, and to each that attaches later, if it says that the machine will be
+    /// taken away.
     pub(super) fn tell_launchers_to_leave(&mut self, fact: &Fact) {
         let Some(notice) = leave::notice_of(fact) else { return };
-        // What is news of a notice takes its word back; if it still holds, it follows.
+        // A newer notice replaces the previous one; if it still applies, it follows.
         self.leave.take_if(|(of, _)| of == notice);
         let Some(leave) = Leave::of(fact) else { return };
         let sessions = self.launchers.values().filter_map(|launcher| launcher.session.as_ref());
@@ -239,7 +240,7 @@ impl Node {
         self.leave = Some((notice.to_owned(), leave));
     }
 
-    /// The connection of a launcher is over; all that it said has been taken in.
+    /// The connection of a launcher has ended; all its messages were processed.
     pub(super) fn detached(&mut self, session: &Session) {
         if !self.is_current(session) {
             return;
@@ -247,14 +248,14 @@ impl Node {
         let Some(launcher) = self.launchers.get_mut(&session.job) else { return };
         launcher.session = None;
         let pid = launcher.pid;
-        // 0 is one of another PID namespace: whether it lives cannot be seen from here.
+        // Pid 0 is a process in another PID namespace: whether it is alive is not visible from here.
         if pid != Pid(0) && !processes::is_alive(pid) {
             self.launcher_ended(&session.job, pid);
         }
     }
 
-    /// The process of a launcher has ended. What it said last may still be on its way, the end of the job among
-    /// it: only when its connection is over too is it known whether it was lost.
+    /// The process of a launcher has ended. Its last messages may still be queued, including the end of the job:
+    /// whether it was lost is only known once its connection has ended too.
     pub(super) fn launcher_ended(&mut self, job: &JobId, pid: Pid) {
         let launcher = self.launchers.get(job);
         let is_its = launcher.is_some_and(|launcher| launcher.pid == pid && launcher.session.is_none());
@@ -264,7 +265,7 @@ impl Node {
         }
     }
 
-    /// Tells when the launcher's process ends.
+    /// Reports the end of the launcher's process.
     fn watch(&self, job: JobId, pid: Pid) -> Option<Watching> {
         let inputs = self.own_inputs.clone();
         match PidFd::open(pid) {
@@ -276,7 +277,7 @@ impl Node {
                 });
                 Some(Watching(watching.abort_handle()))
             }
-            // In another PID namespace, or gone: its connection is what tells of it.
+            // In another PID namespace, or gone: the end of its connection is the only sign.
             Err(error) => {
                 tracing::debug!(%job, pid = pid.0, %error, "cannot watch the launcher's process");
                 None
@@ -284,14 +285,14 @@ impl Node {
         }
     }
 
-    /// Forgets launchers that are gone and whose jobs are not shown any more.
+    /// Removes launchers that are gone and whose jobs are no longer shown.
     pub(super) fn forget_launchers(&mut self) {
         let jobs = &self.snapshots.view().jobs;
         self.launchers.retain(|job, launcher| launcher.session.is_some() || jobs.contains_key(job));
     }
 
-    /// Why no further job of this user is taken up, if that is so: jobs that are not over are kept for as long as their launchers
-    /// live, so there must be a bound.
+    /// Why no further job of this user is accepted, if so. Jobs that have not ended are kept as long as their
+    /// launchers live, so there must be a limit.
     fn has_most_jobs(&self, hello: &Hello) -> Option<String> {
         let is_its = |job: &&JobId| self.launchers.get(*job).is_some_and(|other| other.uid == hello.uid);
         let jobs = &self.snapshots.view().jobs;
@@ -304,20 +305,20 @@ impl Node {
         })
     }
 
-    /// Whether the job is known and not over.
+    /// Whether the job is known and has not ended.
     fn is_open(&self, job: &JobId) -> bool {
         let phase = self.snapshots.view().jobs.get(job).map(|job| job.phase);
         phase.is_some_and(|phase| !matches!(phase, JobPhase::Ended(_) | JobPhase::Lost))
     }
 }
 
-/// Jobs of one user that are not over.
+/// Maximum number of jobs of one user that have not ended.
 const JOBS_OF_A_USER: usize = 512;
 
-/// Bytes of a command that are kept of each job, and words.
+/// Bytes and words that are kept of a job's command.
 const COMMAND: (usize, usize) = (16 << 10, 1024);
 
-/// What a job runs is shown to people: of a very long command the beginning.
+/// A job's command is shown to people: a very long one is cut off.
 fn bound_command(command: &mut Vec<String>) {
     let mut left = COMMAND.0;
     let fits = command.iter().take(COMMAND.1).take_while(|word| {
@@ -335,7 +336,7 @@ fn bound_command(command: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn of_a_very_long_command_the_beginning_is_kept() {
+    fn a_very_long_command_is_cut_off() {
         let mut short = vec!["python".to_owned(), "train.py".to_owned()];
         super::bound_command(&mut short);
         assert_eq!(short, ["python", "train.py"]);

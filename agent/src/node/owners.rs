@@ -1,5 +1,5 @@
-//! Whose the processes on GPUs are. A rank is not always on its GPU itself: what it started may be (a wrapper's program, a
-//! helper), and may outlive it.
+//! The owners of the processes on GPUs. A rank is not always the process on its GPU: a child of it may be (a
+//! wrapper's program, a helper), and may outlive it.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -11,15 +11,15 @@ use mainstay_core::view::node::JobView;
 
 use crate::os::processes;
 
-/// No process is further from its rank than this.
+/// Maximum distance of a process from its rank.
 const GENERATIONS: usize = 64;
 
-/// The processes that others can belong to: a job's ranks, and its launcher, to which orphans of its ranks come.
+/// The processes that others can belong to: a job's ranks, and its launcher, which adopts orphans of its ranks.
 pub(super) fn members(job: &JobView) -> BTreeSet<Pid> {
     job.ranks.values().map(|rank| rank.pid).chain([job.spec.launcher]).filter(|pid| pid.0 > 0).collect()
 }
 
-/// Of each process on these GPUs, whose it is among these jobs: by descent, else by the job's mark in its environment.
+/// The job that owns each process on these GPUs: by ancestry, else by the job's mark in its environment.
 pub(super) fn of(gpus: &[GpuReading], jobs: &[&JobView]) -> Owners {
     let members: BTreeSet<Pid> = jobs.iter().flat_map(|job| members(job)).collect();
     let there = gpus.iter().filter_map(|gpu| gpu.processes.value()).flatten().map(|process| process.pid);

@@ -1,4 +1,4 @@
-//! Resets of GPUs: by order of a person, or where one needs it and the host's configuration lets the agent do so.
+//! Resets of GPUs: ordered by a person, or needed by a GPU if the host's configuration allows automatic resets.
 
 use std::collections::BTreeMap;
 
@@ -14,28 +14,29 @@ use tokio::sync::oneshot;
 use super::Node;
 use crate::os::clock;
 
-/// After a reset of its own the agent leaves a GPU alone for so long: what comes again needs more than one.
+/// After an automatic reset the agent leaves a GPU alone for this long: a fault that recurs needs more than a
+/// reset.
 const AGAIN_AFTER: Span = Span::seconds(86_400);
 
-/// After a refusal it tries again: whoever was on the GPU may be gone.
+/// How long after a refusal the agent tries again: the process on the GPU may be gone.
 const TRY_AFTER: Span = Span::seconds(60);
 
-/// Who waits to hear how a reset went.
+/// Waits for the result of a reset.
 pub(super) type Answer = oneshot::Sender<Result<(), ResetError>>;
 
-/// What the node knows of resets.
+/// The node's state of resets.
 #[derive(Debug, Default)]
 pub(super) struct Resets {
-    /// The one that is under way, and who waits for it.
+    /// The reset in progress, and who waits for it.
     under_way: Option<(PciAddress, Option<Answer>)>,
     /// When the agent may reset a GPU by itself again.
     not_before: BTreeMap<PciAddress, Mono>,
-    /// Why the agent could not do so last; told once.
+    /// Why the last automatic reset was refused; recorded once.
     refused: BTreeMap<PciAddress, String>,
 }
 
 impl Resets {
-    /// After these tries of the agent's own, by GPU.
+    /// With these earlier automatic resets, by GPU.
     pub(super) fn new(own: BTreeMap<PciAddress, Mono>) -> Resets {
         let not_before = own.into_iter().map(|(gpu, at)| (gpu, at.after(AGAIN_AFTER))).collect();
         Resets { not_before, ..Resets::default() }
@@ -43,13 +44,13 @@ impl Resets {
 }
 
 impl Node {
-    /// An operator orders a reset. Refusals are recorded too: they are orders that somebody gave.
+    /// An operator orders a reset. Refusals are recorded too: a person gave the order.
     pub(super) fn order_reset(&mut self, uid: u32, name: &str, reason: String, answer: Answer) {
         let (by, mode) = (ResetBy::User(uid), self.gpus.reset_mode());
         let found = meant(self.gpus.newest(), name).map(|(address, uuid)| (address, uuid.to_owned()));
         let (address, uuid) = match found {
             Ok(found) => found,
-            // Nothing was ordered of anything.
+            // The order names no GPU.
             Err(error) => return drop(answer.send(Err(error))),
         };
         let order = ResetOrder { address, uuid, by, reason };
@@ -64,7 +65,7 @@ impl Node {
         }
     }
 
-    /// Resets the first GPU that needs it and is idle as far as is known, where the agent may do so.
+    /// Resets the first GPU that needs it and is idle as far as is known, if automatic resets are allowed.
     pub(super) fn reset_what_needs_it(&mut self) {
         let by = ResetBy::Agent;
         if self.gpus.reset_mode() != ResetMode::Automatic
@@ -81,7 +82,7 @@ impl Node {
                 && self.resets.not_before.get(&gpu.address).is_none_or(|until| now >= *until)
         });
         let Some((address, reason)) = due.map(|gpu| (gpu.address, gpu.reason.clone())) else { return };
-        // One that is not among them has never told who it is.
+        // A GPU that is not among them has never reported its UUID.
         let Ok((_, uuid)) = meant(self.gpus.newest(), &address.to_string()) else { return };
         let order = ResetOrder { address, uuid: uuid.to_owned(), by, reason };
         self.resets.not_before.insert(address, now.after(TRY_AFTER));
@@ -97,7 +98,7 @@ impl Node {
         self.gpus.reset(order)
     }
 
-    /// A reset was made, failed or was refused by what was found.
+    /// A reset succeeded, failed, or was refused because of the GPU's state.
     pub(super) fn was_reset(&mut self, order: &ResetOrder, outcome: Result<(), ResetError>) {
         let answer = self.resets.under_way.take().and_then(|(_, answer)| answer);
         let now = clock::now();
@@ -106,7 +107,7 @@ impl Node {
             self.resets.not_before.insert(order.address, now.mono.after(AGAIN_AFTER));
         }
         let words = outcome.as_ref().err().map(ToString::to_string);
-        // The agent tries again and again; what it finds the same each time is told once.
+        // The agent tries repeatedly; the same result is recorded once.
         let told_before = order.by == ResetBy::Agent
             && !tried
             && self.resets.refused.get(&order.address).map(String::as_str) == words.as_deref();
@@ -125,7 +126,7 @@ impl Node {
         }
     }
 
-    /// A job of this host that is not over: it may start ranks on any GPU at any moment.
+    /// A job of this host that has not ended: it may start ranks on any GPU at any moment.
     fn running_job(&self) -> Option<&JobId> {
         let mut jobs = self.snapshots.view().jobs.iter();
         let running = jobs.find(|(_, job)| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));

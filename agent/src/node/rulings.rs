@@ -1,4 +1,5 @@
-//! What the agent says to a launcher's proposal: once the job's GPUs were read, or in time without.
+//! The agent's answer to a launcher's proposal: after a reading of the job's GPUs, or without one if that takes too
+//! long.
 
 use std::collections::BTreeSet;
 
@@ -19,23 +20,23 @@ use crate::os::clock;
 pub(super) struct Ruled {
     pub(super) session: Session,
     pub(super) verdict: Verdict,
-    /// What was said of it.
+    /// The evidence that was sent for it.
     pub(super) host_evidence: HostEvidence,
-    /// What was of others then, and before it.
+    /// What concerned only others at that time.
     pub(super) of_then: OfThen,
 }
 
-/// What of the host was no concern of an attempt when it failed. Once another one has begun that cannot be found out any more.
+/// What did not concern an attempt when it failed. Once another attempt has started this is no longer known.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OfThen {
-    /// GPUs that were only other jobs'.
+    /// GPUs that only other jobs used.
     gpus_of_others: BTreeSet<PciAddress>,
-    /// When the attempt began.
+    /// When the attempt started.
     began: Mono,
 }
 
 impl Node {
-    /// Rules at once if the job's GPUs have been read since its ranks were gone, else when they are.
+    /// Rules at once if the job's GPUs have been read since its ranks were gone, else after that reading.
     pub(super) fn proposed(&mut self, session: Session, verdict: Verdict) {
         if let Some(held) = self.gpus.held(&session.job) {
             return self.rule(&session, &verdict, held);
@@ -66,7 +67,8 @@ impl Node {
         }
     }
 
-    /// The agent agrees with what the launcher proposes, and testifies: kernel log, components and GPUs are its to read.
+    /// The agent agrees with the launcher's proposal and sends the host's evidence: only the agent reads kernel
+    /// log, components and GPUs.
     fn rule(&mut self, session: &Session, verdict: &Verdict, held: Vec<String>) {
         let elsewhere = self.peers.as_ref().map(|peers| peers.failed_elsewhere()).unwrap_or_default();
         let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict, &elsewhere);
@@ -83,7 +85,7 @@ impl Node {
         }
     }
 
-    /// What the host has to say of a failure by now.
+    /// The host's evidence about a failure so far.
     pub(super) fn report_evidence(
         &self,
         session: &Session,
@@ -96,14 +98,14 @@ impl Node {
             gpus: of_then.gpus_of_others.clone(),
             programs_before: of_then.began,
         };
-        // A GPU that the job was told to do without may be as sick as it likes.
+        // The health of a GPU that the job no longer uses does not count.
         let counts = |component: &&Component| !self.gpus.is_excluded(&session.job, &component.name);
         let components: Vec<Component> = self.snapshots.view().counting().filter(counts).cloned().collect();
         let notices = self.leave.iter().map(|(_, leave)| leave.reason.clone()).collect();
         HostEvidence { notices, ..self.hardware.report_evidence(verdict.fault_at, &elsewhere, &components) }
     }
 
-    /// What is no concern of the attempt that failed, as long as no other has begun.
+    /// What does not concern the failed attempt, as long as no other has started.
     pub(super) fn of_then(&self, session: &Session, verdict: &Verdict) -> OfThen {
         let job = self.snapshots.view().jobs.values().find(|job| concerned(job, session, verdict));
         let ranks: BTreeSet<Pid> = job.into_iter().flat_map(processes).collect();
@@ -119,7 +121,7 @@ impl Node {
     }
 }
 
-/// Whether the verdict is about what the job does now.
+/// Whether the verdict is about the job's current attempt.
 fn concerned(job: &JobView, session: &Session, verdict: &Verdict) -> bool {
     job.id == session.job && job.attempt == verdict.attempt
 }

@@ -1,4 +1,4 @@
-//! What the node is told, and what it tells launchers.
+//! The inputs of the node, and its messages to launchers.
 
 use std::collections::BTreeMap;
 
@@ -19,27 +19,27 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Called, LogReport};
 
-/// What the node is told.
+/// An input of the node.
 #[derive(Debug)]
 pub enum Input {
     /// A launcher wants to report.
     Attach {
-        /// Who and what.
+        /// Its job and process.
         hello: Hello,
-        /// The way back to it.
+        /// The channel back to it.
         orders: mpsc::Sender<ToLauncher>,
-        /// Taken up, or refused with the reason.
+        /// Accepted, or refused with the reason.
         answer: oneshot::Sender<Result<Attached, String>>,
     },
     /// An entry of a launcher's journal.
     Entry(Session, Box<Entry>),
     /// A sample of a job's pages.
     Beats(Session, Attempt, Vec<(Rank, BeatView)>),
-    /// A verdict, and what the launcher would do about it.
+    /// A verdict, for which the launcher proposes an action.
     Proposal(Session, Box<Verdict>),
-    /// A proposal has waited for the GPUs to be read as long as it may.
+    /// A proposal has waited for the reading of the GPUs as long as it may.
     RulingDue(Session, Incident),
-    /// What came late of a failure changes its verdict, and its job is over.
+    /// Late evidence changes the verdict of a failure whose job has ended.
     JudgedLate(JobId, Box<Verdict>),
     /// A launcher's connection ended.
     Detached(Session),
@@ -47,59 +47,59 @@ pub enum Input {
     LauncherEnded(JobId, Pid),
     /// A room that watches a part of the host has looked at it.
     Sensed(SensorReport),
-    /// A room does not watch these components any more.
+    /// A room no longer watches these components.
     Unwatched(Vec<String>),
-    /// A room has looked, and what it saw was told before.
+    /// A room has looked, and its observations were sent before.
     Looked {
         /// Its name on the roster.
         room: String,
-        /// The components that it told of.
+        /// The components that it reported.
         components: Vec<String>,
     },
-    /// The GPUs' driver was asked.
+    /// The GPUs' driver was read.
     Devices {
-        /// When they began to be read.
+        /// When the reading started.
         began: Mono,
-        /// What came of it.
+        /// The result.
         report: DeviceReport,
     },
-    /// What another one who watches GPUs says of them, all of it.
+    /// All opinions of another GPU monitor.
     SecondOpinions(BTreeMap<PciAddress, Vec<Opinion>>),
-    /// The GPUs' driver told something unasked.
+    /// Events of the GPUs' driver.
     GpuEvents(Vec<GpuEvent>),
     /// The kernel log was read.
     KernelLog(LogReport),
     /// An operator orders a GPU to be reset.
     ResetGpu {
-        /// Who, on the kernel's word.
+        /// The user, as reported by the kernel.
         uid: u32,
-        /// Which: a component, an address or a UUID.
+        /// A component, an address or a UUID.
         gpu: String,
         /// Why.
         reason: String,
-        /// How it went.
+        /// Receives the result.
         answer: oneshot::Sender<Result<(), ResetError>>,
     },
     /// A GPU is idle and is about to be reset.
     ResetBegins(ResetOrder),
-    /// A reset is over.
+    /// A reset has ended.
     GpuReset {
         /// What was ordered.
         order: ResetOrder,
-        /// How it went.
+        /// The result.
         outcome: Result<(), ResetError>,
     },
     /// A call was refused, or changes something.
     Called(Called),
-    /// An operator says something of a component.
+    /// An operator acts on a component.
     Operator {
-        /// Who, on the kernel's word.
+        /// The user, as reported by the kernel.
         uid: u32,
         /// The component.
         component: String,
-        /// What.
+        /// The action.
         word: OperatorAction,
-        /// Whether there is such a component.
+        /// Receives whether there is such a component.
         answer: oneshot::Sender<Result<(), NoSuchComponent>>,
     },
 }
@@ -108,13 +108,13 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no component {name:?} here; known: {}", known.join(", "))]
 pub struct NoSuchComponent {
-    /// What was asked for.
+    /// The requested name.
     pub name: String,
-    /// What there is.
+    /// The components that exist.
     pub known: Vec<String>,
 }
 
-/// What a launcher says of itself; process and user are the kernel's word, not its own.
+/// A launcher that attaches; process and user come from the kernel, not from the launcher.
 #[derive(Clone, Debug)]
 pub struct Hello {
     /// Its job.
@@ -134,24 +134,24 @@ pub struct Session {
     pub number: u64,
 }
 
-/// A launcher was taken up.
+/// A launcher was accepted.
 #[derive(Clone, Debug)]
 pub struct Attached {
     /// Its session.
     pub session: Session,
-    /// The newest of its entries that the journal holds; 0 for none.
+    /// The newest of its entries in the journal; 0 for none.
     pub have_seq: u64,
 }
 
-/// What the node tells a launcher.
+/// A message of the node to a launcher.
 #[derive(Clone, Debug)]
 pub enum ToLauncher {
-    /// What the host has to say of the failure that a proposal is about.
+    /// The host's evidence about the failure in a proposal.
     Ruling(Incident, HostEvidence),
-    /// All that the host has to say of a failure by now, where that is more than it said when it was asked.
+    /// All of the host's evidence about a failure so far, if there is more than in the ruling.
     Late(Incident, HostEvidence),
-    /// What is known of the host that may explain why ranks are slow.
+    /// Observations of the host that may explain why ranks are slow.
     RankContext(SlowdownHints),
-    /// The machine is to be taken away.
+    /// The machine will be taken away.
     Leave(Leave),
 }

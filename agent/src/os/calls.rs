@@ -36,7 +36,7 @@ const CALLS: [(libc::c_long, &str); 31] = [
     (libc::SYS_write, "write"),
 ];
 
-/// Those that newer architectures do not have any more.
+/// Calls that newer architectures no longer have.
 #[cfg(target_arch = "x86_64")]
 const OLD: [(libc::c_long, &str); 7] = [
     (libc::SYS_accept, "accept"),
@@ -50,8 +50,8 @@ const OLD: [(libc::c_long, &str); 7] = [
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: [(libc::c_long, &str); 1] = [(libc::SYS_accept, "accept")];
 
-/// The name of the call whose number begins the text, as `/proc/<pid>/syscall` has it; none of one that is not known, or
-/// where the process is in none.
+/// The name of the system call whose number is at the start of the text, as `/proc/<pid>/syscall` has it; none if
+/// it is unknown or the process is in no call.
 pub fn name(text: &str) -> Option<&'static str> {
     let number: libc::c_long = text.split(' ').next()?.parse().ok()?;
     CALLS.iter().chain(&OLD).find(|(known, _)| *known == number).map(|(_, name)| *name)

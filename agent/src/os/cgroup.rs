@@ -1,5 +1,5 @@
-//! A cgroup of our own for a job's processes, where we may make one: whatever a rank starts stays in it, and the
-//! kernel kills it as a whole (`cgroup.kill`, Linux 5.14).
+//! A separate cgroup for a job's processes, if the launcher may create one: everything that a rank starts stays in
+//! it, and the kernel kills it as a whole (`cgroup.kill`, Linux 5.14).
 
 use std::fs;
 use std::io;
@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 
 use mainstay_core::base::id::Pid;
 
-/// A cgroup (version 2) that we made and that goes when this value goes.
+/// A cgroup (version 2) that this process created; it is removed when this is dropped.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
 }
 
 impl Cgroup {
-    /// Makes `name` below the cgroup this process is in. `mounts` is `/proc/self/mounts`' place, for tests.
+    /// Creates `name` below the cgroup of this process. `mounts` is the path of `/proc/self/mounts`, for tests.
     ///
     /// # Errors
-    /// There is no cgroup v2, or we may not make one here: then the job runs without.
+    /// There is no cgroup v2, or no permission to create one here: the job then runs without.
     pub fn make(name: &str) -> io::Result<Cgroup> {
         let root = unified_mount(&fs::read_to_string("/proc/self/mounts")?)
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "cgroup v2 is not mounted"))?;
@@ -26,7 +26,8 @@ impl Cgroup {
         let path = root.join(own).join(name);
         fs::create_dir(&path)?;
         let cgroup = Cgroup { path };
-        // Whether processes may be moved in shows only when it is tried; being able to open is a good sign.
+        // Whether processes may be moved into it only shows when that is tried; that the file can be opened is a
+        // good sign.
         fs::OpenOptions::new().write(true).open(cgroup.procs())?;
         if !cgroup.path.join("cgroup.kill").exists() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel has no cgroup.kill"));
@@ -34,7 +35,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// The file that takes process ids.
+    /// The file that accepts process ids.
     pub fn procs(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
@@ -50,7 +51,7 @@ impl Cgroup {
         members.lines().filter_map(|line| line.parse().ok().map(Pid)).collect()
     }
 
-    /// Kills all that is in it, forks in flight included.
+    /// Kills all processes in it, including those that are being forked.
     ///
     /// # Errors
     /// The file could not be written.
@@ -61,7 +62,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Not empty or gone already: what is left is left to the guardian and to the init system.
+        // Not empty, or already gone: the rest is left to the guardian and to the init system.
         let _ = fs::remove_dir(&self.path);
     }
 }

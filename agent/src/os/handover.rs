@@ -1,5 +1,6 @@
-//! Open directories and files from one process to another, over a Unix socket (`SCM_RIGHTS`): one message with what they are and their
-//! descriptors, and one answer. gRPC over the agent's socket cannot carry descriptors, so this has a socket of its own.
+//! Passes open directories and files from one process to another over a Unix socket (`SCM_RIGHTS`): one message
+//! with a description and the descriptors, and one answer. gRPC over the agent's socket cannot carry descriptors,
+//! so this uses a separate socket.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -10,10 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-/// Descriptors in one message at most.
+/// Maximum number of descriptors in one message.
 pub const MOST: usize = 16;
 
-/// Bytes of the names in one message, and of an answer, at most.
+/// Maximum number of bytes of the description in one message, and of an answer.
 pub const LONGEST: usize = 64 << 10;
 
 /// What the descriptors of one message are.
@@ -24,17 +25,17 @@ pub enum Said {
     Directories(Vec<PathBuf>),
     /// Files for shards that are to be restored.
     Files {
-        /// Of the restore with this token.
+        /// The token of their restore.
         token: String,
         /// The number of the first of them.
         first: usize,
     },
 }
 
-/// Sends the names and the descriptors; what is answered.
+/// Sends the names and the descriptors; returns the answer.
 ///
 /// # Errors
-/// Nobody takes them, or there are too many.
+/// The other side does not accept them, or there are too many.
 pub fn send(mut stream: &UnixStream, names: &[u8], directories: &[OwnedFd]) -> io::Result<Vec<u8>> {
     if directories.len() > MOST || names.len() > LONGEST {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too much for one message"));
@@ -56,7 +57,7 @@ pub fn send(mut stream: &UnixStream, names: &[u8], directories: &[OwnedFd]) -> i
 /// Receives the names and the descriptors.
 ///
 /// # Errors
-/// What comes is no such message.
+/// The received data is not a valid message.
 pub fn receive(mut stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut length = [0; 4];
     let mut control = nix::cmsg_space!([RawFd; MOST]);
@@ -67,7 +68,8 @@ pub fn receive(mut stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         let message = recvmsg::<()>(stream.as_raw_fd(), &mut into, Some(&mut control), flags)?;
         for control in message.cmsgs()? {
             if let ControlMessageOwned::ScmRights(raw) = control {
-                // SAFETY: the kernel has just opened these descriptors for this process, and nobody else knows them.
+                // SAFETY: the kernel has just opened these descriptors for this process, and no other code knows
+                // them.
                 directories.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
             }
         }
@@ -96,7 +98,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_directory_arrives_as_the_one_that_it_is() {
+    fn a_directory_arrives_unchanged() {
         let place = tempfile::tempdir().expect("a directory");
         let opened = File::open(place.path()).expect("a directory");
         let inode = opened.metadata().expect("a stat").ino();
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_ends_without_a_descriptor() {
+    fn an_invalid_message_leaves_no_descriptor() {
         let (one, other) = UnixStream::pair().expect("sockets");
         other.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
         (&one).write_all(&u32::MAX.to_le_bytes()).expect("bytes");

@@ -1,4 +1,4 @@
-//! File system events as they come: exit notes ring here, and log files tell that they grew.
+//! File system events: an event for each exit note, and for each growth of a log file.
 
 use std::ffi::CString;
 use std::io;
@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::os::readable::readable;
 
-/// A directory that is watched.
+/// A watched directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WatchId(i32);
 
@@ -20,7 +20,7 @@ pub struct WatchId(i32);
 pub struct Written {
     /// Which directory.
     pub watch: WatchId,
-    /// The file's name; none if the kernel lost events and everything should be looked at.
+    /// The file's name; none if the kernel lost events and everything should be checked.
     pub name: Option<CString>,
 }
 
@@ -48,7 +48,7 @@ impl Watcher {
         Ok(WatchId(inotify::add_watch(self.fd.get_ref(), directory, flags)?))
     }
 
-    /// Ends a watch; one that ended already is no error.
+    /// Ends a watch. A watch that has already ended is no error.
     pub fn forget(&self, watch: WatchId) {
         let _ = inotify::remove_watch(self.fd.get_ref(), watch.0);
     }

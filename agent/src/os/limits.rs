@@ -6,10 +6,11 @@ use std::sync::OnceLock;
 use mainstay_core::base::id::Pid;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit, setrlimit};
 
-/// From now on no file grows by what this process writes: it is told so (`EFBIG`), and SIGXFSZ is sent to it.
+/// From now on, writes of process `pid` cannot extend any file: they fail with `EFBIG`, and the process receives
+/// SIGXFSZ.
 ///
 /// # Errors
-/// It is gone, or another user's.
+/// The process is gone, or belongs to another user.
 pub fn no_file_may_grow(pid: Pid) -> io::Result<()> {
     let pid = rustix::process::Pid::from_raw(pid.0).ok_or(io::ErrorKind::NotFound)?;
     let nothing = Rlimit { current: Some(0), maximum: Some(0) };
@@ -17,12 +18,12 @@ pub fn no_file_may_grow(pid: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// How many files could be open before [`open_more_files`].
+/// The limit of open files before [`open_more_files`].
 static BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Lets this process have as many files and connections open as its administrator permits, and returns how many that are; none
-/// for no limit. Usual is 1024 at first, so that programs with `select` go on to work: ranks and what they start keep that, see
-/// [`as_before`].
+/// Raises the limit of open files and connections of this process to what its administrator permits, and returns
+/// it; none for no limit. The usual limit is 1024, so that programs with `select` keep working: ranks and their
+/// children keep that, see [`as_before`].
 pub fn open_more_files() -> Option<u64> {
     let before = getrlimit(Resource::Nofile);
     if before.current == before.maximum {
@@ -33,7 +34,7 @@ pub fn open_more_files() -> Option<u64> {
     setrlimit(Resource::Nofile, more).map_or(before.current, |()| before.maximum)
 }
 
-/// Gives the calling process the limit of open files back that there was before. For a child between fork and exec: makes one
+/// Restores the original limit of open files in the calling process. For a child between fork and exec: makes one
 /// system call and allocates nothing. A refusal is not fatal.
 pub(crate) fn as_before() {
     if let Some(before) = BEFORE.get() {
@@ -50,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_launcher_may_open_more_files_and_its_ranks_as_many_as_before() {
-        // It changes the limits of its process: another one, of which nothing else depends.
+        // It changes the limits of its process: use another process, on which nothing else depends.
         let own = std::env::current_exe().expect("this test");
         let name = "os::limits::tests::in_a_process_of_its_own";
         let mut command = Command::new(own);

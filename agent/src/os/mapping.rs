@@ -1,4 +1,4 @@
-//! Read-only shared mappings of files that we made ourselves.
+//! Read-only shared mappings of files that we created.
 
 use std::fs::File;
 use std::io;
@@ -13,19 +13,19 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 /// The smallest page of Linux; a mapping ends with one.
 const PAGE: usize = 4096;
 
-/// A file mapped for reading for as long as this value lives. Others may write to it meanwhile, so what it holds
-/// is only ever to be read as atomics.
+/// A file mapped for reading for as long as this value lives. Others may write to it at the same time, so its
+/// contents must only be read with atomics.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<std::ffi::c_void>,
     length: NonZeroUsize,
-    /// Its rank may cut the file short at any time.
+    /// Its rank may truncate the file at any time.
     guard: Option<Guard>,
 }
 
 // SAFETY: the mapping is plain memory, read only, valid until drop, and bound to no thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; concurrent reads of a mapping are what it is for.
+// SAFETY: as above; a mapping is meant for concurrent reads.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -37,13 +37,13 @@ impl Mapping {
         if file.metadata()?.len() < length.get() as u64 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than its layout"));
         }
-        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing of ours.
         let start = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, file, 0)? };
         let guard = Some(Guard::of(start.as_ptr() as usize, length.get().next_multiple_of(PAGE)));
         Ok(Mapping { start, length, guard })
     }
 
-    /// Where it begins.
+    /// Its start.
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr().cast()
     }
@@ -61,14 +61,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The guard goes first: what is mapped there next is another's.
+        // The guard goes first: the next mapping at this address is not ours.
         self.guard = None;
         // SAFETY: start and length are those of our mapping, which nothing refers to any more.
         let _ = unsafe { munmap(self.start, self.length.get()) };
     }
 }
 
-/// A heartbeat page that we made, mapped for reading.
+/// A heartbeat page that we created, mapped for reading.
 #[derive(Debug)]
 pub struct MappedPage {
     mapping: Mapping,
@@ -87,7 +87,7 @@ impl MappedPage {
         Ok(mapped)
     }
 
-    /// The same, with a page in our own memory that is shown while nobody has claimed the mapped one.
+    /// The same, with a page in our own memory that is shown until a client has claimed the mapped one.
     #[must_use]
     pub fn with_stand_in(self, stand_in: Option<Arc<PageWords>>) -> MappedPage {
         MappedPage { stand_in, ..self }

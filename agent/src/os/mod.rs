@@ -1,4 +1,5 @@
-//! Floor 1. Linux, safely: clock, pidfd, inotify, cgroups, processes, mappings. Nearly all the unsafe of the agent.
+//! Floor 1. Safe wrappers of Linux: clock, pidfd, inotify, cgroups, processes, mappings. Contains nearly all unsafe
+//! code of the agent.
 
 pub mod affinity;
 pub mod calls;

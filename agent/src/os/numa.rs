@@ -1,17 +1,17 @@
 //! Which CPUs are close to a rank: NUMA nodes, sockets, cores and caches, as `/sys` describes them.
 //!
-//! A rank belongs to the NUMA node of its GPU, which is the one at its place among the visible GPUs. On a host without GPUs
-//! the ranks are spread over the nodes in equal blocks.
+//! A rank belongs to the NUMA node of its GPU: the visible GPU with the rank's index. On a host without GPUs the
+//! ranks are spread over the nodes in equal blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::os::affinity;
 
-/// Larger CPU numbers are not believed: the kernel supports 8192.
+/// Larger CPU numbers are ignored: the kernel supports 8192.
 const MOST_CPUS: usize = 1 << 16;
 
-/// NVIDIA's PCI vendor, as `/sys` writes it.
+/// NVIDIA's PCI vendor id, as `/sys` writes it.
 const NVIDIA: &str = "0x10de";
 
 /// The CPUs that a rank is bound to. The modes are torchrun's (`torch/numa/binding.py`).
@@ -23,11 +23,11 @@ pub enum Binding {
     Socket,
     /// A share of the cores of its NUMA node that no other rank has.
     Exclusive,
-    /// The cores of its NUMA node that share one cache of the last level.
+    /// The cores of its NUMA node that share one last-level cache.
     CoreComplex,
 }
 
-/// What the host looks like to a job.
+/// The topology of the host as a job sees it.
 #[derive(Clone, Debug)]
 pub struct Topology {
     sys: PathBuf,
@@ -43,10 +43,11 @@ impl Topology {
         Topology { sys: "/sys".into(), driver: "/proc/driver/nvidia/gpus".into(), allowed }
     }
 
-    /// The CPUs of one rank of `ranks`, in ascending order. `gpus` are the visible GPUs as `CUDA_VISIBLE_DEVICES` names them.
+    /// The CPUs of one rank of `ranks`, in ascending order. `gpus` are the visible GPUs as `CUDA_VISIBLE_DEVICES`
+    /// names them.
     ///
     /// # Errors
-    /// Why there are none; in words for a person.
+    /// Why there are none, in words for a person.
     pub fn cpus(
         &self,
         binding: Binding,
@@ -70,11 +71,11 @@ impl Topology {
         Ok(cpus.into_iter().collect())
     }
 
-    /// The node of each rank where there are no GPUs.
+    /// The node of each rank if there are no GPUs.
     fn spread(&self, ranks: u32) -> Result<Vec<usize>, String> {
         let mut usable = Vec::new();
         for node in self.nodes()? {
-            // A node may have memory only, or CPUs that are not ours.
+            // A node may have only memory, or CPUs that this process may not use.
             if self.of_node(node).is_ok() {
                 usable.push(node);
             }
@@ -123,7 +124,7 @@ impl Topology {
         let of_line = |line: &str| {
             line.strip_prefix("GPU UUID:").is_some_and(|reported| reported.trim().starts_with(uuid))
         };
-        // An abbreviation of the UUID is enough for CUDA.
+        // CUDA accepts an abbreviated UUID.
         uuid.starts_with("GPU-") && text.lines().any(of_line)
     }
 
@@ -138,7 +139,7 @@ impl Topology {
         Ok(nodes)
     }
 
-    /// A kernel without NUMA has no such directory; all is one node then.
+    /// A kernel without NUMA has no such directory; everything is one node then.
     fn has_nodes(&self) -> bool {
         self.sys.join("devices/system/node/node0").exists()
     }
@@ -174,7 +175,7 @@ impl Topology {
         Ok(text.trim().to_owned())
     }
 
-    /// The cores at one of `sharing` equal parts; the first parts get what cannot be divided.
+    /// The cores at one of `sharing` equal parts; the first parts get the remainder.
     fn share(&self, home: usize, position: usize, sharing: usize) -> Result<BTreeSet<usize>, String> {
         let mut cores: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         for cpu in self.of_node(home)? {
@@ -194,7 +195,7 @@ impl Topology {
         Ok(cores.into_values().skip(from).take(count).flatten().collect())
     }
 
-    /// The core complex at this position, the largest first; they are used again when there are more ranks.
+    /// The core complex at this position, the largest first; complexes are reused if there are more ranks.
     fn complex(&self, home: usize, position: usize) -> Result<BTreeSet<usize>, String> {
         let mut complexes: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         for cpu in self.of_node(home)? {
@@ -235,7 +236,7 @@ fn names(directory: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// A list of the kernel's such as `0-3,8`.
+/// A kernel list such as `0-3,8`.
 fn list(text: &str) -> BTreeSet<usize> {
     let mut cpus = BTreeSet::new();
     for part in text.trim().split(',') {

@@ -1,5 +1,5 @@
-//! File work that is waited for only so long. A file system that does not answer, such as a network mount whose server is gone,
-//! holds up a thread of its own, and not the loop that needs the answer.
+//! File work with a time limit. A file system that does not answer, such as a network mount whose server is gone,
+//! blocks a separate thread and not the loop that needs the result.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether work that is waited for is over.
+/// How often to check whether the work is finished.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A thread for one file system. It is started when it is first needed.
+/// A thread for one file system. It is started on first use.
 #[derive(Debug)]
 pub struct Patient {
     name: &'static str,
@@ -20,7 +20,7 @@ pub struct Patient {
 #[derive(Debug)]
 struct Worker {
     work: Sender<Work>,
-    /// Whether it still has to do with what nobody waits for any more.
+    /// Whether it is still busy with work whose caller no longer waits.
     busy: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
@@ -28,14 +28,14 @@ struct Worker {
 type Work = Box<dyn FnOnce() + Send>;
 
 impl Patient {
-    /// One whose thread has this name.
+    /// A value whose thread has this name.
     #[must_use]
     pub const fn new(name: &'static str) -> Patient {
         Patient { name, worker: Mutex::new(None) }
     }
 
-    /// What the work returns; none if it takes longer than `patience`. It goes on then, and until it is over nothing else is begun:
-    /// each further call returns at once, with none, and drops its work.
+    /// Returns the result of the work; none if it takes longer than `patience`. The work then continues, and no
+    /// other work starts until it has finished: each further call returns none at once and drops its work.
     pub fn ask<T: Send + 'static>(
         &self,
         patience: Duration,
@@ -57,14 +57,14 @@ impl Patient {
         let work = move || {
             let result = work();
             busy.store(false, Ordering::Release);
-            // Nobody waits any more if it took too long.
+            // The caller no longer waits if it took too long.
             let _ = answer.send(result);
         };
         worker.work.send(Box::new(work)).ok()?;
         answered.recv_timeout(patience).ok()
     }
 
-    /// Waits for the last work to be over, but no longer than this; whether it is.
+    /// Waits for the last work to finish, but at most this long. Returns whether it has finished.
     pub fn settle(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         while self.is_stuck() {
@@ -76,7 +76,7 @@ impl Patient {
         true
     }
 
-    /// Whether the last work is not over.
+    /// Whether the last work has not finished.
     pub fn is_stuck(&self) -> bool {
         let slot = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         slot.as_ref()
@@ -100,7 +100,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn work_that_does_not_end_is_left_and_none_is_begun_until_it_has() {
+    fn work_that_does_not_end_is_abandoned_and_blocks_further_work() {
         let patient = Patient::new("test");
         assert_eq!(patient.ask(LONG, || 1), Some(1));
         let (go_on, wait) = channel::<()>();

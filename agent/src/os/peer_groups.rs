@@ -5,14 +5,14 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::libc;
 
-/// Groups of one process that are read; Linux has at most 65,536.
+/// Maximum number of groups of one process that are read; Linux allows 65,536.
 const MOST: usize = 65_536;
 
-/// The supplementary groups that the process had when it connected, by the kernel's word (`SO_PEERGROUPS`, Linux 4.13). What `/proc` says
-/// of a process id may be another process by then.
+/// The supplementary groups that the process had when it connected, as the kernel reports them (`SO_PEERGROUPS`,
+/// Linux 4.13). In `/proc` the process id may belong to another process by now.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report them.
 pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
     loop {

@@ -1,5 +1,5 @@
-//! Death is seen at once: a pidfd becomes readable when its process ends, and a signal sent through it can never
-//! hit another process that got the same number.
+//! Reports the death of a process at once: a pidfd becomes readable when its process ends. A signal sent through it
+//! never reaches another process with the same number.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::os::readable::readable;
 
-/// A handle on one process.
+/// A handle to one process.
 #[derive(Debug)]
 pub struct PidFd {
     pid: Pid,
@@ -20,7 +20,7 @@ pub struct PidFd {
 }
 
 impl PidFd {
-    /// Opens the process `pid`. For a child that was not reaped yet this cannot hit another process.
+    /// Opens the process `pid`. For a child that was not reaped yet this cannot open another process.
     ///
     /// # Errors
     /// The process does not exist, or the kernel is older than Linux 5.3. Must be called within a tokio runtime.
@@ -37,7 +37,7 @@ impl PidFd {
         self.pid
     }
 
-    /// Completes when the process has ended. A child is left for [`reap`] so that its number stays taken.
+    /// Completes when the process has ended. A child is left for [`reap`] so that its number stays in use.
     ///
     /// # Errors
     /// The runtime is shutting down.
@@ -46,10 +46,10 @@ impl PidFd {
         Ok(())
     }
 
-    /// Sends a signal. A process that has ended already is no error.
+    /// Sends a signal. A process that has already ended is no error.
     ///
     /// # Errors
-    /// We may not signal the process.
+    /// No permission to signal the process.
     pub fn signal(&self, signal: i32) -> io::Result<()> {
         let signal = Signal::from_named_raw(signal)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{signal} is no signal")))?;
@@ -60,7 +60,7 @@ impl PidFd {
     }
 }
 
-/// How the child `pid` ended, without reaping it; none while it lives.
+/// How the child `pid` ended, without reaping it; none while it is alive.
 ///
 /// # Errors
 /// It is not our child, or was reaped before.
@@ -74,8 +74,8 @@ pub fn exit_status(pid: Pid) -> io::Result<Option<ExitStatus>> {
     })
 }
 
-/// Takes the ended child `pid` off the process table. From here on its number may be given to another process.
+/// Reaps the ended child `pid`. After that its number may be given to another process.
 pub fn reap(pid: Pid) {
-    // Not our child or reaped before: there is nothing to take off.
+    // Not our child, or reaped before: there is nothing to do.
     let _ = waitpid(nix::unistd::Pid::from_raw(pid.0), Some(WaitPidFlag::WNOHANG));
 }

@@ -1,12 +1,12 @@
-//! Work that may use a processor only while nobody else wants it.
+//! Scheduling of work that may use a CPU only while it is otherwise idle.
 
 use std::io;
 
 use mainstay_core::base::id::Pid;
 use nix::libc;
 
-/// Whether a process of ours can be made idle and be brought back: without the capability or a limit that allows it, the kernel
-/// only does the former. Tried on a thread that ends.
+/// Whether a process of ours can be set to idle priority and back: without the capability or a limit that allows
+/// it, the kernel permits only the first. Tried on a thread that ends.
 pub fn can_be_idle() -> bool {
     // SAFETY: takes a number and returns one; 0 is the calling thread.
     let own = unsafe { libc::sched_getscheduler(0) };
@@ -14,7 +14,7 @@ pub fn can_be_idle() -> bool {
     own == libc::SCHED_OTHER && std::thread::spawn(there_and_back).join().unwrap_or(false)
 }
 
-/// Lets the first thread of a process run only where a processor is idle. What it starts from then on inherits that.
+/// Lets the first thread of a process run only on an idle CPU. Processes that it starts later inherit that.
 ///
 /// # Errors
 /// It is gone, or the kernel refuses.
@@ -22,7 +22,7 @@ pub fn idle(pid: Pid) -> io::Result<()> {
     set(pid.0, libc::SCHED_IDLE)
 }
 
-/// Takes that back.
+/// Reverts [`idle`].
 ///
 /// # Errors
 /// It is gone, or the kernel refuses.
@@ -32,7 +32,7 @@ pub fn normal(pid: Pid) -> io::Result<()> {
 
 fn set(pid: i32, policy: i32) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the parameters are ours and live over the call.
+    // SAFETY: the parameters are ours and outlive the call.
     match unsafe { libc::sched_setscheduler(pid, policy, &raw const parameters) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

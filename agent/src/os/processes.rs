@@ -1,4 +1,4 @@
-//! What processes there are: descendants of one of ours, and those that carry a job's mark.
+//! Finds processes: descendants of one of ours, and those with a job's mark.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -9,8 +9,8 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
-/// All living descendants of `root`, without `root`, the nearest first. With the launcher as child subreaper, orphans of its
-/// ranks stay among its descendants.
+/// All living descendants of `root`, without `root`, nearest first. If the launcher is a child subreaper, orphans
+/// of its ranks stay among its descendants.
 pub fn descendants(root: Pid) -> Vec<Pid> {
     let mut found = Vec::new();
     let mut to_visit = VecDeque::from([root]);
@@ -30,7 +30,7 @@ pub fn descendants(root: Pid) -> Vec<Pid> {
     found
 }
 
-/// The children of a process as the kernel lists them; none where it does not (`CONFIG_PROC_CHILDREN`).
+/// The children of a process as the kernel lists them; none if it does not (`CONFIG_PROC_CHILDREN`).
 fn children_by_listing(parent: Pid) -> Option<Vec<Pid>> {
     let tasks = fs::read_dir(format!("/proc/{}/task", parent.0)).ok()?;
     let mut children = Vec::new();
@@ -41,7 +41,7 @@ fn children_by_listing(parent: Pid) -> Option<Vec<Pid>> {
     Some(children)
 }
 
-/// The children of every process, by asking each for its parent.
+/// The children of every process, by reading the parent of each.
 fn children_by_scan() -> BTreeMap<i32, Vec<Pid>> {
     let mut children: BTreeMap<i32, Vec<Pid>> = BTreeMap::new();
     for process in all() {
@@ -62,27 +62,27 @@ pub fn marked(mark: &str) -> Vec<Pid> {
 }
 
 fn is_marked(pid: Pid, mark: &str) -> bool {
-    // Not ours to read, or gone: it does not carry our mark.
+    // Not readable for us, or gone: it does not have our mark.
     let environment = fs::read(format!("/proc/{}/environ", pid.0)).unwrap_or_default();
     environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
 }
 
-/// Kills a process that carries a mark. Its number may belong to another process by now: that one is not touched.
+/// Kills a process with a mark. If its number belongs to another process by now, that process is not killed.
 pub fn kill_marked(pid: Pid, mark: &str) {
     let raw = rustix::process::Pid::from_raw(pid.0);
-    // The handle first: what is looked at then is what is signalled, or it is gone.
+    // The handle first: the process that is checked is the one that is signalled, or it is gone.
     let handle = raw.and_then(|raw| pidfd_open(raw, PidfdFlags::empty()).ok());
     if let Some(handle) = handle.filter(|_| is_marked(pid, mark)) {
         let _ = pidfd_send_signal(handle, rustix::process::Signal::KILL);
     }
 }
 
-/// The parent of a process; none if it is gone, or the first of all.
+/// The parent of a process; none if it is gone, or is the first process.
 pub fn parent(pid: Pid) -> Option<Pid> {
     stat(pid).map(|stat| stat.parent).filter(|parent| parent.0 > 0)
 }
 
-/// What a variable was when the process was started; none where it was not set, or where that is not ours to read.
+/// The value of a variable when the process was started; none if it was not set or is not readable for us.
 pub fn variable(pid: Pid, name: &str) -> Option<String> {
     let environment = fs::read(format!("/proc/{}/environ", pid.0)).ok()?;
     let mut variables =
@@ -90,26 +90,27 @@ pub fn variable(pid: Pid, name: &str) -> Option<String> {
     variables.find_map(|text| text.strip_prefix(name)?.strip_prefix('=').map(ToOwned::to_owned))
 }
 
-/// The groups of a process besides its main one; none if it is gone.
+/// The groups of a process in addition to its main one; none if it is gone.
 pub fn supplementary_groups(pid: Pid) -> Vec<u32> {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.0)).unwrap_or_default();
     let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
     groups.split_whitespace().filter_map(|group| group.parse().ok()).collect()
 }
 
-/// Whether the process lives; a zombie does not.
+/// Whether the process is alive; a zombie is not.
 pub fn is_alive(pid: Pid) -> bool {
     stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
 }
 
-/// How a process ends that the kernel is taking apart: it runs no code of its own any more, but what it holds is not free
-/// yet. None for one that lives.
+/// The exit status of a process that the kernel is tearing down: it no longer runs its own code, but its resources
+/// are not free yet. None for a process that is alive.
 pub fn ending(pid: Pid) -> Option<ExitStatus> {
     let stat = stat(pid).filter(|stat| stat.exiting)?;
     Some(ExitStatus::of_wait(stat.exit_code))
 }
 
-/// The files that a process has open whose path begins with `prefix`, each once. None for one that is not ours to look at.
+/// The open files of a process whose path starts with `prefix`, each once. None if the process is not readable for
+/// us.
 pub fn open_files(pid: Pid, prefix: &str) -> Vec<String> {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", pid.0)).into_iter().flatten().flatten();
     let paths = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
@@ -120,24 +121,24 @@ pub fn open_files(pid: Pid, prefix: &str) -> Vec<String> {
     files
 }
 
-/// What the kernel has a process wait in, for a person: state and wait channel.
+/// Where a process waits in the kernel, for a person: state and wait channel.
 pub fn waits_in(pid: Pid) -> String {
     let state = stat(pid).map_or('?', |stat| stat.state);
     let channel = fs::read_to_string(format!("/proc/{}/wchan", pid.0)).unwrap_or_default();
     format!("state {state}, wait channel {}", if channel.is_empty() { "unknown" } else { channel.trim() })
 }
 
-/// Kills one process. One that is gone is no error.
+/// Kills one process. A process that is gone is no error.
 pub fn kill_process(pid: Pid) {
     let _ = kill(nix::unistd::Pid::from_raw(pid.0), Signal::SIGKILL);
 }
 
-/// Sends a signal to one process. One that is gone is no error.
+/// Sends a signal to one process. A process that is gone is no error.
 pub fn signal(pid: Pid, signal: Signal) {
     let _ = kill(nix::unistd::Pid::from_raw(pid.0), signal);
 }
 
-/// Sends a signal to a process group; whether there was any member.
+/// Sends a signal to a process group. Returns whether it had any member.
 pub fn signal_group(group: Pid, signal: Signal) -> bool {
     killpg(nix::unistd::Pid::from_raw(group.0), signal) != Err(Errno::ESRCH)
 }
@@ -145,9 +146,9 @@ pub fn signal_group(group: Pid, signal: Signal) -> bool {
 struct Stat {
     parent: Pid,
     state: char,
-    /// Its first thread has begun to end: `PF_EXITING`.
+    /// Its first thread has started to end: `PF_EXITING`.
     exiting: bool,
-    /// As `wait` would give it; 0 while it lives, and where it is not ours to know.
+    /// As `wait` would return it; 0 while it is alive, and if it is not readable for us.
     exit_code: i32,
 }
 
@@ -161,7 +162,7 @@ fn all() -> Vec<Pid> {
 
 fn stat(pid: Pid) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{}/stat", pid.0)).ok()?;
-    // The command's name stands in brackets and may itself hold brackets and blanks.
+    // The command's name is in parentheses and may itself contain parentheses and blanks.
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();
     let state = fields.next()?.chars().next()?;
@@ -204,7 +205,7 @@ mod tests {
         assert_eq!(marked(MARK), [number]);
         kill_marked(number, MARK);
         assert!(!ours.wait().unwrap().success());
-        // The next process gets the number that comes after this one; others of this host may be quicker.
+        // The next process gets the number after this one; other processes of this host may be faster.
         let again = (0..200).find_map(|_| {
             fs::write("/proc/sys/kernel/ns_last_pid", (number.0 - 1).to_string()).ok()?;
             let mut other = sleeper(None);

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Registers a descriptor to be waited on until it is readable. Must be called within a tokio runtime.
+/// Registers a descriptor to wait until it is readable. Must be called within a tokio runtime.
 ///
 /// # Errors
 /// The kernel cannot poll it.

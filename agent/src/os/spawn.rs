@@ -1,4 +1,4 @@
-//! Starting a child so that it leads its own process group and dies with us.
+//! Starts a child that leads a new process group and dies with its parent.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use nix::unistd::getppid;
 use crate::os::affinity::CpuSet;
 use crate::os::limits;
 
-/// Makes orphans of our descendants our own children, so that none is lost from sight.
+/// Makes orphans of our descendants our own children, so that none gets lost.
 ///
 /// # Errors
 /// The kernel refused.
@@ -21,9 +21,9 @@ pub fn adopt_orphans() -> io::Result<()> {
     Ok(prctl::set_child_subreaper(true)?)
 }
 
-/// Starts `command` as leader of its own process group, killed by the kernel when the calling *thread* ends, and
-/// inside `cgroup` (an open `cgroup.procs`) if one is given. Must be called from a thread that lives as long as
-/// the program (the main one), or from one with which the child is to end.
+/// Starts `command` as leader of a new process group, killed by the kernel when the calling *thread* ends, and
+/// inside `cgroup` (an open `cgroup.procs`) if given. Must be called from a thread that lives as long as the
+/// program (the main one), or from one with which the child should end.
 ///
 /// # Errors
 /// The program could not be found or executed; the message of the kernel.
@@ -37,7 +37,7 @@ pub fn spawn_bound(command: &mut Command, cgroup: Option<&File>) -> io::Result<C
         command.pre_exec(move || {
             prctl::set_pdeathsig(Signal::SIGKILL)?;
             if getppid() != parent {
-                // The launcher died before the line above: nobody would kill us.
+                // The launcher died before the line above: nothing would kill this process.
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
             sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
@@ -51,7 +51,7 @@ pub fn spawn_bound(command: &mut Command, cgroup: Option<&File>) -> io::Result<C
     command.spawn()
 }
 
-/// Has `command` run on these CPUs only. A refusal is not fatal: the program then runs where it may.
+/// Makes `command` run only on these CPUs. A refusal is not fatal: the program then runs on all allowed CPUs.
 pub fn confine(command: &mut Command, cpus: CpuSet) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {

@@ -1,14 +1,14 @@
-//! Standard output, taken for ourselves.
+//! Reserves standard output for the program itself.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Standard output under another number, where nobody else finds it: what a library of others writes to its own goes
-/// where errors go, and not among our answers.
+/// Standard output under another number that libraries do not know: what a foreign library prints goes to standard
+/// error, not between our answers.
 ///
 /// # Errors
-/// The kernel gives no more descriptors.
+/// The kernel provides no more descriptors.
 pub fn apart() -> io::Result<File> {
     let own = io::stdout().as_fd().try_clone_to_owned()?;
     nix::unistd::dup2_stdout(io::stderr())?;

@@ -1,5 +1,5 @@
-//! The way of entries into the journal. Entries wait in memory while the journal cannot be written, and where they come in bursts they
-//! are written together.
+//! The queue of entries for the journal. Entries wait in memory while the journal cannot be written, and bursts of
+//! entries are written together.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -13,37 +13,37 @@ use crate::os::patient::Patient;
 use crate::store::forcing::Forced;
 use crate::store::journal::{Journal, JournalError, Unforced};
 
-/// Entries that are written together at most.
+/// Maximum number of entries that are written together.
 const GATHERED_ENTRIES: usize = 256;
 
-/// How long an entry waits for the journal's file system. Once it has not answered, none waits until it does.
+/// How long an entry waits for the journal's file system. After a timeout, no entry waits until it answers again.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The same for the last entries of all, which are forced onto the disk.
+/// The same for the very last entries, which are synced to disk.
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A disk that is busy for less is not worth a word.
+/// A disk that is busy for less than this is not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(2);
 
-/// Entries on their way into the journal.
+/// Entries that are queued for the journal.
 #[derive(Debug)]
 pub(super) struct JournalQueue {
-    /// Written by a thread of its own: it may be on a file system of a user's.
+    /// Written by a separate thread: it may be on a user's file system.
     journal: Arc<Mutex<Journal>>,
     writing: Patient,
     dir: PathBuf,
-    /// The number of the oldest entry that the journal holds.
+    /// The number of the oldest entry in the journal.
     oldest: u64,
-    /// What did not reach the disk and could not be handed back to the journal so far.
+    /// What did not reach the disk and could not be returned to the journal so far.
     not_forced: Vec<Unforced>,
-    /// Entries that wait for the disk, oldest first.
+    /// Entries that are queued for the disk, oldest first.
     unwritten: VecDeque<Arc<Entry>>,
-    /// Whether the journal was not asked to write some of them so far.
+    /// Whether some of them have not been sent to the journal yet.
     has_gathered: bool,
     error: Option<Arc<str>>,
     /// Since when the journal's file system has not answered.
     silent_since: Option<Instant>,
-    /// Entries that the journal never got.
+    /// Entries that never reached the journal.
     lost: u64,
 }
 
@@ -63,22 +63,22 @@ impl JournalQueue {
         }
     }
 
-    /// The number of the oldest entry that the journal holds; 0 while it is empty.
+    /// The number of the oldest entry in the journal; 0 while it is empty.
     pub(super) fn oldest(&self) -> u64 {
         self.oldest
     }
 
-    /// Entries that wait for the disk, oldest first.
+    /// Entries that are queued for the disk, oldest first.
     pub(super) fn unwritten(&self) -> &VecDeque<Arc<Entry>> {
         &self.unwritten
     }
 
-    /// Why the journal cannot be written at present, if it cannot.
+    /// Why the journal cannot be written at the moment, if it cannot.
     pub(super) fn error(&self) -> Option<&Arc<str>> {
         self.error.as_ref()
     }
 
-    /// Has an entry written, and what waits before it.
+    /// Writes an entry and everything queued before it.
     pub(super) fn append(&mut self, entry: Entry) {
         self.unwritten.push_back(Arc::new(entry));
         self.write();
@@ -93,23 +93,23 @@ impl JournalQueue {
         }
     }
 
-    /// Has written what was gathered.
+    /// Writes what was gathered.
     pub(super) fn write_gathered(&mut self) {
         if self.has_gathered {
             self.write();
         }
     }
 
-    /// Writes what still waits and waits until the disk has everything (fdatasync), but not for ever. An error is kept for
-    /// [`JournalQueue::error`].
+    /// Writes queued entries and waits, with a time limit, until the disk has everything (fdatasync). An error is
+    /// kept for [`JournalQueue::error`].
     pub(super) fn sync(&mut self) {
         self.writing.settle(LAST_PATIENCE);
         let synced = self.write_waiting().and_then(|()| self.ask(LAST_PATIENCE, Journal::sync)?);
         self.note_journal(synced);
     }
 
-    /// Writes what still waits, and hands out what is to be forced onto the disk elsewhere; none where that cannot be
-    /// had, for which [`JournalQueue::error`] has the reason.
+    /// Writes queued entries, and returns what has to be synced to disk elsewhere; none if that is not available,
+    /// with the reason in [`JournalQueue::error`].
     pub(super) fn unforced(&mut self) -> Option<Unforced> {
         let before = std::mem::take(&mut self.not_forced);
         let hand_out = move |journal: &mut Journal| {
@@ -126,7 +126,7 @@ impl JournalQueue {
         }
     }
 
-    /// Takes in whether what was handed out is on the disk.
+    /// Records whether what was returned is on the disk.
     pub(super) fn forced(&mut self, forced: Forced) {
         let forced = forced.map_err(|(error, unforced)| {
             self.not_forced.push(unforced);
@@ -135,14 +135,14 @@ impl JournalQueue {
         self.note_journal(forced);
     }
 
-    /// Has what waits written, and keeps no more than may wait.
+    /// Writes queued entries, and drops those beyond the limit of the queue.
     fn write(&mut self) {
         let written = self.write_waiting();
         if self.unwritten.len() > UNWRITTEN_ENTRIES
             && let Some(lost) = self.unwritten.pop_front()
         {
             self.lost += 1;
-            // Once for each power of two: it goes on for as long as the disk does not come back.
+            // Once for each power of two: losses continue for as long as the disk fails.
             if self.lost.is_power_of_two() {
                 tracing::error!(
                     seq = lost.seq,
@@ -154,7 +154,8 @@ impl JournalQueue {
         self.note_journal(written);
     }
 
-    /// Has what waits written. Of what was still being written when it was last asked, the journal knows what it has.
+    /// Writes queued entries. The journal knows which entries of an earlier request that was still in progress it
+    /// has.
     fn write_waiting(&mut self) -> Result<(), JournalError> {
         self.has_gathered = false;
         if self.unwritten.is_empty() {
@@ -169,7 +170,7 @@ impl JournalQueue {
         wrote.result
     }
 
-    /// What comes of work on the journal, if its file system answers.
+    /// The result of work on the journal, if its file system answers.
     fn ask<T: Send + 'static>(
         &self,
         patience: Duration,
@@ -180,7 +181,7 @@ impl JournalQueue {
         answer.ok_or_else(|| JournalError::Silent { dir: self.dir.clone() })
     }
 
-    /// Logs when the journal fails and when it is well again, not each time in between.
+    /// Logs when the journal fails and when it works again, not each time in between.
     fn note_journal(&mut self, result: Result<(), JournalError>) {
         if let Err(JournalError::Silent { .. }) = result {
             if self.silent_since.get_or_insert_with(Instant::now).elapsed() < REPORT_AFTER {
@@ -206,7 +207,7 @@ impl JournalQueue {
     }
 }
 
-/// What came of appending entries.
+/// The result of appending entries.
 struct Wrote {
     /// All entries up to this number were written, or cannot be.
     through: u64,
@@ -226,7 +227,7 @@ fn append(journal: &mut Journal, entries: &[Arc<Entry>]) -> Wrote {
                 result = Err(error);
                 break;
             }
-            // Time will not mend this entry; it must not hold up those behind it.
+            // Retrying will not help this entry; it must not block those behind it.
             Err(error) => {
                 tracing::error!(%error, seq = entry.seq, "an entry is lost to the journal");
                 result = Err(error);
@@ -238,7 +239,7 @@ fn append(journal: &mut Journal, entries: &[Arc<Entry>]) -> Wrote {
     Wrote { through, oldest: journal.oldest().unwrap_or(0), result }
 }
 
-/// A panic of another holder leaves the journal as the next append finds it after a crash.
+/// After a panic of another holder the journal is in a state that the next append handles, as after a crash.
 fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
     journal.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The reading end of what is published.
+//! The reading side of what is published.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::{Published, Roster};
 use crate::store::journal::{JournalError, JournalReader, Read};
 
-/// The reading end. Each clone notices changes on its own.
+/// The reading side. Each clone notices changes independently.
 #[derive(Clone, Debug)]
 pub struct StateReader {
     pub(super) journal: JournalReader,
@@ -18,12 +18,12 @@ pub struct StateReader {
 }
 
 impl StateReader {
-    /// Whether nothing will ever be published again.
+    /// Whether nothing will be published any more.
     pub fn is_gone(&self) -> bool {
         self.published.has_changed().is_err()
     }
 
-    /// Which rooms watch the host, and how far they are.
+    /// Which rooms watch the host, and their progress.
     pub fn roster(&self) -> &Roster {
         &self.roster
     }
@@ -33,8 +33,8 @@ impl StateReader {
         self.published.borrow().view.clone()
     }
 
-    /// Waits until something is published that this reader has not waited for before. False once the board is
-    /// gone: nothing will ever be published again.
+    /// Waits until something is published that this reader has not seen yet. False once the board is gone: nothing
+    /// will be published any more.
     pub async fn changed(&mut self) -> bool {
         self.published.changed().await.is_ok()
     }
@@ -44,10 +44,10 @@ impl StateReader {
         self.published.wait_for(|published| published.newest > cursor).await.is_ok()
     }
 
-    /// At most `limit` entries with numbers above `cursor`, those included that wait for the disk. Reads files:
-    /// where that may take long, call it where blocking is allowed.
+    /// At most `limit` entries with numbers above `cursor`, including those queued for the disk. Reads files: call
+    /// it where blocking is allowed.
     pub fn entries_after(&self, cursor: u64, limit: usize) -> Result<Read, JournalError> {
-        // Taken before the files are read: what is written in between is found there.
+        // Copied before the files are read: entries written in between are found there.
         let waiting = self.published.borrow().unwritten.clone();
         let mut read = self.journal.entries_after(cursor, limit)?;
         for entry in waiting.iter().filter(|entry| entry.seq > read.cursor.max(cursor)) {
@@ -65,12 +65,12 @@ impl StateReader {
         self.published.borrow().newest
     }
 
-    /// The number of the oldest entry that the journal holds; 0 while it is empty.
+    /// The number of the oldest entry in the journal; 0 while it is empty.
     pub fn oldest(&self) -> u64 {
         self.published.borrow().oldest
     }
 
-    /// Why the journal cannot be written at present, if it cannot.
+    /// Why the journal cannot be written at the moment, if it cannot.
     pub fn journal_error(&self) -> Option<Arc<str>> {
         self.published.borrow().journal_error.clone()
     }

@@ -1,5 +1,5 @@
-//! Which rooms watch the host and whether they have looked: without it a part of the host that nobody has looked at yet
-//! cannot be told from one that is not there.
+//! Which rooms watch the host and whether they have looked. This distinguishes a part of the host that no room has
+//! looked at yet from one that does not exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,41 +8,41 @@ use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::model::health::Component;
 use mainstay_core::model::staleness;
 
-/// The rooms by name. Clones are the same roster.
+/// The rooms by name. Clones share the roster.
 #[derive(Clone, Debug, Default)]
 pub struct Roster {
     rooms: Arc<Mutex<BTreeMap<String, Looking>>>,
 }
 
-/// How far a room is.
+/// The progress of a room.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Looking {
-    /// When it began the look that it is at.
+    /// When its current look started.
     pub began: Option<Mono>,
-    /// How long its last look took, once there was one.
+    /// How long its last look took, if there was one.
     pub took: Option<Span>,
-    /// The components that it told of.
+    /// The components that it reported.
     pub components: BTreeSet<String>,
-    /// When it was last heard of.
+    /// When it last reported.
     pub received: Mono,
-    /// How long it may say nothing; none if it is never missed.
+    /// How long it may be silent; none if it is never missed.
     pub allowed: Option<Span>,
 }
 
 impl Roster {
-    /// A room begins a look.
+    /// A room starts a look.
     pub fn starts(&self, room: &str, at: Mono) {
         self.lock().entry(room.to_owned()).or_default().began = Some(at);
     }
 
-    /// A room that looks every `interval` is watched over from now on.
+    /// A room that looks every `interval` is supervised from now on.
     pub fn expect(&self, room: &str, at: Mono, interval: Span) {
         let mut rooms = self.lock();
         let looking = rooms.entry(room.to_owned()).or_default();
         (looking.received, looking.allowed) = (at, Some(staleness::allowed(interval)));
     }
 
-    /// A room has looked, and told of these components, each time all of them. True the first time.
+    /// A room has looked, and reported these components, always all of them. True the first time.
     pub fn has_looked(&self, room: &str, at: Mono, components: Vec<String>) -> bool {
         let mut rooms = self.lock();
         let looking = rooms.entry(room.to_owned()).or_default();
@@ -53,8 +53,8 @@ impl Roster {
         first
     }
 
-    /// The components that may not be shown as they are at `now`, since their rooms say nothing any more, as they may
-    /// be shown.
+    /// The components whose rooms have gone silent and that may not be shown with their last state at `now`.
+    /// Returns them as they may be shown.
     pub fn stale(&self, now: Mono, shown: &BTreeMap<String, Component>) -> Vec<Component> {
         let rooms = self.lock();
         let watched = rooms.iter().filter_map(|(room, looking)| Some((room, looking, looking.allowed?)));
@@ -65,7 +65,7 @@ impl Roster {
         stale.collect()
     }
 
-    /// All rooms as they stand.
+    /// The current state of all rooms.
     pub fn rooms(&self) -> BTreeMap<String, Looking> {
         self.lock().clone()
     }
@@ -76,7 +76,7 @@ impl Roster {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Looking>> {
-        // Nothing in here can be left half done.
+        // Nothing in here can be left inconsistent.
         self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

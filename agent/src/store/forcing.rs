@@ -1,12 +1,12 @@
-//! What was written is forced onto the disk by a thread of its own: a disk that is busy for half a second must not keep
-//! waiting what the kernel or the driver has to tell.
+//! Syncs the journal to disk on a separate thread: a disk that is busy for half a second must not delay messages of
+//! the kernel or the driver.
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use super::journal::{JournalError, Unforced};
 
-/// What came of it: forced, or why not, with what was to be.
+/// The result: synced, or the error with what has to be synced.
 pub type Forced = Result<(), (JournalError, Unforced)>;
 
 /// The thread.
@@ -19,12 +19,12 @@ pub struct Forcing<T> {
 }
 
 impl<T: Send + 'static> Forcing<T> {
-    /// Starts it. `then` is called with what came along once the journal is on the disk.
+    /// Starts the thread. `then` is called with the accompanying value once the journal is on the disk.
     ///
     /// # Errors
-    /// The kernel gives no more threads.
+    /// The kernel cannot create a thread.
     pub fn start(mut then: impl FnMut(T) + Send + 'static) -> std::io::Result<Forcing<T>> {
-        // One that is being done, and the last one of all.
+        // The one in progress, and the final one.
         let (work, to_do) = sync_channel::<(Unforced, T)>(1);
         let (did, done) = channel();
         let run = move || {
@@ -42,7 +42,7 @@ impl<T: Send + 'static> Forcing<T> {
         Ok(Forcing { work, done, busy: false, thread })
     }
 
-    /// What came of the last one, if that is over: once for each.
+    /// The result of the last sync, if it has finished: once for each.
     pub fn done(&mut self) -> Option<Forced> {
         match self.done.try_recv() {
             Ok(forced) => {
@@ -53,12 +53,12 @@ impl<T: Send + 'static> Forcing<T> {
         }
     }
 
-    /// Whether the disk still has to do with the last one.
+    /// Whether the last sync is still in progress.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Hands it what is to be forced, and what comes along. Not to be called while it is busy: it would be dropped.
+    /// Starts a sync, with an accompanying value. Must not be called while it is busy: the work would be dropped.
     pub fn begin(&mut self, unforced: Unforced, along: T) {
         match self.work.try_send((unforced, along)) {
             Ok(()) => self.busy = true,
@@ -68,11 +68,11 @@ impl<T: Send + 'static> Forcing<T> {
         }
     }
 
-    /// Waits until what it was handed is done, and ends it. Returns what came of it.
+    /// Waits until the queued work is done, and ends the thread. Returns the result.
     pub fn finish(self) -> Option<Forced> {
         let Forcing { work, done, thread, .. } = self;
         drop(work);
-        // A thread that panicked has said so.
+        // A thread that panicked has reported it.
         let _ = thread.join();
         done.try_iter().last()
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_along_is_kept_after_the_journal_is_on_the_disk() {
+    fn the_accompanying_value_is_kept_after_the_journal_is_on_the_disk() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = Journal::open(directory.path(), Limits::default(), BootId("b".into())).unwrap();
         let (kept, seen) = channel();

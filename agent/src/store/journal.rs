@@ -1,14 +1,14 @@
-//! The journal of entries: JSON Lines in segments, one writer, any number of readers. The format stands in
+//! The journal of entries: JSON Lines in segments, one writer, any number of readers. The format is in
 //! `docs/reference/journal.md`.
 //!
-//! What it promises:
+//! Guarantees:
 //! - An entry that [`Journal::append`] returned is in the file: it survives the death of this process at any
 //!   instant. It survives the death of the host once [`Journal::sync`] has returned.
-//! - Sequence numbers go up by one and continue over restarts. A torn last line is cut off at open.
-//! - It never grows beyond its limits: the oldest segments go first.
-//! - A disk that is full or fails is an error of one append, never a broken file: when the disk is well again
-//!   the next append works.
-//! - A line that cannot be read costs that line and nothing else.
+//! - Sequence numbers increase by one and continue across restarts. A torn last line is cut off at open.
+//! - It never grows beyond its limits: the oldest segments are deleted first.
+//! - A full or failing disk is an error of one append and never a broken file: once the disk works again, the next
+//!   append succeeds.
+//! - An unreadable line costs only that line.
 
 mod error;
 mod line;
@@ -34,15 +34,15 @@ use segment::{Segment, list_segments, segment_path};
 /// The smallest useful segment: below this, a segment would hold a handful of lines only.
 const SMALLEST_SEGMENT: u64 = 4096;
 
-/// A journal that another process holds is waited for: one second in all.
+/// How often the lock is tried if another process holds it: for one second in all.
 const LOCK_TRIES: u32 = 20;
 const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(50);
 
 /// How large the journal may become, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// A segment that would grow beyond this is followed by a new one. Held between 4 KiB and half of
-    /// `total_bytes`, so that deleting whole segments can keep the total.
+    /// Size beyond which a new segment is started. Clamped between 4 KiB and half of `total_bytes`, so that
+    /// deleting whole segments can keep the total.
     pub segment_bytes: u64,
     /// All segments together.
     pub total_bytes: u64,
@@ -67,41 +67,41 @@ impl Limits {
 pub struct Replayed {
     /// Entries that were read.
     pub entries: u64,
-    /// Lines that are no entry at all.
+    /// Lines that are not entries.
     pub corrupt: u64,
-    /// Entries of kinds that a newer version wrote.
+    /// Entries of kinds that only a newer version knows.
     pub unknown: u64,
 }
 
-/// The writing end of the journal. There is one per directory, held by a lock.
+/// The writing side of the journal. There is one per directory, guarded by a lock.
 #[derive(Debug)]
 pub struct Journal {
     dir: PathBuf,
     limits: Limits,
     boot: BootId,
     next_seq: u64,
-    /// All segments, oldest first; the last one is written to.
+    /// All segments, oldest first; the last one is being written.
     segments: VecDeque<Segment>,
     current: Option<File>,
-    /// The current segment may hold a piece of a line that could not be taken back yet.
+    /// The current segment may contain a partial line that could not be removed yet.
     torn: bool,
     unsynced: Unsynced,
-    /// Held for its lock, which the kernel lets go when the file is closed, however the process ends.
+    /// Held for its lock, which the kernel releases when the file is closed, however the process ends.
     _lock: File,
 }
 
 /// What has to reach the disk at the next sync.
 #[derive(Debug, Default)]
 struct Unsynced {
-    /// Segments that were left since, with their paths.
+    /// Segments that were finished since the last sync, with their paths.
     left: Vec<(PathBuf, File)>,
     /// The current segment.
     data: bool,
     directory: bool,
 }
 
-/// What was written and is not known to be on the disk. It may be forced there by another thread, while the journal is
-/// written on.
+/// Written data that may not be on the disk yet. Another thread may sync it while the journal continues to be
+/// written.
 #[derive(Debug, Default)]
 pub struct Unforced {
     files: Vec<(PathBuf, File)>,
@@ -126,10 +126,10 @@ impl Unforced {
 }
 
 impl Journal {
-    /// Opens the journal in `dir`, which is made (mode 0750) if it is missing, for this boot of the host.
+    /// Opens the journal in `dir`, which is created (mode 0750) if it is missing, for this boot of the host.
     ///
-    /// A last line that was torn by a crash is cut off. Fails if another process has the journal open, naming
-    /// it, or if the directory cannot be written.
+    /// A last line that was torn by a crash is cut off. Fails if another process has the journal open, naming it,
+    /// or if the directory is not writable.
     pub fn open(dir: &Path, limits: Limits, boot: BootId) -> Result<Journal, JournalError> {
         let making = |source| JournalError::io("creating the directory", dir, source);
         DirBuilder::new().recursive(true).mode(0o750).create(dir).map_err(making)?;
@@ -152,7 +152,7 @@ impl Journal {
 
     /// Appends an entry under the next sequence number and returns it as it was written.
     ///
-    /// On an error nothing of it is in the journal, and the number is given to the next entry that succeeds.
+    /// After an error none of it is in the journal, and the number is used for the next entry that succeeds.
     pub fn append(
         &mut self,
         at: Stamp,
@@ -166,8 +166,8 @@ impl Journal {
         Ok(entry)
     }
 
-    /// Appends an entry that was numbered before, because it could not be written at its time. Its number must
-    /// not be below [`Journal::next_seq`]; a higher one leaves a gap, which readers pass over.
+    /// Appends an entry that already has a number because it could not be written at its time. Its number must not
+    /// be below [`Journal::next_seq`]; a higher one leaves a gap, which readers skip.
     pub fn append_entry(&mut self, entry: &Entry) -> Result<(), JournalError> {
         if entry.seq < self.next_seq {
             return Err(JournalError::Order { seq: entry.seq, next: self.next_seq });
@@ -190,11 +190,10 @@ impl Journal {
         forced
     }
 
-    /// Hands out what is not known to be on the disk. Who could not force it there says so by
-    /// [`Journal::not_forced`].
+    /// Returns what may not be on the disk yet. If syncing it fails, call [`Journal::not_forced`].
     ///
     /// # Errors
-    /// The kernel gives no more descriptors.
+    /// The kernel provides no more descriptors.
     pub fn unforced(&mut self) -> Result<Unforced, JournalError> {
         let mut files = Vec::new();
         if let Some(file) = self.current.as_ref().filter(|_| self.unsynced.data) {
@@ -208,13 +207,13 @@ impl Journal {
         Ok(Unforced { files, directory })
     }
 
-    /// What was handed out did not reach the disk: it is handed out again.
+    /// What was returned did not reach the disk: it will be returned again.
     pub fn not_forced(&mut self, unforced: Unforced) {
         self.unsynced.left.extend(unforced.files);
         self.unsynced.directory |= unforced.directory.is_some();
     }
 
-    /// Calls `take` with every entry that the journal holds, oldest first.
+    /// Calls `take` with every entry in the journal, oldest first.
     pub fn replay(&self, take: impl FnMut(Entry)) -> Result<Replayed, JournalError> {
         self.reader().replay(take)
     }
@@ -229,12 +228,12 @@ impl Journal {
         self.next_seq
     }
 
-    /// The first number that the journal still holds; none while it is empty.
+    /// The first number in the journal; none while it is empty.
     pub fn oldest(&self) -> Option<u64> {
         self.segments.front().map(|segment| segment.first_seq).filter(|first| *first < self.next_seq)
     }
 
-    /// The boot whose monotonic clock the entries of this writer carry.
+    /// The boot whose monotonic clock the entries of this writer use.
     pub fn boot(&self) -> &BootId {
         &self.boot
     }
@@ -270,7 +269,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Takes back what an earlier append left of a line, if that was not possible then.
+    /// Removes the rest of a line of an earlier append, if that was not possible at that time.
     fn repair(&mut self) -> Result<(), JournalError> {
         if !self.torn {
             return Ok(());
@@ -283,7 +282,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Begins a new segment if the line does not fit into this one, and deletes what is too much by then.
+    /// Starts a new segment if the line does not fit into this one, and deletes the oldest ones beyond the limit.
     fn make_room(&mut self, seq: u64, line_bytes: u64) -> Result<(), JournalError> {
         let full = self.segments.back().is_none_or(|segment| {
             segment.bytes > 0 && segment.bytes.saturating_add(line_bytes) > self.limits.segment_bytes
@@ -302,7 +301,7 @@ impl Journal {
         let file = OpenOptions::new().append(true).create(true).mode(0o640).open(&path).map_err(creating)?;
         file.set_len(0).map_err(creating)?;
         self.segments.push_back(Segment { first_seq, bytes: 0 });
-        // To wait for the disk is the next sync's, not this entry's.
+        // The next sync waits for the disk, not this entry.
         let before = self.current.replace(file).filter(|_| self.unsynced.data);
         self.unsynced.left.extend(before.map(|before| (left, before)));
         self.unsynced.data = false;
@@ -320,7 +319,7 @@ impl Journal {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => {
-                    // Not a reason to lose an entry: it is tried again with the next one.
+                    // No reason to lose an entry: the next append tries again.
                     tracing::warn!(path = %path.display(), %error, "the journal's oldest segment cannot be deleted");
                     return;
                 }
@@ -330,7 +329,7 @@ impl Journal {
         }
     }
 
-    /// Writes a whole line with one write(). What a failing disk took of it is taken back.
+    /// Writes a whole line with one write(). If a failing disk wrote part of it, that part is removed.
     fn write_line(&mut self, line: &[u8]) -> Result<(), JournalError> {
         let path = self.current_path();
         let (Some(file), Some(segment)) = (&mut self.current, self.segments.back_mut()) else {
@@ -346,7 +345,7 @@ impl Journal {
     }
 }
 
-/// Takes the directory's lock and leaves our process id in it for whoever comes second.
+/// Takes the directory's lock and stores this process's id in it, for the error message of another process.
 fn take_lock(dir: &Path) -> Result<File, JournalError> {
     let path = dir.join("lock");
     let opening = |source| JournalError::io("opening the lock", &path, source);
@@ -366,7 +365,7 @@ fn take_lock(dir: &Path) -> Result<File, JournalError> {
         }
         Err(TryLockError::Error(source)) => return Err(JournalError::io("locking", &path, source)),
     }
-    // The id is for people only: a full disk must not keep the journal closed.
+    // The id is only for people: a full disk must not prevent opening the journal.
     let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
     if let Err(error) = noted {
         tracing::debug!(path = %path.display(), %error, "the lock's holder could not be noted");
@@ -374,8 +373,9 @@ fn take_lock(dir: &Path) -> Result<File, JournalError> {
     Ok(lock)
 }
 
-/// Takes the lock; a holder is waited for a moment. A process that is being started holds what its parent had open until it
-/// executes its program: the lock of an agent that has just ended, or of a journal that was just closed.
+/// Takes the lock; waits a moment for its holder. A process that is being started holds its parent's open files
+/// until it executes its program: for example the lock of an agent that has just ended, or of a journal that was
+/// just closed.
 fn locked_soon(lock: &File) -> Result<(), TryLockError> {
     for _ in 0..LOCK_TRIES {
         match lock.try_lock() {

@@ -1,5 +1,5 @@
-//! A small value that the agent keeps in a file of its state directory over restarts: how far the kernel log was read, what
-//! was learned of the network. An operator may make it forget by deleting the file.
+//! A small value that the agent stores in a file of its state directory across restarts: the position in the kernel
+//! log, what was learned about the network. An operator can delete the file to make the agent forget it.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The file that keeps a value.
+/// The file that stores a value.
 #[derive(Debug)]
 pub struct Kept<T> {
     path: PathBuf,
@@ -16,7 +16,7 @@ pub struct Kept<T> {
 }
 
 impl<T: Clone + PartialEq + Serialize + DeserializeOwned> Kept<T> {
-    /// The file at `path`. One that cannot be read is as one that is not there.
+    /// The file at `path`. An unreadable file counts as absent.
     pub fn open(path: &Path) -> Kept<T> {
         let value = match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -33,12 +33,12 @@ impl<T: Clone + PartialEq + Serialize + DeserializeOwned> Kept<T> {
         Kept { path: path.to_owned(), value }
     }
 
-    /// What it keeps.
+    /// The stored value.
     pub fn value(&self) -> Option<&T> {
         self.value.as_ref()
     }
 
-    /// Whether somebody deleted the file since it was last written: what it kept is to be forgotten.
+    /// Whether the file was deleted since it was last written: the stored value must be forgotten.
     pub fn was_deleted(&mut self) -> bool {
         let deleted = self.value.is_some()
             && fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
@@ -48,7 +48,7 @@ impl<T: Clone + PartialEq + Serialize + DeserializeOwned> Kept<T> {
         deleted
     }
 
-    /// Keeps another value; the file is whole at every moment.
+    /// Stores another value; the file is complete at every moment.
     ///
     /// # Errors
     /// The file cannot be written.

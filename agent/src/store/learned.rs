@@ -1,4 +1,4 @@
-//! What was learned of jobs, one small file for each, beside the run directories: `.learned/KEY.json`.
+//! What was learned about jobs, one small file for each, next to the run directories: `.learned/KEY.json`.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -7,10 +7,10 @@ use std::time::SystemTime;
 
 use mainstay_core::progress::memory::{LONGEST, Learned};
 
-/// So many files are kept, two for a job: those of the jobs that ran last.
+/// Number of files that are kept, two for each job: those of the jobs that ran last.
 const KEPT: usize = 128;
 
-/// The place of one job's memory.
+/// The file of one job.
 #[derive(Clone, Debug)]
 pub struct Memory {
     directory: PathBuf,
@@ -18,14 +18,14 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The memory of the job of this key, for runs that keep their logs in `log_dir`.
+    /// The file for the job with this key, for runs that keep their logs in `log_dir`.
     pub fn of(log_dir: &Path, key: &str) -> Memory {
-        // Run directories do not begin with a dot.
+        // Run directories do not start with a dot.
         let directory = log_dir.join(".learned");
         Memory { file: directory.join(format!("{key}.json")), directory }
     }
 
-    /// What earlier runs learned; nothing if there were none, or if it cannot be read.
+    /// What earlier runs learned; none if there were none, or if it cannot be read.
     pub fn read(&self) -> Option<Learned> {
         let mut text = Vec::new();
         File::open(&self.file).ok()?.take(LONGEST as u64 + 1).read_to_end(&mut text).ok()?;
@@ -36,7 +36,7 @@ impl Memory {
         learned
     }
 
-    /// Keeps what this run learned, in place of what was there.
+    /// Stores what this run learned, replacing the previous content.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -59,7 +59,7 @@ impl Memory {
         files.sort();
         let too_many = files.len().saturating_sub(KEPT);
         for (_, file) in files.into_iter().take(too_many) {
-            // Another launcher may have removed it; either way it is gone.
+            // Another launcher may have removed it; in both cases it is gone.
             let _ = fs::remove_file(file);
         }
     }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_spoilt_is_passed_over_and_written_anew() {
+    fn a_damaged_file_is_ignored_and_replaced() {
         let place = tempfile::tempdir().unwrap();
         let memory = Memory::of(place.path(), "abc");
         fs::create_dir_all(&memory.directory).unwrap();

@@ -1,4 +1,4 @@
-//! Floor 2. What is kept on disk.
+//! Floor 2. Data on disk.
 
 pub mod forcing;
 pub mod journal;

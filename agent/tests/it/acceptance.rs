@@ -1,4 +1,4 @@
-//! The GPU acceptance program, over a library with NVML's ABI and an `nvidia-smi` that agrees with it or does not.
+//! The GPU acceptance program with a library that has NVML's ABI and an `nvidia-smi` that agrees with it or not.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::fs;
@@ -27,7 +27,7 @@ impl Host {
         self.0.path().join(name)
     }
 
-    /// Runs the parts that read; `nvidia-smi` shows this temperature, and a memory temperature if there is one.
+    /// Runs the parts that read; `nvidia-smi` shows this temperature, and a memory temperature if given.
     fn accept(&self, temperature: &str, memory_temperature: &str) -> (Output, Value) {
         let xml = format!(
             "<nvidia_smi_log><gpu id=\"00000000:01:00.0\"><uuid>GPU-1</uuid>\
@@ -58,7 +58,7 @@ impl Host {
     }
 }
 
-/// The verdict and what was seen of the check whose name has this ending.
+/// The verdict and the observation of the check whose name has this ending.
 fn check<'a>(report: &'a Value, part: &str, ending: &str) -> (&'a str, &'a str) {
     let checks = report["checks"].as_array().unwrap();
     let found = checks.iter().find(|of| of["part"] == part && of["name"].as_str().unwrap().ends_with(ending));
@@ -76,7 +76,7 @@ fn readings_that_agree_with_nvidia_smi_pass_and_the_commands_name_the_gpu() {
     assert_eq!(check(&report, "commands", "status shows gpu.0000:01:00").0, "pass");
     assert_eq!(check(&report, "commands", "metrics name gpu.0000:01:00").0, "pass");
     assert_eq!(check(&report, "weight", "memory of agent").0, "pass");
-    // Nothing was run that was not asked for.
+    // Only requested parts were run.
     assert!(report["checks"].as_array().unwrap().iter().all(|of| of["part"] != "training"), "{report:#}");
     assert_eq!(report["counts"]["fail"] == 0, done.status.success(), "{report:#}");
 }

@@ -1,4 +1,4 @@
-//! `mainstay attribute` as people and scripts meet it: real files, the real program.
+//! `mainstay attribute` as people and scripts use it: real files, the real program.
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
@@ -67,7 +67,7 @@ fn labelled_cases_are_scored_and_lines_of_joined_texts_found_again() {
         (&"a".into(), &"hardware_gpu".into(), &true.into())
     );
     assert_eq!(answer["root_lines"], serde_json::json!([2, 3]));
-    // Evidence on one line alone says no more.
+    // Evidence on a single line does not raise it.
     assert!(answer["confidence"].as_f64().is_some_and(|sure| sure > 0.8));
     assert_eq!(reported["summary"]["all"]["domain"], 1);
 }
@@ -149,11 +149,11 @@ fn flight_record(name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn flight_records_beside_the_logs_name_the_rank_that_the_others_wait_for() {
+fn flight_records_next_to_the_logs_name_the_rank_that_the_others_wait_for() {
     let dir = tempfile::tempdir().expect("a directory");
     let logs = dir.path().to_str().expect("plain text");
     fs::write(dir.path().join("rank0.log"), "step 1\nstep 2\n").expect("written");
-    // Two as pickles and two as JSON, under names of torch and of others; one torn, one hostile, one that names no rank.
+    // Two as pickles and two as JSON, with torch's names and others; one torn, one hostile, one that names no rank.
     for (name, of) in [
         ("nccl_trace_rank_0", "late_0.pickle"),
         ("nccl_trace_rank_1", "late_1.json"),
@@ -192,7 +192,7 @@ fn flight_records_beside_the_logs_name_the_rank_that_the_others_wait_for() {
 }
 
 #[test]
-fn a_cause_in_the_logs_stands_beside_what_the_flight_records_show() {
+fn a_cause_in_the_logs_is_shown_with_the_flight_records() {
     let dir = tempfile::tempdir().expect("a directory");
     let logs = dir.path().to_str().expect("plain text");
     for rank in 0..4 {
@@ -209,7 +209,7 @@ fn a_cause_in_the_logs_stands_beside_what_the_flight_records_show() {
         "{reported:#}"
     );
     assert_eq!(reported["evidence"][1]["signature"], "torch.flight_record");
-    // Ranks that differ in what they entered are the program's fault.
+    // It is the program's fault if ranks entered different collectives.
     for rank in 0..4 {
         let name = format!("nccl_trace_rank_{rank}");
         fs::write(dir.path().join(name), flight_record(&format!("mismatch_{rank}.pickle"))).expect("written");

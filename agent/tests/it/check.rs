@@ -1,4 +1,4 @@
-//! `mainstay check` as a Slurm prolog runs it: the real program, over a host that does as it is told.
+//! `mainstay check` as a Slurm prolog runs it: the real program, on a simulated host.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 #[allow(dead_code, reason = "shared with the tests of the agent, which use all of it")]
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// XID 79 as the kernel writes it.
 const OFF_BUS: &str = "4,100,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n";
 
-/// A host with two GPUs, a kernel log and nothing else of its own.
+/// A simulated host with two GPUs and a kernel log.
 struct Host {
     directory: TempDir,
 }
@@ -42,7 +42,7 @@ impl Host {
         self.path().join("kmsg")
     }
 
-    /// Two GPUs whose driver has these further habits.
+    /// Two GPUs whose driver has these additional behaviours.
     fn driver(&self, habits: &Value) {
         let gpus = json!([
             {"uuid": "GPU-0", "pci": "00000000:3B:00.0"},
@@ -71,7 +71,7 @@ impl Host {
         Agent::start(self.path(), &settings)
     }
 
-    /// Runs it in an environment in which no agent of this machine is found.
+    /// Runs it in an environment without an agent of this machine.
     fn check(&self, options: &str) -> Output {
         let temporary = self.path().join("tmp");
         fs::create_dir_all(&temporary).unwrap();
@@ -111,7 +111,7 @@ fn a_host_that_is_well_passes_with_one_line() {
 }
 
 #[test]
-fn a_fault_of_this_boot_fails_it_and_says_what_to_do() {
+fn a_fault_of_this_boot_fails_the_check_with_what_to_do() {
     let host = Host::new();
     fs::write(host.log(), OFF_BUS).unwrap();
     let reported = host.check_as_json("--alone --group gpu");
@@ -134,7 +134,7 @@ fn a_driver_that_hangs_is_unknown_and_holds_up_nothing() {
         reported["checks"].as_array().unwrap().iter().all(|check| check["name"] != "gpu"),
         "{reported:#}"
     );
-    // What counts is the one who asks to say.
+    // The caller decides which verdicts count.
     assert_eq!(host.check("--alone --deadline 300ms --group gpu").status.code(), Some(3));
     assert_eq!(host.check("--alone --deadline 300ms --group gpu --fail-on fail").status.code(), Some(0));
     assert_eq!(host.check("--alone --deadline 300ms --group gpu --strict").status.code(), Some(2));
@@ -163,7 +163,7 @@ fn an_agent_is_asked_where_there_is_one() {
 }
 
 #[test]
-fn a_wrong_configuration_is_told_and_nothing_is_checked() {
+fn a_wrong_configuration_is_reported_and_nothing_is_checked() {
     let host = Host::new();
     let file = host.path().join("agent.toml");
     fs::write(&file, "colour = 1\n").unwrap();

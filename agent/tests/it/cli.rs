@@ -1,4 +1,4 @@
-//! The program as people run it: the real binary, asking a real server.
+//! The program as people run it: the real binary with a real server.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::api::server;
@@ -16,7 +16,7 @@ use server::Server;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// A command in an environment in which only `dir` may hold servers, as far as a test can see to that.
+/// A command in an environment in which, as far as a test can ensure, only `dir` has servers.
 fn mainstay(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
     command
@@ -70,7 +70,7 @@ fn progress(step: u64) -> Fact {
 }
 
 #[tokio::test]
-async fn nothing_found_says_where_it_looked_and_what_to_start() {
+async fn without_a_server_the_message_names_the_searched_places_and_what_to_start() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing.sock");
     for command in ["status", "events"] {
@@ -88,7 +88,7 @@ async fn nothing_found_says_where_it_looked_and_what_to_start() {
 }
 
 #[tokio::test]
-async fn a_launcher_says_that_no_agent_answers_where_the_user_named_one() {
+async fn a_launcher_warns_if_no_agent_answers_on_the_named_socket() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing.sock");
     let launch = async |options: &[&str]| {
@@ -107,7 +107,7 @@ async fn a_launcher_says_that_no_agent_answers_where_the_user_named_one() {
 }
 
 #[tokio::test]
-async fn status_tells_the_gravest_state_by_its_exit_status() {
+async fn the_exit_status_of_status_is_the_worst_state() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     let socket = server.socket.clone();
@@ -172,11 +172,11 @@ async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
     let json = run(&mut ask(&["exp-9", "--json"])).await;
     let json: Value = serde_json::from_str(&stdout(&json)).unwrap();
     assert_eq!((&json["run"], &json["verdict"]["incident"]), (&"exp-9".into(), &1.into()));
-    // Nobody knows of the second failure, nor of the other job.
+    // No server knows the second failure or the other job.
     assert!(!run(&mut ask(&["exp-9", "--incident", "2"])).await.status.success());
     let unknown = run(&mut ask(&["exp-1"])).await;
     assert!(!unknown.status.success() && stderr(&unknown).contains("nor a job"), "{}", stderr(&unknown));
-    // A job that it knows and that has not failed.
+    // A known job without a failure.
     let healthy = run(&mut ask(&["exp-2"])).await;
     assert_eq!(healthy.status.code(), Some(3), "{}", stderr(&healthy));
     assert!(stderr(&healthy).contains("exp-2: no failure in this run"), "{}", stderr(&healthy));
@@ -193,7 +193,7 @@ async fn servers_are_found_and_dead_sockets_are_marked() {
     let mut server = Server::start(&runs.join("alive")).await;
     server.job("alive");
     drop(std::os::unix::net::UnixListener::bind(runs.join("dead/api.sock")).unwrap());
-    // It accepts, and never answers.
+    // It accepts connections and never answers.
     let _silent = std::os::unix::net::UnixListener::bind(runs.join("silent/api.sock")).unwrap();
     let output = run(mainstay(dir.path()).args(["status"])).await;
     let text = stdout(&output);
@@ -206,7 +206,7 @@ async fn servers_are_found_and_dead_sockets_are_marked() {
 }
 
 #[tokio::test]
-async fn events_are_told_filtered_and_counted() {
+async fn events_are_printed_filtered_and_counted() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
@@ -241,7 +241,7 @@ async fn events_are_told_filtered_and_counted() {
     assert_eq!(cursors(&["--json", "--severity", "error"]).await, [4]);
     server.stop().await;
 
-    // The same without any server.
+    // The same without a server.
     let journal = dir.path().join("journal");
     let output =
         run(mainstay(dir.path()).args(["events", "--json", "--since", "8", "--journal"]).arg(&journal)).await;

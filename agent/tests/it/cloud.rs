@@ -1,4 +1,4 @@
-//! What the cloud announces, as the whole agent follows it, and what it does not ask on other machines.
+//! Announcements of the cloud with the whole agent, and no requests on other machines.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 const EVENT: &str = "instance/maintenance-event";
 const UPCOMING: &str = "instance/upcoming-maintenance";
 
-/// A machine whose firmware says this.
+/// A machine with this product name in its firmware.
 fn machine(product: &str) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let dmi = directory.path().join("sys/class/dmi/id");
@@ -36,7 +36,7 @@ fn start(machine: &TempDir, metadata: &Metadata, provider: &str) -> Agent {
     Agent::start(machine.path(), &settings)
 }
 
-/// Looks until it is so.
+/// Looks until the condition is true.
 fn look_until(source: &mut CloudSource, is_so: impl Fn(&Result<Vec<Notice>, String>) -> bool) -> CloudSample {
     loop {
         let sample = source.sample();
@@ -52,7 +52,7 @@ fn kinds(notices: &Result<Vec<Notice>, String>) -> Vec<NoticeKind> {
 }
 
 #[test]
-fn changes_are_told_by_the_server_and_not_polled_for() {
+fn changes_are_pushed_by_the_server_and_not_polled() {
     let metadata = Metadata::start();
     let mut source = CloudSource::new(Provider::Google, &metadata.address).unwrap();
     assert_eq!(source.sample().notices, Ok(Vec::new()), "the first look waits for the server");
@@ -73,7 +73,7 @@ fn changes_are_told_by_the_server_and_not_polled_for() {
 }
 
 #[test]
-fn a_server_that_fails_is_told_of_and_asked_again() {
+fn a_failing_server_is_reported_and_asked_again() {
     let metadata = Metadata::start();
     let mut source = CloudSource::new(Provider::Google, &metadata.address).unwrap();
     for (mood, words) in [
@@ -111,7 +111,7 @@ fn a_server_that_does_not_answer_holds_up_nothing() {
     look_until(&mut source, |notices| notices == &Ok(Vec::new()));
 }
 
-/// A server that answers each question by its method, path and one header.
+/// A server that answers each request by its method, path and one header.
 fn serve(answer: impl Fn(&str, &str, &str) -> (&'static str, String) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -131,7 +131,7 @@ fn serve(answer: impl Fn(&str, &str, &str) -> (&'static str, String) + Send + 's
 }
 
 #[test]
-fn amazon_is_asked_with_a_token_and_says_by_404_that_nothing_is_announced() {
+fn amazon_is_asked_with_a_token_and_404_means_that_nothing_is_announced() {
     let (send, action) = std::sync::mpsc::channel::<String>();
     let reported = std::sync::Mutex::new((action, None::<String>));
     let address = serve(move |method, path, headers| {
@@ -157,14 +157,14 @@ fn amazon_is_asked_with_a_token_and_says_by_404_that_nothing_is_announced() {
     send.send(r#"{"action": "terminate", "time": "2027-01-15T08:22:00Z"}"#.to_owned()).unwrap();
     let sample = look_until(&mut source, |notices| !kinds(notices).is_empty());
     assert_eq!(kinds(&sample.notices), [NoticeKind::Preemption]);
-    // Something that gives no token is not Amazon's.
+    // A server that returns no token is not Amazon's.
     let other = serve(|_, _, _| ("200 OK", "<html>\n".to_owned()));
     let sample = CloudSource::new(Provider::Amazon, &other).unwrap().sample();
     assert!(sample.notices.is_err_and(|why| why.contains("not the server that was asked")));
 }
 
 #[test]
-fn azure_tells_of_this_machine_and_of_others() {
+fn azure_events_of_this_machine_count_and_those_of_others_do_not() {
     let address = serve(|_, path, headers| {
         let events = r#"{ "DocumentIncarnation": 2, "Events": [
             { "EventId": "A", "EventType": "Redeploy", "Resources": ["other"], "EventStatus": "Scheduled", "NotBefore": "" },
@@ -182,7 +182,7 @@ fn azure_tells_of_this_machine_and_of_others() {
 }
 
 #[test]
-fn whose_machine_it_is_the_firmware_says() {
+fn the_firmware_determines_the_provider() {
     let whose = |product: &str| Provider::by_firmware(&machine(product).path().join("sys"));
     assert_eq!(whose("Google Compute Engine"), Some(Provider::Google));
     let by = |file: &str, text: &str| {
@@ -200,7 +200,7 @@ fn whose_machine_it_is_the_firmware_says() {
 }
 
 #[test]
-fn the_whole_agent_tells_what_is_announced_and_when_it_is_over() {
+fn the_whole_agent_reports_announcements_and_their_end() {
     let metadata = Metadata::start();
     let machine = machine("Google Compute Engine");
     let agent = start(&machine, &metadata, "auto");
@@ -243,14 +243,14 @@ fn on_other_machines_nothing_is_asked_and_nothing_shown() {
     }
 }
 
-/// A job below the agent, whose rank ends well when it is told to.
+/// A job of this agent, whose rank exits with 0 on SIGTERM.
 fn job(machine: &TempDir, options: &[&str]) -> std::process::Child {
     let script = machine.path().join("rank.sh");
     fs::write(&script, "#!/bin/sh\ntrap 'exit 0' TERM\necho up\nwhile :; do sleep 0.02; done\n").unwrap();
     job_of(machine, options, &script)
 }
 
-/// A job below the agent with a rank of its own.
+/// A job of this agent that runs this script as its rank.
 fn job_of(machine: &TempDir, options: &[&str], script: &Path) -> std::process::Child {
     std::process::Command::new(env!("CARGO_BIN_EXE_mainstay"))
         .args(["run", "--no-python", "--socket"])
@@ -295,13 +295,13 @@ fn a_job_that_is_to_stay_does_not_end_by_a_notice() {
     agent.wait_for("MASTER_PORT");
     metadata.set("instance/preempted", "TRUE");
     agent.wait_for("the machine is taken away (preempted)");
-    // It ends of what it is told next, not of the notice.
+    // The signal that follows ends it, not the notice.
     let pid = nix::unistd::Pid::from_raw(i32::try_from(job.id()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     assert_eq!(job.wait().unwrap().code(), Some(143));
 }
 
-/// A window of maintenance that begins in so many seconds, as Google's metadata server announces it.
+/// A maintenance window that starts in this many seconds, as Google's metadata server announces it.
 fn starts_in(seconds: i64) -> String {
     let starts = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds);
     format!(r#"{{"maintenance_status": "PENDING", "type": "SCHEDULED", "window_start_time": "{starts:.0}"}}"#)
@@ -322,7 +322,7 @@ fn a_job_saves_and_ends_shortly_before_its_machine_is_maintained() {
     let mut said = String::new();
     BufReader::new(job.stdout.take().unwrap()).read_line(&mut said).unwrap();
     agent.wait_for("MASTER_PORT");
-    // Far off, it ends nothing.
+    // A window far in the future ends nothing.
     metadata.set(UPCOMING, &starts_in(7200));
     agent.wait_for("maintenance of the host: SCHEDULED");
     metadata.set(UPCOMING, &starts_in(1500));
@@ -331,7 +331,7 @@ fn a_job_saves_and_ends_shortly_before_its_machine_is_maintained() {
     assert_eq!(ended.status.code(), Some(75), "{said}");
     assert!(said.contains("maintenance of the host, starts in"), "{said}");
 
-    // One that comes meanwhile hears of it too.
+    // A job that starts in the meantime receives the notice too.
     let late = self::job(&machine, &[]).wait_with_output().unwrap();
     assert_eq!(late.status.code(), Some(75), "{}", String::from_utf8_lossy(&late.stderr));
 }

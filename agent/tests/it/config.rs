@@ -1,4 +1,4 @@
-//! The configuration: what weighs more, what is refused and in which words.
+//! The configuration: precedence, what is refused, and the error messages.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ fn load(text: &str, variables: &[(&str, &str)], flags: &[(&str, &str)]) -> Resul
 }
 
 #[test]
-fn nothing_said_gives_the_defaults() {
+fn without_settings_the_defaults_apply() {
     let config = Config::load(None, &environment(&[], 0), &[]).unwrap();
     let paths = Config {
         state_dir: "/var/lib/mainstay".into(),
@@ -65,7 +65,7 @@ fn flags_weigh_more_than_the_environment_and_that_more_than_the_file() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
+fn each_problem_is_reported_with_its_place_and_what_would_be_right() {
     let check =
         |text: &str, reported: &str| assert_eq!(load(text, &[], &[]).unwrap_err(), reported, "{text}");
     check(
@@ -131,7 +131,7 @@ fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
+fn all_problems_are_reported_at_once() {
     let error = load(
         "lag = \"info\"\n[journal]\nsegment_size = \"1GiB\"\n",
         &[("MAINSTAY_AGENT_JOURNAL_MAXSIZE", "1GiB"), ("MAINSTAY_AGENT_LOG", "loud")],
@@ -262,7 +262,7 @@ fn the_commented_default_is_the_default_with_and_without_its_comments() {
     let parsed: Config = toml::from_str(&text).unwrap();
     assert_eq!(parsed, Config::default());
 
-    // A value stands behind a bare #, a sentence behind # and a blank.
+    // A value follows a bare #, a sentence follows # and a blank.
     let is_value = |line: &&str| line.starts_with('#') && !line.starts_with("# ");
     let values = text.lines().filter(is_value).count();
     assert_eq!(values, keys().len());
@@ -277,7 +277,7 @@ fn the_commented_default_is_the_default_with_and_without_its_comments() {
 }
 
 #[test]
-fn every_key_has_a_variable_of_its_own() {
+fn every_key_has_its_own_variable() {
     let keys = keys();
     let variables: BTreeSet<String> = keys.iter().map(|key| environment_name(&key.name)).collect();
     assert_eq!(variables.len(), keys.len());

@@ -1,4 +1,4 @@
-//! Active probes of a GPU by way of the real probe in a process of its own, and a library of ours in place of CUDA's.
+//! Active probes of a GPU with the real probe in a child process, and a fake CUDA library.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ impl Host {
         self.directory.path().join(fake_cuda::LIBRARY)
     }
 
-    /// What a host's own memory copies is fast enough here.
+    /// Limits that this host's own memory copies satisfy.
     fn check(&self) -> Check {
         self.held_to(Bytes(1 << 20))
     }
@@ -75,7 +75,7 @@ fn a_gpu_that_keeps_and_computes_what_it_must_passes_with_what_was_measured() {
 fn wrong_results_fail_and_ask_for_a_reset() {
     let check = Host::new(json!({"wrong": "product"})).check();
     is(&check, CheckVerdict::Fail, ResetDevice, "1 wrong values of a product of matrices");
-    // Each of ten copies flips the same bit: the last one shows.
+    // Each of ten copies flips the same bit: the last one shows it.
     let check = Host::new(json!({"wrong": "memory"})).check();
     is(&check, CheckVerdict::Fail, ResetDevice, "words of the GPU's memory differ");
     let check = Host::new(json!({"codes": {"cuCtxSynchronize": 214}})).check();
@@ -117,7 +117,7 @@ fn a_gpu_that_refuses_is_for_support() {
 }
 
 #[test]
-fn a_driver_that_does_not_take_our_kernels_says_nothing_of_the_gpu() {
+fn a_driver_that_rejects_our_kernels_is_no_verdict_on_the_gpu() {
     for code in [200, 209, 218, 222] {
         let check = Host::new(json!({"codes": {"cuModuleLoadData": code}})).check();
         is(&check, CheckVerdict::Unknown, Nothing, "does not take our kernels");
@@ -125,7 +125,7 @@ fn a_driver_that_does_not_take_our_kernels_says_nothing_of_the_gpu() {
 }
 
 #[test]
-fn without_cuda_there_is_nothing_to_try() {
+fn without_cuda_there_is_nothing_to_probe() {
     let host = Host::new(json!({}));
     let check = host.probed(Bytes(1 << 20), host.directory.path().join("libnone.so"));
     is(&check, CheckVerdict::Skipped, Nothing, "no CUDA driver here");
@@ -136,7 +136,7 @@ fn without_cuda_there_is_nothing_to_try() {
 }
 
 #[test]
-fn a_library_that_lacks_a_function_says_nothing_of_the_gpu() {
+fn a_library_that_lacks_a_function_is_no_verdict_on_the_gpu() {
     let host = Host::new(json!({}));
     let library = std::fs::read(host.library()).unwrap();
     std::fs::write(host.library(), fake_devices::without(&library, &["cuMemcpyDtoD_v2"])).unwrap();

@@ -1,4 +1,4 @@
-//! DCGM by way of the real probe and a library of our own in place of NVIDIA's.
+//! DCGM with the real probe and a fake library.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use support::Agent;
 use tempfile::TempDir;
 
-/// A host engine that does as it is told.
+/// A scripted host engine.
 struct Engine {
     directory: TempDir,
     source: DcgmSource,
@@ -57,7 +57,7 @@ fn ecc(gpu: u32) -> Value {
 }
 
 #[test]
-fn incidents_come_through_with_their_gpu_after_a_first_check_that_says_nothing() {
+fn incidents_have_their_gpu_and_the_first_check_is_not_used() {
     let mut engine = Engine::saying(&json!({"gpus": [0, 3], "incidents": [ecc(3)]}));
     let DcgmReport::Health(first) = engine.source.sample() else { panic!("no health") };
     assert!(first.first && first.incidents.is_empty());
@@ -69,7 +69,7 @@ fn incidents_come_through_with_their_gpu_after_a_first_check_that_says_nothing()
 }
 
 #[test]
-fn gpus_are_placed_and_violated_policies_told_once() {
+fn gpus_are_located_and_violated_policies_are_reported_once() {
     let places = json!({"0": "00000000:01:00.0", "3": "00000000:C1:00.0"});
     let mut engine = Engine::saying(&json!({"gpus": [0, 3], "addresses": places, "policy": 0x7f}));
     let DcgmReport::Health(first) = engine.source.sample() else { panic!("no health") };
@@ -86,7 +86,7 @@ fn gpus_are_placed_and_violated_policies_told_once() {
     assert_eq!(last.violations, []);
 }
 
-/// What is told of a double-bit error, heat and an XID, with such a policy of somebody else's.
+/// The reports of a double-bit error, heat and an XID, if another client has set this policy.
 fn reported_with(policy: u32, codes: &Value) -> Vec<u32> {
     let mut engine = Engine::saying(&json!({"gpus": [0, 1], "policy": policy, "codes": codes}));
     assert!(matches!(engine.source.sample(), DcgmReport::Health(_)));
@@ -97,7 +97,7 @@ fn reported_with(policy: u32, codes: &Value) -> Vec<u32> {
 }
 
 #[test]
-fn policies_are_set_where_nobody_has_set_any_and_left_alone_elsewhere() {
+fn policies_are_set_where_there_are_none_and_unchanged_elsewhere() {
     assert_eq!(reported_with(0, &json!({})), [0x1, 0x40], "ours, of all but heat");
     assert_eq!(reported_with(0x8, &json!({})), [0x8], "somebody else's alone");
     for function in ["dcgmPolicyGet", "dcgmPolicySet"] {
@@ -106,7 +106,7 @@ fn policies_are_set_where_nobody_has_set_any_and_left_alone_elsewhere() {
 }
 
 #[test]
-fn an_engine_that_tells_no_places_and_has_no_policies_is_asked_all_the_same() {
+fn an_engine_without_locations_and_policies_is_used_too() {
     let codes = json!({"dcgmEntitiesGetLatestValues": -6, "dcgmPolicyRegister_v2": -6});
     let mut engine = Engine::saying(&json!({"gpus": [0], "codes": codes, "incidents": [ecc(0)]}));
     engine.source.sample();
@@ -132,7 +132,7 @@ fn more_incidents_than_there_is_room_for_are_cut_off() {
 }
 
 #[test]
-fn an_engine_that_does_not_run_is_absent_and_one_that_comes_back_is_asked_again() {
+fn an_engine_that_does_not_run_is_absent_and_one_that_restarts_is_asked_again() {
     let mut engine = Engine::saying(&json!({"codes": {"dcgmConnect_v2": -21}}));
     let DcgmReport::Absent(why) = engine.source.sample() else { panic!("it is there") };
     assert!(why.contains("not valid any longer (-21)"), "{why}");
@@ -185,7 +185,7 @@ fn exporter(answer: &'static str) -> String {
 }
 
 #[test]
-fn an_exporters_page_is_read_and_what_is_none_is_told() {
+fn an_exporters_page_is_read_and_another_page_is_an_error() {
     let deadline = Duration::from_secs(60);
     let page = scrape(&exporter("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\na 1\n"), deadline);
     assert_eq!(page, ExporterReport::Page("a 1\n".to_owned()));
@@ -200,7 +200,7 @@ fn an_exporters_page_is_read_and_what_is_none_is_told() {
 }
 
 #[test]
-fn what_dcgm_says_of_a_gpu_stands_on_the_component_that_nvml_has_of_it() {
+fn dcgm_findings_are_on_the_component_that_nvml_has_for_the_gpu() {
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name);
     let built = std::env::current_exe().unwrap();
@@ -209,7 +209,7 @@ fn what_dcgm_says_of_a_gpu_stands_on_the_component_that_nvml_has_of_it() {
     }
     let gpus = json!([{"uuid": "GPU-0", "pci": "00000000:01:00.0"}]);
     fs::write(place(fake_devices::SCRIPT), json!({"driver": "570.86.15", "gpus": gpus}).to_string()).unwrap();
-    // One that NVML reads to be well, and one that nothing of ours looks at.
+    // One GPU that NVML reads as healthy, and a problem that the agent does not check itself.
     let unknown = json!({"gpu": 0, "system": 16, "health": 10, "code": 9999, "message": "something new"});
     let script = json!({"gpus": [0], "addresses": {"0": "00000000:01:00.0"}, "incidents": [ecc(0), unknown]});
     fs::write(place(fake_dcgm::SCRIPT), script.to_string()).unwrap();

@@ -1,4 +1,4 @@
-//! The network as read from trees of files, and the whole agent over one.
+//! The network as read from directory trees, and the whole agent with one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -13,7 +13,7 @@ use mainstay_core::host::os::Reading;
 use support::Agent;
 use tempfile::TempDir;
 
-/// A sysfs of our own, laid out as the kernel's: devices below their PCI bridges, classes and the bus as links there.
+/// A fake sysfs with the kernel's layout: devices below their PCI bridges, classes and the bus as links to them.
 struct Sys(TempDir);
 
 impl Sys {
@@ -48,7 +48,7 @@ impl Sys {
         self.function(root, address, "0x10de", "0x030200");
     }
 
-    /// An InfiniBand card with one port that is up.
+    /// An InfiniBand card with one active port.
     fn card(&self, name: &str, root: &str, address: &str) {
         let function = self.function(root, address, "0x15b3", "0x020700");
         let device = function.join("infiniband").join(name);
@@ -177,7 +177,7 @@ fn a_counter_that_is_refused_is_not_asked_for_again() {
     assert!(!has(&mut source));
     sys.set("mlx5_0", "counters/symbol_error", "5\n");
     assert!(!has(&mut source));
-    // Another card is another matter.
+    // Another card may have that counter.
     sys.set("mlx5_0", "../../node_guid", "e8eb:d303:0072:0009\n");
     assert!(has(&mut source));
 }
@@ -200,7 +200,7 @@ fn vendors_without_counters_are_read_all_the_same() {
 }
 
 #[test]
-fn software_devices_are_passed_over() {
+fn software_devices_are_skipped() {
     let sys = Sys::new();
     sys.set("rxe0", "state", "4: ACTIVE\n");
     let sample = sys.sample();
@@ -229,7 +229,7 @@ fn a_bond_below_roce_shows_its_members() {
 }
 
 #[test]
-fn stand_ins_of_virtual_functions_are_no_ports() {
+fn representors_of_virtual_functions_are_no_ports() {
     let sys = Sys::new();
     sys.card("mlx5_0", "3a", "0000:3b:00.0");
     sys.set("mlx5_0", "link_layer", "Ethernet\n");
@@ -241,7 +241,7 @@ fn stand_ins_of_virtual_functions_are_no_ports() {
 }
 
 #[test]
-fn nonsense_is_told_and_breaks_nothing() {
+fn nonsense_is_reported_and_breaks_nothing() {
     for nonsense in ["", "\n", "ACTIVE", "4:", "\u{0}", "99999999999999999999999"] {
         let sys = Sys::new();
         sys.card("mlx5_0", "3a", "0000:3b:00.0");
@@ -255,7 +255,7 @@ fn nonsense_is_told_and_breaks_nothing() {
 }
 
 #[test]
-fn a_slot_tells_whether_a_card_is_in_it() {
+fn a_slot_shows_whether_it_has_a_card() {
     let sys = Sys::new();
     let function = sys.function("3a", "0000:3b:00.0", "0x15b3", "0x020700");
     let places = ["0000:3b:00.0".to_owned(), "0000:99:00.0".to_owned()];
@@ -265,7 +265,7 @@ fn a_slot_tells_whether_a_card_is_in_it() {
     assert_eq!(slots(), [(places[0].clone(), Some("mlx5_core".to_owned()))].into());
 }
 
-/// The agent over this tree, fast enough for a test.
+/// The agent with this tree, fast enough for a test.
 fn agent(sys: &Sys) -> Agent {
     let root = sys.path();
     let settings: &[(&str, &Path)] = &[
@@ -299,7 +299,7 @@ fn flaps_count_on_over_a_restart_of_the_agent() {
     assert!(reported.contains("fabric.mlx5_0/1") && reported.contains("UNHEALTHY"), "{reported}");
     drop(second);
 
-    // The third has seen no flap itself.
+    // The third agent has seen no flap itself.
     let third = agent(&sys);
     third.wait_for("fabric.mlx5_0/1 went from");
     let status = third.status();
@@ -308,7 +308,7 @@ fn flaps_count_on_over_a_restart_of_the_agent() {
 }
 
 #[test]
-fn a_missing_port_is_told_after_a_restart_too_and_forgotten_on_demand() {
+fn a_missing_port_is_reported_after_a_restart_too_and_forgotten_on_demand() {
     let sys = Sys::new();
     sys.card("mlx5_0", "3a", "0000:3b:00.0");
     sys.card("mlx5_1", "80", "0000:81:00.0");
@@ -324,7 +324,7 @@ fn a_missing_port_is_told_after_a_restart_too_and_forgotten_on_demand() {
     fs::remove_file(sys.0.path().join("state/fabric.json")).unwrap();
     second.wait_for("fabric went from UNHEALTHY to HEALTHY");
     second.wait_for("fabric.mlx5_1/1: it is not watched any more");
-    // The event is told just before the component is hidden: a later one shows that it was.
+    // The event is sent just before the component is hidden: a later event shows that it was.
     sys.down("mlx5_0");
     second.wait_for("mlx5_0/1 went down");
     assert!(!second.status().contains("mlx5_1"), "{}", second.status());

@@ -1,4 +1,4 @@
-//! A drill with a memory error of a GPU: the real agent over the library for drills, the real launcher.
+//! A drill with a GPU memory error: the real agent with the drill library, the real launcher.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -55,13 +55,13 @@ impl Host {
             .spawn()
             .unwrap();
         for _ in 0..2_000 {
-            // Asking takes its time: nobody spins.
+            // The command takes its time, so this loop does not spin.
             self.order(&["status"]);
             if up.exists() {
                 return job;
             }
         }
-        // What did not start is not left behind.
+        // A job that did not start is not left behind.
         let _ = job.kill();
         let ended = job.wait();
         panic!("the job does not start: {ended:?}");
@@ -86,7 +86,7 @@ fn end(mut job: Child) {
 }
 
 #[test]
-fn a_memory_error_of_a_ranks_gpu_is_seen_by_the_agent_as_a_real_one_would_be() {
+fn a_memory_error_of_a_ranks_gpu_is_detected_like_a_real_one() {
     let host = Host::new();
     let library = host.directory.path().join(fake_devices::LIBRARY);
     let nothing = Path::new("");
@@ -95,11 +95,11 @@ fn a_memory_error_of_a_ranks_gpu_is_seen_by_the_agent_as_a_real_one_would_be() {
     let agent = Agent::start(host.directory.path(), &settings);
     agent.wait_for("18 NVLinks up");
     let job = std::thread::scope(|scope| {
-        // Before it happens: an agent that is about to judge its first XID may be slow to take up a new listener.
+        // Before it happens: an agent that is about to judge its first XID may be slow to accept a new listener.
         let reported = scope.spawn(|| agent.wait_for("XID 48 of GPU 0000:02:00: told by an event of NVML"));
         let ill = scope.spawn(|| agent.wait_for("gpu.0000:02:00 went from HEALTHY to UNHEALTHY"));
         let job = host.job(&["--allow-inject"], &library);
-        // Rank 0 sees GPU 1 first.
+        // GPU 1 is the first visible one of rank 0.
         let done = host.order(&["inject", "ecc", "--rank", "0"]);
         assert!(done.status.success(), "{done:?}");
         reported.join().unwrap();
@@ -121,7 +121,7 @@ fn real_gpus_and_jobs_that_did_not_opt_in_are_left_alone() {
         assert!(reported.contains(words), "{reported}");
         end(job);
         fs::remove_file(host.directory.path().join("up")).unwrap();
-        // The next job is to have the same name.
+        // The next job has the same name.
         fs::remove_dir_all(host.directory.path().join("logs")).unwrap();
     };
     let library = host.directory.path().join(fake_devices::LIBRARY);

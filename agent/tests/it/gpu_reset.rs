@@ -1,4 +1,5 @@
-//! Resets of GPUs over the whole agent: NVIDIA's library and program are ours, and so are the processes of the host.
+//! Resets of GPUs with the whole agent: NVIDIA's library and program are fakes, and so are the processes of the
+//! host.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 
 const GPU: &str = "gpu.0000:01:00";
 
-/// A host with one GPU whose driver says that it needs a reset.
+/// A host with one GPU whose driver reports that it needs a reset.
 struct Host {
     directory: TempDir,
 }
@@ -38,7 +39,7 @@ impl Host {
         self.directory.path().join(name)
     }
 
-    /// What the driver tells: processes on the GPU, and what it says the GPU needs.
+    /// What the driver reports: processes on the GPU, and the action that the GPU needs.
     fn devices(&self, name: &str, processes: &[(i32, u64)], recovery_action: u64) {
         let gpu = json!({"uuid": "GPU-1", "pci": "00000000:01:00.0", "processes": processes,
                          "values": {"recovery_action": recovery_action}});
@@ -54,11 +55,11 @@ impl Host {
         symlink(file, fd.join("3")).unwrap();
     }
 
-    /// The program that resets; it notes how it was called, and then does this.
+    /// The reset program; it records its arguments, and then runs this.
     fn nvidia_smi(&self, then: &str) {
         let (path, at) = (self.at("nvidia-smi"), self.directory.path().display().to_string());
         let text = format!("#!/bin/sh\ncd {at}\necho \"$@\" >> calls\n{then}\n");
-        // By a child: a program that any of our own processes has open for writing cannot be executed.
+        // In a child process: a program that one of our own processes has open for writing cannot be executed.
         let write = "printf '%s' \"$1\" > \"$2\" && chmod +x \"$2\"";
         let written = Command::new("/bin/sh").args(["-c", write, "sh", &text]).arg(path).status();
         assert!(written.unwrap().success());
@@ -94,7 +95,7 @@ impl Host {
         command.args(arguments).arg("--socket").arg(self.at("agent.sock")).output().unwrap()
     }
 
-    /// How the program was called, a line each time.
+    /// The recorded calls of the program, one line each.
     fn calls(&self) -> String {
         fs::read_to_string(self.at("calls")).unwrap_or_default()
     }
@@ -117,7 +118,7 @@ impl Host {
 fn an_idle_gpu_is_reset_and_its_fault_is_over_also_after_the_agents_next_start() {
     let host = Host::new();
     host.nvidia_smi("cp after.json next && mv next devices.json");
-    // Others' files, and the daemon that may stay.
+    // Other files, and the daemon that may stay.
     host.process(7, "nvidia-persiste", "/dev/nvidia0");
     host.process(8, "python", "/dev/nvidia1");
     let agent = host.agent("ordered");
@@ -139,7 +140,7 @@ fn an_idle_gpu_is_reset_and_its_fault_is_over_also_after_the_agents_next_start()
 }
 
 #[test]
-fn a_gpu_that_somebody_works_on_is_not_reset() {
+fn a_gpu_that_is_in_use_is_not_reset() {
     let host = Host::new();
     host.nvidia_smi("cp after.json next && mv next devices.json");
     host.process(4711, "python", "/dev/nvidia0");
@@ -154,7 +155,7 @@ fn a_gpu_that_somebody_works_on_is_not_reset() {
 }
 
 #[test]
-fn nothing_is_reset_where_nobody_allowed_it_and_nothing_that_is_not_there() {
+fn nothing_is_reset_without_permission_and_nothing_that_does_not_exist() {
     let host = Host::new();
     host.nvidia_smi("");
     let _agent = host.agent("off");
@@ -168,7 +169,7 @@ fn nothing_is_reset_where_nobody_allowed_it_and_nothing_that_is_not_there() {
 }
 
 #[test]
-fn a_reset_that_does_not_help_is_said_not_to() {
+fn a_reset_that_does_not_help_is_reported_as_such() {
     let host = Host::new();
     host.nvidia_smi("echo GPU was successfully reset.");
     let agent = host.agent("ordered");
@@ -178,7 +179,7 @@ fn a_reset_that_does_not_help_is_said_not_to() {
 }
 
 #[test]
-fn a_program_that_fails_hangs_or_is_missing_is_told_of() {
+fn a_program_that_fails_hangs_or_is_missing_is_reported() {
     let host = Host::new();
     let _agent = host.agent_with("ordered", "300ms");
     host.is_refused("nvidia-smi cannot be started: No such file");
@@ -191,7 +192,7 @@ fn a_program_that_fails_hangs_or_is_missing_is_told_of() {
 #[test]
 fn the_agent_resets_what_needs_it_by_itself_only_where_it_may_and_only_once() {
     let host = Host::new();
-    // It does not help: once is enough.
+    // It does not help: one attempt is enough.
     host.nvidia_smi("");
     let agent = host.agent("automatic");
     agent.wait_for("a reset by the agent failed: the reset did not help");

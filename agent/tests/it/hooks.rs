@@ -1,4 +1,4 @@
-//! Hooks: who is told of a job's failures, what happens to those that do not listen, and what is kept of it.
+//! Hooks: who receives a job's failures, what happens to hooks that do not answer, and what is kept.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::fs;
@@ -44,7 +44,7 @@ fn ended() -> Entry {
     entry(Fact::JobEnded { exit: 75, reason: "another host may do".into() })
 }
 
-/// Reads a FIFO to its end: the hook at the other one has been told.
+/// Reads a FIFO to its end: the hook at the other end has received an entry.
 fn fifo(directory: &Path) -> std::path::PathBuf {
     let path = directory.join("told");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -63,7 +63,7 @@ fn dead_letter(directory: &Path) -> Value {
 }
 
 #[test]
-fn a_command_gets_the_entry_and_is_told_only_of_what_it_wants_to_know() {
+fn a_command_receives_only_the_entries_that_it_asks_for() {
     let directory = tempfile::tempdir().unwrap();
     let reported = fifo(directory.path());
     let command = format!("{{ echo $MAINSTAY_EVENT $MAINSTAY_JOB_ID; cat; }} > {}", reported.display());
@@ -95,7 +95,7 @@ fn one_that_fails_and_one_that_hangs_leave_a_dead_letter() {
 }
 
 #[test]
-fn a_webhook_is_tried_again_until_it_hears() {
+fn a_webhook_is_retried_until_it_answers() {
     let directory = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/events", listener.local_addr().unwrap());
@@ -129,7 +129,7 @@ fn posted(stream: &mut impl Read) -> std::io::Result<(String, Value)> {
     Ok((head.swap_remove(0), serde_json::from_slice(&body).unwrap()))
 }
 
-/// A server by TLS for this name, with an authority of its own: its address, and the authority's certificate.
+/// A TLS server for this name, with a new CA: its address, and the CA's certificate.
 fn secure_server(directory: &Path, name: &str) -> (TcpListener, Arc<ServerConfig>, PathBuf) {
     let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
     let authority = directory.join("authority.pem");
@@ -145,7 +145,7 @@ fn secure_server(directory: &Path, name: &str) -> (TcpListener, Arc<ServerConfig
 }
 
 #[test]
-fn a_webhook_by_tls_is_told_where_the_server_proves_itself() {
+fn a_tls_webhook_receives_entries_if_the_server_is_authenticated() {
     let directory = tempfile::tempdir().unwrap();
     let (listener, config, authority) = secure_server(directory.path(), "localhost");
     let address = format!("https://localhost:{}/events", listener.local_addr().unwrap().port());
@@ -162,9 +162,9 @@ fn a_webhook_by_tls_is_told_where_the_server_proves_itself() {
 }
 
 #[test]
-fn a_server_that_cannot_prove_itself_is_told_nothing() {
+fn a_server_that_fails_authentication_receives_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    // Its certificate is good, and for another name.
+    // Its certificate is valid, but for another name.
     let (listener, config, authority) = secure_server(directory.path(), "pager.example");
     let address = format!("https://localhost:{}/events", listener.local_addr().unwrap().port());
     let plan = HookPlan { webhooks: vec![address], authorities: Some(authority), ..plan(directory.path()) };
@@ -178,7 +178,7 @@ fn a_server_that_cannot_prove_itself_is_told_nothing() {
 }
 
 #[test]
-fn a_file_of_authorities_that_holds_none_is_told_at_the_start() {
+fn a_ca_file_without_certificates_is_an_error_at_the_start() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("authorities.pem");
     fs::write(&file, "no certificate\n").unwrap();

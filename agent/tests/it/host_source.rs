@@ -1,4 +1,4 @@
-//! The host as read from trees of files, and from file systems that hang.
+//! The host as read from directory trees, and from file systems that hang.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ fn every_reading_comes_from_the_tree() {
 }
 
 #[test]
-fn an_empty_tree_says_what_is_missing() {
+fn an_empty_tree_names_what_is_missing() {
     let sample = Tree::new(&[]).sample();
     for why in [
         sample.load.why_absent(),
@@ -84,7 +84,7 @@ fn an_empty_tree_says_what_is_missing() {
 }
 
 #[test]
-fn nonsense_is_told_and_breaks_nothing() {
+fn nonsense_is_reported_and_breaks_nothing() {
     for nonsense in ["", "\n", "full", "some", "some avg10=nan", "\u{0}", "oom_kill x", "a b c d e f g h"] {
         let tree = Tree::new(&[]);
         for file in [
@@ -159,7 +159,7 @@ fn this_host_is_read() {
     assert!(identify().kernel.is_some());
 }
 
-/// File systems whose answers the test gives out: each question waits for its own.
+/// File systems whose answers the test controls: each request waits for its answer.
 #[derive(Clone, Default)]
 struct FileSystems {
     held: Arc<Mutex<BTreeMap<PathBuf, Receiver<()>>>>,
@@ -220,11 +220,11 @@ fn one_entry_per_mount_with_what_the_tables_say() {
 }
 
 #[test]
-fn a_file_system_that_hangs_holds_up_nobody_and_is_asked_once() {
+fn a_file_system_that_hangs_blocks_no_other_and_is_asked_once() {
     let tree = tree_of_mounts();
     let systems = FileSystems::default();
     let answer = systems.hang("/nfs/a");
-    // It is the first on its mount, and before others in the order of asking.
+    // It is the first path on its mount, and before others in the order of requests.
     let mut source = systems.source(&tree, &["/nfs/a", "/nfs/b", "/z", "/ckpt"]);
     let at = |seconds| Mono(1).after(Span::seconds(seconds));
     for seconds in [0, 5, 10] {
@@ -236,7 +236,7 @@ fn a_file_system_that_hangs_holds_up_nobody_and_is_asked_once() {
     assert_eq!(systems.times_asked("/z"), 3);
 
     answer.send(()).unwrap();
-    // The answer lies there as soon as its thread gets to it.
+    // The answer is available as soon as its thread runs.
     let mut seconds = 15;
     while source.sample(at(seconds)).disks[2].silent_since.is_some() {
         seconds += 5;

@@ -1,4 +1,4 @@
-//! The operating system as read from trees of files and by child processes, and the whole agent over them.
+//! The operating system as read from directory trees and by child processes, and the whole agent with them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -14,7 +14,7 @@ use mainstay_core::host::os::{Capped, MemoryModule, MountState, Reading, SystemS
 use support::Agent;
 use tempfile::TempDir;
 
-/// A fake /proc and /sys, and what may be mounted.
+/// A fake /proc and /sys, and possible mounts.
 struct Tree(TempDir);
 
 impl Tree {
@@ -49,7 +49,7 @@ impl Tree {
         self.write(&format!("proc/{pid}/wchan"), "nv_lock_api");
     }
 
-    /// A network file system at a place of this tree.
+    /// A network file system in this tree.
     fn mount(&self, name: &str) -> PathBuf {
         let point = self.path(name);
         let line =
@@ -59,7 +59,7 @@ impl Tree {
         point
     }
 
-    /// A program that answers as systemctl does.
+    /// A program that answers like systemctl.
     fn systemctl(&self, script: &str) -> PathBuf {
         let path = self.path("systemctl");
         testing::executable(&path, format!("#!/bin/sh\n{script}\n"));
@@ -91,7 +91,7 @@ fn at(seconds: u64) -> Mono {
     Mono(0).after(Span::seconds(seconds))
 }
 
-/// A directory that does not open: nobody writes at the other end.
+/// A directory whose open blocks: the FIFO has no writer.
 fn hang(point: &Path) {
     fs::remove_dir(point).unwrap();
     nix::unistd::mkfifo(point, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -102,8 +102,8 @@ fn heal(point: &Path) {
     fs::create_dir(point).unwrap();
 }
 
-/// What the first mount comes to at this time: on a busy machine the answer may take several looks, each of which waits
-/// for it a little.
+/// The state of the first mount at this time: on a busy machine the answer may take several looks, each of which
+/// waits a little for it.
 fn answer(source: &mut SystemSource, seconds: u64) -> MountState {
     loop {
         let state = source.sample(at(seconds)).mounts.remove(0).state;
@@ -113,7 +113,7 @@ fn answer(source: &mut SystemSource, seconds: u64) -> MountState {
     }
 }
 
-/// Our children that ask this file system.
+/// Child processes of ours that check this file system.
 fn asking(point: &Path) -> usize {
     let children = fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -155,13 +155,13 @@ fn processes_are_looked_through_seldom_and_less_on_an_idle_host() {
     assert_eq!(looks(&[3600, 3610]), [true, false]);
     tree.write("proc/loadavg", "0.01 0.01 0.00 1/120 4711\n");
     assert_eq!(looks(&[7200, 7300, 7400]), [true, false, false]);
-    // Somebody is asleep: no longer idle.
+    // A process sleeps uninterruptibly: the host is no longer idle.
     tree.process(11, 'D', 1, 5);
     assert_eq!(looks(&[9000, 9100]), [true, true]);
 }
 
 #[test]
-fn an_empty_tree_says_what_is_missing() {
+fn an_empty_tree_names_what_is_missing() {
     let tree = Tree(tempfile::tempdir().unwrap());
     let sample = tree.sample();
     assert!(sample.tables.files.why_absent().unwrap().contains("file-nr"));
@@ -191,7 +191,7 @@ fn memory_modules_heat_and_modules_come_from_the_tree() {
         tree.write(&format!("{path}/topology/physical_package_id"), &format!("{}\n", cpu / 2));
         tree.write(&format!("{path}/thermal_throttle/package_throttle_count"), "9\n");
         tree.write(&format!("{path}/cpufreq/scaling_governor"), "powersave\n");
-        // What the governor means depends on the driver.
+        // The meaning of the governor depends on the driver.
         let driver = if cpu == 1 { "acpi-cpufreq\n" } else { "intel_pstate\n" };
         tree.write(&format!("{path}/cpufreq/scaling_driver"), driver);
         tree.write(&format!("{path}/cpufreq/cpuinfo_max_freq"), "4000000\n");
@@ -229,14 +229,14 @@ fn the_fast_counter_of_the_cpus_is_known_and_that_of_guests_is_not_counted_on() 
         let clock = "sys/devices/system/clocksource/clocksource0/current_clocksource";
         tree.write(clock, "hpet\n");
         tree.write("proc/cpuinfo", &format!("processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n"));
-        // A sandbox may refuse the question for the clock.
+        // A sandbox may refuse to return the clock.
         if let Reading::Value(clock) = SystemSource::new(tree.plan()).sample(at(10)).clock {
             assert_eq!((clock.source.as_deref(), clock.has_fast), (Some("hpet"), expected), "{flags}");
         }
     }
 }
 
-/// The configuration space of a switch's port that leads down, with this ACS control register.
+/// The configuration space of a downstream switch port with this ACS control register.
 fn port(control: u8) -> Vec<u8> {
     let mut config = vec![0; 4096];
     for (at, byte) in [(0x34, 0x40), (0x40, 0x10), (0x42, 0x62), (0x100, 0x0d), (0x106, control)] {
@@ -281,7 +281,7 @@ fn the_tightest_limit_of_tasks_is_that_of_our_group() {
 }
 
 #[test]
-fn services_are_told_by_systemctl_or_it_is_said_why_not() {
+fn services_are_reported_by_systemctl_or_the_reason_why_not_is_shown() {
     let tree = Tree::new();
     let answer = "echo \"Id=$5\"; echo LoadState=loaded; echo ActiveState=failed; echo Result=exit-code; \
         echo; echo Id=other; echo LoadState=not-found";
@@ -310,7 +310,7 @@ fn services_are_told_by_systemctl_or_it_is_said_why_not() {
 }
 
 #[test]
-fn a_systemctl_that_hangs_is_given_up_and_no_second_one_is_started() {
+fn a_systemctl_that_hangs_is_abandoned_and_no_second_one_is_started() {
     let tree = Tree::new();
     let program = tree.systemctl("echo x >> \"$0.started\"; exec sleep 1000");
     let plan = SystemPlan { systemctl: Some(program), units: vec!["a.service".to_owned()], ..tree.plan() };
@@ -337,7 +337,7 @@ fn network_file_systems_answer_or_fail() {
             }
         }
     };
-    // Both have the device 0:45, as binds of one file system do: it is asked once, where its path is shortest.
+    // Both have the device 0:45, as bind mounts of one file system do: it is checked once, at its shortest path.
     assert_eq!(tree.sample().mounts.len(), 1);
     let table = fs::read_to_string(tree.path("proc/self/mountinfo")).unwrap();
     let several = table.replacen("0:45", "0:46", 1);
@@ -366,14 +366,14 @@ fn a_network_file_system_that_hangs_is_asked_by_one_process_at_most() {
         assert!(asking(&point) <= 1);
     }
     heal(&point);
-    // The last that was asked is still at the old one: it is ended, and the next one is answered.
+    // The last check still waits for the old one: it is ended, and the next one is answered.
     while source.sample(at(160)).mounts[0].state != MountState::Answers {}
     drop(source);
     assert_eq!(asking(&point), 0);
 }
 
 #[test]
-fn an_answer_of_long_ago_is_none() {
+fn an_old_answer_does_not_count() {
     let tree = Tree::new();
     fs::create_dir(tree.mount("data")).unwrap();
     let program = tree.path("program");
@@ -385,7 +385,7 @@ fn an_answer_of_long_ago_is_none() {
     assert_eq!(source.sample(at(1000)).mounts[0].state, MountState::Asked);
 }
 
-/// The agent over this tree, fast enough for a test.
+/// The agent with this tree, fast enough for a test.
 fn agent(tree: &Tree) -> Agent {
     let (proc, sys) = (tree.path("proc"), tree.path("sys"));
     fs::create_dir_all(&sys).unwrap();
@@ -403,12 +403,12 @@ fn agent(tree: &Tree) -> Agent {
 }
 
 #[test]
-fn the_agent_tells_of_a_mount_that_hangs_and_that_it_answers_again() {
+fn the_agent_reports_a_mount_that_hangs_and_that_it_answers_again() {
     let tree = Tree::new();
     let point = tree.mount("data");
     fs::create_dir(&point).unwrap();
     let agent = agent(&tree);
-    // On a busy machine the first answer may come after the first look.
+    // On a busy machine the first answer may arrive after the first look.
     agent.wait_for("the network file system answers");
     hang(&point);
     let reported = agent.wait_for("host.mounts went from HEALTHY to UNHEALTHY");
@@ -422,7 +422,7 @@ fn the_agent_tells_of_a_mount_that_hangs_and_that_it_answers_again() {
 }
 
 #[test]
-fn the_agent_tells_of_a_process_that_is_stuck_in_the_driver_and_of_none_that_works() {
+fn the_agent_reports_a_process_that_is_stuck_in_the_driver_and_none_that_works() {
     let tree = Tree::new();
     tree.process(10, 'S', 1, 5);
     let agent = agent(&tree);
@@ -456,7 +456,7 @@ fn the_management_controller_is_asked_by_its_program() {
     };
     let Reading::Value(sensors) = ask(program) else { panic!("no sensors") };
     assert_eq!((sensors.len(), sensors[0].name.as_str()), (1, "PSU2 Status"));
-    // One that was named and is not there is told of; where nobody named one there is nothing to show.
+    // A named program that does not exist is an error; without a named one there is nothing to show.
     assert!(matches!(ask(tree.path("no ipmitool")), Reading::Failed(_)));
     assert_eq!(tree.sample().sensors, None);
 }

@@ -1,4 +1,4 @@
-//! The streams between the launchers of a job, over real sockets: what a listener on the way sees, and who is refused.
+//! The streams between the launchers of a job, over real sockets: what an eavesdropper sees, and who is refused.
 
 use std::sync::{Arc, Mutex};
 
@@ -25,7 +25,7 @@ async fn leader(token: Token) -> (Listener, u16) {
     (bound.listen(token), port)
 }
 
-/// A follower's first news.
+/// A follower's first event.
 async fn follow(port: u16, token: Token) -> FromLeader {
     let join =
         Join { run_id: "a-run".to_owned(), host: "host-of-the-follower".to_owned(), ..Join::default() };
@@ -35,7 +35,7 @@ async fn follow(port: u16, token: Token) -> FromLeader {
     events.recv().await.expect("news")
 }
 
-/// Passes everything on to `port`, and keeps what passes.
+/// Forwards everything to `port`, and records it.
 async fn listen_in(port: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let own = listener.local_addr().expect("its number").port();
@@ -70,7 +70,7 @@ async fn listen_in(port: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
 }
 
 #[tokio::test]
-async fn who_listens_in_reads_nothing_unless_the_user_has_it_plain() {
+async fn an_eavesdropper_reads_nothing_unless_the_user_disables_encryption() {
     for encrypts in [true, false] {
         let (mut listener, port) = leader(token("secret", encrypts)).await;
         let (between, received) = listen_in(port).await;
@@ -86,7 +86,7 @@ async fn who_listens_in_reads_nothing_unless_the_user_has_it_plain() {
 }
 
 #[tokio::test]
-async fn another_secret_and_a_side_that_does_not_encrypt_are_refused_in_words() {
+async fn another_secret_and_a_side_that_does_not_encrypt_are_refused_with_a_reason() {
     for (ours, theirs, words) in [
         (token("secret", true), token("guess", true), "does not have the same token"),
         (token("secret", false), token("guess", false), "does not have the same token"),
@@ -101,12 +101,12 @@ async fn another_secret_and_a_side_that_does_not_encrypt_are_refused_in_words() 
 }
 
 #[tokio::test]
-async fn a_plain_client_gets_no_word_from_a_leader_that_encrypts() {
+async fn a_plain_client_receives_nothing_from_a_leader_that_encrypts() {
     let (_listener, port) = leader(token("secret", true)).await;
     let mut plain = TcpStream::connect(("127.0.0.1", port)).await.expect("a connection");
     plain.write_all(&[0; 96]).await.expect("sent");
     let mut answer = Vec::new();
-    // Its end may come as a reset, for the leader reads no further.
+    // The end may arrive as a reset, because the leader stops reading.
     let _ = plain.read_to_end(&mut answer).await;
     assert!(!answer.windows(8).any(|bytes| bytes == b"MSTHOST1"), "{answer:?}");
 }

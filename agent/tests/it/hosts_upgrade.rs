@@ -1,5 +1,5 @@
-//! A rolling upgrade: launchers of other versions meet a leader of this one. Who has another protocol is refused with both
-//! versions; who has the same takes part.
+//! A rolling upgrade: launchers of other versions connect to a leader of this one. A launcher with another protocol
+//! is refused with both versions; one with the same protocol joins.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -51,7 +51,7 @@ impl Drop for Leading {
     }
 }
 
-/// Asks again until the launcher serves its store and leads.
+/// Retries until the launcher serves its store and leads.
 async fn leader(group: &Group) -> Leader {
     loop {
         if let Ok(state) = group.state().await

@@ -1,4 +1,4 @@
-//! The journal on a real disk: continuing, rotation, damage, readers beside the writer.
+//! The journal on a real disk: continuation, rotation, damage, concurrent readers.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn numbers_continue_over_restarts() {
 }
 
 #[test]
-fn a_second_writer_is_refused_and_told_who_holds_it() {
+fn a_second_writer_is_refused_and_the_error_names_the_holder() {
     let dir = tempfile::tempdir().unwrap();
     let first = open(dir.path(), Limits::default());
     let refused = Journal::open(dir.path(), Limits::default(), BootId::default()).unwrap_err();
@@ -76,7 +76,7 @@ fn a_second_writer_is_refused_and_told_who_holds_it() {
 }
 
 #[test]
-fn the_oldest_segments_go_and_readers_are_told() {
+fn the_oldest_segments_are_deleted_and_readers_see_a_gap() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = open(dir.path(), SMALL);
     for number in 1..=1000 {
@@ -100,7 +100,7 @@ fn the_oldest_segments_go_and_readers_are_told() {
 #[test]
 fn every_cursor_and_limit_gives_what_follows() {
     let dir = tempfile::tempdir().unwrap();
-    // One segment much larger than the distance below which lines are looked at one by one.
+    // One segment much larger than the distance below which lines are read one by one.
     let mut journal = open(dir.path(), Limits::default());
     for number in 1..=3000 {
         append(&mut journal, number);
@@ -142,14 +142,14 @@ fn damage_costs_the_damaged_line_and_nothing_else() {
     let mut journal = open(dir.path(), Limits::default());
     let found = journal.replay(drop).unwrap();
     assert_eq!((found.entries, found.corrupt, found.unknown), (2, 2, 1));
-    // The damaged last line was entry 5: its number is not given again.
+    // The damaged last line was entry 5: its number is not used again.
     assert_eq!(append(&mut journal, 6).seq, 6);
     let read = journal.reader().entries_after(0, 100).unwrap();
     assert_eq!((numbers(&read.entries), read.skipped), (vec![1, 4, 6], 3));
 }
 
 #[test]
-fn fields_of_newer_versions_are_passed_over() {
+fn fields_of_newer_versions_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("00000000000000000001.jsonl");
     std::fs::write(
@@ -185,7 +185,7 @@ fn a_journal_cut_at_any_byte_is_continued() {
 }
 
 #[test]
-fn a_segment_that_was_begun_and_never_written_keeps_the_number() {
+fn a_segment_that_was_started_and_never_written_keeps_the_number() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("00000000000000000042.jsonl"), "").unwrap();
     std::fs::write(dir.path().join("notes.txt"), "not ours").unwrap();

@@ -1,4 +1,4 @@
-//! The journal under processes that die and disks that are full. The test program runs itself as the writer.
+//! The journal with killed processes and full disks. The test program runs itself as the writer.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::io::{BufRead, BufReader, Read};
@@ -56,7 +56,7 @@ fn killed_at_any_instant_nothing_is_lost_or_torn() {
         let mut child = run_as_writer("writer_without_end", dir.path());
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
-        // Killed somewhere in the work that follows an acknowledged entry, at another one each round.
+        // Killed during the work after an acknowledged entry, at another point each round.
         let mut to_see = 1 + round * 7 % 60;
         while to_see > 0 {
             line.clear();
@@ -68,7 +68,7 @@ fn killed_at_any_instant_nothing_is_lost_or_torn() {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        // A line of the pipe may be torn as well: only whole ones count.
+        // A line of the pipe may be torn too: only whole ones count.
         line.clear();
         output.read_to_string(&mut line).unwrap();
         let whole = &line[..line.rfind('\n').map_or(0, |end| end + 1)];
@@ -94,7 +94,7 @@ fn killed_at_any_instant_nothing_is_lost_or_torn() {
     assert!(acknowledged > 200, "each of the 20 writers got some way: {acknowledged}");
 }
 
-/// Lets this process write files of at most `bytes`: the kernel then takes part of a write and refuses the rest,
+/// Limits the size of files that this process writes: the kernel then accepts part of a write and refuses the rest,
 /// as a full disk does.
 fn set_file_size_limit(bytes: u64) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -103,7 +103,7 @@ fn set_file_size_limit(bytes: u64) {
 }
 
 #[test]
-#[ignore = "the writer of `a_line_that_the_disk_took_in_part_is_taken_back`"]
+#[ignore = "the writer of `a_line_that_the_disk_wrote_in_part_is_removed`"]
 fn writer_on_a_full_disk() {
     let Some(dir) = told_directory() else { return };
     // SAFETY: ignoring a signal installs no handler; this process runs this one test.
@@ -134,7 +134,7 @@ fn writer_on_a_full_disk() {
 }
 
 #[test]
-fn a_line_that_the_disk_took_in_part_is_taken_back() {
+fn a_line_that_the_disk_wrote_in_part_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let output = run_as_writer("writer_on_a_full_disk", dir.path()).wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));

@@ -1,4 +1,4 @@
-//! Property: every entry comes back from its line as it was.
+//! Property: every entry is read back from its line unchanged.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use mainstay_agent::store::journal::{Line, decode, encode};
@@ -15,13 +15,13 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-/// Any text a program or a person may produce, line ends and control characters included.
+/// Any text that a program or a person may produce, including line ends and control characters.
 fn text() -> impl Strategy<Value = String> {
     vec(any::<char>(), 0..24).prop_map(String::from_iter)
 }
 
 fn number() -> impl Strategy<Value = f64> {
-    // JSON has no words for infinities and NaN.
+    // JSON cannot represent infinities and NaN.
     prop_oneof![prop::num::f64::NORMAL, prop::num::f64::SUBNORMAL, prop::num::f64::ZERO]
 }
 
@@ -378,7 +378,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn an_entry_comes_back_from_its_line(entry in entry()) {
+    fn an_entry_is_read_back_from_its_line(entry in entry()) {
         let line = encode(&entry).unwrap();
         prop_assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
         prop_assert_eq!(line.last(), Some(&b'\n'));
@@ -391,7 +391,7 @@ proptest! {
     }
 
     #[test]
-    fn a_line_with_a_byte_changed_is_read_or_passed_over(entry in entry(), place in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn a_line_with_a_byte_changed_is_read_or_skipped(entry in entry(), place in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let mut line = encode(&entry).unwrap();
         let place = place.index(line.len());
         line[place] = byte;

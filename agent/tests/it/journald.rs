@@ -1,4 +1,4 @@
-//! The kernel log by systemd's journal, with a `journalctl` of our own that writes what the real one does.
+//! The kernel log from systemd's journal, with a fake `journalctl` that writes what the real one does.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -22,8 +22,8 @@ use tempfile::TempDir;
 
 const NOW: Mono = Mono(5_000_000_000);
 
-/// Gives the entries from the one that `--cursor` names on, as the real one does, and then stays. What the reader
-/// asked for stands in `asked`.
+/// Prints the entries from the one that `--cursor` names on, as the real one does, and then waits. Its arguments
+/// are recorded in `asked`.
 const FAKE: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 echo "$@" >> "$here/asked"
@@ -63,7 +63,7 @@ impl Journal {
         Journald::start(&self.program(), boot(), cursor).unwrap()
     }
 
-    /// A kernel's log that is not there.
+    /// A kernel log that does not exist.
     fn kmsg(&self) -> PathBuf {
         self.directory.path().join("kmsg")
     }
@@ -91,7 +91,7 @@ fn xid(number: u64, code: u32) -> String {
     entry(number, &boot(), &format!("\"{}\"", said(code)))
 }
 
-/// The XIDs that it tells up to the entry of that number.
+/// The XIDs that it reports up to the entry with that number.
 fn codes(journal: &mut Journald, last: u64) -> Vec<u32> {
     let (stop, _open) = std::io::pipe().unwrap();
     let mut codes = Vec::new();
@@ -128,14 +128,14 @@ fn entries_of_this_boots_kernel_become_facts_with_their_times() {
 }
 
 #[test]
-fn after_a_restart_nothing_is_told_twice_and_nothing_missed() {
+fn after_a_restart_nothing_is_reported_twice_and_nothing_missed() {
     let entries = [xid(1, 79), xid(2, 48)].concat();
     let journal = Journal::new(&entries);
     let mut journald = journal.start(None);
     assert_eq!(codes(&mut journald, 2), [79, 48]);
     let cursor = journald.cursor().clone();
     drop(journald);
-    // What came later may have the time of what was read last.
+    // A later entry may have the same time as the last one that was read.
     let same_time = xid(3, 62).replace("\"1000003\"", "\"1000002\"");
     fs::write(
         journal.directory.path().join("entries"),
@@ -145,10 +145,10 @@ fn after_a_restart_nothing_is_told_twice_and_nothing_missed() {
     assert_eq!(codes(&mut journal.start(Some(&cursor)), 4), [62, 95]);
     assert!(journal.asked().contains(&format!("--cursor={}", cursor.journal.as_ref().unwrap())));
 
-    // The facts in the agent's journal say that more was read than the cursor does.
+    // The facts in the agent's journal are ahead of the cursor.
     let behind = LogCursor { next: 1_000_002 + 1, ..cursor.clone() };
     assert_eq!(codes(&mut journal.start(Some(&LogCursor { next: 1_000_004 + 1, ..behind })), 4), NOTHING);
-    // Another boot's cursor is none.
+    // A cursor of another boot is ignored.
     let other = LogCursor { boot: BootId("other".into()), ..cursor };
     assert_eq!(codes(&mut journal.start(Some(&other)), 4), [79, 48, 62, 95]);
 }
@@ -156,7 +156,7 @@ fn after_a_restart_nothing_is_told_twice_and_nothing_missed() {
 const NOTHING: [u32; 0] = [];
 
 #[test]
-fn one_that_fails_says_so_and_one_that_is_silent_is_not_believed() {
+fn a_failing_journal_is_reported_and_a_silent_one_is_not_trusted() {
     let journal = Journal::with_program("#!/bin/sh\necho 'No journal files were opened' >&2\nexit 1\n", "");
     let mut failing = journal.start(None);
     let (stop, open) = std::io::pipe().unwrap();
@@ -178,7 +178,7 @@ fn one_that_fails_says_so_and_one_that_is_silent_is_not_believed() {
 }
 
 #[test]
-fn it_is_asked_only_where_the_kernels_log_is_kept_from_us() {
+fn it_is_used_only_where_the_kernel_log_is_not_readable() {
     let journal = Journal::new(&xid(1, 79));
     fs::write(journal.kmsg(), "").unwrap();
     let read = Source::open(&journal.kmsg(), &journal.program(), boot(), None).unwrap();

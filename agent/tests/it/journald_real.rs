@@ -1,5 +1,5 @@
-//! The kernel log by systemd's own journalctl, over a journal that systemd's own tools wrote. What it stands on is not on
-//! every machine: without `systemd-journal-remote` the tests say so and end.
+//! The kernel log from systemd's own journalctl, with a journal that systemd's own tools wrote. Not every machine
+//! has these tools: without `systemd-journal-remote` the tests print a note and end.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::fs;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const NOW: Mono = Mono(5_000_000_000);
 
-/// Where distributions put it.
+/// Where distributions install it.
 const REMOTE: [&str; 2] = ["/lib/systemd/systemd-journal-remote", "/usr/lib/systemd/systemd-journal-remote"];
 
 /// A directory of journal files, and a journalctl that reads it instead of this machine's.
@@ -72,7 +72,7 @@ impl Journal {
                 1_000_000 + number,
                 1_000_000 + number,
             );
-            // A field that may hold anything comes with its length.
+            // A field with arbitrary content is written with its length.
             input.write_all(head.as_bytes()).unwrap();
             input.write_all(&(message.len() as u64).to_le_bytes()).unwrap();
             input.write_all(message).unwrap();
@@ -120,7 +120,7 @@ fn a_journal_of_systemds_own_is_followed_and_read_on_after_a_restart() {
     let read = read_to(&mut reader, 48);
     assert_eq!(read, [(79, Mono(1_000_003_000)), (48, Mono(1_000_004_000))], "and not the program's 95");
     assert_eq!(reader.doubt(), None);
-    // What is written later comes by itself.
+    // Later entries arrive without a new request.
     journal.write(&[("kernel", &xid(62))]);
     assert_eq!(read_to(&mut reader, 62), [(62, Mono(1_000_005_000))]);
     let cursor = reader.cursor().clone();
@@ -135,7 +135,7 @@ fn a_journal_without_a_line_of_this_boots_kernel_is_not_believed() {
     let Some(mut journal) = Journal::new() else { return };
     journal.write(&[("stdout", &xid(79))]);
     let mut reader = journal.start(None);
-    // Once the kernel's own line comes, it is known that nothing stood before it.
+    // The kernel's own line shows that nothing came before it.
     let before = reader.doubt();
     journal.write(&[("kernel", &xid(48))]);
     assert_eq!(read_to(&mut reader, 48).len(), 1);

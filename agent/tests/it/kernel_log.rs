@@ -1,4 +1,4 @@
-//! The kernel log as the agent reads it: files and pipes in its place, restarts, and the whole agent over one.
+//! The kernel log as the agent reads it: files and pipes in its place, restarts, and the whole agent with one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -88,7 +88,7 @@ fn after_a_restart_nothing_is_read_twice_and_nothing_missed() {
 }
 
 #[test]
-fn another_file_in_its_place_is_read_from_its_beginning() {
+fn another_file_in_its_place_is_read_from_its_start() {
     let file = Log::new();
     file.write(&xid_line(79));
     let mut log = file.open(None);
@@ -148,7 +148,7 @@ fn bytes_that_are_no_text_and_lines_without_end_do_no_harm() {
 }
 
 #[test]
-fn what_cannot_be_read_says_what_to_do() {
+fn an_unreadable_log_is_reported_with_what_to_do() {
     let refused = KernelLog::open(Path::new("/nowhere/kmsg"), boot(), None).unwrap_err().to_string();
     assert!(refused.starts_with("opening /nowhere/kmsg: No such file"), "{refused}");
     assert!(refused.contains("kernel_log.path"), "{refused}");
@@ -157,7 +157,7 @@ fn what_cannot_be_read_says_what_to_do() {
 }
 
 #[test]
-fn a_lost_gpu_is_told_and_stays_told_over_a_restart() {
+fn a_lost_gpu_is_reported_and_stays_reported_over_a_restart() {
     let file = Log::new();
     let agent = Agent::start(file.directory.path(), &[("KERNEL_LOG_PATH", &file.path)]);
     agent.wait_for("host.kernel_log is HEALTHY");
@@ -183,7 +183,7 @@ fn a_lost_gpu_is_told_and_stays_told_over_a_restart() {
     let again =
         text.lines().rfind(|line| line.contains("gpu.0000:01:00") && line.contains("\"health\"")).unwrap();
     assert!(again.contains("UNHEALTHY") && again.contains("XID 79"), "{again}");
-    // A restart is no new beginning of it.
+    // A restart does not change its start time.
     let since = |line: &str| line.split("\"since\":").nth(1)?.split([',', '}']).next().map(str::to_owned);
     let reported: Vec<Option<String>> = text
         .lines()

@@ -1,6 +1,6 @@
-//! The agent's parts on real processes, files and sockets, and the built program as people run it.
+//! The agent's parts with real processes, files and sockets, and the built program as people run it.
 //!
-//! One executable for all of them: each module is a subject.
+//! One executable for all of them: each module has one subject.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a panic in a test is its report")]
 
 mod acceptance;

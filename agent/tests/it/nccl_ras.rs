@@ -1,4 +1,4 @@
-//! NCCL's RAS service as the agent asks it, and what else may listen on its port.
+//! NCCL's RAS service as the agent queries it, and other programs on its port.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -73,7 +73,7 @@ fn json(dead: bool) -> String {
     )
 }
 
-/// Longer than any test takes, where nothing is waited for in vain.
+/// Longer than any test takes, if every wait succeeds.
 const AMPLE: Duration = Duration::from_secs(60);
 
 fn asked(answerers: &[Answerer]) -> (Result<RasReport, RasError>, Vec<String>) {
@@ -101,7 +101,7 @@ fn a_newer_nccl_answers_in_json() {
 }
 
 #[test]
-fn what_is_not_nccl_is_said_to_be_none() {
+fn a_program_that_is_not_nccl_is_reported_as_such() {
     for other in ["HTTP/1.1 400 Bad Request\r\n\r\n", "SSH-2.0-OpenSSH_9.2\r\n", "\u{1}\u{2}\n"] {
         let (reported, _) = asked(&[Answerer::Other(other)]);
         assert!(

@@ -1,4 +1,4 @@
-//! NVRx's doors: what its launcher is told of the node.
+//! The interfaces for NVRx: what its launcher learns about the node.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 #[allow(dead_code, reason = "shared with the tests of the agent, which use all of it")]
@@ -80,7 +80,7 @@ async fn a_node_that_is_well_is_let_in() {
 }
 
 #[tokio::test]
-async fn a_node_with_a_lost_gpu_is_kept_out_and_told_why() {
+async fn a_node_with_a_lost_gpu_is_kept_out_with_a_reason() {
     let host = Host::with_log(OFF_BUS);
     let _agent = host.agent(&[]);
     let (answer, output) = host.ask().await;
@@ -91,7 +91,7 @@ async fn a_node_with_a_lost_gpu_is_kept_out_and_told_why() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_told_keeps_a_node_out_only_if_that_is_wanted() {
+async fn an_unknown_state_keeps_a_node_out_only_if_configured() {
     let host = Host::with_log("");
     fs::remove_file(host.at("kmsg")).unwrap();
     let agent = host.agent(&[]);
@@ -103,7 +103,7 @@ async fn what_cannot_be_told_keeps_a_node_out_only_if_that_is_wanted() {
     assert!(!host.ask().await.0.success);
 }
 
-/// A process of a Slurm job; it ends with its value.
+/// A process of a Slurm job; it ends when this is dropped.
 struct SlurmProcess(std::process::Child);
 
 impl SlurmProcess {
@@ -123,7 +123,7 @@ impl Drop for SlurmProcess {
 
 #[test]
 fn jobs_on_an_unfit_node_find_their_segment_file_and_those_on_a_fit_one_do_not() {
-    // A job of no one else on this machine.
+    // A job id that no other job on this machine has.
     let job = format!("9{}", std::process::id());
     let _process = SlurmProcess::of(&job);
     let host = Host::with_log(OFF_BUS);
@@ -132,14 +132,14 @@ fn jobs_on_an_unfit_node_find_their_segment_file_and_those_on_a_fit_one_do_not()
     let seen = until(&file, true);
     assert!(seen.contains("gpu.0000:3b:00"), "{seen}");
     drop(agent);
-    // The node was repaired: nothing of it is in the kernel log of the next boot.
+    // The node was repaired: the kernel log of the next boot has no fault.
     fs::remove_dir_all(host.at("state")).unwrap();
     fs::write(host.at("kmsg"), "6,1,1000000,-;Linux version 6.1\n").unwrap();
     let _agent = host.agent(&[]);
     until(&file, false);
 }
 
-/// Waits until a file is there, and whole, or is gone.
+/// Waits until a file exists and is complete, or is gone.
 fn until(file: &Path, there: bool) -> String {
     let watched = file.parent().unwrap();
     for _ in 0..3000 {

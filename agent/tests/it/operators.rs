@@ -1,4 +1,5 @@
-//! Operators' words over the whole agent: what is known or silenced does not count, over restarts, until it comes anew.
+//! Operators' actions with the whole agent: an acknowledged or silenced fault does not count, across restarts,
+//! until it recurs.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -47,7 +48,7 @@ impl Host {
             .unwrap()
     }
 
-    /// The component as `mainstay status` tells it.
+    /// The component as `mainstay status` shows it.
     fn component(&self, name: &str) -> serde_json::Value {
         let status = self.mainstay(&["status", "--json"]);
         let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
@@ -57,7 +58,7 @@ impl Host {
 }
 
 #[test]
-fn a_fault_that_is_known_is_told_again_when_it_comes_anew() {
+fn an_acknowledged_fault_is_reported_again_when_it_recurs() {
     let host = Host::new();
     let agent = host.agent();
     host.log("NVRM: Xid (PCI:0000:01:00): 48, pid=1, name=python, DBE");
@@ -108,7 +109,7 @@ fn a_silenced_component_is_shown_and_does_not_count() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_requests_are_refused() {
     let host = Host::new();
     let _agent = host.agent();
     let refused = |arguments: &[&str], words: &str| {

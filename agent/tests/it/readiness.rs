@@ -1,4 +1,4 @@
-//! Restarts on hosts that are not ready for one: the real agent over a library in NVML's place, the real launcher.
+//! Restarts on hosts that are not ready: the real agent with a fake NVML library, the real launcher.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -39,17 +39,17 @@ impl Host {
         self.directory.path()
     }
 
-    /// Which processes hold the GPU, with what memory, from now on.
+    /// Sets which processes hold the GPU, and how much memory.
     fn gpu(&self, processes: &[i32], used: u64) {
         write(self.at(), processes, used);
     }
 
-    /// A rank that trains until it is killed, and ends well in its second attempt.
+    /// A rank that trains until it is killed, and exits with 0 in its second attempt.
     fn job(&self, options: &[&str]) -> Child {
         self.job_that_begins_with(":", options)
     }
 
-    /// The same, which does something first: in its first attempt only, in the host's directory.
+    /// The same, which first runs a command: only in its first attempt, in the host's directory.
     fn job_that_begins_with(&self, first: &str, options: &[&str]) -> Child {
         let script = self.at().join("rank.sh");
         let at = self.at().display();
@@ -93,10 +93,10 @@ impl Host {
         i32::try_from(pid).unwrap()
     }
 
-    /// What the rank wrote into a file of this name, once it has.
+    /// What the rank wrote into a file with this name, once it has.
     fn written(&self, name: &str) -> String {
         for _ in 0..600 {
-            // Asking takes its time: nobody spins.
+            // The command takes its time, so this loop does not spin.
             self.agent.ask(&["status"]);
             if let Some(text) =
                 fs::read_to_string(self.at().join(name)).ok().filter(|text| text.ends_with('\n'))
@@ -107,7 +107,7 @@ impl Host {
         panic!("the rank never writes {name}");
     }
 
-    /// Has a person order something of the job.
+    /// Runs an order of a person for the job.
     fn order(&self, arguments: &[&str]) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
         let socket = self.at().join("runtime/held/api.sock");
@@ -116,10 +116,10 @@ impl Host {
         assert!(ordered.status.success(), "{ordered:?}");
     }
 
-    /// The agent's next look has seen the process.
+    /// Waits until the agent's next look shows the process.
     fn wait_until_shown(&self, pid: i32) {
         for _ in 0..600 {
-            // By its place: the number may stand in any time or size too.
+            // By its place: the number may also be part of a time or size.
             let reported: Value =
                 serde_json::from_str(&self.agent.ask(&["gpus", "--json"])).unwrap_or_default();
             if is_reported(&reported, pid) {
@@ -131,7 +131,7 @@ impl Host {
     }
 }
 
-/// Whether a process of this number is told of anywhere in it.
+/// Whether a process with this number is anywhere in it.
 fn is_reported(reported: &Value, pid: i32) -> bool {
     match reported {
         Value::Array(all) => all.iter().any(|one| is_reported(one, pid)),
@@ -156,7 +156,7 @@ fn kill(pid: i32) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
 }
 
-/// Kills the rank and reads what the launcher says until a line has these words.
+/// Kills the rank and reads the launcher's output up to a line with these words.
 fn kill_and_read_until(
     job: &mut Child,
     pid: i32,
@@ -166,7 +166,7 @@ fn kill_and_read_until(
     read_until(job, words)
 }
 
-/// Reads what the launcher says until a line has these words.
+/// Reads the launcher's output up to a line with these words.
 fn read_until(job: &mut Child, words: &str) -> (Vec<String>, impl Iterator<Item = String> + use<>) {
     let mut said = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut lines = Vec::new();
@@ -185,7 +185,7 @@ fn a_restart_waits_until_the_gpus_memory_is_back() {
     let host = Host::new();
     let mut job = host.job(&[]);
     let pid = host.rank_on_the_gpu();
-    // The process is gone at once, its memory is not.
+    // The process is gone at once; its memory is still held.
     host.gpu(&[], 9 << 30);
     let (_, rest) =
         kill_and_read_until(&mut job, pid, "waiting: this host is not ready for a restart: gpu.0000:01:00");
@@ -196,7 +196,7 @@ fn a_restart_waits_until_the_gpus_memory_is_back() {
 }
 
 #[test]
-fn a_gpu_that_somebody_keeps_is_handed_back_with_its_own_exit_status() {
+fn a_gpu_that_stays_held_hands_the_job_back_with_its_own_exit_status() {
     let host = Host::new();
     let mut job = host.job(&["--ready-within", "200ms"]);
     let pid = host.rank_on_the_gpu();
@@ -216,14 +216,14 @@ fn a_gpu_that_is_free_holds_up_nothing() {
     let pid = host.rank_on_the_gpu();
     host.gpu(&[], 0);
     let (lines, rest) = kill_and_read_until(&mut job, pid, "restart 1 of 3");
-    // On a busy machine the driver may be waited for; the GPU is not.
+    // On a busy machine the launcher may wait for the driver, but not for the GPU.
     assert!(!lines.iter().any(|line| line.contains("gpu.0000:01:00")), "{lines:#?}");
     let rest: Vec<String> = rest.collect();
     assert!(job.wait().unwrap().success(), "{rest:#?}");
 }
 
 #[test]
-fn a_restart_that_is_ordered_waits_until_the_gpus_memory_is_back_too() {
+fn an_ordered_restart_waits_until_the_gpus_memory_is_free_too() {
     let host = Host::new();
     let mut job = host.job(&[]);
     host.rank_on_the_gpu();
@@ -237,7 +237,7 @@ fn a_restart_that_is_ordered_waits_until_the_gpus_memory_is_back_too() {
 }
 
 #[test]
-fn a_restart_that_is_ordered_is_not_waited_for_for_ever_and_on_a_free_gpu_not_at_all() {
+fn an_ordered_restart_does_not_wait_forever_and_on_a_free_gpu_not_at_all() {
     for (used, options, exit) in [(9 << 30, &["--ready-within", "200ms"][..], 75), (0, &[], 0)] {
         let host = Host::new();
         let mut job = host.job(options);
@@ -258,11 +258,11 @@ fn a_restart_that_is_ordered_is_not_waited_for_for_ever_and_on_a_free_gpu_not_at
 }
 
 #[test]
-fn a_gpu_that_a_person_excludes_is_in_nobodys_way() {
+fn a_gpu_that_a_person_excludes_delays_nothing() {
     let host = Host::new();
     let mut job = host.job(&[]);
     let pid = host.rank_on_the_gpu();
-    // It is excluded because it is ill, and may never give anything back.
+    // It is excluded because it is unhealthy, and may never release anything.
     host.gpu(&[pid, 4711], 9 << 30);
     host.order(&["exclude-rank", "0"]);
     let said: Vec<String> = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
@@ -270,16 +270,16 @@ fn a_gpu_that_a_person_excludes_is_in_nobodys_way() {
     assert!(!said.iter().any(|line| line.contains("gpu.0000:01:00")), "{said:#?}");
 }
 
-/// A helper in a session of its own that heeds no signal but the last one.
+/// A helper in a new session that ignores all signals except SIGKILL.
 const WITH_HELPER: &str =
     "setsid sh -c 'trap \"\" TERM HUP INT; echo $$ > helper; while :; do sleep 0.05; done' &";
 
 #[test]
-fn what_a_rank_started_is_known_as_the_jobs_killed_and_waited_for() {
+fn a_process_that_a_rank_started_belongs_to_the_job_and_is_killed_and_waited_for() {
     let host = Host::new();
     let mut job = host.job_that_begins_with(WITH_HELPER, &[]);
     let (rank, helper) = (host.rank(), host.written("helper").parse().unwrap());
-    // The rank itself is on no GPU.
+    // The rank itself uses no GPU.
     host.gpu(&[helper], 9 << 30);
     host.wait_until_shown(helper);
     let held = format!("in use by process {helper} (left by this job: {helper})");
@@ -291,11 +291,11 @@ fn what_a_rank_started_is_known_as_the_jobs_killed_and_waited_for() {
 }
 
 #[test]
-fn what_has_left_its_launcher_is_known_by_its_mark_and_killed() {
+fn a_process_that_left_its_launcher_is_found_by_its_mark_and_killed() {
     let host = Host::new();
     let mut job = host.job_that_begins_with("echo $MAINSTAY_LAUNCH > launch", &[]);
     let (rank, launch) = (host.rank_on_the_gpu(), host.written("launch"));
-    // As if a rank had it started by somebody else: it is no descendant of the launcher.
+    // As if another process had started it for a rank: it is no descendant of the launcher.
     let marks = [("MAINSTAY_JOB_ID", "held"), ("MAINSTAY_LAUNCH", launch.as_str())];
     let mut escaped = Command::new("sleep").arg("36000").envs(marks).spawn().unwrap();
     let pid = i32::try_from(escaped.id()).unwrap();
@@ -329,7 +329,7 @@ fn a_strangers_process_is_waited_for_and_left_alone() {
     stranger.wait().unwrap();
 }
 
-/// Whether the process is there and no zombie.
+/// Whether the process exists and is no zombie.
 fn is_alive(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))

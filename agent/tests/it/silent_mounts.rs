@@ -1,5 +1,5 @@
-//! File systems that do not answer, under the paths that the agent writes to for others: its loop feeds the watchdog, and jobs of
-//! users attach and are restarted.
+//! File systems that do not answer, below the paths that the agent writes to for others: its loop feeds the
+//! watchdog, and users' jobs attach and restart.
 
 use testing::silent::SilentMount;
 

@@ -1,4 +1,4 @@
-//! The board: the view comes back from the journal, readers follow it, and a failing disk stops nothing.
+//! The board: the view is restored from the journal, readers follow it, and a failing disk stops nothing.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::path::Path;
@@ -97,7 +97,7 @@ fn what_is_held_is_shown_together_when_it_is_due_and_a_snapshot_does_not_change(
 }
 
 #[test]
-fn a_component_that_is_found_as_it_was_stands_since_then_in_the_same_boot_alone() {
+fn an_unchanged_component_keeps_its_start_time_within_one_boot() {
     let dir = tempfile::tempdir().unwrap();
     let in_boot = |boot: &str| {
         let journal = Journal::open(dir.path(), Limits::default(), BootId(boot.into())).unwrap();
@@ -165,7 +165,7 @@ fn jobs_that_are_over_leave_the_view_oldest_first() {
 }
 
 #[test]
-fn a_lost_job_that_comes_back_is_not_over() {
+fn a_lost_job_that_attaches_again_is_not_over() {
     let dir = tempfile::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     start(&mut snapshots, &job("a"));
@@ -180,7 +180,7 @@ fn a_lost_job_that_comes_back_is_not_over() {
 }
 
 #[tokio::test]
-async fn readers_wait_for_entries_and_hear_when_the_board_is_gone() {
+async fn readers_wait_for_entries_and_notice_when_the_board_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     let mut reader = snapshots.reader();
@@ -203,7 +203,7 @@ async fn readers_wait_for_entries_and_hear_when_the_board_is_gone() {
     while reader.newest() < 20 {
         assert!(reader.changed().await);
     }
-    // The follower is at the end before the board goes.
+    // The follower is at the end before the board is gone.
     let last = tokio::spawn(async move { idle.changed().await });
     drop(snapshots);
     assert!(!last.await.unwrap());
@@ -211,7 +211,7 @@ async fn readers_wait_for_entries_and_hear_when_the_board_is_gone() {
     assert_eq!(seen, (1..=seen.len() as u64).collect::<Vec<_>>());
 }
 
-/// Takes the journal's directory away, so that no new segment can be made, and gives it back.
+/// Moves the journal's directory away, so that no new segment can be created, and restores it.
 struct Away<'a>(&'a Path);
 
 impl Away<'_> {

@@ -1,5 +1,5 @@
-//! TPUs as the agent sees them: trees in place of /sys and /proc, a service with libtpu's wire format, and what else may
-//! listen in its place.
+//! TPUs as the agent sees them: directory trees in place of /sys and /proc, a service with libtpu's wire format,
+//! and other programs in its place.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
@@ -23,7 +23,7 @@ use prost::Message;
 use support::Agent;
 use tempfile::TempDir;
 
-/// A host with TPUs, in files.
+/// A host with TPUs, as files.
 struct Host(TempDir);
 
 impl Host {
@@ -164,7 +164,7 @@ fn older_generations_have_nodes_of_their_own_and_the_newest_two_per_chip() {
 }
 
 #[test]
-fn who_may_not_be_looked_into_is_not_nobody() {
+fn a_process_that_cannot_be_read_may_hold_a_chip() {
     let host = Host::new();
     host.vfio_chip("0000:00:04.0", "0x0062", 0);
     host.process(4711, &["/dev/vfio/0"], "8431");
@@ -172,7 +172,7 @@ fn who_may_not_be_looked_into_is_not_nobody() {
         .unwrap();
     fs::set_permissions(host.0.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let mut source = host.source(&["localhost:1"]);
-    // For this thread alone the kernel now checks files as for a stranger.
+    // For this thread only, the kernel now checks files as for an unprivileged user.
     let sample = std::thread::spawn(move || {
         nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
         source.sample()
@@ -183,7 +183,7 @@ fn who_may_not_be_looked_into_is_not_nobody() {
 }
 
 #[test]
-fn the_service_of_the_process_that_holds_a_chip_is_asked_where_it_was_told_to_serve() {
+fn the_service_of_the_process_that_holds_a_chip_is_asked_on_its_configured_port() {
     let libtpu = Libtpu::start(script());
     let host = Host::new();
     host.vfio_chip("0000:00:04.0", "0x0063", 0);
@@ -221,13 +221,13 @@ fn how_long_tpus_have_had_no_work_is_the_least_of_what_their_services_say() {
     let (resting, working) = (idle(&[90.0, 61.5]), idle(&[70.0, 0.0]));
     assert_eq!(at(&[&resting]), Some(Span::millis(61_500)));
     assert_eq!(at(&[&resting, &working]), Some(Span(0)));
-    // One that does not tell leaves it open.
+    // If one does not report it, it is unknown.
     let silent = Libtpu::start(Script::default());
     assert_eq!(at(&[&resting, &silent]), None);
 }
 
 #[test]
-fn the_texts_of_a_program_are_asked_for_only_when_it_stands_still() {
+fn the_texts_of_a_program_are_requested_only_when_it_makes_no_progress() {
     let libtpu = Libtpu::start(script());
     let mut source = Host::new().source(&[&libtpu.endpoint()]);
     let hlo = |sample: &TpuSample| reported(sample).cores.as_ref().unwrap()[0].hlo.clone();
@@ -284,26 +284,26 @@ fn the_drivers_logs_are_read_on_from_where_they_were_left() {
 }
 
 #[test]
-fn an_older_libtpu_does_not_tell_where_its_cores_stand() {
+fn an_older_libtpu_does_not_report_the_states_of_its_cores() {
     let libtpu = Libtpu::start(Script { cores: None, ..script() });
     let sample = Host::new().source(&[&libtpu.endpoint()]).sample();
     assert_eq!((reported(&sample).cores.as_ref(), reported(&sample).duty_cycle.len()), (None, 2));
-    // And one that has none of the metrics is still libtpu.
+    // A service without any of the metrics is still libtpu.
     libtpu.change(|script| script.metrics.clear());
     assert_eq!(reported(&Host::new().source(&[&libtpu.endpoint()]).sample()), &Runtime::default());
 }
 
 #[test]
-fn what_is_not_libtpu_is_said_to_be_none() {
+fn a_program_that_is_not_libtpu_is_reported_as_such() {
     let improper = |endpoint: &str| {
         let sample = Host::new().source(&[endpoint]).sample();
         let Answer::Improper(what) = &sample.services[0].answer else { panic!("{sample:?}") };
         what.clone()
     };
-    // A gRPC server of something else.
+    // Another gRPC server.
     let libtpu = Libtpu::start(Script { empty: true, ..script() });
     assert!(improper(&libtpu.endpoint()).contains("does not have libtpu's service"));
-    // Something that does not speak gRPC at all, and something that hangs up.
+    // A program that does not speak gRPC at all, and one that closes the connection.
     for text in ["HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "\u{0}\u{1}garbage", ""] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = listener.local_addr().unwrap().to_string();
@@ -317,18 +317,18 @@ fn what_is_not_libtpu_is_said_to_be_none() {
 }
 
 #[test]
-fn nothing_that_listens_and_nothing_that_answers_are_told_apart() {
+fn no_listener_and_no_answer_are_distinguished() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     assert_eq!(Host::new().source(&[&free]).sample().services[0].answer, Answer::Refused);
     let brief = Duration::from_millis(200);
     let libtpu = Libtpu::start(Script { hangs: true, ..script() });
-    // One that takes connections and never says a word.
+    // One that accepts connections and never sends anything.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     for endpoint in [libtpu.endpoint(), mute.local_addr().unwrap().to_string()] {
         let sample = Host::new().source_with(&[&endpoint], brief).sample();
         assert_eq!(sample.services[0].answer, Answer::Silent);
     }
-    // One that hangs does not keep the others from being heard.
+    // One that hangs does not prevent reading the others.
     let well = Libtpu::start(script());
     let mut source = Host::new().source_with(&[&libtpu.endpoint(), &well.endpoint()], Duration::from_secs(5));
     libtpu.change(|script| script.hangs = true);
@@ -342,7 +342,7 @@ fn stall_summaries_are_read_once_and_name_the_core_that_is_behind() {
     let write = |name: &str, bytes: &[u8]| {
         let path = host.path("logs").join(name);
         fs::write(&path, bytes).unwrap();
-        // What is still being written to is left alone.
+        // A file that is still being written is ignored.
         let settled = SystemTime::now() - Duration::from_secs(5);
         fs::File::options().write(true).open(&path).unwrap().set_modified(settled).unwrap();
     };
@@ -366,7 +366,7 @@ fn stall_summaries_are_read_once_and_name_the_core_that_is_behind() {
     assert_eq!(outliers(&named).iter().map(|outlier| outlier.core).collect::<Vec<_>>(), [1]);
     assert!(stalls[1].cores.is_err() && stalls[2].cores.is_err(), "{stalls:?}");
     assert_eq!(source.sample().stalls, []);
-    // Told before the agent was started again.
+    // Reported before the agent was restarted.
     let plan = TpuPlan {
         sys: host.path("sys"),
         proc: host.path("proc"),
@@ -443,7 +443,7 @@ fn a_core_with_an_uncorrectable_memory_error_makes_its_chip_unhealthy_and_other_
 }
 
 #[test]
-fn the_whole_agent_says_nothing_of_tpus_where_there_are_none() {
+fn the_whole_agent_reports_nothing_about_tpus_where_there_are_none() {
     let host = Host::new();
     let agent = start(&host);
     agent.wait_for("host.memory");

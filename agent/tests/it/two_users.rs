@@ -1,4 +1,5 @@
-//! Two real users of one agent of root's, on its local socket. Root starts them; without root the tests say so and are skipped.
+//! Two real users of one agent of root, on its local socket. Root starts them; without root the tests print a note
+//! and are skipped.
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -25,13 +26,13 @@ pub(crate) const B: u32 = 61_002;
 /// The group that may connect.
 const GROUP: u32 = 61_000;
 
-/// Says to this very program which client it is when it runs as another user.
+/// Names the client that this program runs as another user.
 const ROLE: &str = "MAINSTAY_TEST_CLIENT";
 const SOCKET: &str = "MAINSTAY_TEST_SOCKET";
 
 pub(crate) struct Host {
     directory: tempfile::TempDir,
-    /// The turns of the agent's loop, of which systemd would hear.
+    /// The turns of the agent's loop, as systemd would receive them.
     ticks: Receiver<()>,
     agent: Agent,
 }
@@ -40,7 +41,7 @@ fn host() -> Option<Host> {
     host_with(&[])
 }
 
-/// The same with further settings.
+/// The same with additional settings.
 pub(crate) fn host_with(further: &[(&str, &Path)]) -> Option<Host> {
     if !nix::unistd::geteuid().is_root() {
         testing::skip("only root can start two users");
@@ -50,7 +51,7 @@ pub(crate) fn host_with(further: &[(&str, &Path)]) -> Option<Host> {
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
     let reported = directory.path().join("notify");
     let notices = UnixDatagram::bind(&reported).unwrap();
-    // Read all the time: a queue that is full would hold the agent up.
+    // Read all the time: a full queue would block the agent.
     let (report, ticks) = channel();
     std::thread::spawn(move || {
         let mut buffer = [0; 512];
@@ -84,7 +85,7 @@ impl Host {
         command.args(arguments).arg("--socket").arg(self.socket()).uid(uid).gid(GROUP).output().unwrap()
     }
 
-    /// This program as another user, which has begun to do what its role is.
+    /// This program as another user, after it has started its role.
     fn client(&self, uid: u32, role: &str) -> Client {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "two_users::as_another_user", "--nocapture"])
@@ -101,7 +102,7 @@ impl Host {
         Client { child, said: said.unwrap_or_default() }
     }
 
-    /// What the watchdog and a user see of the agent.
+    /// The agent's behaviour for the watchdog and for a user.
     pub(crate) fn seen_by(&self, uid: u32) -> Seen {
         while self.ticks.try_recv().is_ok() {}
         let mut waits: Vec<Duration> = (0..3)
@@ -125,7 +126,7 @@ impl Host {
         assert!(String::from_utf8_lossy(&end.stderr).contains("1 restart"), "{end:?}");
     }
 
-    /// A job of this user, in a directory of its own, with the agent.
+    /// A job of this user, in a new directory, with the agent.
     fn run_a_job(&self, uid: u32, options: &[&str], script: &str) -> Output {
         let home = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(home.path(), Some(uid), Some(GROUP)).unwrap();
@@ -138,10 +139,10 @@ impl Host {
     }
 }
 
-/// A turn of the agent's loop may take so long before systemd would end the agent.
+/// How long a turn of the agent's loop may take before systemd would end the agent.
 const WATCHDOG: Duration = Duration::from_secs(30);
 
-/// How the agent does for those who are not hostile. Printed, not asserted: it depends on the machine.
+/// How well the agent serves clients that are not hostile. Printed, not asserted: it depends on the machine.
 #[derive(Debug)]
 #[allow(dead_code, reason = "printed")]
 pub(crate) struct Seen {
@@ -152,7 +153,7 @@ pub(crate) struct Seen {
 
 struct Client {
     child: Child,
-    /// What it said first.
+    /// Its first line of output.
     said: String,
 }
 
@@ -174,7 +175,7 @@ fn jobs_of_two_users_with_one_name_are_two_jobs() {
     let speaks_for_a = host.client(B, "attach 61001!train");
     assert!(speaks_for_a.said.contains("another user's"), "{}", speaks_for_a.said);
     for bad in ["", "a/../b", "with\u{7}bell", &"x".repeat(1 << 20)] {
-        // An environment holds no megabyte; the length is made in the client.
+        // An environment variable cannot hold a megabyte; the client creates the text.
         let role = if bad.len() > 1000 { "attach-long".to_owned() } else { format!("attach {bad}") };
         let refused = host.client(B, &role);
         assert!(refused.said.contains("choose another --rdzv-id"), "{bad:?}: {}", refused.said);
@@ -182,14 +183,14 @@ fn jobs_of_two_users_with_one_name_are_two_jobs() {
 }
 
 #[test]
-fn a_user_is_no_operator_and_what_is_refused_is_written_down() {
+fn a_user_is_no_operator_and_refused_calls_are_recorded() {
     let Some(host) = host() else { return };
     assert_eq!(fs::metadata(host.socket()).unwrap().gid(), GROUP);
     let refused = host.run_as(A, &["silence", "host.cpu", "--reason", "no reason", "--for", "1h"]);
     assert!(!refused.status.success(), "{refused:?}");
     let written = host.agent.wait_for("agent.calls");
     assert!(written.contains("61001") && written.contains("SilenceComponent"), "{written}");
-    // Who is not in the group does not even connect.
+    // A user outside the group cannot even connect.
     let mut stranger = Command::new(env!("CARGO_BIN_EXE_mainstay"));
     let answered =
         stranger.args(["status", "--socket"]).arg(host.socket()).uid(61_003).gid(61_003).output().unwrap();
@@ -197,7 +198,7 @@ fn a_user_is_no_operator_and_what_is_refused_is_written_down() {
 }
 
 #[test]
-fn what_a_users_program_wrote_is_for_that_user_and_for_operators() {
+fn the_output_of_a_users_program_is_for_that_user_and_for_operators() {
     let Some(host) = host() else { return };
     let script = "echo 'SECRET in its output' >&2; exit 7";
     let end = host.run_a_job(A, &["--max-restarts", "0", "--rdzv-id", "private"], script);
@@ -218,7 +219,7 @@ fn what_a_users_program_wrote_is_for_that_user_and_for_operators() {
         let named = if arguments[0] == "explain" { "for its user and for operators" } else { "private" };
         assert!(of_another.contains(named), "{arguments:?}: {of_another}");
     }
-    // What others may know of it is whole: that it failed, and with what.
+    // What others may read is complete: that it failed, and the status.
     let events = String::from_utf8(host.run_as(B, &["events", "--json"]).stdout).unwrap();
     assert!(
         events.contains("\"status.code\":\"7\"") && events.contains("job ended with exit status 7"),
@@ -238,7 +239,7 @@ fn hostile_launchers_starve_neither_the_loop_nor_another_user() {
     assert!(String::from_utf8_lossy(&status.stdout).contains("host."), "{status:?}");
 }
 
-/// No test, but what the tests above start as another user.
+/// Not a test, but what the tests above start as another user.
 #[test]
 #[ignore = "started by the other tests"]
 fn as_another_user() {
@@ -269,7 +270,7 @@ fn hello(job: &str) -> FromLauncher {
     message(Message::Hello(Hello { job: job.to_owned(), pid: 1, version: String::new() }))
 }
 
-/// An entry with which a job begins.
+/// The entry with which a job starts.
 fn started(job: &str, seq: u64, command: String) -> FromLauncher {
     let spec = JobSpec { command: vec![command], ..JobSpec::default() };
     let at = Stamp { wall: Wall(1), mono: Mono(1) };
@@ -296,7 +297,7 @@ async fn attach(socket: String, job: String) {
     }
 }
 
-/// How long it takes to connect and attach: the median of some.
+/// How long it takes to connect and attach: the median of several.
 async fn measure(socket: String) {
     let mut took = Vec::new();
     for number in 0..9 {
@@ -312,8 +313,8 @@ async fn measure(socket: String) {
     println!("\nclient: {:?}", took[took.len() / 2]);
 }
 
-/// Jobs with very long commands, as fast as they are taken. All attach before the first one floods: streams of one connection share
-/// its window, so a client that floods keeps its own later streams waiting.
+/// Jobs with very long commands, as fast as they are accepted. All attach before the first one floods: streams of
+/// one connection share its window, so a client that floods blocks its own later streams.
 async fn flood(socket: String, number: &str) {
     let mut client = LauncherServiceClient::new(connect(socket).await);
     let mut streams = Vec::new();
@@ -335,7 +336,7 @@ async fn flood(socket: String, number: &str) {
                 if said.send(started(&job, seq, command)).await.is_err() {
                     return;
                 }
-                // More than what may wait in the channel: a long one is on its way.
+                // More than may wait in the channel: a long one is in transit.
                 if seq == 8
                     && let Some(report) = report.take()
                 {

@@ -81,35 +81,18 @@ const BANNED: &[(&str, &str)] = &[
     ("the books", "time accounting"),
 ];
 
-/// Pages that other work is writing at present; none of them is exempt for good.
-const NOT_YET: &[&str] = &["docs/architecture.md", "docs/internals/security.md"];
-
-/// Pages whose tables are checked against texts in the code; those texts are not clean yet.
-const TABLES_FROM_CODE: &[&str] = &[
-    "docs/reference/checks.md",
-    "docs/reference/configuration.md",
-    "docs/reference/metrics.md",
-    "docs/reference/policy-file.md",
-];
-
 /// The page that lists such words as examples.
 const EXAMPLES: &str = "docs/style.md";
 
-/// Whether other work is writing a page at present.
-pub fn not_yet(page: &Page) -> bool {
-    NOT_YET.contains(&page.name.to_string_lossy().as_ref())
-}
-
-/// Banned words of a document. Code is read too where it is a text for people.
+/// Banned words in the prose and tables of a document.
 pub fn complaints(page: &Page) -> Vec<String> {
     let name = page.name.to_string_lossy();
-    if name == EXAMPLES || not_yet(page) {
+    if name == EXAMPLES {
         return Vec::new();
     }
     let mut complaints = Vec::new();
     for (index, line) in page.lines.iter().enumerate() {
-        let from_code = line.kind == Kind::Table && TABLES_FROM_CODE.contains(&name.as_ref());
-        if from_code || !matches!(line.kind, Kind::Prose | Kind::Table) {
+        if !matches!(line.kind, Kind::Prose | Kind::Table) {
             continue;
         }
         for (word, instead) in found(&without_code(&line.text)) {

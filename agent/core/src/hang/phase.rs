@@ -122,7 +122,7 @@ impl Default for Limits {
 pub struct Limit {
     /// The limit.
     pub span: Span,
-    /// Where it comes from.
+    /// Its source.
     pub from: LimitFrom,
 }
 

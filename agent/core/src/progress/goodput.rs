@@ -1,8 +1,8 @@
-//! Goodput as a ledger: each nanosecond of a job belongs to one state, and the books balance.
+//! Time accounting as a ledger: each nanosecond of a job belongs to one state, and the parts add up.
 //!
-//! The job moves from state to state by [`Ledger::enter`]; what was booked as training is then divided, step by
-//! step, into progress, checkpoints and work that had to be done again. After Wongpanich et al.'s ML Productivity
-//! Goodput and ByteRobust's ETTR: productive time over wall time.
+//! The job moves from state to state by [`Ledger::enter`]. Time accounted as training is then divided, step by step,
+//! into progress, checkpoints and repeated work. After Wongpanich et al.'s ML Productivity Goodput and ByteRobust's
+//! ETTR: productive time over wall time.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::time::{Mono, Span};
 use crate::model::entry::StepDone;
 
-/// What a job's time goes into.
+/// What the job spends its time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimeCategory {
@@ -23,7 +23,7 @@ pub enum TimeCategory {
     Starting,
     /// From the first contact to the end of the first step: process groups, model, restore, lazy compilation.
     Initialising,
-    /// Steps done a second time, and the unfinished part of a step that a fault cut off.
+    /// Repeated steps, and the unfinished part of a step that a fault cut off.
     LostWork,
     /// From a fault to its detection.
     Undetected,
@@ -51,24 +51,25 @@ impl std::fmt::Display for TimeCategory {
     }
 }
 
-/// The running account of one job.
+/// The time account of one job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
     began: Mono,
     state: TimeCategory,
     since: Mono,
     booked: BTreeMap<TimeCategory, Span>,
-    /// Of what is booked as training: work done again or cut off.
+    /// Time accounted as training that was repeated or cut off.
     lost: Span,
-    /// Of what is booked as training: time in sections named `checkpoint`.
+    /// Time accounted as training in sections named `checkpoint`.
     saved: Span,
     /// The newest step completed by the lead rank in any attempt.
     reached: Option<u64>,
     /// The newest step completed before the current attempt.
     reached_before: Option<u64>,
-    /// The highest number of a completed step, as the program or the hook counts; and the same before the current attempt.
+    /// The highest number of a completed step, as the program or the hook counts; and the same before the current
+    /// attempt.
     highest: (Option<u64>, Option<u64>),
-    /// Whether any rank ever sent a heartbeat: without them nobody knows of training.
+    /// Whether any rank ever sent a heartbeat. Without heartbeats training time is unknown.
     #[serde(rename = "heard")]
     measured: bool,
     last_step_end: Option<Mono>,
@@ -77,27 +78,27 @@ pub struct Ledger {
     saves: u64,
 }
 
-/// The books of a job at one moment.
+/// The time accounting of a job at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimeAccounting {
     /// From the start of the job to this moment.
     pub wall: Span,
-    /// Where it went; the sum is `wall`.
+    /// The time per category; the sum is `wall`.
     pub parts: BTreeMap<TimeCategory, Span>,
-    /// Training over wall time, 0 to 1; none where no rank sent heartbeats.
+    /// Training over wall time, 0 to 1. `None` if no rank sent heartbeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goodput: Option<f64>,
     /// Distinct steps completed.
     pub steps: u64,
-    /// Steps that were done again: an earlier attempt had completed a step of that number.
+    /// Repeated steps: an earlier attempt had completed a step with that number.
     pub steps_lost: u64,
-    /// Steps of which a part went into a checkpoint.
+    /// Steps that include time in a checkpoint.
     #[serde(default)]
     pub saves: u64,
 }
 
 impl Ledger {
-    /// Opens the books of a job that begins now.
+    /// Opens the account of a job that starts now.
     pub fn open(at: Mono) -> Ledger {
         Ledger {
             began: at,
@@ -117,7 +118,7 @@ impl Ledger {
         }
     }
 
-    /// From `at` on the time goes into `state`. A time before the last change counts as that change's.
+    /// From `at` on the time counts for `state`. A time before the last change counts as that of the change.
     pub fn enter(&mut self, at: Mono, state: TimeCategory) {
         let at = at.max(self.since);
         self.measured |= matches!(state, TimeCategory::Initialising | TimeCategory::Training);
@@ -130,7 +131,7 @@ impl Ledger {
         self.since = at;
     }
 
-    /// The same account with its times on another clock.
+    /// The same with its times converted to another clock.
     #[must_use]
     pub fn on_clock(self, at: &dyn Fn(Mono) -> Mono) -> Ledger {
         Ledger {
@@ -141,35 +142,35 @@ impl Ledger {
         }
     }
 
-    /// What the time goes into at present.
+    /// The present state.
     pub fn state(&self) -> TimeCategory {
         self.state
     }
 
-    /// The highest number that a completed step of an attempt before the current one had.
+    /// The highest number of a step that was completed before the current attempt.
     pub fn highest_before(&self) -> Option<u64> {
         self.highest.1
     }
 
-    /// The newest step that the lead rank completed in any attempt; where steps are counted anew in each process, how many
-    /// there were in all.
+    /// The newest step that the lead rank completed in any attempt. If steps are counted from 0 in each process, the
+    /// total number of steps.
     pub fn reached(&self) -> Option<u64> {
         self.reached
     }
 
-    /// A new attempt begins: steps up to the newest one reached so far will be done again.
+    /// Starts a new attempt: steps up to the newest one so far are repeated.
     pub fn begin_attempt(&mut self) {
         self.reached_before = self.reached;
         self.highest.1 = self.highest.0;
         self.last_step_end = None;
     }
 
-    /// A step of the lead rank is complete.
+    /// The lead rank completed a step.
     pub fn step(&mut self, done: &StepDone) {
-        // What a first step took cannot be told from the setup before it, and is booked as such.
+        // The duration of a first step cannot be separated from the setup before it, and is accounted as setup.
         let length = if done.first { Span::default() } else { done.end.since(done.start) };
-        // Counted steps begin at 0 in each process. Whether the program resumed from a checkpoint, nobody knows: for the policy
-        // each is progress, so that no job is stopped that moves on; goodput counts no number twice.
+        // Counted steps start at 0 in each process. Whether the program resumed from a checkpoint is unknown. For the
+        // policy each step is progress, so that no job is stopped that advances. Goodput counts no number twice.
         let number = match self.reached_before {
             Some(reached) if done.counted => done.step.saturating_add(reached).saturating_add(1),
             _ => done.step,
@@ -187,13 +188,13 @@ impl Ledger {
         self.last_step_end = Some(done.end);
     }
 
-    /// The books at `at`.
+    /// The time accounting at `at`.
     pub fn books(&self, at: Mono) -> TimeAccounting {
         let at = at.max(self.since);
         let mut parts = self.booked.clone();
         let open = parts.entry(self.state).or_default();
         *open = open.plus(at.since(self.since));
-        // Steps are seen later than states change; no more can be moved out of training than was booked there.
+        // Steps are seen later than states change. No more can be moved out of training than was accounted there.
         for (state, charged) in
             [(TimeCategory::LostWork, self.lost), (TimeCategory::Checkpointing, self.saved)]
         {
@@ -217,7 +218,7 @@ impl Ledger {
         }
     }
 
-    /// The part of a step that a fault cut off is lost work.
+    /// Accounts the part of a step that a fault cut off as lost work.
     fn charge_unfinished_step(&mut self, fault_at: Mono) {
         if let Some(end) = self.last_step_end {
             self.lost = self.lost.plus(fault_at.since(end));
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_costs_its_detection_the_restart_and_the_steps_done_again() {
+    fn a_fault_costs_its_detection_the_restart_and_the_repeated_steps() {
         let mut ledger = Ledger::open(Mono(0));
         ledger.begin_attempt();
         ledger.enter(Mono(100), TimeCategory::Initialising);
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_counted_anew_are_done_again_and_are_progress_all_the_same() {
+    fn steps_that_are_counted_from_zero_again_are_repeated_and_still_progress() {
         let mut ledger = Ledger::open(Mono(0));
         for attempt in 0..3 {
             ledger.begin_attempt();
@@ -282,14 +283,14 @@ mod tests {
         assert_eq!((books.steps, books.steps_lost), (5, 10));
         assert_eq!(books.parts.get(&TimeCategory::LostWork), Some(&Span(100)));
         assert_eq!(books.parts.get(&TimeCategory::Training), Some(&Span(50)));
-        // The policy must not take a job for stuck that may have resumed.
+        // The policy must not consider a job stuck that may have resumed.
         assert_eq!(ledger.reached(), Some(14));
         ledger.begin_attempt();
         assert_eq!(ledger.reached(), Some(14), "an attempt without a step is no progress");
     }
 
     #[test]
-    fn a_program_that_begins_from_the_start_is_productive_only_once_it_is_past_where_it_was() {
+    fn a_program_that_restarts_from_zero_is_productive_only_beyond_its_last_step() {
         let mut ledger = Ledger::open(Mono(0));
         for (attempt, steps) in [(0, 10), (1, 12)] {
             ledger.begin_attempt();
@@ -326,9 +327,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order, with whatever times: the parts add up to the wall time.
+        /// For any events in any order at any times, the parts add up to the wall time.
         #[test]
-        fn the_books_balance(
+        fn the_parts_add_up_to_the_wall_time(
             changes in prop::collection::vec((0u64..10_000, spending()), 0..40),
             steps in prop::collection::vec((0u64..50, 0u64..10_000, 0u64..5_000, 0u64..9_000), 0..40),
             end in 0u64..20_000,

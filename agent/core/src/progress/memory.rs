@@ -1,8 +1,9 @@
-//! What was learned of a job, kept for its next run: how long its phases take, how long it rests, which ranks do the same
-//! work, how much they differ, and which restarts helped. Without it each run is blind for its first fifty steps.
+//! What was learned about a job, kept for its next run: how long its phases take, how long it rests, which ranks do
+//! the same work, how much they differ, and which restarts helped. Without it each run is blind for its first fifty
+//! steps.
 //!
-//! It is a help and nothing more: a file that is missing, old, spoilt or of another job is passed over, and what a run
-//! learns itself soon outweighs it.
+//! The data is optional. A file that is missing, old, damaged or of another job is ignored, and what a run learns
+//! itself soon outweighs it.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,46 +12,46 @@ use crate::hang::PhaseMemory;
 use crate::model::entry::JobSpec;
 use crate::model::policy::Experience;
 
-/// The version of its written form; others are passed over.
+/// The version of the file format. Other versions are ignored.
 const VERSION: u32 = 1;
-/// A file that is longer than this, in bytes, is nobody's of ours.
+/// The largest file that is read, in bytes. We write no larger ones.
 pub const LONGEST: usize = 512 * 1024;
-/// So many phases are kept.
+/// The most phases that are kept.
 const PHASES: usize = 128;
-/// So many rungs and kinds of causes are kept; there are fewer.
+/// The most rungs and kinds of causes that are kept; fewer exist.
 const RUNGS: usize = 64;
-/// A job of more ranks keeps no peers.
+/// The most ranks for which peers are kept.
 const RANKS: usize = 16_384;
 
-/// What was learned of a job.
+/// What was learned about a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
-    /// The version of its written form.
+    /// The version of the file format.
     pub version: u32,
-    /// Runs that it comes of.
+    /// The number of runs that contributed.
     pub runs: u32,
     /// How long phases took.
     #[serde(default)]
     pub phases: Vec<PhaseMemory>,
-    /// The longest time in which the job did nothing and went on by itself.
+    /// The longest time in which the job did nothing and then continued by itself.
     #[serde(default)]
     pub rest: Span,
-    /// By how much self times of peers differ from step to step, as a share.
+    /// The noise of peers' self times from step to step, as a fraction.
     #[serde(default)]
     pub noise: Option<f32>,
-    /// The pipeline stage of each rank, where that was learned.
+    /// The pipeline stage of each rank, if learned.
     #[serde(default)]
     pub stages: Vec<u32>,
-    /// Which rungs helped against which kinds of causes, and what they took.
+    /// Which rungs helped against which kinds of causes, and how long they took.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rungs: Vec<Experience>,
-    /// How many ranks the job had, where it is kept for runs of any size.
+    /// The number of ranks, if the data is kept for runs of any size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
 }
 
 impl Learned {
-    /// Reads the written form; none if there is nothing in it that can be used.
+    /// Parses the file. `None` if nothing in it is usable.
     pub fn parse(text: &[u8]) -> Option<Learned> {
         if text.len() > LONGEST {
             return None;
@@ -70,7 +71,7 @@ impl Learned {
         Some(learned)
     }
 
-    /// The written form, after one run more. The phases that were seen most are kept.
+    /// The contents of the file, with one more run. The phases that were seen most are kept.
     pub fn written(mut self) -> Vec<u8> {
         self.version = VERSION;
         self.runs = self.runs.saturating_add(1);
@@ -79,13 +80,13 @@ impl Learned {
         if self.stages.len() > RANKS {
             self.stages.clear();
         }
-        // Numbers, texts and lists can always be written.
+        // Serialization of numbers, texts and lists cannot fail.
         serde_json::to_vec(&self).unwrap_or_default()
     }
 }
 
-/// A name for what jobs have in common that are runs of one another: where they keep their checkpoints, if somebody said so,
-/// with what they run; else the whole command. And how many ranks they have.
+/// A key for what runs of the same job have in common: their checkpoint directory, if specified, with the program;
+/// otherwise the whole command. And the number of ranks.
 pub fn key(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
     let mut hash = Fnv::default();
     hash.word(spec.world_size.to_string().as_bytes());
@@ -93,7 +94,7 @@ pub fn key(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
     hash.to_string()
 }
 
-/// The same for runs of any number of ranks.
+/// The same for runs with any number of ranks.
 pub fn key_of_any_size(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
     let mut hash = Fnv::default();
     hash.word(b"any size");
@@ -101,7 +102,7 @@ pub fn key_of_any_size(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
     hash.to_string()
 }
 
-/// A name for one user's program, whatever its arguments and its number of ranks.
+/// A key for one user's program, with any arguments and any number of ranks.
 pub(crate) fn program_of(spec: &JobSpec) -> String {
     let mut hash = Fnv::default();
     hash.word(spec.uid.to_string().as_bytes());
@@ -109,14 +110,14 @@ pub(crate) fn program_of(spec: &JobSpec) -> String {
     hash.to_string()
 }
 
-/// A number for a text, for what need not be read.
+/// A hash of a text, for what need not be readable.
 pub(crate) fn number_of(text: &str) -> String {
     let mut hash = Fnv::default();
     hash.word(text.as_bytes());
     hash.to_string()
 }
 
-/// What is run: an interpreter and its script, or a program and its first argument.
+/// The program: an interpreter and its script, or a program and its first argument.
 fn program(spec: &JobSpec) -> impl Iterator<Item = &String> {
     spec.command.iter().filter(|word| !word.starts_with('-')).take(2)
 }
@@ -131,7 +132,7 @@ fn name(spec: &JobSpec, checkpoint_dir: Option<&str>, hash: &mut Fnv) {
     }
 }
 
-/// 64-bit FNV-1a: names things for life, and guards against nothing.
+/// 64-bit FNV-1a. The keys are stable, but not a protection against manipulation.
 pub(crate) struct Fnv(u64);
 
 impl Default for Fnv {
@@ -141,7 +142,7 @@ impl Default for Fnv {
 }
 
 impl Fnv {
-    /// Takes in a word, and that it ends here.
+    /// Adds a word and its end.
     pub(crate) fn word(&mut self, word: &[u8]) {
         for byte in word.iter().copied().chain([0]) {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn a_written_file_is_read_back() {
         let read = Learned::parse(&learned().written()).expect("what was written");
         assert_eq!((read.runs, read.noise, read.stages.len()), (1, Some(0.01), 4));
         assert_eq!(read.phases, learned().phases);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_passed_over() {
+    fn an_unusable_file_is_ignored() {
         let good = learned().written();
         let text = String::from_utf8_lossy(&good).into_owned();
         for spoilt in [

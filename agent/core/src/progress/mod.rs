@@ -1,4 +1,4 @@
-//! Steps of a job: stragglers, numbers that go wrong, goodput, and what is kept for the next run.
+//! Steps of a job: stragglers, numerical errors, goodput, and what is kept for the next run.
 
 pub mod goodput;
 pub mod memory;

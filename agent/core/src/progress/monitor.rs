@@ -1,8 +1,8 @@
-//! What is found in a job while it runs: its steps, put together from what each rank tells, go to the judges of
+//! Findings about a running job. Steps are assembled from the reports of each rank and passed to the judges of
 //! stragglers and of numbers.
 //!
-//! A step is judged when all ranks have completed it, or when others are so far ahead that its missing ranks are
-//! not waited for any longer.
+//! A step is judged when all ranks have completed it, or when others are so far ahead that the missing ranks are no
+//! longer waited for.
 
 mod exchange;
 mod pace;
@@ -25,26 +25,26 @@ use crate::progress::numerics::{self, Numbers, Sick};
 use crate::progress::parallelism::Layout;
 use crate::progress::straggler::{self, Limits, Names, OpenFindings, Peers, Role, Row, learn};
 
-/// A step that most ranks have passed by so many is judged without those that are missing.
+/// A step is judged without the missing ranks when most ranks are this many steps ahead.
 const PASSED_BY: u64 = 8;
 
-/// Steps that wait for ranks; of more, the farthest ahead are not waited for.
+/// The most steps that wait for ranks. With more, the steps farthest ahead are not waited for.
 const WAITING: usize = 32;
 
-/// What a rank told of a step.
+/// A rank's report about a step.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reported {
     done: bool,
     took: f32,
-    /// Seconds without waiting for others and pauses; NaN if no section tells of either.
+    /// Seconds without waiting for others and pauses; NaN if no section covers either.
     without_waiting: f32,
     wait: f32,
-    /// Seconds in sections in which nothing is exchanged.
+    /// Seconds in sections without communication.
     alone: f32,
     numbers: Numbers,
 }
 
-/// The watch over one job.
+/// Watches one job.
 #[derive(Clone, Debug)]
 pub struct Watch {
     spec_ranks: u32,
@@ -53,9 +53,9 @@ pub struct Watch {
     reported: u64,
     attempt: Attempt,
     now: Option<Present>,
-    /// The hosts, and the host of each rank; empty where all are on one.
+    /// The hosts, and the host of each rank; empty if all are on one.
     hosts: (Vec<String>, BTreeMap<Rank, u32>),
-    /// What was learned of the job by earlier runs and attempts: its noise, and the stage of each rank.
+    /// What earlier runs and attempts learned: the noise of the job, and the stage of each rank.
     noise: Option<f32>,
     stages: Vec<u32>,
 }
@@ -65,16 +65,16 @@ pub struct Watch {
 struct Present {
     ranks: Vec<Rank>,
     names: Names,
-    /// The host of each, where there are several.
+    /// The host of each rank, if there are several.
     hosts: Vec<Option<u32>>,
     stragglers: straggler::Judge,
-    /// The stage of each rank, where it was learned.
+    /// The stage of each rank, if learned.
     stages: Vec<u32>,
-    /// What each rank said it is.
+    /// The declared role of each rank.
     roles: Vec<Option<(String, Option<u32>)>>,
     standing: OpenFindings,
     unproven: Unproven,
-    /// The first self times, while peers may still be learned from them.
+    /// The first self times, while peers can still be learned from them.
     learning: Option<(Vec<u64>, Vec<Vec<f32>>)>,
     paces: Paces,
     exchange: Exchange,
@@ -88,7 +88,7 @@ struct Present {
     furthest: u64,
 }
 
-/// What was reported of a step.
+/// The reports about a step.
 #[derive(Clone, Debug)]
 struct Reports {
     by_rank: Vec<Reported>,
@@ -97,7 +97,7 @@ struct Reports {
 }
 
 impl Watch {
-    /// Begins to watch a job.
+    /// Starts to watch a job.
     pub fn new(spec: &JobSpec) -> Watch {
         Watch {
             spec_ranks: spec.world_size,
@@ -112,30 +112,30 @@ impl Watch {
         }
     }
 
-    /// Takes in on which hosts the ranks of the next attempt are.
+    /// Sets the hosts of the ranks of the next attempt.
     pub fn set_hosts(&mut self, hosts: Vec<String>, of: BTreeMap<Rank, u32>) {
         self.hosts = (hosts, of);
     }
 
-    /// The next attempt has so many ranks.
+    /// Sets the number of ranks of the next attempt.
     pub fn set_ranks(&mut self, ranks: u32) {
         self.spec_ranks = ranks;
     }
 
-    /// Takes in what earlier runs of the job learned.
+    /// Loads what earlier runs of the job learned.
     pub fn recall(&mut self, learned: &Learned) {
         self.noise = learned.noise;
         self.stages.clone_from(&learned.stages);
     }
 
-    /// Adds what was learned, for the next run.
+    /// Adds what this run learned, for the next one.
     pub fn remember(&self, learned: &mut Learned) {
         let present = self.now.as_ref();
         learned.noise = present.and_then(|present| present.stragglers.noise()).or(self.noise);
         learned.stages.clone_from(present.map_or(&self.stages, |present| &present.stages));
     }
 
-    /// An attempt begins with these ranks. What was found before is not carried over.
+    /// Starts an attempt with these ranks. Earlier findings are not carried over.
     pub fn begin_attempt(&mut self, attempt: Attempt, ranks: Vec<Rank>) {
         if let Some(present) = &self.now {
             self.noise = present.stragglers.noise().or(self.noise);
@@ -179,8 +179,8 @@ impl Watch {
         self.now = Some(now);
     }
 
-    /// What is known of the host and its devices that may explain slowness; it replaces what was known before. Findings that
-    /// stand and are explained by it are returned, to be told again.
+    /// Sets the state of the host and its devices that may explain slowness, and replaces the previous one. Returns
+    /// the current findings that it explains, to be reported again.
     pub fn set_rank_context(&mut self, rank_context: SlowdownHints) -> Vec<Finding> {
         self.rank_context = rank_context;
         let Some(present) = &mut self.now else { return Vec::new() };
@@ -188,8 +188,8 @@ impl Watch {
         present.standing.explain(&present.names, &self.rank_context.hints)
     }
 
-    /// A rank said what it is. Once all have, each is compared with those of its role and stage; what it said counts more
-    /// than what was learned or stands on the command line.
+    /// Sets the declared role of a rank. Once all ranks have one, each is compared with those of its role and stage.
+    /// A declaration takes precedence over learned stages and the command line.
     pub fn set_role(&mut self, rank: Rank, role: String, stage: Option<u32>) {
         let noise = self.noise;
         let Some(present) = &mut self.now else { return };
@@ -202,20 +202,20 @@ impl Watch {
         present.take_roles(noise);
     }
 
-    /// How the rank's last steps went.
+    /// The pace of the rank's last steps.
     pub fn pace(&self, rank: Rank) -> Pace {
         let Some(present) = &self.now else { return Pace::default() };
         let Ok(index) = present.ranks.binary_search(&rank) else { return Pace::default() };
         present.paces.pace(index, present.stragglers.last_scores(index as u32, LAST))
     }
 
-    /// The last step of this attempt of which it is known that no replica had differed until then: what was saved up to it can be
-    /// gone back to. None where neither digests nor checkpoints can be compared.
+    /// The last step of this attempt up to which no replica is known to have differed: a restart can return to what
+    /// was saved up to it. `None` if neither digests nor checkpoints can be compared.
     pub fn vouched(&self) -> Option<u64> {
         self.now.as_ref()?.numbers.vouched()
     }
 
-    /// Takes in what all ranks saved of a step, by rank the checksums of its shard's chunks; what it brings to light is returned.
+    /// Records what all ranks saved of a step, by rank the checksums of its shard's chunks. Returns new findings.
     pub fn saved(&mut self, step: u64, shards: &[(Rank, Vec<u64>)]) -> Vec<Finding> {
         let Some(present) = &mut self.now else { return Vec::new() };
         if shards.iter().map(|(rank, _)| *rank).ne(present.ranks.iter().copied()) {
@@ -228,7 +228,7 @@ impl Watch {
         found
     }
 
-    /// Takes in steps that a rank completed; what they bring to light is returned.
+    /// Records steps that a rank completed. Returns new findings.
     pub fn steps(&mut self, rank: Rank, done: &[StepDone]) -> Vec<Finding> {
         let mut found = Vec::new();
         for step in done {
@@ -260,15 +260,15 @@ impl Present {
         }
     }
 
-    /// The oldest step, if nobody is waited for any longer.
+    /// The oldest step, if no rank is waited for any longer.
     fn next_row(&mut self) -> Option<(u64, Vec<Reported>)> {
         let oldest = self.steps.first_entry()?;
         let step = *oldest.key();
         let whole = oldest.get().done == oldest.get().by_rank.len();
-        // Most ranks: a single one that counts from elsewhere must not hurry the others.
+        // Most ranks: a single rank that counts from elsewhere must not rush the others.
         let ahead = |newest: &&Option<u64>| newest.is_some_and(|newest| newest >= step + PASSED_BY);
         let passed_by = || self.newest.iter().filter(ahead).count() * 2 > self.newest.len();
-        // Reports are many: ranks are only counted if one of them is that far.
+        // Reports are frequent: count the ranks only if one of them is that far.
         if !whole && (self.furthest < step + PASSED_BY || !passed_by()) {
             return None;
         }
@@ -276,7 +276,7 @@ impl Present {
         self.steps.pop_first().map(|(step, row)| (step, row.by_rank))
     }
 
-    /// Compares ranks by what they said they are, once all have.
+    /// Compares ranks by their declared roles, once all have one.
     fn take_roles(&mut self, noise: Option<f32>) {
         let Some(roles) = self.roles.iter().cloned().collect::<Option<Vec<_>>>() else { return };
         let kinds: BTreeSet<&(String, Option<u32>)> = roles.iter().collect();
@@ -320,7 +320,7 @@ impl Present {
         self.report(step, sick, attempt, reported, found);
     }
 
-    /// Makes findings of what is sick, and of what no longer is.
+    /// Creates findings for what is faulty, and for what no longer is.
     fn report(
         &mut self,
         step: u64,
@@ -347,7 +347,7 @@ impl Present {
         }
     }
 
-    /// Who makes the job slow.
+    /// Finds what makes the job slow.
     #[expect(clippy::too_many_arguments, reason = "a part of the judgement of one step")]
     fn pace_of(
         &mut self,
@@ -380,8 +380,8 @@ impl Present {
         found.extend(link.inspect(|finding| *reported = (*reported).max(finding.finding)));
     }
 
-    /// Looks whether the first steps tell that ranks have different work by design. From then on they are compared within
-    /// their stage; the steps so far are judged anew.
+    /// Checks whether the first steps show that ranks have different work by design. From then on they are compared
+    /// within their stage, and the steps so far are judged again.
     fn learn_peers(&mut self, step: u64, self_times: &[f32]) {
         let Some((steps, rows)) = &mut self.learning else { return };
         steps.push(step);
@@ -390,7 +390,7 @@ impl Present {
         if let Some(stages) = stages {
             self.stragglers = straggler::Judge::new(of_stages(&stages), Limits::default());
             self.stages = stages;
-            // The newest is judged by the caller.
+            // The caller judges the newest step.
             let before = rows.len() - 1;
             for (step, self_times) in steps.iter().zip(rows.iter()).take(before) {
                 let row = Row { step: *step, self_times, waits: &[], took: f32::NAN };
@@ -439,7 +439,7 @@ impl Reported {
         let seconds = |ns: u64| (ns as f64 / 1e9) as f32;
         let took = done.end.since(done.start).0;
         let spent = done.spent;
-        // A first step began with imports and setup: its length says nothing of training.
+        // A first step includes imports and setup: its length does not represent training.
         let usable = !done.first;
         let without = took.saturating_sub(spent.wait_ns).saturating_sub(spent.pause_ns);
         Reported {
@@ -463,7 +463,7 @@ fn of_stages(stages: &[u32]) -> Peers {
     Peers::new(stages.iter().map(role).collect())
 }
 
-/// Self times by what sections are named; none if none tells of it. All ranks are measured alike.
+/// Self times by section names. `None` if no section has any. All ranks are measured alike.
 fn self_times(row: &[Reported]) -> Option<Vec<f32>> {
     let known = |seconds: fn(&Reported) -> f32| -> Vec<f32> {
         row.iter().map(|reported| if reported.done { seconds(reported) } else { f32::NAN }).collect()

@@ -1,11 +1,11 @@
-//! How a job's ranks share the model, as far as its command line says.
+//! How a job's ranks share the model, according to its command line.
 
 /// Sizes of tensor and pipeline parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Ranks that share a layer.
     pub tensor: u32,
-    /// Stages.
+    /// The number of pipeline stages.
     pub pipeline: u32,
 }
 
@@ -15,13 +15,13 @@ const PIPELINE: &[&str] =
     &["pipeline-model-parallel-size", "pipeline-parallel-size", "parallelism.pipeline-parallel-degree", "pp"];
 
 impl Layout {
-    /// Reads the options of Megatron-LM, torchtitan and their like. What is not said is 1.
+    /// Reads the options of Megatron-LM, torchtitan and similar programs. The default is 1.
     pub fn of_command(command: &[String]) -> Layout {
         Layout { tensor: option(command, TENSOR), pipeline: option(command, PIPELINE) }
     }
 
-    /// The stage of a rank; none if there is one stage only, or the sizes do not fit the job. Stages are the outermost
-    /// order of ranks, as in Megatron-LM.
+    /// The stage of a rank. `None` if there is only one stage, or if the sizes do not fit the job. Stages are the
+    /// outermost dimension of the rank order, as in Megatron-LM.
     pub fn stage(self, rank: u32, world_size: u32) -> Option<u32> {
         let fits = self.pipeline > 1 && world_size.is_multiple_of(self.pipeline.max(1));
         fits.then(|| rank / (world_size / self.pipeline).max(1))
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_or_does_not_fit_is_one_stage() {
+    fn missing_or_unfitting_options_mean_one_stage() {
         assert_eq!(of("train.py --pp many").stage(3, 8), None);
         assert_eq!(of("train.py --pp 0 --tp=x"), Layout { tensor: 1, pipeline: 1 });
         assert_eq!(of("train.py --pp 3").stage(3, 8), None);

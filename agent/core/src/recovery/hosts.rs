@@ -1,21 +1,23 @@
-//! Several hosts that run one job. One launcher leads: it runs [`Job`](crate::recovery::job::Job) over the ranks of all hosts. The
-//! others report what they see and carry out commands.
+//! A job on several hosts. One launcher leads: it runs [`Job`](crate::recovery::job::Job) over the ranks of all
+//! hosts. The others report what they see and carry out commands.
 //!
-//! - `wire`: what launchers send each other.
+//! - `wire`: the messages between launchers.
 //! - `sequence`: messages are numbered, acknowledged, and sent again after a reconnection; each takes effect once.
-//! - `round`: who gets which ranks.
-//! - `lead`: the launcher that leads, with a `link` to each follower; `recent` and `predecessor` are about the journal that it sends.
-//! - `follow`: a launcher that follows it.
-//! - `resize`: with how many hosts the job goes on when one is lost or comes back.
-//! - `hands`: which orders a launcher carries out that come late.
+//! - `round`: which host gets which ranks.
+//! - `lead`: the launcher that leads, with a `link` to each follower; `recent` and `predecessor` concern the journal
+//!   that it sends.
+//! - `follow`: a launcher that follows the leader.
+//! - `resize`: how many hosts the job continues with when one is lost or returns.
+//! - `hands`: which late orders a launcher carries out.
 //! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
-//! - `suspicion`: how sure it is that a host which says nothing will say nothing more.
+//! - `suspicion`: the confidence that a silent host stays silent.
 //! - `electors`: whether the followers miss their leader.
 //! - `lost`: when a host is lost, by what its leader and others see of it.
-//! - `record`: what a leader keeps in the store for the next one.
-//! - `succession`: what news of the leader mean for a launcher.
-//! - `clock`: times of a follower on the leader's clock.
-//! - `cluster_environment`: how many hosts, which is this and where they meet, by the variables of Slurm, MPI and Kubernetes.
+//! - `record`: what a leader stores for the next one.
+//! - `succession`: how a launcher reacts to news about the leader.
+//! - `clock`: converts times between a follower's clock and the leader's.
+//! - `cluster_environment`: the number of hosts, the number of this host and the endpoint, from the variables of
+//!   Slurm, MPI and Kubernetes.
 
 pub mod clock;
 pub mod cluster_environment;

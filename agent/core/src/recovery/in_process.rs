@@ -1,7 +1,7 @@
-//! Rounds of ranks that stay in their processes: who stands where, and what is said to whom.
+//! Rounds of ranks that keep their processes: the state of each rank, and the messages to and from it.
 //!
-//! A round is an attempt, and its number is the round's epoch. Each word carries the epoch that it is about; what speaks
-//! of another one comes from a rank that is late, and is passed over.
+//! A round is an attempt, and its number is the round's epoch. Each message carries the epoch that it is about. A
+//! message of another epoch comes from a late rank and is ignored.
 //!
 //! ```text
 //!          hello                    leave                     ready
@@ -22,36 +22,36 @@ use crate::model::entry::Note;
 /// A longer line of a rank ends its connection.
 pub const LONGEST_LINE: usize = 1 << 20;
 
-/// What a rank says; a line of JSON.
+/// A message from a rank; a line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub enum Word {
-    /// Its function begins.
+    /// Its function starts.
     Hello {
         /// The round that it takes part in.
         epoch: u32,
     },
     /// Its function raised.
     Raised {
-        /// In which round.
+        /// The round.
         epoch: u32,
         /// When, on the host's monotonic clock in nanoseconds.
         at: u64,
-        /// Type of the exception with its module.
+        /// The type of the exception, with its module.
         exception: String,
         /// Its message.
         message: String,
         /// Its traceback.
         traceback: String,
     },
-    /// It has left the round, cleaned up, and waits for the next.
+    /// It has left the round, cleaned up, and waits for the next one.
     Ready {
         /// The round that it left.
         epoch: u32,
     },
-    /// Its function has returned; it waits for the others to be done.
+    /// Its function has returned. It waits for the others to finish.
     Done {
-        /// In which round.
+        /// The round.
         epoch: u32,
     },
 }
@@ -60,7 +60,7 @@ impl Word {
     /// Reads a line.
     ///
     /// # Errors
-    /// It is none of these words.
+    /// The line is not one of these messages.
     pub fn read(line: &[u8]) -> Result<Word, serde_json::Error> {
         serde_json::from_slice(line)
     }
@@ -76,32 +76,32 @@ impl Word {
     }
 }
 
-/// What is said to a rank; a line of JSON.
+/// A message to a rank; a line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum Call {
-    /// Leave the round, clean up, and say when ready.
+    /// Leave the round, clean up, and reply when ready.
     Leave {
-        /// Which round.
+        /// The round to leave.
         epoch: u32,
     },
-    /// Begin the next round.
+    /// Start the next round.
     Go {
-        /// The round that begins.
+        /// The round that starts.
         epoch: u32,
         /// Variables of the environment to set.
         environment: BTreeMap<String, String>,
     },
     /// All are done: return from the function.
     Finished {
-        /// Which round.
+        /// The round.
         epoch: u32,
     },
-    /// Bring about a fault, for a drill; said on a socket of its own, in jobs that opted in.
+    /// Inject a fault, for a drill. Sent on a separate socket, in jobs that opted in.
     Inject {
-        /// Which.
+        /// The fault.
         fault: String,
-        /// How much of it, for those that have a measure.
+        /// The amount, for faults that have one.
         percent: u32,
     },
 }
@@ -109,21 +109,21 @@ pub enum Call {
 impl Call {
     /// The line to send.
     pub fn line(&self) -> String {
-        // Strings, numbers and a map with string keys: nothing in it that JSON could not hold.
+        // Strings, numbers and a map with string keys: serialization to JSON cannot fail.
         let text = serde_json::to_string(self).unwrap_or_default();
         text + "\n"
     }
 }
 
-/// Where a rank stands in the round.
+/// The state of a rank in the round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RoundState {
-    /// It has not said hello: on its way, or a program without restartable function.
+    /// It has not connected: it is starting, or its program has no restartable function.
     #[default]
     Coming,
     /// In its function.
     Inside,
-    /// It was told to leave.
+    /// It was asked to leave.
     Leaving,
     /// Out of the round, waiting for the next.
     Ready,
@@ -133,18 +133,18 @@ pub enum RoundState {
     Gone,
 }
 
-/// What comes of a word.
+/// The result of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Received {
-    /// Nothing to be done.
+    /// Nothing to do.
     Noted,
-    /// It is about a round that is over, or fits no place where the rank could stand.
+    /// It is about a round that is over, or does not fit the state of the rank.
     PassedOver,
-    /// The rank came while the others leave: it is to be told the same.
+    /// The rank joined while the others leave: ask it to leave too.
     Late,
     /// The rank raised.
     Raised(Note),
-    /// All ranks are done: these are to be told.
+    /// All ranks are done: notify these.
     AllDone(Vec<Rank>),
 }
 
@@ -157,7 +157,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// A round of these ranks begins.
+    /// Starts a round of these ranks.
     pub fn begin(epoch: Attempt, ranks: impl IntoIterator<Item = Rank>) -> Round {
         let standing = ranks.into_iter().map(|rank| (rank, RoundState::Coming)).collect();
         Round { epoch, standing, gathering: false }
@@ -168,7 +168,7 @@ impl Round {
         self.epoch
     }
 
-    /// Where a rank stands.
+    /// The state of a rank.
     pub fn standing(&self, rank: Rank) -> Option<RoundState> {
         self.standing.get(&rank).copied()
     }
@@ -181,7 +181,7 @@ impl Round {
         self.standing.values().any(inside)
     }
 
-    /// Begins to gather the ranks; who is to be told to leave.
+    /// Starts to gather the ranks. Returns those to ask to leave.
     pub fn gather(&mut self) -> Vec<Rank> {
         self.gathering = true;
         let mut reported = Vec::new();
@@ -194,7 +194,7 @@ impl Round {
         reported
     }
 
-    /// Its ranks do not go on in their processes: nothing is gathered any more.
+    /// Its ranks do not continue in their processes: stops gathering.
     pub fn dissolve(&mut self) {
         self.standing.clear();
         self.gathering = false;
@@ -205,12 +205,12 @@ impl Round {
         self.gathering
     }
 
-    /// Whether every rank is out of the round: it waits, or it is gone.
+    /// Whether every rank has left the round: it waits, or its process has ended.
     pub fn is_gathered(&self) -> bool {
         self.gathering && self.missing().is_empty()
     }
 
-    /// Ranks that have still to leave.
+    /// Ranks that still have to leave.
     pub fn missing(&self) -> Vec<Rank> {
         self.with(|standing| !matches!(standing, RoundState::Ready | RoundState::Gone))
     }
@@ -220,7 +220,7 @@ impl Round {
         self.with(|standing| standing == RoundState::Ready)
     }
 
-    /// A rank's process is gone. Ranks that only waited for it to be done are named.
+    /// A rank's process has ended. Returns the ranks to notify, if all others were only waiting for it.
     pub fn gone(&mut self, rank: Rank) -> Vec<Rank> {
         if let Some(standing) = self.standing.get_mut(&rank) {
             *standing = RoundState::Gone;
@@ -228,7 +228,7 @@ impl Round {
         self.all_done()
     }
 
-    /// Takes in what a rank said.
+    /// Handles a message from a rank.
     pub fn receive(&mut self, rank: Rank, word: Word) -> Received {
         let (epoch, gathering) = (self.epoch, self.gathering);
         let Some(standing) = self.standing.get_mut(&rank) else { return Received::PassedOver };
@@ -236,7 +236,7 @@ impl Round {
             return Received::PassedOver;
         }
         match word {
-            // One that comes while the others leave is to turn round at once.
+            // A rank that joins while the others leave must leave at once.
             Word::Hello { .. } if gathering => {
                 *standing = RoundState::Leaving;
                 return Received::Late;
@@ -263,8 +263,8 @@ impl Round {
         Received::Noted
     }
 
-    /// Those to be told that all are done: every other one is too, or its process has ended. One that has not come yet may
-    /// still fail, and wants the others back then.
+    /// The ranks to notify that all are done. Empty unless every rank is done or its process has ended. A rank that
+    /// has not connected yet may still fail, and then needs the others again.
     fn all_done(&self) -> Vec<Rank> {
         let over = |standing: &RoundState| matches!(standing, RoundState::Done | RoundState::Gone);
         if self.gathering || !self.standing.values().all(over) {
@@ -278,11 +278,11 @@ impl Round {
     }
 }
 
-/// Errors after which the process is no good any more, whatever is done in it: a CUDA context does not recover.
+/// After these errors a process cannot be used any more, whatever is done in it: a CUDA context does not recover.
 const SPOILT: [&str; 5] =
     ["CUDA error", "CUDNN_STATUS_", "CUBLAS_STATUS_", "device-side assert", "ncclUnhandledCudaError"];
 
-/// Whether a rank that raised this can go on in its process.
+/// Whether a rank that raised this exception can continue in its process.
 pub fn is_fit(note: &Note) -> bool {
     !SPOILT.iter().any(|words| note.message.contains(words))
 }
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_are_inside_are_told_to_leave_and_are_waited_for() {
+    fn all_ranks_inside_are_asked_to_leave_and_are_waited_for() {
         let mut round = round(3);
         assert!(
             matches!(round.receive(Rank(1), raised(EPOCH, "lost")), Received::Raised(note) if note.at == Mono(7))
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_another_round_change_nothing() {
+    fn messages_of_another_round_are_ignored() {
         let mut round = round(2);
         for epoch in [EPOCH - 1, EPOCH + 1] {
             for word in
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_comes_while_the_others_leave_is_told_the_same() {
+    fn a_rank_that_joins_while_the_others_leave_is_asked_to_leave() {
         let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
         assert!(!round.can_gather());
         round.receive(Rank(0), Word::Hello { epoch: EPOCH });
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_done_waits_for_those_that_have_not_come_yet() {
+    fn a_done_rank_waits_for_those_that_have_not_joined_yet() {
         let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
         round.receive(Rank(1), Word::Hello { epoch: EPOCH });
         assert_eq!(round.receive(Rank(1), Word::Done { epoch: EPOCH }), Received::Noted);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_returns_before_all_are_done_and_one_that_is_done_is_called_back() {
+    fn no_rank_returns_before_all_are_done_and_a_done_rank_is_called_back() {
         let mut round = round(3);
         assert_eq!(round.receive(Rank(0), Word::Done { epoch: EPOCH }), Received::Noted);
         let mut other = round.clone();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_done_rank_is_told_last_of_all_by_the_last() {
+    fn the_last_done_rank_notifies_all() {
         let mut round = round(2);
         round.receive(Rank(1), Word::Done { epoch: EPOCH });
         let received = round.receive(Rank(0), Word::Done { epoch: EPOCH });
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spoilt_process_does_not_go_on_and_any_other_does() {
+    fn a_process_with_a_broken_cuda_context_does_not_continue_and_any_other_does() {
         let note = |message: &str| Note { message: message.to_owned(), ..Note::default() };
         assert!(!is_fit(&note("CUDA error: an illegal memory access was encountered")));
         assert!(!is_fit(&note("CUDA error: device-side assert triggered")));
@@ -409,8 +409,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is said in whatever order: a rank that waits or is gone stays so, and a rank is told that all are
-        /// done only if none is still at work.
+        /// For any messages in any order: a rank that waits or has ended stays so, and ranks are notified that all
+        /// are done only if none still works.
         #[test]
         fn a_rank_leaves_a_round_once(words in proptest::collection::vec((0u32..3, any_word(), 0..12), 0..60)) {
             let mut round = Round::begin(Attempt(EPOCH), (0..3).map(Rank));

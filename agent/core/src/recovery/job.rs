@@ -11,12 +11,12 @@
 //!                                       └──────────► Ended ◄───────────┘
 //! ```
 //!
-//! What a person ordered to be restarted is asked of the host in the same way and judged by nobody (`Ordered`).
+//! A restart that a person ordered asks the host in the same way, without a verdict (`Ordered`).
 //!
-//! Ranks that wait in their processes (`core::rounds`) go on in the next attempt, or are dismissed (`Stopping` once more)
-//! before all ranks are started or the job ends.
+//! Ranks that wait in their processes (`core::rounds`) continue in the next attempt, or are dismissed (`Stopping`
+//! again) before all ranks are started or the job ends.
 //!
-//! Total: an input that does not fit the state is recorded and changes nothing else.
+//! Total: an input that does not fit the state is only recorded.
 
 mod asking;
 mod awaited;
@@ -71,24 +71,24 @@ enum Phase {
     Starting,
     Running,
     Stopping(StopWhy),
-    /// A failure is judged; the agent is asked, or the host is waited for.
+    /// A failure is being judged: the agent is asked, or the job waits for the host.
     Judging {
         exit: i32,
     },
-    /// A restart is ordered; the agent is asked, or the host is waited for.
+    /// A restart was ordered: the agent is asked, or the job waits for the host.
     Ordered(Ordered),
-    /// A restart is decided and held back.
+    /// A restart is decided and delayed.
     HeldBack {
         until: Mono,
     },
     Ended,
 }
 
-/// What is known of a rank in the current attempt.
+/// The state of a rank in the current attempt.
 #[derive(Clone, Debug, Default)]
 struct RankState {
     connected: bool,
-    /// When the kernel began to take it apart, where that was seen.
+    /// When the kernel started to tear down its process, if that was seen.
     ending_at: Option<Mono>,
     end: RankEnd,
     first: Option<StepDone>,
@@ -106,12 +106,12 @@ pub struct Job {
     attempt: Attempt,
     ranks: BTreeMap<Rank, RankState>,
     asked: Asked,
-    /// Ranks that sent heartbeats in this or an earlier attempt: after a restart all of them are waited for.
+    /// Ranks that sent heartbeats in this or an earlier attempt. After a restart the job waits for all of them.
     beating: BTreeSet<Rank>,
-    /// The rank of this attempt whose steps are booked: the first that completed one.
+    /// The rank of this attempt whose steps are accounted: the first that completed one.
     lead: Option<Rank>,
     stop_requested: Option<i32>,
-    /// A hang of this attempt, with what was found at the ranks.
+    /// A hang of this attempt, with the evidence from the ranks.
     hang: Option<(Box<Hang>, Vec<String>)>,
     out_of_memory_kills: u64,
     attempt_began: Mono,
@@ -119,36 +119,38 @@ pub struct Job {
     last_progress: Mono,
     incidents: Vec<IncidentTimes>,
     past: Vec<PastFailure>,
-    /// Looks at what the ranks tell of their steps.
+    /// Watches the step times of the ranks.
     watch: Watch,
-    /// The hosts with the numbers of their ranks, for people; empty if there is one.
+    /// The hosts with the numbers of their ranks, for messages; empty if there is one host.
     places: Vec<(RangeInclusive<u32>, String)>,
-    /// What it found in this attempt and is not over.
+    /// Findings of this attempt that are not over.
     standing: Vec<Finding>,
     pending: Option<Pending>,
-    /// The failure that was decided on last, where what is heard of it later may change what it is taken for.
+    /// The last failure with a decision, if later host evidence may change its verdict.
     decided: Option<Decided>,
-    /// Ranks lost a peer, and it is not seen yet which: when that began, and until when the peer's own end is waited for.
+    /// Set while ranks have lost a peer that is not identified yet: since when, and until when the job waits for the
+    /// peer's end.
     lost_peer: Option<LostPeer>,
     /// Ranks that have left the last attempt and wait in their processes.
     waiting: Vec<Rank>,
-    /// How the next attempt begins.
+    /// The rung that starts the next attempt.
     rung: Rung,
-    /// What is done once those that waited are gone.
+    /// What to do once the waiting ranks have ended.
     afterwards: Option<Afterwards>,
     /// The longest that a start of all or some ranks took until all had completed a step.
     longest_start: Option<Span>,
-    /// When the restart under way is given up, if it has not brought a step by then.
+    /// When the restart in progress is abandoned if it has not completed a step.
     restart_until: Option<(Mono, Overdue)>,
-    /// The restart that was.
+    /// The restart that was abandoned.
     overdue: Option<Overdue>,
-    /// What the launcher last saw held that the next ranks need.
+    /// Resources that the next ranks need and that the launcher last saw in use.
     held: Vec<String>,
     /// When a step was last completed, in any attempt.
     last_step: Option<Mono>,
-    /// The newest step that all ranks have saved and sealed in any attempt; and the same when this attempt began.
+    /// The newest step that all ranks have saved and sealed in any attempt; and the same at the start of this
+    /// attempt.
     saved: (Option<u64>, Option<u64>),
-    /// What earlier runs learned of rungs.
+    /// What earlier runs learned about rungs.
     earlier: Vec<Experience>,
     ledger: Ledger,
     saving: Saving,
@@ -156,7 +158,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Begins a job: records it and orders the first start.
+    /// Starts a job: records it and orders the first start.
     pub fn begin(at: Mono, spec: JobSpec, policy: impl Into<Settings>, out: &mut Vec<Output>) -> Job {
         out.push(Output::Record(Body::Fact(Fact::JobStarted(spec.clone()))));
         let earlier = spec.earlier.clone();
@@ -201,7 +203,7 @@ impl Job {
         }
     }
 
-    /// Takes in which hosts have which ranks from the next attempt on, in the order of their node ranks.
+    /// Sets which hosts have which ranks from the next attempt on, in the order of their node ranks.
     pub fn on_hosts(&mut self, hosts: impl Iterator<Item = (String, RangeInclusive<u32>)>) {
         let (mut names, mut of) = (Vec::new(), BTreeMap::new());
         self.places.clear();
@@ -213,15 +215,15 @@ impl Job {
         self.watch.set_hosts(names, of);
     }
 
-    /// The next attempt has so many ranks.
+    /// Sets the number of ranks of the next attempt.
     fn world_changed(&mut self, ranks: u32) {
         self.spec.world_size = ranks;
         self.watch.set_ranks(ranks);
-        // Ranks that are no more are not waited for.
+        // Ranks that no longer exist are not waited for.
         self.beating.retain(|rank| rank.0 < ranks);
     }
 
-    /// Says on which host a failure began, where there are several.
+    /// Adds the host where a failure started, if there are several.
     pub(super) fn locate(&self, verdict: &mut Verdict) {
         let Some(culprit) = verdict.culprit else { return };
         if let Some((_, host)) = self.places.iter().find(|(ranks, _)| ranks.contains(&culprit.0)) {
@@ -229,12 +231,12 @@ impl Job {
         }
     }
 
-    /// Has this policy decide before the built-in one does.
+    /// Adds a policy that decides before the built-in one.
     pub fn advised_by(&mut self, advisor: Arc<dyn Advisor>) {
         self.advisor = Some(advisor);
     }
 
-    /// Takes in the next input; what is to be recorded and done is appended to `out`, in order.
+    /// Handles the next input. Appends the records and orders to `out`, in order.
     pub fn step(&mut self, at: Mono, input: Input, out: &mut Vec<Output>) {
         match input {
             Input::Fact(fact) => {
@@ -248,7 +250,7 @@ impl Job {
                 self.watch.set_role(rank, role, stage);
             }
             Input::Saved { attempt, step, shards } => {
-                // Also what was sealed when its attempt was over already.
+                // Counts even if its attempt was already over when it was sealed.
                 self.saved.0 = self.saved.0.max(Some(step));
                 if attempt == self.attempt {
                     let found = self.watch.saved(step, &shards);
@@ -269,7 +271,7 @@ impl Job {
         }
     }
 
-    /// How the job went, or goes: complete once it has ended.
+    /// The summary of the job so far; complete once the job has ended.
     pub fn summary(&self, at: Mono) -> Summary {
         let (exit, reason, at) = match &self.end {
             Some((exit, reason, ended)) => (*exit, reason.clone(), *ended),
@@ -319,7 +321,7 @@ impl Job {
                 let fault_at = note.at;
                 if let Some(state) = self.ranks.get_mut(&rank) {
                     state.end.detected_at.get_or_insert(at);
-                    // A rank may raise again while it cleans up: what came first is what it failed of.
+                    // A rank may raise again while it cleans up. The first exception is the cause.
                     if state.end.note.is_none() {
                         (state.end.note, state.end.data) = (Some(note), data);
                     }
@@ -356,7 +358,7 @@ impl Job {
                     state.end.data = state.end.data.or(data);
                     (state.end.stderr_tail, state.end.stdout_tail) = (stderr_tail, stdout_tail);
                     (state.end.stderr_times, state.end.stdout_times) = (stderr_times, stdout_times);
-                    // Without the client, what it printed is the only note that it lost a peer.
+                    // Without the client, its output is the only sign that it lost a peer.
                     state.end = std::mem::take(&mut state.end).with_last_words();
                 }
                 if !status.is_success() {
@@ -381,7 +383,7 @@ impl Job {
             Fact::WorldChanged { attempt, now, .. } if attempt == self.attempt => self.world_changed(now),
             Fact::RanksHung { attempt, hang, acts } if attempt == self.attempt => {
                 if self.phase == Phase::Running && self.hang.is_none() {
-                    // Whoever only wants to be told wants to know what the ranks were at all the same.
+                    // If hangs are only reported, the user still wants to see what the ranks were doing.
                     out.push(Output::Order(Order::TakeEvidence(attempt)));
                     self.hang = acts.then(|| (hang, Vec::new()));
                 }
@@ -404,7 +406,7 @@ impl Job {
                 }
             }
             Fact::AttemptEnded { attempt, waiting, .. } if attempt == self.attempt => {
-                // A journal that is replayed does not have the time at which the wait was over.
+                // A replayed journal does not have the time at which the wait ended.
                 self.lost_peer_is_known(at, out);
                 self.attempt_ended(at, waiting, out);
             }
@@ -413,7 +415,7 @@ impl Job {
             Fact::OutOfMemoryKills { count } => {
                 self.out_of_memory_kills = self.out_of_memory_kills.saturating_add(count);
             }
-            // Facts of attempts that are over, and those that only readers want.
+            // Facts of attempts that are over, and facts that only readers need.
             Fact::RankConnected { .. }
             | Fact::RankRaised { .. }
             | Fact::RankEnding { .. }
@@ -446,7 +448,7 @@ impl Job {
         }
     }
 
-    /// A rank failed: the fault is booked and the others are stopped, once per attempt.
+    /// A rank failed: accounts the fault and stops the others, once per attempt.
     fn failure(&mut self, at: Mono, fault_at: Mono, out: &mut Vec<Output>) {
         if self.phase != Phase::Running {
             return;
@@ -490,7 +492,7 @@ impl Job {
         }
     }
 
-    /// Takes in what earlier runs of the job learned.
+    /// Loads what earlier runs of the job learned.
     pub fn recall(&mut self, learned: &Learned) {
         self.watch.recall(learned);
         self.earlier.clone_from(&learned.rungs);
@@ -503,17 +505,17 @@ impl Job {
         learned.rungs = policy::experiences(&self.earlier, &self.past, failed_again);
     }
 
-    /// How a rank's last steps went beside its peers'.
+    /// The pace of a rank's last steps compared with its peers'.
     pub fn pace(&self, rank: Rank) -> Pace {
         self.watch.pace(rank)
     }
 
-    /// The last step of this attempt of which it is known that no replica had differed until then.
+    /// The last step of this attempt up to which no replica is known to have differed.
     pub fn vouched(&self) -> Option<u64> {
         self.watch.vouched()
     }
 
-    /// What the job runs.
+    /// The specification of the job.
     pub fn spec(&self) -> &JobSpec {
         &self.spec
     }

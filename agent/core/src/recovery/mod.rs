@@ -1,4 +1,4 @@
-//! What is done about a failure: the job's state machine, the policy, restarts in process.
+//! Recovery from failures: the job's state machine, the policy, in-process restarts.
 
 pub mod hosts;
 pub mod in_process;

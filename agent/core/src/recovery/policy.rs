@@ -1,13 +1,13 @@
 //! From verdict to decision: a pure function of the verdict, the history, and the state of the job, its host and the
-//! spares. `docs/reference/policy.md` says it in words; whatever takes its place one day gets the same and returns the same.
+//! spares. `docs/reference/policy.md` describes it. Any replacement has the same inputs and outputs.
 //!
-//! In this order, the first that applies:
+//! The first rule that applies decides:
 //!
-//! 1. Ranks that cannot be started, a program that fails by itself, the same error at the same step, here or on another host: a person
-//!    has to act; where it may be this host, another one is tried first.
+//! 1. Ranks that cannot be started, a program that fails by itself, the same error at the same step, here or on
+//!    another host: a person has to act. If this host may be at fault, another one is tried first.
 //! 2. The budgets: of all restarts, of restarts for this kind of cause, of restarts in a row without progress.
-//! 3. A host that is not ready is waited for; one that is not fit, or not ready in time, is left.
-//! 4. The rung that is expected to bring the job back soonest, after a wait if the ones before brought nothing.
+//! 3. The job waits for a host that is not ready. It leaves a host that is not fit, or not ready in time.
+//! 4. The rung that is expected to restore the job soonest, after a delay if the ones before did not help.
 
 mod advice;
 mod advisor;
@@ -35,28 +35,28 @@ use crate::failure::repeats::SeenBefore;
 use crate::hang::HangKind;
 use crate::model::verdict::{Action, Cause, FaultDomain, Verdict};
 
-/// What the policy goes by: data only, and all of it.
+/// The complete input of the policy, as plain data.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The verdict to decide on.
     pub verdict: &'a Verdict,
-    /// All earlier failures of the job, oldest first; each was followed by a restart.
+    /// All earlier failures of the job, oldest first. A restart followed each.
     pub past: &'a [PastFailure],
-    /// What earlier runs of the job learned of rungs.
+    /// What earlier runs of the job learned about rungs.
     pub earlier: &'a [Experience],
     /// The job.
     pub job: JobState,
     /// The host.
     pub host: Host<'a>,
-    /// Earlier failures of the same kind, here and on other hosts; none where nobody knows of any.
+    /// Earlier failures of the same kind, here and on other hosts. `None` if there is no record of any.
     pub seen: Option<&'a SeenBefore>,
-    /// Hosts that could take this one's place.
+    /// The number of hosts that could replace this one.
     pub spares: u32,
     /// The time of the decision.
     pub now: Mono,
 }
 
-/// The job as it stands at its failure.
+/// The state of the job at its failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobState {
     /// The exit status of the culprit as a shell reports it.
@@ -65,36 +65,36 @@ pub struct JobState {
     pub lived: Span,
     /// The newest step that the job has reached in any attempt.
     pub reached: Option<u64>,
-    /// The newest step of which it is known that a restart goes back to it, or to a later one; none where that is not known.
+    /// The newest step that a restart is known to return to or exceed. `None` if unknown.
     pub committed: Option<u64>,
-    /// Its ranks on this host.
+    /// The number of its ranks on this host.
     pub ranks: u32,
-    /// So many of them have left the attempt and wait in their processes.
+    /// How many of them have left the attempt and wait in their processes.
     pub waiting: u32,
 }
 
-/// What is to be done.
+/// A decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The rung, or waiting.
     pub action: Action,
-    /// How long it is held back.
+    /// How long the action is delayed.
     pub after: Span,
-    /// Why, in plain words.
+    /// The reason, as a sentence.
     pub why: String,
 }
 
-/// Decides; and says why in plain words.
+/// Decides, with a reason.
 pub fn decide(settings: &Settings, case: Case<'_>) -> Choice {
     unless_dry(settings, case, usual(settings, case))
 }
 
-/// What the built-in policy does, dry run or not.
+/// The decision of the built-in policy, without regard to a dry run.
 fn usual(settings: &Settings, case: Case<'_>) -> Choice {
     stop(settings, case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case))
 }
 
-/// In a dry run the job ends instead, and it is said what would be done.
+/// In a dry run the job ends instead, and the reason states what would be done.
 fn unless_dry(settings: &Settings, case: Case<'_>, choice: Choice) -> Choice {
     if !settings.dry_run || matches!(choice.action, Action::Stop { .. }) {
         return choice;
@@ -103,7 +103,7 @@ fn unless_dry(settings: &Settings, case: Case<'_>, choice: Choice) -> Choice {
     at_once(Action::Stop { exit: case.job.exit }, format!("dry run; it would be {would}: {}", choice.why))
 }
 
-/// What only a person can mend.
+/// Failures that only a person can fix.
 fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let stop = |why: String| Some(at_once(Action::Stop { exit: case.job.exit }, why));
     if case.verdict.cause == Cause::StartFailed {
@@ -151,11 +151,12 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     stop(format!("the same {what} came again{at}: a restart would only fail again"))
 }
 
-/// How sure a verdict must be of the user's fault to stop a job that came to it twice without a try on another host.
+/// The confidence in the user's fault from which a job that failed twice in the same way stops without a try on
+/// another host.
 const SURE_WITHOUT_RETRY: f64 = 0.92;
 
-/// The other hosts on which the same program raised the same at the same place before this run began, where that is taken for the
-/// program's fault or that of what it stands on.
+/// The other hosts on which the same program raised the same exception at the same place before this run started, if
+/// the program or its software stack is considered at fault.
 fn confirmed_on(case: Case<'_>) -> String {
     let raised = matches!(case.verdict.cause, Cause::Exception { .. });
     let moves_with_it = matches!(case.verdict.domain, FaultDomain::User | FaultDomain::Platform);
@@ -164,8 +165,9 @@ fn confirmed_on(case: Case<'_>) -> String {
     hosts.join(", ")
 }
 
-/// Whether one try on another host is worth more than to end here: this host may be at fault, agents of others hear of it, so that
-/// the next one stops if it fails there, and this program has come to it in no earlier run and on no other host.
+/// Whether one try on another host is worth more than to end here: this host may be at fault, other agents share the
+/// record, so that the next host stops if it fails there, and this program has failed like this in no earlier run and
+/// on no other host.
 fn another_host_tells(case: Case<'_>) -> bool {
     let verdict = case.verdict;
     let in_doubt = match verdict.domain {
@@ -178,11 +180,11 @@ fn another_host_tells(case: Case<'_>) -> bool {
     in_doubt && raised && case.seen.is_some_and(|seen| seen.answered_by > 0 && new(seen))
 }
 
-/// Restarts in a row that may bring nothing, whatever their causes. After NVRx's restart agent, as [`confirmed`].
+/// The most restarts in a row without progress, for any causes. After NVRx's restart agent, like [`confirmed`].
 const PATIENCE: u32 = 3;
 
-/// Whether one restart without a new step has confirmed the failure: it came again, and it is likely the user's to mend,
-/// or one that would come again. Another failure in the same place has its own restart, within [`PATIENCE`].
+/// Whether one restart without a new step has confirmed the failure: it recurred, and it is likely the user's fault
+/// or deterministic. Another failure in the same place has its own restart, within [`PATIENCE`].
 fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
     let verdict = case.verdict;
     let why = match verdict.domain {
@@ -194,20 +196,20 @@ fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
     in_a_row.any(|past| came_again(past, verdict)).then_some(why)
 }
 
-/// Whether a failure is that of `past`. A signal tells nothing of who sent it, and a lost host
-/// nothing of why: they are the same at the same step only.
+/// Whether a failure is the same as `past`. A signal does not identify its sender, and a lost host does not show why:
+/// they are the same only at the same step.
 fn came_again(past: &PastFailure, verdict: &Verdict) -> bool {
     let of_the_outside = matches!(verdict.cause, Cause::Signal { .. } | Cause::HostLost { .. });
     let same_place = !of_the_outside || past.step == verdict.step;
     past.cause == verdict.cause && same_place
 }
 
-/// What is not restarted any more, though it may pass.
+/// Failures that are not restarted any more, although they might pass.
 fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let (action, words) = ending(settings, case);
     let end = |why: String| Some(at_once(action, format!("{why}{words}")));
     let idle = idle(case);
-    // Whoever sent a signal, the program did not fail: only the budgets end that.
+    // A signal is not a failure of the program, regardless of its sender: only the budgets end the job.
     let from_outside = case.verdict.cause.is_from_outside();
     if let Some(why) = confirmed(case, idle).filter(|_| !from_outside) {
         let brought = brought_nothing(case);
@@ -233,12 +235,12 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     None
 }
 
-/// What restarts did that brought the job no further.
+/// The result of restarts without progress.
 fn brought_nothing(case: Case<'_>) -> &'static str {
     if case.job.committed.is_some() { "brought no newer checkpoint" } else { "brought no new step" }
 }
 
-/// How a job ends that may still run elsewhere: what the host or its surroundings did, the scheduler can mend.
+/// How a job ends that may still run elsewhere: the scheduler can fix what the host or its environment caused.
 fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
     let elsewhere = matches!(case.verdict.domain, FaultDomain::Hardware | FaultDomain::Infrastructure);
     if elsewhere && case.verdict.confidence >= SURE_ENOUGH_TO_LEAVE {
@@ -248,7 +250,7 @@ fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
     }
 }
 
-/// A restart, as far as the host is ready for one.
+/// A restart, if the host is ready for one.
 fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let kind = CauseKind::of(&case.verdict.cause);
     let Some(rung) = learned::cheapest(kind, &ladder::open(settings, case), case.past, case.earlier) else {
@@ -263,14 +265,14 @@ fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let attempt: Attempt = case.verdict.attempt.next();
     Choice {
         action: Action::of(rung, attempt, case.job.exit),
-        // What was waited for the host counts.
+        // The time spent waiting for the host counts.
         after: backoff::wait(idle, settings.seed).minus(case.host.waited),
         why: format!("restart {} of {} in the job", used + 1, settings.budget.max_restarts),
     }
 }
 
-/// What is done instead of a restart that would begin `next`, whoever wants it: the host is waited for, or left. None where it
-/// is ready, and where nobody is to look.
+/// The action that replaces a restart to attempt `next`, even an ordered one: wait for the host, or leave it. `None`
+/// if the host is ready, and if readiness checks are off.
 pub fn hindrance(settings: &Settings, host: Host<'_>, spares: u32, next: Attempt) -> Option<Choice> {
     let limit = settings.ready_within?;
     let leave = |why: String| Some(leave(settings, spares, next, &why));
@@ -287,7 +289,7 @@ pub fn hindrance(settings: &Settings, host: Host<'_>, spares: u32, next: Attempt
     }
 }
 
-/// Goes on without this host: with a spare, with less, or in the scheduler's hands.
+/// Continues without this host: with a spare, with fewer hosts, or handed back to the scheduler.
 fn leave(settings: &Settings, spares: u32, attempt: Attempt, why: &str) -> Choice {
     let rung = match settings.rungs {
         rungs if rungs.has(Rung::Replace) && spares > 0 => Rung::Replace,
@@ -308,17 +310,17 @@ fn at_once(action: Action, why: String) -> Choice {
     Choice { action, after: Span::default(), why }
 }
 
-/// How sure a verdict must be of the user's fault to allow one restart only.
+/// The confidence in the user's fault from which only one restart is allowed.
 const LIKELY: f64 = 0.6;
 
-/// How sure a verdict must be of the host's fault to ask the scheduler for another one.
+/// The confidence in the host's fault from which the scheduler is asked for another host.
 const SURE_ENOUGH_TO_LEAVE: f64 = 0.9;
 
-/// How sure a verdict must be of the user's fault to stop a job at its first failure.
+/// The confidence in the user's fault from which a job stops at its first failure.
 const PLAIN: f64 = 0.97;
 
-/// Whether the program failed by its own fault, in a way that comes again, before it made a single step: what a
-/// restart of it would do too.
+/// Whether the program failed by its own fault, in a deterministic way, before its first step. A restart would fail
+/// too.
 fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
     verdict.domain == FaultDomain::User
         && verdict.deterministic
@@ -328,7 +330,8 @@ fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
         && verdict.attempt == Attempt(0)
 }
 
-/// When the culprit raised the same exception, or hung in the same way, at the same step or at the same data in earlier attempts.
+/// Earlier attempts in which the culprit raised the same exception, or hung in the same way, at the same step or the
+/// same data.
 fn repeats_at_same_place(case: Case<'_>) -> impl Iterator<Item = &PastFailure> {
     let comes_again = move |past: &Cause| match (&case.verdict.cause, past) {
         (Cause::Exception { fingerprint, .. }, Cause::Exception { fingerprint: before, .. }) => {
@@ -342,7 +345,7 @@ fn repeats_at_same_place(case: Case<'_>) -> impl Iterator<Item = &PastFailure> {
     case.past.iter().filter(move |past| stood_at_the_same_place(past, case) && comes_again(&past.cause))
 }
 
-/// Whether a hang of this kind is of the program's making: others pass with what caused them.
+/// Whether a hang of this kind is caused by the program. Others pass with their cause.
 fn is_the_programs_own(hang: HangKind) -> bool {
     matches!(
         hang,
@@ -354,8 +357,9 @@ fn is_the_programs_own(hang: HangKind) -> bool {
     )
 }
 
-/// Whether the culprit was as far as in an earlier attempt, or read the same data. Without heartbeats nobody knows how far it was; then
-/// the attempts must at least have lived about as long: an error that passes does not come back so punctually.
+/// Whether the culprit was at the same step as in an earlier attempt, or read the same data. Without heartbeats its
+/// step is unknown. Then the attempts must at least have lived about as long: a transient error does not recur at the
+/// same time.
 fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
     if case.verdict.data.is_some() && past.data == case.verdict.data {
         return true;
@@ -363,7 +367,7 @@ fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
     if case.verdict.heartbeats || case.verdict.step.is_some() {
         return past.step == case.verdict.step;
     }
-    // In seconds, as a policy file has them: both come to the same.
+    // In seconds, like in a policy file, so that both agree.
     let (shorter, longer) = (past.lived.min(case.job.lived), past.lived.max(case.job.lived));
     past.step.is_none() && longer.as_seconds() <= shorter.as_seconds() * 2.0 + 5.0
 }

@@ -1,4 +1,4 @@
-//! Steps, peers and restores in the words of `mainstay.v1.CheckpointService`.
+//! Converts steps, peers and restores to the types of `mainstay.v1.CheckpointService`.
 
 use mainstay_core::checkpoint::inventory::{Medium, StepKey, StepState, steps};
 use mainstay_core::checkpoint::{lineage, owner};
@@ -14,18 +14,18 @@ use mainstay_tier::peer::{Peer, Progress, Restored, Service};
 
 use crate::api::{divergence, saving};
 
-/// Ranks without a copy that are named at most.
+/// Maximum number of ranks without a copy that are named.
 const MISSING: usize = 64;
 
 pub(in crate::api) fn small(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Which runs are told of.
+/// Which runs are reported.
 pub(in crate::api) struct Seen<'a> {
-    /// By the name that their users gave; all without it.
+    /// The run with this name, as its user gave it; all runs if none.
     pub run: Option<&'a str>,
-    /// Of one user; of all without it.
+    /// Runs of this user; of all users if none.
     pub owner: Option<u32>,
 }
 
@@ -126,7 +126,7 @@ pub(in crate::api) fn peer_out(name: String, peer: Peer) -> CheckpointPeer {
     }
 }
 
-/// Durable storage as a peer that keeps everything: who looks for what is wrong finds it among them.
+/// Durable storage as a peer that keeps everything: a search for problems finds it in the list of peers.
 pub(in crate::api) fn durable_out(tier: &Tier) -> CheckpointPeer {
     let error = tier.status().error;
     CheckpointPeer { name: tier.url().to_owned(), alive: error.is_none(), error, ..CheckpointPeer::default() }
@@ -145,7 +145,7 @@ pub(in crate::api) fn progress_out(at: Progress) -> RestoreProgress {
     }
 }
 
-/// What the caller is to do. Its result comes once it is done.
+/// What the caller has to do. The result follows when it is done.
 pub(in crate::api) fn put_back_out(left: files::PutBack) -> RestoreResult {
     let files::PutBack { token, step, archive, texts, unfit } = left;
     let unfit = unfit.into_iter().map(|files::Unfit { name, step, why }| PutBackUnfit { name, step, why });
@@ -167,7 +167,7 @@ fn lent_out(landed: Landed) -> LentShard {
     }
 }
 
-/// What keeps copies of what is sealed here, for the first lines of a job.
+/// What keeps copies of the shards sealed here, for the first lines of a job.
 pub(in crate::api) fn kept_by(peers: &Service, durable: Option<&Tier>) -> String {
     let others = peers.peers().len();
     let replicas = peers.redundancy().min(others);

@@ -11,7 +11,7 @@ use super::{age, duration};
 pub(in crate::api) fn device(gpu: &GpuView, now: Stamp) -> v1::Device {
     let reading = gpu.reading.as_ref();
     let identity = reading.and_then(|reading| reading.identity.as_ref());
-    // What a GPU in trouble still says is not to be believed.
+    // Readings of a GPU in trouble are not reliable.
     let reported = reading.filter(|reading| reading.trouble.is_none());
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
     let memory = reported.and_then(|reported| reported.memory.value().copied());

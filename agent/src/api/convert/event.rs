@@ -1,4 +1,4 @@
-//! An entry of the journal as an event: typed where machines branch, one sentence for people, the rest flat.
+//! A journal entry as an event: typed fields for machines, one sentence for people, all other fields flat.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,19 @@ use serde_json::Value;
 
 use super::{sentence, timestamp};
 
-/// The entry as the API tells it.
+/// The entry as the API reports it.
 pub fn event(entry: &Entry) -> Event {
     with(entry, attributes(&entry.body, &|_| true), sentence::of(&entry.body), false)
 }
 
-/// The same for a caller who may not read what the program of the job wrote: numbers, and texts that have one of a few values.
+/// The same for a caller who may not read what the job's program wrote: numbers, and texts with a fixed set of
+/// values.
 pub fn without_texts(entry: &Entry) -> Event {
     let attributes = attributes(&entry.body, &|name| WORDS.contains(&name));
     with(entry, attributes, sentence::without_texts(&entry.body), true)
 }
 
-/// Attributes that have one of a few values, which Mainstay gives.
+/// Attributes with a fixed set of values, which Mainstay gives.
 const WORDS: [&str; 5] = ["action.type", "cause.type", "class", "domain", "hang.kind"];
 
 fn with(
@@ -149,7 +150,7 @@ fn fact_severity(fact: &Fact) -> Severity {
             Weight::Error => Severity::Error,
         },
         Fact::GpuDriverSilent { .. } => Severity::Error,
-        // How bad it is, the component says: here it is only that it was reported.
+        // The component reports the severity; this only states that it was reported.
         Fact::Xid(_)
         | Fact::Sxid(_)
         | Fact::KernelReport(_)
@@ -244,9 +245,9 @@ fn rank(body: &Body) -> Option<Rank> {
     }
 }
 
-/// The fields of the journal's JSON form, flat: names joined by dots, lists of texts by line ends, lists of
-/// numbers by commas. What the event has fields for is left out. The journal's names never change, so these
-/// never do either. Texts are there only under names of which `text` says so.
+/// The fields of the journal's JSON form, flat: names joined by dots, lists of texts by line ends, lists of numbers
+/// by commas. Omits what the event has fields for. The journal's names never change, so neither do these. Texts are
+/// included only under names that `text` allows.
 fn attributes(body: &Body, text: &dyn Fn(&str) -> bool) -> BTreeMap<String, String> {
     let mut flat = Flat { attributes: BTreeMap::new(), text };
     if let Ok(Value::Object(fields)) = serde_json::to_value(body) {
@@ -362,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_was_told_to_stop_is_no_error() {
+    fn a_stop_request_to_a_rank_is_no_error() {
         let event = of(Body::Fact(Fact::RankExited {
             attempt: Attempt(0),
             rank: Rank(0),
@@ -390,7 +391,7 @@ mod tests {
             step: Some(41),
             data: None,
             after_stop: false,
-            // A number among the lines of a program is a text too.
+            // A number in the output of a program is a text too.
             stderr_tail: vec!["5".into()],
             stdout_tail: Vec::new(),
             stderr_times: Vec::new(),

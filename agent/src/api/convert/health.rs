@@ -42,7 +42,7 @@ pub(in crate::api) fn node(view: &NodeView, now: Stamp) -> v1::Node {
     }
 }
 
-/// What is not healthy and why, heaviest first.
+/// What is not healthy and why, worst first.
 pub(in crate::api) fn reasons(view: &NodeView) -> Vec<String> {
     if view.components.is_empty() {
         return vec!["no component was read yet".to_owned()];
@@ -171,7 +171,7 @@ pub(in crate::api) fn job(
     }
 }
 
-/// Takes out of a job what its program or its user wrote.
+/// Removes from a job what its program or its user wrote.
 pub(in crate::api) fn withhold_texts(job: &mut v1::Job) {
     job.texts_withheld = true;
     (job.command, job.end_reason) = (Vec::new(), None);
@@ -254,7 +254,7 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
         RankPhase::Exited(status) => (v1::RankPhase::Exited, Some(exit(status))),
     };
     let beat = rank.beat.as_ref();
-    // A page that was made but never beaten tells no time.
+    // A page that exists but has no heartbeat has no time.
     let beaten_at = beat.map(|beat| beat.at).filter(|at| at.0 > 0);
     v1::Rank {
         rank: rank.rank.0,

@@ -1,4 +1,4 @@
-//! Checks before a start, in both directions: the command line puts the agent's checks beside its own.
+//! Converts checks before a start, in both directions: the command line shows the agent's checks next to its own.
 
 use mainstay_core::base::time::Span;
 use mainstay_core::host::preflight::{Check, CheckVerdict, Group, Requirement};
@@ -8,7 +8,7 @@ use mainstay_proto::v1;
 use super::duration;
 use super::health::{action, evidence};
 
-/// A check in the API's words.
+/// A check as an API message.
 pub(in crate::api) fn check(check: &Check) -> v1::PreflightCheck {
     v1::PreflightCheck {
         name: check.name.clone(),
@@ -22,7 +22,7 @@ pub(in crate::api) fn check(check: &Check) -> v1::PreflightCheck {
     }
 }
 
-/// A check of the API in our own words. What a newer server says that is not known here is unknown.
+/// A check from an API message. Values of a newer server that this version does not know are unknown.
 pub fn check_of(check: v1::PreflightCheck) -> Check {
     let verdict = match check.verdict() {
         v1::CheckVerdict::Pass => CheckVerdict::Pass,
@@ -57,12 +57,12 @@ pub fn check_of(check: v1::PreflightCheck) -> Check {
     }
 }
 
-/// A requirement in the API's words.
+/// A requirement as an API message.
 pub fn requirement(required: Requirement) -> v1::CheckRequirement {
     v1::CheckRequirement { group: group(required.group).into(), count: required.count }
 }
 
-/// A verdict in the API's words.
+/// A verdict as an API message.
 pub(in crate::api) fn verdict(verdict: CheckVerdict) -> v1::CheckVerdict {
     match verdict {
         CheckVerdict::Pass => v1::CheckVerdict::Pass,
@@ -73,7 +73,7 @@ pub(in crate::api) fn verdict(verdict: CheckVerdict) -> v1::CheckVerdict {
     }
 }
 
-/// A group in the API's words.
+/// A group as an API message.
 pub fn group(group: Group) -> v1::CheckGroup {
     match group {
         Group::Gpu => v1::CheckGroup::Gpu,
@@ -85,7 +85,7 @@ pub fn group(group: Group) -> v1::CheckGroup {
     }
 }
 
-/// A group of the API; none for one that is not set or not known.
+/// A group from an API message; none if it is unset or unknown.
 pub(in crate::api) fn group_of(group: v1::CheckGroup) -> Option<Group> {
     Some(match group {
         v1::CheckGroup::Unspecified => return None,
@@ -98,13 +98,13 @@ pub(in crate::api) fn group_of(group: v1::CheckGroup) -> Option<Group> {
     })
 }
 
-/// A length of time of the API; a negative one is none.
+/// A duration from an API message; a negative one is 0.
 pub(in crate::api) fn span(duration: &prost_types::Duration) -> Span {
     let nanoseconds = std::time::Duration::try_from(*duration).unwrap_or_default().as_nanos();
     Span(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
 }
 
-/// A length of time in the API's words.
+/// A duration as an API message.
 pub fn wire_span(span: Span) -> prost_types::Duration {
     duration(span)
 }

@@ -1,4 +1,4 @@
-//! One plain sentence for each entry, for the person who is called at night.
+//! One plain sentence for each entry, for the person on call.
 
 use mainstay_core::base::id::Attempt;
 use mainstay_core::hang::listed;

@@ -1,4 +1,4 @@
-//! The end of a job as its user sees it: the rest of the output, the summary and the closing line.
+//! The end of a job as its user sees it: the remaining output, the summary and the closing line.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use super::signals::signals;
 use crate::act::log_files;
 use crate::act::output::Terminal;
 
-/// A terminal that takes nothing of what is left for so long is not read.
+/// A terminal that accepts no output for this long is treated as unread.
 const UNREAD_FOR: Duration = Duration::from_secs(5);
 
-/// The closing line is waited for so long where nobody reads.
+/// How long to wait for the closing line if no one reads.
 const CLOSING_WITHIN: Duration = Duration::from_millis(500);
 
-/// A signal came before there were ranks: nothing of the job runs, and there is nothing to wait for.
+/// A signal arrived before there were ranks: none of the job runs, so there is nothing to wait for.
 pub(super) fn ended_before(signal: i32, terminal: &Terminal) -> i32 {
     terminal.say(format!("ended by signal {signal} before the ranks were started"));
     terminal.flush(Duration::from_millis(500));
     128 + signal
 }
 
-/// Shows what is left of the ranks' output for as long as it is read, and says the closing line in any case. A further signal
-/// ends the wait.
+/// Shows the rest of the ranks' output for as long as it is read, and always prints the closing line. A further
+/// signal ends the wait.
 pub(super) async fn show_the_rest(terminal: Terminal, closing: String, run_dir: &Path, of_signals: &[i32]) {
     let enough = Arc::new(AtomicBool::new(false));
     let (stop, run_dir) = (enough.clone(), run_dir.to_owned());
@@ -53,7 +53,7 @@ pub(super) async fn show_the_rest(terminal: Terminal, closing: String, run_dir: 
     let _ = showing.await;
 }
 
-/// Writes `summary.json` beside the logs.
+/// Writes `summary.json` next to the logs.
 pub(super) fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Terminal) {
     let path = run_dir.join("summary.json");
     let written = serde_json::to_vec_pretty(summary).map_err(std::io::Error::from).and_then(|text| {
@@ -72,7 +72,7 @@ pub(super) fn last_words(job: &str, summary: &Summary) -> String {
     let mut parts: Vec<(&TimeCategory, f64)> =
         books.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    // Without heartbeats the start has no known end: what it is counted as is training, for the most part.
+    // Without heartbeats the end of the start is unknown: the time counted as start is mostly training.
     let name = |state: &TimeCategory| match (state, books.goodput) {
         (TimeCategory::Starting, None) => "starting and training, without heartbeats".to_owned(),
         (state, _) => state.to_string(),
@@ -83,7 +83,7 @@ pub(super) fn last_words(job: &str, summary: &Summary) -> String {
     let goodput =
         books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
     let steps = match (books.goodput, books.steps_lost) {
-        // Without heartbeats nobody knows of steps.
+        // Without heartbeats the steps are unknown.
         (None, _) => String::new(),
         (Some(_), 0) => format!(", {} step(s)", books.steps),
         (Some(_), again) => format!(", {} step(s), {again} of them done twice", books.steps),
@@ -95,7 +95,7 @@ pub(super) fn last_words(job: &str, summary: &Summary) -> String {
     };
     let ended = format!("job {job} ended with status {}: {}", summary.exit, summary.reason);
     if summary.attempts == 0 {
-        // Of a job that others decided for, or that never began, no more is known here.
+        // If another launcher decided, or the job never started, no more is known here.
         return ended;
     }
     format!("{ended}; {restarts}{steps}, {goodput}{} ({}){saving}", books.wall, parts.join(", "))

@@ -1,4 +1,4 @@
-//! What a launcher gets ready before ranks run: its place among the hosts, memory for checkpoints, a guardian.
+//! What a launcher prepares before ranks run: its place among the hosts, memory for checkpoints, a guardian.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,16 +20,17 @@ use crate::launch::rendezvous::{self, JoinOutcome};
 use crate::os::cgroup::Cgroup;
 use crate::os::clock;
 
-/// Files that a launcher has open apart from connections to other launchers: output, pages, pools, looks at others.
+/// Files that a launcher has open in addition to connections to other launchers: output, pages, pools, looks at
+/// others.
 const FILES_APART_FROM_HOSTS: u64 = 512;
 
-/// What no other launch is called. Agents on other hosts find the steps by what stands before the `@`. The process id alone would not
-/// do: in a container it may be the same in each.
+/// A unique name of this launch. Agents on other hosts find the steps by the part before the `@`. The process id
+/// alone is not unique: it may be the same in each container.
 pub(super) fn launch(run: &str) -> String {
     format!("{run}@{}.{:x}", std::process::id(), clock::now().wall.0)
 }
 
-/// Each of the other hosts has a connection to the launcher that leads, and any may come to lead.
+/// Each of the other hosts has a connection to the leading launcher, and any launcher may become the leader.
 pub(super) fn say_if_files_are_few(limit: Option<u64>, hosts: u32, say: &impl Fn(String)) {
     let needed = u64::from(hosts) + FILES_APART_FROM_HOSTS;
     if let Some(limit) = limit.filter(|limit| *limit < needed) {
@@ -40,14 +41,14 @@ pub(super) fn say_if_files_are_few(limit: Option<u64>, hosts: u32, say: &impl Fn
     }
 }
 
-/// What no other launcher is called, with letters that keys of the coordination store may have.
+/// A unique name of this launcher, with characters that are valid in keys of the coordination store.
 fn launcher_name(host: &str) -> String {
     let fits = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
     let host: String = host.chars().take(64).map(fits).collect();
     format!("{host}_{}_{:x}", std::process::id(), clock::now().wall.0)
 }
 
-/// What the ranks of a job of one host are started with.
+/// The settings with which the ranks of a job of one host are started.
 ///
 /// # Errors
 /// The current directory cannot be read.
@@ -90,7 +91,7 @@ pub(super) fn rank_spec(settings: &Settings, launch_paths: &LaunchPaths) -> anyh
     })
 }
 
-/// Waits for the other hosts, and gives the crew its place among them.
+/// Waits for the other hosts, and assigns the crew its place among them.
 pub(super) async fn come_together(
     hosts: HostsPlan,
     mut rank_spec: RankSpec,
@@ -111,11 +112,11 @@ pub(super) async fn come_together(
         ranks: settings.local_world_size,
         hosts: hosts.hosts,
         program: paths::hash_of_program(&settings.command),
-        // The address is known when it is known where the hosts meet.
+        // The address is known once the meeting place is known.
         replicas: replicas_port.map_or_else(String::new, |port| format!(":{port}")),
         domain: hosts.fails_together(),
         moves: true,
-        // Without memory it is of no use to be there early.
+        // Without memory there is no use in joining early.
         prepares: replicas_port.is_some(),
         listens: String::new(),
         have: (0, 0),
@@ -159,7 +160,8 @@ pub(super) async fn start_pool_owner(
     if !wanted.in_memory {
         return None;
     }
-    // Where no page could be put, perhaps because others may write there, nothing is put that a job resumes from.
+    // If the pages have no place, perhaps because others could write there, nothing that a job resumes from is
+    // placed there.
     if rank_spec.page_dir.is_none() {
         terminal
             .say("no memory for checkpoints without it; ranks write them to the disk themselves".to_owned());
@@ -174,7 +176,7 @@ pub(super) async fn start_pool_owner(
         world_size: rank_spec.seat.world_size,
         ranks: rank_spec.seat.first_rank..rank_spec.seat.first_rank + rank_spec.local_world_size,
         keep: Keep { steps: wanted.keep, bytes: wanted.quota },
-        // On several hosts one more: a step stays until each of its shards has a copy elsewhere.
+        // On several hosts one more: a step stays until each of its shards has a copy on another host.
         slots: wanted.slots + usize::from(rank_spec.seat.group_world_size > 1),
         memory: wanted.memory,
         rate: wanted.bandwidth,
@@ -186,7 +188,7 @@ pub(super) async fn start_pool_owner(
             .and_then(|()| PoolOwner::start(settings).map_err(|error| error.to_string()))
     };
     let started = tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| Err(error.to_string()));
-    // What others left who were killed is memory that nobody uses. It may be much: not in the way of this job.
+    // Pools of killed launchers are unused memory. Recovering them may take long, so it does not delay this job.
     let _ = std::thread::Builder::new().name("ckpt-left".to_owned()).spawn(move || {
         for line in pool::recover_all(&root).iter().flat_map(pool::Recovered::reported) {
             tracing::warn!("{line}");
@@ -202,10 +204,10 @@ pub(super) async fn start_pool_owner(
     }
 }
 
-/// Without a guardian the ranks still die with the launcher; only what they started may outlive it.
+/// Without a guardian the ranks still die with the launcher; only processes that they started may survive.
 pub(super) fn start_guardian(mark: &str, cgroup: Option<&Cgroup>, pool: Option<&Path>) -> Option<Guardian> {
     let program = Path::new("/proc/self/exe");
-    // By the launch, which is unique, and not by the job: another launcher may run under the same id.
+    // By the launch, which is unique, and not by the job: another launcher may run with the same id.
     Guardian::start(program, mark, cgroup.map(Cgroup::path), pool)
         .inspect_err(|error| tracing::warn!(%error, "running without a guardian"))
         .ok()

@@ -1,5 +1,5 @@
-//! A writer that is never waited for: a thread of its own writes what was handed to it. Where that is held up, lines are kept up to
-//! a bound and then left out, and how many is told.
+//! A writer that never blocks its callers: a separate thread writes what it receives. If that thread is blocked,
+//! lines are queued up to a limit and then dropped, and the number of dropped lines is reported.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::time::Duration;
 
-/// Lines that may wait for a terminal.
+/// Lines that may queue for a terminal.
 const WAITING: usize = 1024;
 
 enum Order {
     Write(Vec<u8>),
-    /// Answered when all before it is written.
+    /// Answered when everything before it is written.
     Flush(Sender<()>),
 }
 
-/// The end that writers have.
+/// The end that writers use.
 #[derive(Clone, Debug)]
 pub(super) struct Behind {
     orders: SyncSender<Order>,
@@ -24,22 +24,22 @@ pub(super) struct Behind {
 }
 
 impl Behind {
-    /// Writes to `target` from a thread. Where the kernel gives none, all is left out.
+    /// Writes to `target` from a thread. If the kernel cannot create it, everything is dropped.
     pub(super) fn start(target: impl Write + Send + 'static) -> Behind {
         let (orders, received) = sync_channel(WAITING);
         let left_out = Arc::new(AtomicU64::new(0));
         let behind = Behind { orders, left_out: Arc::clone(&left_out) };
-        // Without the thread the receiver is gone, and what is written is counted and no more.
+        // Without the thread the receiver is gone, and written lines are only counted.
         let _ = std::thread::Builder::new()
             .name("log".to_owned())
             .spawn(move || write_behind(target, &received, &left_out));
         behind
     }
 
-    /// Waits until all is written, at most so long.
+    /// Waits until everything is written, at most this long.
     pub(super) fn flush(&self, patience: Duration) {
         let (done, wait) = channel();
-        // Where there is no room the terminal is stuck, and waiting would be in vain.
+        // Without room the terminal is stuck, and waiting would not help.
         if self.orders.try_send(Order::Flush(done)).is_ok() {
             let _ = wait.recv_timeout(patience);
         }
@@ -66,7 +66,7 @@ fn write_behind(mut target: impl Write, orders: &Receiver<Order>, left_out: &Ato
     while let Ok(order) = orders.recv() {
         match order {
             Order::Write(line) => {
-                // A terminal that is gone is no reason to end.
+                // A closed terminal is no reason to end.
                 let _ = target.write_all(&line);
             }
             Order::Flush(done) => {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_whole_and_in_order_and_a_flush_waits_for_them() {
+    fn lines_are_whole_and_in_order_and_a_flush_waits_for_them() {
         let (reader, writer) = io::pipe().unwrap();
         let mut behind = Behind::start(writer);
         (0..100).for_each(|number| writeln!(&mut behind, "line {number}").unwrap());
@@ -101,10 +101,10 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_and_what_was_left_out_is_counted() {
+    fn an_absent_reader_blocks_no_one_and_dropped_lines_are_counted() {
         let (reader, writer) = io::pipe().unwrap();
         let mut behind = Behind::start(writer);
-        // More than a pipe and the queue hold; were it waited for, this would not end.
+        // More than a pipe and the queue hold: a blocking writer would never finish.
         let line = [b"x".repeat(1023), b"\n".to_vec()].concat();
         let all = 4 * WAITING;
         (0..all).for_each(|_| behind.write_all(&line).unwrap());

@@ -1,4 +1,4 @@
-//! Flight records of PyTorch among the files: told from logs by what they hold, read, and compared.
+//! Flight records of PyTorch among the files: detected by their content, read, and compared.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +21,8 @@ pub(super) struct Record {
     record: FlightRecord,
 }
 
-/// Reads the flight records among the files; the other files. A record that cannot be used is named and left out.
+/// Reads the flight records among the files; returns the other files too. A record that cannot be used is reported
+/// and left out.
 ///
 /// # Errors
 /// It was given by name and cannot be read.
@@ -41,7 +42,8 @@ pub(super) fn apart(files: Vec<LogFile>) -> anyhow::Result<(Vec<Record>, Vec<Log
     Ok((records, logs))
 }
 
-/// What the records show; of several of one rank the newest counts. `named`: ranks whose logs are there.
+/// What the records show; with several records of one rank the newest counts. `named`: ranks whose logs are
+/// available.
 pub(super) fn compared(records: Vec<Record>, named: impl Iterator<Item = u32>) -> Dumps {
     let mut newest: BTreeMap<Rank, Record> = BTreeMap::new();
     for record in records {
@@ -59,9 +61,9 @@ pub(super) fn compared(records: Vec<Record>, named: impl Iterator<Item = u32>) -
     Dumps { files, held_up: held_up(&named.map(Rank).collect(), &records) }
 }
 
-/// Whether its beginning is that of a flight record. What cannot be read is none here: anyone who reads logs says why.
+/// Whether a file starts like a flight record. An unreadable file is none here: the log reader reports the error.
 fn is_one(path: &Path) -> bool {
-    // A pipe would lose what is read of it.
+    // Reading from a pipe would consume its data.
     if path.as_os_str() == "-" || !path.is_file() {
         return false;
     }

@@ -1,4 +1,4 @@
-//! Which files are read, and what of them is text.
+//! Which files are read, and which of them are text.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -8,16 +8,16 @@ use anyhow::Context;
 
 use crate::cli::output;
 
-/// Directories are read so deep.
+/// Maximum depth to which directories are read.
 const DEPTH: u32 = 8;
-/// Files of a directory that are read at most, in the order of their names.
+/// Maximum number of files of a directory that are read, in the order of their names.
 const FILES: usize = 10_000;
 
 /// A file to read.
 #[derive(Debug)]
 pub(super) struct LogFile {
     pub(super) path: PathBuf,
-    /// Whether it was found in a directory: no one asked for it by name.
+    /// Whether it was found in a directory, and not named by the user.
     pub(super) found: bool,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn below(paths: &[PathBuf]) -> anyhow::Result<Vec<LogFile>> {
 #[derive(Default)]
 struct Search {
     files: Vec<LogFile>,
-    /// Device and inode of those found: several links may lead to one.
+    /// Device and inode of the files found: several links may point to one.
     seen: BTreeSet<(u64, u64)>,
 }
 
@@ -60,7 +60,7 @@ impl Search {
                 self.directory(&entry.path(), depth - 1)?;
                 continue;
             }
-            // Links to files are followed, as Kubernetes lays out its logs; those to directories may lead round in a circle.
+            // Links to files are followed, as Kubernetes uses them for logs; links to directories may form a cycle.
             let Ok(found) = std::fs::metadata(entry.path()) else { continue };
             if found.is_file() && self.files.len() < FILES && self.seen.insert((found.dev(), found.ino())) {
                 self.files.push(LogFile { path: entry.path(), found: true });
@@ -70,7 +70,7 @@ impl Search {
     }
 }
 
-/// Why this beginning of a file is no text that could be read, with what to do.
+/// Why a file that starts like this is not readable text, with what to do.
 pub(super) fn unreadable(begin: &[u8], name: &str) -> Option<String> {
     let compressed = |with: &str, tool: &str| {
         format!(

@@ -1,4 +1,4 @@
-//! The judgement as Markdown, fit for a ticket.
+//! The verdict as Markdown, for a ticket.
 
 use std::fmt::Write;
 
@@ -48,7 +48,7 @@ fn grounds(out: &mut String, title: &str, grounds: &[EvidenceSummary]) {
     for ground in grounds {
         let _ = writeln!(out, "- {} (`{}`)", escaped(&ground.meaning), ground.signature);
         for quote in &ground.quotes {
-            // A longer fence than any run of backticks inside keeps foreign text in its place.
+            // A fence longer than any run of backticks in the text keeps foreign text inside.
             let text = clean(&quote.text);
             let fence = "`".repeat(longest_run(&text) + 1);
             let _ = writeln!(out, "  - {}: {fence} {text} {fence}", escaped(&place(quote)));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_says_whose_fault_what_it_rests_on_and_what_to_do() {
+    fn a_ticket_has_the_fault_domain_the_evidence_and_the_advice() {
         let log = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n[rank5]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n";
         let ticket = report_of(log);
         for part in [
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_of_which_nothing_is_known_has_no_empty_parts() {
+    fn a_ticket_without_a_known_cause_has_no_empty_parts() {
         let ticket = report_of("step 3 loss 2.1\n");
         assert!(ticket.contains("| unknown | unknown |"), "{ticket}");
         assert!(!ticket.contains("### What only followed") && !ticket.contains("Victims"), "{ticket}");

@@ -1,4 +1,4 @@
-//! The judgement and the score on a terminal.
+//! The verdict and the score on a terminal.
 
 use std::fmt::Write;
 
@@ -53,7 +53,7 @@ fn grounds(out: &mut String, title: &str, grounds: &[EvidenceSummary], paint: Pa
     }
 }
 
-/// `file:12 [rank 3]`, and of a whole file `file [rank 3]`
+/// `file:12 [rank 3]`, or `file [rank 3]` for a whole file
 pub(super) fn place(quote: &Quote) -> String {
     let rank = quote.rank.map(|rank| format!(" [rank {rank}]")).unwrap_or_default();
     match quote.line {

@@ -1,4 +1,4 @@
-//! What is not watched but tried, because someone asked: probes in processes of their own, and GPUs that are really free.
+//! Checks that need an action on request: probes in child processes, and whether GPUs are really free.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::os::clock;
 use crate::source::active::{ActivePlan, Deep, Gpus};
 use crate::source::device::{DeviceSource, ProbePlan};
 
-/// All that was asked for of these groups.
+/// All requested checks of these groups.
 pub(super) fn checks(args: &Args, config: &Config, groups: &[Group]) -> Vec<Check> {
     let plan = ActivePlan {
         program: "/proc/self/exe".into(),
@@ -37,7 +37,7 @@ pub(super) fn checks(args: &Args, config: &Config, groups: &[Group]) -> Vec<Chec
     checks
 }
 
-/// The GPUs, by asking the driver.
+/// The GPUs, read from the driver.
 fn gpus(args: &Args, config: &Config) -> Gpus {
     let library = &config.gpu.library;
     let mut driver = DeviceSource::new(ProbePlan {
@@ -59,7 +59,7 @@ fn gpus(args: &Args, config: &Config) -> Gpus {
 }
 
 impl Args {
-    /// How long a probe may take: longer than a look, if no one says otherwise.
+    /// Time limit of a probe: longer than that of a look, unless the user sets one.
     fn probe_deadline(&self) -> Duration {
         self.deadline.map_or(Duration::from_secs(30), |deadline| Duration::from_nanos(deadline.0.0))
     }

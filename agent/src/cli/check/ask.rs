@@ -1,5 +1,5 @@
-//! Who is asked: the host's agent, which knows the history, or else a look of our own in a process that is abandoned when
-//! it hangs.
+//! The source of checks: the host's agent, which knows the history, or else a look in a child process that is
+//! abandoned if it hangs.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
@@ -22,17 +22,17 @@ use crate::config::{Config, ConfigError, Environment};
 use crate::os::spawn::spawn_bound;
 use crate::probe;
 
-/// What the way there and back may take next to the checks themselves.
+/// Time allowed for the request and the answer, in addition to the checks themselves.
 const BESIDE: Duration = Duration::from_secs(2);
 
-/// Checks, and who made them.
+/// Checks, and their source.
 pub(super) struct Asked {
     pub(super) checks: Vec<Check>,
     /// In words: "agent at /run/mainstay/agent.sock".
     pub(super) by: String,
 }
 
-/// The checks of what is watched.
+/// The checks of what is monitored.
 pub(super) async fn watched(args: &Args, groups: &[Group]) -> Asked {
     let mut silent = Vec::new();
     if !args.alone {
@@ -45,7 +45,7 @@ pub(super) async fn watched(args: &Args, groups: &[Group]) -> Asked {
                 Err(error) if args.ask.socket.is_some() => {
                     return nothing(groups, "agent", error.to_string());
                 }
-                // It is there and does not do its work; what it watches is looked at all the same.
+                // The agent exists but does not work; the host is checked without it.
                 Err(error @ AskError::Silent(_)) => {
                     silent.extend(groups.first().map(|group| unknown("agent", *group, error.to_string())));
                 }
@@ -69,13 +69,13 @@ async fn ask(socket: &Path, args: &Args, groups: &[Group]) -> Result<Vec<Check>,
     Ok(checks.into_iter().map(api::check_of).collect())
 }
 
-/// The agent's configuration, as a look without an agent takes it.
+/// The agent's configuration, for a look without an agent.
 pub(super) fn configuration(file: Option<&Path>) -> Result<Config, ConfigError> {
     let environment = Environment::new(default_paths::variables(), nix::unistd::geteuid().as_raw());
     Config::load(file, &environment, &[])
 }
 
-/// Nothing is known about what was asked for, for this reason.
+/// The result for the requested groups is unknown, for this reason.
 fn nothing(groups: &[Group], name: &str, reason: String) -> Asked {
     Asked {
         checks: groups.first().map(|group| unknown(name, *group, reason)).into_iter().collect(),
@@ -87,7 +87,7 @@ fn unknown(name: &str, group: Group, reason: String) -> Check {
     Check::new(name, group, CheckVerdict::Unknown, reason)
 }
 
-/// Starts the rooms in a process of their own and asks that.
+/// Starts the rooms in a child process and asks it.
 async fn look_alone(args: &Args, groups: &[Group]) -> Asked {
     let mut look = match Look::start(args.config.as_deref()) {
         Ok(look) => look,
@@ -103,7 +103,7 @@ async fn look_alone(args: &Args, groups: &[Group]) -> Asked {
     }
 }
 
-/// The rooms in a child. They end with this value; a child that hangs in the kernel is left behind.
+/// The rooms in a child process. They end with this value; a child that hangs in the kernel is abandoned.
 struct Look {
     child: Child,
     directory: PathBuf,
@@ -119,7 +119,7 @@ impl Look {
             command.arg("--config").arg(config);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // The runtime of the command line is the main thread.
+        // The runtime of the command line runs on the main thread.
         match spawn_bound(&mut command, None) {
             Ok(child) => Ok(Look { child, directory }),
             Err(error) => {
@@ -133,7 +133,7 @@ impl Look {
         self.directory.join(one_check::SOCKET)
     }
 
-    /// Waits until it can be asked; else why it cannot.
+    /// Waits until it can be asked; else returns why it cannot.
     async fn ready(&mut self, longest: Duration) -> Result<(), String> {
         let (Some(said), Some(errors)) = (self.child.stdout.take(), self.child.stderr.take()) else {
             return Err("the checks could not be started: no pipe to them".to_owned());
@@ -158,7 +158,7 @@ impl Look {
     }
 }
 
-/// Why the child ended, in its own words.
+/// Why the child ended, from its output.
 fn last_words(mut errors: impl Read) -> String {
     let mut text = String::new();
     let _ = errors.read_to_string(&mut text);

@@ -1,4 +1,4 @@
-//! How checks are told: one line, a table on a terminal, or JSON.
+//! How checks are printed: one line, a table on a terminal, or JSON.
 
 use std::fmt::Write;
 use std::io::{IsTerminal, stdout};
@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 
 use crate::cli::output::{Paint, clean};
 
-/// All checks, and what they amount to.
+/// All checks, and their overall result.
 pub(super) struct Report {
     pub(super) checks: Vec<Check>,
     pub(super) took: Span,
     pub(super) status: u8,
-    /// Who made them.
+    /// Their source.
     pub(super) by: String,
 }
 
 impl Report {
-    /// The summary, and before it the checks one by one on a terminal or if that is wanted.
+    /// The summary, preceded by each check on a terminal or on request.
     pub(super) fn as_text(&self, verbose: bool) -> String {
         let mut text = String::new();
         if verbose || stdout().is_terminal() {
@@ -50,7 +50,7 @@ impl Report {
         }
     }
 
-    /// One object, as docs/reference/cli.md tells it.
+    /// One object, as documented in docs/reference/cli.md.
     pub(super) fn as_json(&self) -> Value {
         let verdict = overall(&self.checks);
         json!({

@@ -1,4 +1,4 @@
-//! Durable storage without an agent: all that a host needs which never had one.
+//! Durable storage without an agent: for a host that never had one.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,8 +18,9 @@ pub(super) fn is_url(place: &Path) -> bool {
     place.to_str().is_some_and(|place| place.contains("://"))
 }
 
-/// The name under which a run is stored: agents store a user's run with its owner, `UID!NAME`; a run without an owner was
-/// stored by a person or by an older agent. The caller's own run is preferred. A name alone means the only run that has it.
+/// The name under which a run is stored: agents store a user's run with its owner, `UID!NAME`; a run without an
+/// owner was stored by a user or by an older agent. The caller's run is preferred. A name alone means the only run
+/// that has it.
 fn stored_name(storage: &Direct, run: &str) -> anyhow::Result<String> {
     if owner::owner(run).is_some() {
         return Ok(run.to_owned());
@@ -37,7 +38,7 @@ fn stored_name(storage: &Direct, run: &str) -> anyhow::Result<String> {
     let own = all.iter().filter(is_own).map(|of| owner::name(of));
     let one = one_of(run, own)?;
     let stored = all.into_iter().filter(|of| owner::name(of) == one);
-    // The caller's own before one that no user owns.
+    // The caller's run before one without an owner.
     Ok(stored.max_by_key(|of| owner::owner(of) == Some(uid)).unwrap_or_else(|| run.to_owned()))
 }
 

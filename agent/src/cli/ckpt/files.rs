@@ -13,10 +13,10 @@ use super::weigh;
 use crate::cli::output::clean;
 use crate::cli::{exit, output};
 
-/// So many shards with problems are named.
+/// Maximum number of shards with problems that are named.
 const PROBLEMS: usize = 5;
 
-/// The steps of a directory by their manifests; the bytes are not read.
+/// The steps of a directory according to their manifests; the data is not read.
 pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
     let mut copies = Vec::new();
     let mut problems = Vec::new();
@@ -28,7 +28,7 @@ pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow
     reported(&directory.display().to_string(), &steps(&copies, None), &problems, as_json)
 }
 
-/// Tells steps that lie in one place.
+/// Prints the steps stored in one place.
 pub(super) fn reported(
     place: &str,
     states: &[StepState],
@@ -49,7 +49,7 @@ pub(super) fn reported(
     Ok(ExitCode::from(weigh(states.iter().map(StepState::is_whole))))
 }
 
-/// Reads all bytes of a directory and compares them.
+/// Reads all data of a directory and compares it.
 pub(super) fn verify(directory: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
     let (mut good, mut bytes, mut bad) = (0_usize, 0_u64, Vec::new());
     verify_directory(directory, |path, checked| match checked {
@@ -62,7 +62,7 @@ pub(super) fn verify(directory: &Path, as_json: bool) -> anyhow::Result<ExitCode
     weighed(good, bytes, &bad, as_json)
 }
 
-/// Tells what came of comparing all bytes.
+/// Prints the result of the comparison.
 pub(super) fn weighed(good: usize, bytes: u64, bad: &[String], as_json: bool) -> anyhow::Result<ExitCode> {
     if as_json {
         output::print(&format!("{}\n", json!({"good": good, "bytes": bytes, "problems": bad})))?;

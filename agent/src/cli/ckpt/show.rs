@@ -1,4 +1,4 @@
-//! How lists and results look.
+//! The output format of lists and results.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::cli::output::clean;
 
-/// What steps have for a job that a trainer wrote in its own way.
+/// The job name of steps that a trainer wrote in its own format.
 const OF_TRAINERS: &str = "files";
 
-/// Steps and peers, a line each.
+/// Steps and peers, one line each.
 pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
     let mut rows =
         vec![["STEP", "RUN", "ATTEMPT", "RANKS", "SIZE", "AGE", "COPIES", "STATE"].map(str::to_owned)];
@@ -49,7 +49,8 @@ pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
     text
 }
 
-/// A line for each group of ranks: the newest step at which they saved different bytes, and how many there were before it.
+/// One line for each group of ranks: the newest step at which they saved different bytes, and how many there were
+/// before it.
 fn unlike(found: &[CheckpointUnlike]) -> String {
     let mut groups: BTreeMap<(&str, &str), Vec<&CheckpointUnlike>> = BTreeMap::new();
     for one in found {
@@ -67,13 +68,13 @@ fn unlike(found: &[CheckpointUnlike]) -> String {
     text
 }
 
-/// The attempt that saved a step. Steps that a trainer wrote by itself belong to none: what they have in its place tells copies of
-/// one step apart.
+/// The attempt that saved a step. Steps that a trainer wrote belong to none: their value in its place distinguishes
+/// copies of one step.
 pub(super) fn attempt(job: &str, attempt: u64) -> String {
     if job == OF_TRAINERS { "-".to_owned() } else { attempt.to_string() }
 }
 
-/// A line for each job: how often it should save, and to which tier.
+/// One line for each job: how often it should save, and to which tier.
 fn advice(advice: &[CheckpointAdvice]) -> String {
     let mut text = String::new();
     for of_job in advice.chunk_by(|a, b| a.job == b.job) {
@@ -107,7 +108,7 @@ fn peer_line(peer: &CheckpointPeer) -> String {
     )
 }
 
-/// Why a host is no place for replicas.
+/// Why a host is not eligible for replicas.
 fn excluded(reason: Option<&String>) -> String {
     reason.map_or_else(String::new, |reason| format!(", excluded ({})", clean(reason)))
 }
@@ -126,7 +127,7 @@ fn ranks(ranks: &[u32]) -> String {
     format!("{}{more}", named.join(", "))
 }
 
-/// Where the shards of a step lie.
+/// Where the shards of a step are stored.
 pub(super) fn copies(step: &CheckpointStep) -> String {
     let of_attempt = match attempt(&step.job, step.attempt).as_str() {
         "-" => "written by the trainer".to_owned(),
@@ -161,7 +162,7 @@ fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// One line while shards come.
+/// One line while shards arrive.
 pub(super) fn progress(at: &RestoreProgress) -> String {
     if !at.told.is_empty() {
         return clean(&at.told);
@@ -173,7 +174,7 @@ pub(super) fn progress(at: &RestoreProgress) -> String {
     format!("step {} [{bar}] {} of {} shards, {done} of {all} from peers", at.step, at.shards_done, at.shards)
 }
 
-/// What came of a restore.
+/// The result of a restore.
 pub(super) fn result(result: &RestoreResult, directory: &Path) -> String {
     let Some(step) = result.step else { return "no whole step is known here or at peers".to_owned() };
     let (here, fetched) = (result.shards_here, result.shards_fetched);
@@ -253,7 +254,7 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-/// How long ago that was, in one unit.
+/// The age in one unit.
 pub(super) fn age(unix_s: i64) -> String {
     let now = crate::os::clock::now().wall.0 / 1_000_000_000;
     let seconds = now.saturating_sub(unix_s).max(0);
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_is_not_whole_says_whose_shards_are_missing() {
+    fn a_step_that_is_not_whole_names_the_ranks_of_missing_shards() {
         let mut step = CheckpointStep {
             step: 7,
             world_size: 12,
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_told_from_a_whole_shard() {
+    fn a_piece_is_distinguished_from_a_whole_shard() {
         let copy = |piece: &str| mainstay_proto::v1::CheckpointCopy {
             holder: "b:1".to_owned(),
             medium: "memory".to_owned(),
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_excluded_says_why_and_no_other_does() {
+    fn an_excluded_host_has_a_reason_and_no_other_has_one() {
         let peer = |name: &str, excluded: Option<&str>| CheckpointPeer {
             name: name.to_owned(),
             alive: true,
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn how_often_to_save_is_told_in_one_line_for_each_job() {
+    fn save_advice_is_one_line_for_each_job() {
         let of = |job: &str, tier: &str, every_s| CheckpointAdvice {
             job: job.to_owned(),
             tier: tier.to_owned(),
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_as_long_as_what_has_come() {
+    fn a_bar_is_as_long_as_the_received_share() {
         let at = RestoreProgress {
             step: 3,
             bytes: 200,

@@ -1,5 +1,5 @@
-//! Explains a component of the host, or an event: what was seen, what it means, what to do, where that is documented, and
-//! who sees it otherwise.
+//! Explains a component of the host, or an event: what was observed, what it means, what to do, where that is
+//! documented, and which sources disagree.
 
 use mainstay_core::base::time::Mono;
 use mainstay_core::formats::parse::log::LogReader;
@@ -13,7 +13,7 @@ use super::known;
 use crate::cli::json::plain;
 use crate::cli::output::clean;
 
-/// What a line of the log means.
+/// The meaning of a log line.
 struct Meaning {
     /// `XID 48`, or the class of the line.
     what: String,
@@ -29,7 +29,7 @@ struct Meaning {
 /// Where checks are documented.
 const DOCUMENT: &str = "docs/reference/checks.md";
 
-/// A component as it stands.
+/// A component in its current state.
 pub(super) fn component(component: &Component, catalog: &Catalog) -> (String, Value) {
     let mut lines = vec![
         format!("{} is {}", component.name, plain(component.state().as_str_name(), "HEALTH_STATE")),
@@ -101,7 +101,7 @@ fn finished(lines: Vec<String>) -> String {
     format!("{}\n", lines.join("\n"))
 }
 
-/// What the lines mean, each thing once.
+/// The meanings of the lines, each once.
 fn meanings<'a>(lines: impl Iterator<Item = &'a str>, catalog: &Catalog) -> Vec<Meaning> {
     let mut found: Vec<Meaning> = Vec::new();
     for line in lines {
@@ -116,12 +116,12 @@ fn meanings<'a>(lines: impl Iterator<Item = &'a str>, catalog: &Catalog) -> Vec<
     found
 }
 
-/// What a sentence of ours names: `XID 79: the GPU has fallen off the bus`. An event of NVML has no line.
+/// The codes in a sentence of the agent: `XID 79: the GPU has fallen off the bus`. An NVML event has no line.
 fn named(text: &str, catalog: &Catalog) -> Vec<Meaning> {
     let mut found = Vec::new();
     for (kind, of_switch) in [("XID ", false), ("SXID ", true)] {
         for (place, _) in text.match_indices(kind) {
-            // The second word holds the first.
+            // The second word contains the first.
             if text[..place].ends_with(|letter: char| letter.is_alphanumeric()) {
                 continue;
             }
@@ -233,7 +233,7 @@ fn to_blame(blame: FaultOrigin) -> &'static str {
     }
 }
 
-/// The next step of the person who reads it.
+/// The next step for the reader.
 fn advice(action: RecommendedAction) -> &'static str {
     match action {
         RecommendedAction::None | RecommendedAction::Unspecified => "nothing.",
@@ -290,8 +290,8 @@ mod tests {
         assert_eq!(value["meanings"][0]["what"], "XID 63");
     }
 
-    /// Every entry of the catalogues, by the line that is its example: what was seen, what it means, what to do, where that is
-    /// documented.
+    /// Every entry of the catalogues, by its example line: what was observed, what it means, what to do, where that
+    /// is documented.
     #[test]
     fn every_event_of_the_catalogue_is_explained() {
         let catalog = catalog();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn every_component_says_what_it_is_and_where_that_is_documented() {
+    fn every_component_has_a_description_and_its_documentation() {
         for known in &known::COMPONENTS {
             let name = known.name().replace('*', "0000:3b:00");
             let of = Component { name, reason: "it is so".into(), ..Component::default() };
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_event_of_the_driver_told_is_explained_by_its_number() {
+    fn an_event_of_the_driver_is_explained_by_its_number() {
         let of = Component {
             name: "gpu.0000:3b:00".into(),
             reason: "XID 79: the GPU has fallen off the bus".into(),
@@ -336,7 +336,7 @@ mod tests {
         let (text, value) = component(&of, &catalog());
         assert!(text.contains("What it means: XID 79"), "{text}");
         assert_eq!(value["meanings"].as_array().map(Vec::len), Some(1), "{text}");
-        // A switch's code is none of a GPU.
+        // A switch's code is not a GPU's.
         let of = Component { reason: "SXID 20034: fatal".into(), ..Component::default() };
         assert!(component(&of, &catalog()).0.contains("What it means: SXID 20034"));
     }
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_line_told_is_explained_as_far_as_it_goes() {
+    fn a_component_without_a_known_line_is_explained_as_far_as_possible() {
         let of = Component { name: "host.cpu".into(), reason: "busy".into(), ..Component::default() };
         let (text, value) = component(&of, &catalog());
         assert!(text.contains("What was seen: busy") && !text.contains("What it means"), "{text}");

@@ -1,8 +1,8 @@
 //! What each component of a host is, and where its checks are documented.
 
-/// One component, or all whose names begin so.
+/// One component, or all components whose names start with a prefix.
 pub(super) struct Known {
-    /// Its name, or how the names begin (with `*` at the end).
+    /// Its name, or the prefix of the names (with `*` at the end).
     name: &'static str,
     pub(super) what: &'static str,
     /// The document and its section.
@@ -18,7 +18,7 @@ const SYSTEM: (&str, &str) = (CHECKS, "The operating system");
 const LOAD: (&str, &str) = (CONFIGURATION, "How the host is judged");
 const NVML: (&str, &str) = (CHECKS, "GPUs by the driver: NVML");
 
-/// The longest that fits counts.
+/// The longest match counts.
 pub(super) const COMPONENTS: [Known; 38] = [
     known(
         "gpu.*",
@@ -89,14 +89,14 @@ const fn known(name: &'static str, what: &'static str, documented: (&'static str
 }
 
 impl Known {
-    /// Its name, or how the names begin (with `*` at the end).
+    /// Its name, or the prefix of the names (with `*` at the end).
     #[cfg(test)]
     pub(super) fn name(&self) -> &'static str {
         self.name
     }
 }
 
-/// What is known about a component of that name.
+/// The description of a component with that name.
 pub(super) fn of(component: &str) -> Option<&'static Known> {
     let fits = |known: &&Known| match known.name.strip_suffix('*') {
         Some(beginning) => component.starts_with(beginning),
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_documented_where_it_is_said_to_be() {
+    fn each_component_is_documented_in_its_section() {
         let documents = [
             (CHECKS, include_str!("../../../../docs/reference/checks.md")),
             (CONFIGURATION, include_str!("../../../../docs/reference/configuration.md")),
@@ -130,7 +130,7 @@ mod tests {
         let mut count = 0;
         for name in reference.split('`').skip(1).step_by(2) {
             let name = name.split('<').next().unwrap_or(name);
-            // Keys of the configuration begin so, too.
+            // Keys of the configuration start in the same way.
             let is_key = name.matches('.').count() > 1
                 || [
                     "interval",

@@ -1,4 +1,4 @@
-//! Which run is explained when none is named.
+//! Which run is explained if none is named.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use mainstay_core::model::entry::{Body, Entry, Fact};
 use super::{Chosen, read};
 use crate::store::journal::JournalReader;
 
-/// A run directory, with what the first entry of its journal has of the start.
+/// A run directory, with the start data in the first entry of its journal.
 struct Run {
     dir: PathBuf,
     started: Wall,
@@ -18,16 +18,17 @@ struct Run {
     checkpoints: String,
 }
 
-/// What became of a run.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Failed,
     Running,
-    /// It ended and nothing failed.
+    /// It ended without a failure.
     Well,
 }
 
-/// The newest run that failed or is running: of those that were started in this directory if there are any, else of all.
+/// The newest run that failed or is running: among those started in this directory if there are any, else among
+/// all.
 pub(super) fn to_explain(runs: &Path) -> anyhow::Result<Chosen> {
     let here = std::env::current_dir().unwrap_or_default();
     choose(runs, &here)?.with_context(|| format!("there is no run in {}; name one", runs.display()))
@@ -59,7 +60,7 @@ fn choose(runs: &Path, here: &Path) -> anyhow::Result<Option<Chosen>> {
         notes.push(format!("explaining {which}: {}", run.reported()));
         return Ok(Some(Chosen { run_dir: run.dir.clone(), notes }));
     }
-    // None failed: the newest says so.
+    // None failed: the newest run reports that.
     Ok(candidates.first().map(|run| Chosen { run_dir: run.dir.clone(), notes: Vec::new() }))
 }
 
@@ -78,7 +79,7 @@ impl Run {
     }
 }
 
-/// The runs by when they were started: the time of a directory says when something in it was last made, and not that.
+/// The runs by start time: the time of a directory changes whenever something in it is created.
 fn newest_first(runs: &Path) -> Vec<Run> {
     let entries = std::fs::read_dir(runs).into_iter().flatten().flatten();
     let mut all: Vec<Run> = entries.filter_map(|entry| run_in(entry.path())).collect();
@@ -119,7 +120,7 @@ mod tests {
     const HERE: &str = "/home/me/here";
     const ELSEWHERE: &str = "/home/me/elsewhere";
 
-    /// A run of which the journal says that it began at `second` in `place`, and then this.
+    /// A run whose journal has a start at `second` in `place`, and then these entries.
     fn run(runs: &Path, name: &str, second: i64, place: &str, then: Vec<Body>) {
         let mut journal =
             Journal::open(&runs.join(name).join("journal"), Limits::default(), BootId::default()).unwrap();
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_goes_on_is_the_one_and_where_none_failed_the_newest_says_so() {
+    fn a_running_run_is_chosen_and_without_failures_the_newest_one() {
         let dir = tempfile::tempdir().unwrap();
         assert!(choose(dir.path(), Path::new(HERE)).unwrap().is_none());
         run(dir.path(), "well", 1000, HERE, ended(0));

@@ -1,9 +1,11 @@
-//! Abbreviated options, as argparse reads them for torchrun: `--redirect 3` is `--redirects 3`. An abbreviation means torchrun's
-//! option where one matches, so that a command line of torchrun means here what it means there; else it means one of ours.
+//! Abbreviated options, as argparse reads them for torchrun: `--redirect 3` is `--redirects 3`. An abbreviation
+//! means torchrun's option if one matches, so that torchrun command lines keep their meaning; else it means one of
+//! ours.
 
 use std::ffi::OsString;
 
-/// What torchrun knows (`torch/distributed/run.py` of PyTorch 2.11, and `--log-line-prefix-template` of its successor).
+/// The options of torchrun (`torch/distributed/run.py` of PyTorch 2.11, and `--log-line-prefix-template` of its
+/// successor).
 const TORCHRUN: [&str; 32] = [
     "duplicate-stderr-filters",
     "duplicate-stdout-filters",
@@ -39,8 +41,8 @@ const TORCHRUN: [&str; 32] = [
     "virtual-local-rank",
 ];
 
-/// The arguments behind `run` with each abbreviated option in full, up to the script. `options` are those of `mainstay run`, each
-/// with whether it takes the next argument as its value.
+/// The arguments after `run` with each abbreviated option in full, up to the script. `options` are those of
+/// `mainstay run`, each with whether it takes the next argument as its value.
 ///
 /// # Errors
 /// An abbreviation that fits several options.
@@ -53,7 +55,7 @@ pub(in crate::cli) fn in_full(
     while let Some(argument) = arguments.next() {
         let text = argument.to_str().unwrap_or_default();
         let Some(written) = text.strip_prefix("--").filter(|name| !name.is_empty()) else {
-            // A short option with its value apart, or the script, or what is not ours to read.
+            // A short option with a separate value, or the script, or an argument for the parser.
             let is_short = text.starts_with('-') && text.len() > 1 && text != "--";
             let takes_next = matches!(text, "-r" | "-t");
             full.push(argument);
@@ -68,7 +70,7 @@ pub(in crate::cli) fn in_full(
             None => (written, None),
         };
         let Some(known) = option(name, options)? else {
-            // For the parser, which knows what is near.
+            // For the parser, which suggests similar options.
             full.push(argument);
             continue;
         };
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unambiguous_beginning_is_the_option() {
+    fn an_unambiguous_prefix_is_the_option() {
         let is = |line, expected: &str| assert_eq!(full(line).as_deref(), Ok(expected), "{line}");
         is("--redirect 3 --nproc_per=2 a.py --redirect", "--redirects 3 --nproc-per-node=2 a.py --redirect");
         is("--run --stand a.py", "--run-path --standalone a.py");
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ambiguous_beginning_names_the_candidates() {
+    fn an_ambiguous_prefix_names_the_candidates() {
         let error = full("--rdzv x a.py").expect_err("two fit");
         assert_eq!(error, "ambiguous option: --rdzv could match --rdzv-conf, --rdzv-id");
     }

@@ -1,4 +1,4 @@
-//! What Slurm, MPI and Kubernetes say of the hosts of a job, where the command line does not.
+//! The hosts of a job from Slurm, MPI and Kubernetes, if the command line does not name them.
 
 use mainstay_core::recovery::hosts::cluster_environment::{self, Found, Given, Start, Variables};
 
@@ -10,7 +10,7 @@ use crate::cli::torchrun;
 pub(super) struct FromEnvironment {
     /// For people: what was taken from where.
     pub(super) reported: Option<String>,
-    /// Whether the endpoint is this host, where the environment says so.
+    /// Whether the endpoint is this host, if the environment shows it.
     pub(super) is_endpoint: Option<bool>,
 }
 
@@ -21,17 +21,17 @@ pub(super) fn variables() -> Variables {
         .collect()
 }
 
-/// The name by which a cluster's other hosts reach this one, if a file of the host has it.
+/// The name by which the cluster's other hosts reach this one, if a file of the host contains it.
 pub(super) fn full_name() -> Option<String> {
     let host = nix::unistd::gethostname().ok()?;
     let file = std::fs::read_to_string("/etc/hosts").ok()?;
     cluster_environment::full_name(&file, host.to_str()?)
 }
 
-/// Adds to the options what the environment says of the hosts of the job.
+/// Adds the hosts of the job from the environment to the options.
 ///
 /// # Errors
-/// The environment contradicts the options or itself, or it lacks something.
+/// The environment contradicts the options or itself, or it is incomplete.
 pub(super) fn add(
     args: &mut Args,
     variables: &Variables,
@@ -44,7 +44,7 @@ pub(super) fn add(
     let given = Given {
         hosts: hosts.map_err(|error| anyhow::anyhow!("--nnodes: {error}"))?,
         node_rank: args.node_rank,
-        // Where etcd is, no cluster says.
+        // No cluster's environment contains the address of etcd.
         has_address: args.rdzv_endpoint.is_some()
             || args.master_addr.is_some()
             || args.rdzv_backend.as_deref().is_some_and(|backend| backend.starts_with("etcd")),
@@ -89,7 +89,7 @@ fn authority(address: &str, port: Option<u16>) -> String {
     port.map_or(address.clone(), |port| format!("{address}:{port}"))
 }
 
-/// What was taken from where, in one line; also what torchrun's own variables gave.
+/// What was taken from where, in one line; includes values from torchrun's own variables.
 fn reported(args: &Args, start: &Start, variables: &Variables) -> Option<String> {
     if start.hint.is_some() {
         return start.hint.clone();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_slurm_numbers_its_hosts_and_says_so() {
+    fn a_step_of_slurm_numbers_its_hosts_and_names_the_source() {
         let (args, from) = added("", &STEP);
         assert_eq!((args.nnodes.as_deref(), args.node_rank), (Some("2"), Some(1)));
         assert_eq!((args.master_addr.as_deref(), args.master_port), (Some("gpu1"), Some(16_243)));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_by_hand_wins() {
+    fn explicit_options_take_precedence() {
         let (args, from) = added("--standalone", &STEP);
         assert!(args.nnodes.is_none() && from.reported.is_none());
         let (args, _) = added("--master-addr a --master-port 7 --rdzv-id mine", &STEP);
@@ -194,8 +194,8 @@ mod tests {
     }
 
     #[test]
-    fn what_torchruns_variables_gave_is_told() {
-        // Options stand for what the parser has read of these variables.
+    fn values_from_torchruns_variables_are_reported() {
+        // The options are what the parser reads from these variables.
         let pod =
             [("PET_NNODES", "2"), ("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "a"), ("PET_MASTER_PORT", "7")];
         let (_, from) = added("--nnodes 2 --node-rank 1 --master-addr a --master-port 7", &pod);

@@ -1,4 +1,4 @@
-//! What the ranks run, by the command line.
+//! What the ranks run, from the command line.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use anyhow::{Context, bail};
 
 use super::Args;
 
-/// The command of each rank: as torchrun builds it, and programs that are no Python also without --no-python.
+/// The command of each rank: as torchrun builds it, and also programs other than Python without --no-python.
 pub(super) fn command(args: &Args) -> anyhow::Result<Vec<String>> {
     let (script, arguments) = args.command.split_first().context("there is no script to run")?;
     if script.starts_with('-') {
         bail!("{script}: no such option of `mainstay run`; see `mainstay run --help`");
     }
     let mut command = Vec::new();
-    // As torchrun has it: --run-path takes precedence over --module and --no-python.
+    // As in torchrun: --run-path takes precedence over --module and --no-python.
     let module = args.module && !args.host.run_path;
     let is_python = args.host.run_path || module || (!args.no_python && !is_program(script));
     if is_python {
@@ -29,8 +29,8 @@ pub(super) fn command(args: &Args) -> anyhow::Result<Vec<String>> {
     Ok(command)
 }
 
-/// Whether `script` is a program to be executed by itself: found on PATH, or an executable file that does not
-/// end in `.py`.
+/// Whether `script` is itself an executable program: found on PATH, or an executable file whose name does not end
+/// in `.py`.
 fn is_program(script: &str) -> bool {
     if script.ends_with(".py") {
         return false;
@@ -47,7 +47,8 @@ fn is_executable(path: &Path) -> bool {
     path.is_file() && nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok()
 }
 
-/// The interpreter: torchrun's `PYTHON_EXEC`, or the first on PATH, which in an activated environment is its own.
+/// The interpreter: torchrun's `PYTHON_EXEC`, or the first one on PATH, which is the environment's in an activated
+/// environment.
 fn python() -> String {
     std::env::var("PYTHON_EXEC").unwrap_or_else(|_| {
         let name = if on_path("python3") { "python3" } else { "python" };

@@ -1,11 +1,11 @@
-//! torchrun's options that concern one host alone: how ranks are started, where they run, and how their output looks.
+//! torchrun's options for a single host: how ranks are started, where they run, and how their output looks.
 
 use nix::sys::signal::Signal;
 
 use super::values::switch;
 use crate::os::numa::{self, Topology};
 
-/// torchrun's name for the only implementation of logs that there is here.
+/// torchrun's name for the only supported implementation of logs.
 const DEFAULT_LOGS: &str = "default";
 
 #[derive(Debug, clap::Args)]
@@ -56,23 +56,23 @@ pub(super) struct HostOptions {
     /// Implementation of logs; only default is supported
     #[arg(long, alias = "logs_specs", value_name = "NAME", value_parser = logs_specs, help_heading = "Output", hide_short_help = true)]
     pub(super) logs_specs: Option<String>,
-    /// Begin each line of the launcher with its time (UTC); default: if standard error is not a terminal
+    /// Start each line of the launcher with its time (UTC); default: if standard error is not a terminal
     #[arg(long, env = "MAINSTAY_TIMESTAMPS", value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch("MAINSTAY_TIMESTAMPS"), help_heading = "Output", hide_short_help = true)]
     pub(super) timestamps: Option<bool>,
 }
 
-/// Texts that a line is searched for.
+/// Texts that lines are searched for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Filters(pub(super) Vec<String>);
 
 impl HostOptions {
-    /// Whether the launcher's lines begin with their time.
+    /// Whether the launcher's lines start with their time.
     pub(super) fn timestamps(&self) -> bool {
         use std::io::IsTerminal;
         self.timestamps.unwrap_or_else(|| !std::io::stderr().is_terminal())
     }
 
-    /// Finds out before the start whether each rank has a GPU and CPUs of its own, as far as that was asked for.
+    /// Checks before the start whether each rank gets its own GPU and CPUs, if that was requested.
     ///
     /// # Errors
     /// The option and what is missing.
@@ -135,7 +135,7 @@ fn signal_to_handle(text: &str) -> Result<i32, String> {
     Ok(signal as i32)
 }
 
-/// A list as torchrun reads it: separated by commas, with two commas for one.
+/// A list as torchrun reads it: separated by commas, with two commas for a literal one.
 fn filters(text: &str) -> Result<Filters, String> {
     let mut found = vec![String::new()];
     let mut letters = text.chars().peekable();

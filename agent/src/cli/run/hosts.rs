@@ -1,4 +1,4 @@
-//! Jobs of several hosts: how torchrun's options say where hosts meet.
+//! Jobs of several hosts: where the hosts meet according to torchrun's options.
 
 use std::collections::BTreeMap;
 
@@ -13,23 +13,23 @@ use super::Args;
 use crate::cli::torchrun;
 use crate::launch::hosts::{HostsPlan, StoreKind};
 
-/// Defaults of torchrun, in seconds.
+/// Default of torchrun, in seconds.
 const JOIN_TIMEOUT: u64 = 600;
 const LAST_CALL: u64 = 30;
 
-/// A host that starts again is back within this.
+/// A host that reboots is back within this time.
 const SHRINK_AFTER: u64 = 60;
 
-/// A planned round costs what has not been saved, and the start.
+/// A planned round costs the unsaved work, and the start.
 const GROW_AFTER: u64 = 300;
 
-/// A shorter lease ends while a host is only busy.
+/// A shorter lease could expire while a host is only busy.
 const LEAST_LEASE: u64 = 3;
 
-/// etcd that has lost its own leader answers after some seconds.
+/// After the loss of its own leader etcd answers after some seconds.
 const LEAST_MANAGED_LEASE: u64 = 6;
 
-/// The password of etcd's user, where the command line does not have it.
+/// The password of etcd's user, if the command line does not have it.
 const PASSWORD: &str = "MAINSTAY_ETCD_PASSWORD";
 
 /// Where torchrun's static rendezvous meets without `--master-port`.
@@ -129,7 +129,7 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
     }))
 }
 
-/// Who runs the store at these endpoints, and how it is asked.
+/// Who runs the store at these endpoints, and how to access it.
 fn store(
     args: &Args,
     conf: &BTreeMap<String, String>,
@@ -164,7 +164,7 @@ fn store(
     }
 }
 
-/// `KEY=VALUE,…`. Keys of torchrun that mean nothing here are accepted.
+/// `KEY=VALUE,…`. Keys of torchrun without a meaning here are accepted.
 fn conf(text: &str) -> anyhow::Result<BTreeMap<String, String>> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     let pairs = pairs.map(|pair| {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn invalid_combinations_are_named() {
         for (line, reported) in [
             ("--nnodes 0", "--nnodes"),
             ("--nnodes 3:2", "--nnodes"),

@@ -1,4 +1,4 @@
-//! From the options of `mainstay run` to the plan of the job.
+//! Converts the options of `mainstay run` to the plan of the job.
 
 use std::path::{Path, PathBuf};
 
@@ -39,11 +39,11 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
     let (endpoint_addr, endpoint_port) = static_endpoint(&args)?;
     let run_id = match (&args.rdzv_id, &hosts) {
         (Some(id), _) => id.clone(),
-        // All hosts have to have the same; it is torchrun's.
+        // All hosts must have the same; this is torchrun's default.
         (None, Some(_)) => "none".to_owned(),
         (None, None) => lineage::new_run_id().context("making a run id")?,
     };
-    // Where several hosts meet is not where the ranks of a round do.
+    // The meeting place of several hosts is not that of the ranks of a round.
     let fixed_port = args.master_port.or(endpoint_port).filter(|port| *port != 0 && hosts.is_none());
     let settings = Settings {
         run_id,
@@ -110,7 +110,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
     })
 }
 
-/// How many ranks were asked for.
+/// The requested number of ranks.
 fn ranks(text: &str, visible: Option<&str>) -> Result<u32, String> {
     let (dev, drm) = (Path::new("/dev"), Path::new("/sys/class/drm"));
     let mask = std::env::var("ZE_AFFINITY_MASK").ok();
@@ -119,7 +119,7 @@ fn ranks(text: &str, visible: Option<&str>) -> Result<u32, String> {
     torchrun::ranks_per_node(&number, dev, visible)
 }
 
-/// How long ranks may take to exit: what was given, else what PyTorch's own variable has.
+/// How long ranks may take to exit: the given time, else the value of PyTorch's own variable.
 fn shutdown_timeout(given: Option<Span>) -> anyhow::Result<Span> {
     const VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
     match (given, std::env::var(VARIABLE)) {
@@ -129,7 +129,7 @@ fn shutdown_timeout(given: Option<Span>) -> anyhow::Result<Span> {
     }
 }
 
-/// What the agent's configuration names for jobs that name none. A configuration that cannot be read is the agent's trouble.
+/// The configured policy for jobs that do not name one. An unreadable configuration is left to the agent to report.
 fn policy_of_the_host() -> Option<PathBuf> {
     Some(configuration_of_the_host()?.policy.file).filter(|file| !file.as_os_str().is_empty())
 }

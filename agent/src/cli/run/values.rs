@@ -1,4 +1,4 @@
-//! Values of options: how they are written.
+//! The syntax of option values.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub(super) fn interval(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| format!("{text:?} is no number of seconds above 0"))
 }
 
-/// A directory that is watched, and whose way of writing is looked for.
+/// A directory to watch, and the kind of trainer whose format is expected.
 pub(super) fn checkpoint_watch(text: &str) -> Result<(String, PathBuf), String> {
     let (kind, directory) = match text.split_once(':') {
         Some((kind, directory)) if !kind.contains('/') => (kind, directory),
@@ -70,7 +70,7 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(wrong)
 }
 
-/// How long a host is waited for; none to not look.
+/// How long to wait for a host; none to not check it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ReadyWithin(pub(super) Option<Span>);
 
@@ -138,7 +138,7 @@ pub(super) fn limits(given: &[(String, Span)]) -> Limits {
     }
     limits
 }
-/// Reads the environment variable of a switch. On the command line a switch takes no value.
+/// Reads the environment variable of a switch. On the command line a switch has no value.
 pub(super) fn switch(variable: &'static str) -> impl Fn(&str) -> Result<bool, String> + Clone {
     move |text| match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" | "y" | "t" => Ok(true),

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-/// Intel's PCI vendor, as `/sys` writes it.
+/// Intel's PCI vendor id, as `/sys` writes it.
 const INTEL: &str = "0x8086";
 
-/// How many there are: what `mask` (`ZE_AFFINITY_MASK`) names, else the render nodes of Intel's. `dri` is `/dev/dri`, in which a
-/// container has only its own, `drm` is `/sys/class/drm`.
+/// Their number: the entries of `mask` (`ZE_AFFINITY_MASK`), else Intel's render nodes. `dri` is `/dev/dri`, where
+/// a container has only its own; `drm` is `/sys/class/drm`.
 pub(super) fn count(dri: &Path, drm: &Path, mask: Option<&str>) -> u32 {
     let entries = std::fs::read_dir(dri).into_iter().flatten().flatten();
     let of_intel = entries.filter(|entry| {
@@ -25,10 +25,10 @@ pub(super) fn count(dri: &Path, drm: &Path, mask: Option<&str>) -> u32 {
     }
 }
 
-/// A number of ranks as it was given, with `xpu` replaced by a number, and `auto` where there are XPUs and no other GPUs.
+/// A number of ranks as given, with `xpu` replaced by a number, and `auto` if there are XPUs and no other GPUs.
 ///
 /// # Errors
-/// XPUs were asked for where there are none.
+/// XPUs were requested and there are none.
 pub(super) fn in_numbers(text: &str, xpus: u32, has_gpus: bool) -> Result<String, String> {
     match text {
         "xpu" if xpus == 0 => Err("xpu asked for, but there is no Intel GPU: /dev/dri has none".to_owned()),

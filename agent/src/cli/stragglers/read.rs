@@ -8,13 +8,13 @@ use anyhow::{Context, bail};
 use mainstay_core::progress::straggler::{Columns, Trace};
 use serde_json::{Map, Value};
 
-/// A line that is longer is no line of a trace.
+/// A longer line is not part of a trace.
 const LONGEST_LINE: usize = 1 << 20;
 
 /// A JSON document is held in memory as a whole.
 const LARGEST_DOCUMENT: u64 = 1 << 30;
 
-/// What separates fields; the header has the one it has most of.
+/// Possible field separators; the header's most frequent one is used.
 const SEPARATORS: [char; 4] = [',', '\t', ';', '|'];
 
 /// Where documents keep their rows.
@@ -53,7 +53,7 @@ pub(super) fn all_of(mut input: impl BufRead) -> anyhow::Result<Trace> {
     let mut line = Vec::new();
     for number in 1_u64.. {
         line.clear();
-        // No more is kept than shows that it is too long.
+        // Only one byte more than the limit is kept, enough to detect it.
         let longest = LONGEST_LINE as u64 + 1;
         if input.by_ref().take(longest).read_until(b'\n', &mut line)? == 0 {
             break;
@@ -139,14 +139,14 @@ impl Reader {
         let Value::Object(object) = object else { bail!("not an object: {object}") };
         let flat;
         let object = if object.contains_key("ph") {
-            // Of a Chrome trace: marks and counters are no sections.
+            // In a Chrome trace, marks and counters are not sections.
             let Some(event) = of_chrome(object) else { return Ok(()) };
             flat = event;
             &flat
         } else {
             object
         };
-        // What is null is not there.
+        // A null value counts as absent.
         let given = || object.iter().filter(|(_, value)| !value.is_null());
         let names: Vec<String> = given().map(|(name, _)| name.clone()).collect();
         let fields: Vec<String> = given()
@@ -161,8 +161,8 @@ impl Reader {
     }
 }
 
-/// A whole section of a Chrome trace as a row: times are in microseconds, what else is known is in `args`, and who it was
-/// is the process.
+/// A complete section of a Chrome trace as a row: times are in microseconds, further data is in `args`, and the
+/// process is the rank.
 fn of_chrome(event: &Map<String, Value>) -> Option<Map<String, Value>> {
     if event.get("ph").and_then(Value::as_str) != Some("X") {
         return None;
@@ -177,7 +177,7 @@ fn of_chrome(event: &Map<String, Value>) -> Option<Map<String, Value>> {
     Columns::of(row.keys().map(String::as_str)).is_ok().then_some(row)
 }
 
-/// The fields of a line of CSV; a quoted one may hold separators, and `""` is a quote in it.
+/// The fields of a line of CSV; a quoted one may contain separators, and `""` is a quote in it.
 fn fields(line: &str, separator: char) -> anyhow::Result<Vec<String>> {
     let (mut fields, mut field, mut quoted) = (Vec::new(), String::new(), false);
     let mut letters = line.chars().peekable();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_said() {
+    fn an_unreadable_trace_is_an_error_with_its_reason() {
         assert!(error("rank,stepp,duration\n").contains("which step"));
         assert!(error("rank,step,duration\n0,one,3\n").contains("line 2: step: \"one\""));
         assert!(error("rank,step,duration\n0,1,2,3\n").contains("4 fields under a header of 3"));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_a_mark_of_byte_order_are_passed_over() {
+    fn comments_and_a_byte_order_mark_are_skipped() {
         let text = "\u{feff}rank,step,duration\n# made by hand\n\n0,1,2\n";
         assert!(!all_of(text.as_bytes()).unwrap().is_empty());
     }

@@ -1,11 +1,11 @@
-//! What can go wrong with the journal, and what to do about it.
+//! Errors of the journal, and what to do about them.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-/// Why the journal could not do something.
+/// Why an operation of the journal failed.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// Another process writes to the same directory.
@@ -17,17 +17,17 @@ pub enum JournalError {
     Locked {
         /// The journal's directory.
         dir: PathBuf,
-        /// The process that has it, where it said so.
+        /// The process that holds it, if known.
         holder: Option<i32>,
     },
     /// The operating system refused.
     #[error("{operation} {}: {source}{}", path.display(), advice(source))]
     Io {
-        /// What was being done.
+        /// What was attempted.
         operation: &'static str,
-        /// To what.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The error from the system.
         #[source]
         source: io::Error,
     },
@@ -46,7 +46,7 @@ pub enum JournalError {
         #[source]
         source: serde_json::Error,
     },
-    /// An entry was appended under a number that is taken.
+    /// An entry was appended under a number that is already used.
     #[error("entry {seq} comes too late: the journal continues at {next}")]
     Order {
         /// Its number.
@@ -61,13 +61,13 @@ impl JournalError {
         JournalError::Io { operation, path: path.to_owned(), source }
     }
 
-    /// Whether time may mend it: the disk is full or fails, as opposed to a lock or an entry.
+    /// Whether the error may go away with time: the disk is full or fails, as opposed to a lock or an entry.
     pub fn is_disk(&self) -> bool {
         matches!(self, JournalError::Io { .. } | JournalError::Silent { .. })
     }
 }
 
-/// What would help, for the errors that operators meet.
+/// What would help, for errors that operators see.
 fn advice(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOSPC | Errno::EDQUOT) => {

@@ -5,18 +5,18 @@ use serde::Deserialize;
 
 use super::JournalError;
 
-/// What a line of the journal is.
+/// The kinds of lines in the journal.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "lives for the moment between reading a line and using it")]
 pub enum Line {
     /// An entry.
     Entry(Entry),
-    /// An entry of a kind that this version does not know: a newer one wrote it. It keeps its number.
+    /// An entry of a kind that only a newer version knows. It keeps its number.
     Unknown {
         /// Its number.
         seq: u64,
     },
-    /// No entry: damaged on the disk, or edited.
+    /// Not an entry: damaged on the disk, or edited.
     Corrupt,
 }
 
@@ -47,7 +47,7 @@ pub fn decode(line: &[u8]) -> Line {
     }
 }
 
-/// The entry's number alone: much cheaper than the whole entry, for those who look for a place.
+/// Only the entry's number: much cheaper than the whole entry, for position searches.
 pub(super) fn decode_seq(line: &[u8]) -> Option<u64> {
     #[derive(Deserialize)]
     struct Numbered {

@@ -1,4 +1,4 @@
-//! The reading end: by path, without a lock, beside a writer that appends, rotates and deletes.
+//! The reading side: by path, without a lock, concurrent with a writer that appends, rotates and deletes.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Seek, SeekFrom};
@@ -10,7 +10,7 @@ use super::line::{Line, decode, decode_seq};
 use super::segment::{Segment, list_segments, segment_path};
 use super::{JournalError, Replayed};
 
-/// Below this distance a place is looked for line by line.
+/// Below this distance in bytes a position is searched line by line.
 const NEAR: u64 = 16 << 10;
 
 /// How often a segment may vanish between listing and opening before that is an error.
@@ -27,11 +27,11 @@ pub struct JournalReader {
 pub struct Read {
     /// The entries, oldest first.
     pub entries: Vec<Entry>,
-    /// What the journal no longer holds of that which was asked for.
+    /// The requested entries that the journal no longer has.
     pub gap: Option<Gap>,
-    /// Where to go on: the number of the last line that was passed, readable or not.
+    /// Where to continue: the number of the last line that was read, readable or not.
     pub cursor: u64,
-    /// Lines that were passed over: damaged, or of a kind that only a newer version knows.
+    /// Lines that were skipped: damaged, or of a kind that only a newer version knows.
     pub skipped: u64,
 }
 
@@ -52,7 +52,7 @@ impl JournalReader {
 
     /// At most `limit` entries with numbers above `cursor`; 0 is before the first.
     ///
-    /// Numbers that were deleted already are told as a gap, and reading begins at the oldest there is.
+    /// Deleted numbers are reported as a gap, and reading starts at the oldest entry there is.
     pub fn entries_after(&self, cursor: u64, limit: usize) -> Result<Read, JournalError> {
         for _ in 0..DELETED_UNDER_US {
             if let Some(read) = self.try_entries_after(cursor, limit)? {
@@ -62,7 +62,7 @@ impl JournalReader {
         Err(JournalError::io("reading the segments in", &self.dir, ErrorKind::NotFound.into()))
     }
 
-    /// None if the writer deleted the segment to begin with since it was listed.
+    /// None if the writer deleted the first segment since it was listed.
     fn try_entries_after(&self, cursor: u64, limit: usize) -> Result<Option<Read>, JournalError> {
         let segments = self.segments()?;
         let mut read = Read { cursor, ..Read::default() };
@@ -70,7 +70,7 @@ impl JournalReader {
             read.gap = Some(Gap { first: cursor.saturating_add(1), last: first - 1 });
             read.cursor = first - 1;
         }
-        // The segment that holds the place is the last one that begins at or before it.
+        // The segment with the position is the last one that starts at or before it.
         let begin = segments
             .partition_point(|segment| segment.first_seq <= read.cursor.saturating_add(1))
             .saturating_sub(1);
@@ -83,7 +83,7 @@ impl JournalReader {
                 Err(error) if error.kind() == ErrorKind::NotFound && read.entries.is_empty() => {
                     return Ok(None);
                 }
-                // What it held is a gap of the next call.
+                // Its content is a gap of the next call.
                 Err(error) if error.kind() == ErrorKind::NotFound => break,
                 Err(source) => return Err(self.failed(*segment, source)),
             }
@@ -91,7 +91,7 @@ impl JournalReader {
         Ok(Some(read))
     }
 
-    /// The first number that the journal still holds; none while it is empty.
+    /// The first number in the journal; none while it is empty.
     pub fn oldest(&self) -> Result<Option<u64>, JournalError> {
         Ok(oldest_of(&self.segments()?))
     }
@@ -109,7 +109,7 @@ impl JournalReader {
         Ok(None)
     }
 
-    /// Calls `take` with every entry, oldest first. Lines that cannot be read are counted and warned of.
+    /// Calls `take` with every entry, oldest first. Unreadable lines are counted and logged as a warning.
     pub fn replay(&self, mut take: impl FnMut(Entry)) -> Result<Replayed, JournalError> {
         let mut total = Replayed::default();
         for segment in self.segments()? {
@@ -145,7 +145,7 @@ impl JournalReader {
         Ok(total)
     }
 
-    /// The segments; none if the directory is not there yet.
+    /// The segments; none if the directory does not exist yet.
     fn segments(&self) -> Result<Vec<Segment>, JournalError> {
         match list_segments(&self.dir) {
             Err(JournalError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(Vec::new()),
@@ -186,15 +186,15 @@ impl JournalReader {
         loop {
             line.clear();
             reader.read_until(b'\n', &mut line)?;
-            // Without its end it is not whole yet: the writer is at it.
+            // A line without its end is not complete yet: it is being written.
             if line.last() != Some(&b'\n') || !take(decode(&line)) {
                 return Ok(());
             }
         }
     }
 
-    /// A byte near and before the first line with a number above `cursor`, found by halving: a reader that
-    /// follows the end does not read the whole segment each time.
+    /// A byte near and before the first line with a number above `cursor`, by binary search: a reader that follows
+    /// the end does not read the whole segment each time.
     fn place_of(&self, segment: Segment, cursor: u64) -> io::Result<u64> {
         let file = File::open(self.path(segment))?;
         let (mut low, mut high) = (0, file.metadata()?.len());
@@ -223,7 +223,7 @@ fn oldest_of(segments: &[Segment]) -> Option<u64> {
     segments.iter().find(|segment| segment.bytes > 0).map(|segment| segment.first_seq)
 }
 
-/// The first readable line that begins after `from` and before `until`: its place and number.
+/// The first readable line that starts after `from` and before `until`: its position and number.
 fn line_after(file: &File, from: u64, until: u64) -> io::Result<Option<(u64, u64)>> {
     let mut reader = BufReader::new(file);
     reader.seek(SeekFrom::Start(from))?;

@@ -16,12 +16,12 @@ pub(super) struct Segment {
     pub(super) bytes: u64,
 }
 
-/// What stands in the segment that is to be continued.
+/// The contents of the segment that is continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Up to the end of its last whole line.
+    /// Bytes up to the end of its last whole line.
     pub(super) whole_bytes: u64,
-    /// What follows that: a line without its end.
+    /// Bytes after that: a line without its end.
     pub(super) torn_bytes: u64,
     /// The number that the next entry gets.
     pub(super) next_seq: u64,
@@ -31,7 +31,7 @@ pub(super) fn segment_path(dir: &Path, first_seq: u64) -> PathBuf {
     dir.join(format!("{first_seq:020}.jsonl"))
 }
 
-/// The segments in `dir`, oldest first. Files of other names are not ours and are let alone.
+/// The segments in `dir`, oldest first. Files with other names are ignored.
 pub(super) fn list_segments(dir: &Path) -> Result<Vec<Segment>, JournalError> {
     let listing = |source| JournalError::io("listing", dir, source);
     let mut segments = Vec::new();
@@ -40,7 +40,7 @@ pub(super) fn list_segments(dir: &Path) -> Result<Vec<Segment>, JournalError> {
         let Some(first_seq) = file.file_name().to_str().and_then(first_seq_of) else { continue };
         match file.metadata() {
             Ok(metadata) => segments.push(Segment { first_seq, bytes: metadata.len() }),
-            // The writer deleted it between the listing and the look.
+            // The writer deleted it between the listing and this call.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(source) => return Err(JournalError::io("reading the size of", &file.path(), source)),
         }
@@ -54,7 +54,7 @@ fn first_seq_of(name: &str) -> Option<u64> {
     (digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
-/// Reads a segment to find where it goes on.
+/// Reads a segment to find where to continue.
 pub(super) fn measure(path: &Path, first_seq: u64) -> Result<Extent, JournalError> {
     let reading = |source| JournalError::io("reading", path, source);
     let mut reader = BufReader::new(File::open(path).map_err(reading)?);
@@ -68,7 +68,7 @@ pub(super) fn measure(path: &Path, first_seq: u64) -> Result<Extent, JournalErro
             return Ok(extent);
         }
         extent.whole_bytes += bytes;
-        // A line that cannot be read was an entry once: its number is not given again.
+        // An unreadable line was once an entry: its number is not used again.
         let seq = decode_seq(&line).unwrap_or(extent.next_seq).max(extent.next_seq);
         extent.next_seq = seq.saturating_add(1);
     }

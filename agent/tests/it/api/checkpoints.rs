@@ -1,4 +1,4 @@
-//! An agent's knowledge of checkpoints, of one step that a job has sealed on this host.
+//! An agent that knows one step, which a job sealed on this host.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ pub const STEP: u64 = 40;
 /// When it was sealed, in seconds of these tests.
 pub const SEALED_AT: u64 = 60;
 
-/// One that knows the step that lies in `dir`.
+/// A service that knows the step in `dir`.
 pub fn knowing_one_step(dir: &Path) -> Arc<Service> {
     let directory = dir.join("checkpoints");
     seal(&directory);
@@ -44,7 +44,7 @@ pub fn knowing_one_step(dir: &Path) -> Arc<Service> {
     };
     let service = Service::start(settings, Token::new(b"a secret of sixteen or more").unwrap()).unwrap();
     service.watch(Watched { run: RUN.to_owned(), directory, user: User::own(), pool: None });
-    // Asking for the copies looks at the directory first.
+    // Listing the copies scans the directory first.
     assert_eq!(service.copies().len(), 1);
     Arc::new(service)
 }

@@ -1,4 +1,4 @@
-//! The journal as a list and as a stream: nothing lost, nothing twice, gaps told.
+//! The journal as a list and as a stream: nothing is lost or duplicated, and gaps are reported.
 
 use mainstay_agent::store::journal::Limits;
 use mainstay_core::base::id::{Attempt, Incident, Pid, Rank};
@@ -62,7 +62,7 @@ async fn a_stream_resumes_over_a_restart_without_loss_and_without_duplicates() {
     for _ in 10..24 {
         seen.push(next_event(&mut stream).await.cursor);
     }
-    // And what happens from now on comes as it happens.
+    // Events from now on arrive as they happen.
     let cursor = server.fact(31, "demo", progress(21));
     seen.push(next_event(&mut stream).await.cursor);
     assert_eq!(seen, (1..=cursor).collect::<Vec<u64>>());
@@ -70,7 +70,7 @@ async fn a_stream_resumes_over_a_restart_without_loss_and_without_duplicates() {
 }
 
 #[tokio::test]
-async fn what_happened_before_the_stop_is_told_before_the_end() {
+async fn events_before_the_stop_are_sent_before_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     let mut client = EventServiceClient::new(server.unix().await);
@@ -88,7 +88,7 @@ async fn what_happened_before_the_stop_is_told_before_the_end() {
 }
 
 #[tokio::test]
-async fn a_watch_without_a_cursor_tells_what_is_new() {
+async fn a_watch_without_a_cursor_sends_only_new_events() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
@@ -102,7 +102,7 @@ async fn a_watch_without_a_cursor_tells_what_is_new() {
 }
 
 #[tokio::test]
-async fn what_is_no_longer_kept_is_told_as_a_gap() {
+async fn events_that_are_no_longer_kept_are_reported_as_a_gap() {
     let dir = tempfile::tempdir().unwrap();
     let limits = Limits { segment_bytes: 4096, total_bytes: 8192 };
     let mut server = Server::start_with(dir.path(), limits, Routes::default()).await;
@@ -170,7 +170,7 @@ async fn a_page_of_long_events_stays_below_what_callers_take() {
     for _ in 0..12 {
         server.fact(20, "demo", Fact::AgentLost { reason: "x".repeat(500_000) });
     }
-    // This client takes 4 MiB, as clients do unless told otherwise.
+    // This client accepts 4 MiB, the default of clients.
     let mut client = EventServiceClient::new(server.unix().await);
     let (mut after_cursor, mut seen) = (0, 0);
     loop {
@@ -240,7 +240,7 @@ async fn many_watchers_each_see_every_event() {
             seen
         });
     }
-    // A watcher that never reads holds up neither the others nor the server.
+    // A watcher that never reads blocks neither the others nor the server.
     let mut idle = EventServiceClient::new(server.unix().await);
     let _unread = idle.watch_events(watch_from(0)).await.unwrap();
     for step in 0..50 {
@@ -307,7 +307,7 @@ async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
             reported.contains("What would change this") && reported.contains("The same step on another host"),
             "{reported}"
         );
-        // What to do follows from the decision, and none was made.
+        // The advice follows from the decision, and there is none.
         assert!(reported.contains("Wait for the decision"), "{reported}");
     }
     assert!(last.markdown.starts_with("## "), "{}", last.markdown);

@@ -1,4 +1,4 @@
-//! The standard health protocol, sentence by sentence of its specification.
+//! The standard health protocol, tested sentence by sentence against its specification.
 
 use mainstay_core::model::health::HealthState;
 use mainstay_proto::grpc_health_v1::health_check_response::ServingStatus;
@@ -80,7 +80,7 @@ async fn a_watch_of_an_unknown_service_goes_on_until_the_service_appears() {
     server.health("host.disk", HealthState::Unhealthy);
     assert_eq!(next(&mut watch).await, ServingStatus::NotServing);
     server.stop().await;
-    // The stop of the server is told, not silent.
+    // The stop of the server is reported.
     assert_eq!(watch.message().await.unwrap_err().code(), Code::Unavailable);
 }
 

@@ -31,7 +31,7 @@ fn beat(second: u64, step: u64) -> BeatView {
 }
 
 #[tokio::test]
-async fn the_node_tells_its_state_with_reason_and_evidence() {
+async fn the_node_has_its_state_with_reason_and_evidence() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.cpu", HealthState::Healthy);
@@ -49,7 +49,7 @@ async fn the_node_tells_its_state_with_reason_and_evidence() {
     let memory = &node.components[2];
     assert_eq!((memory.name.as_str(), memory.state()), ("host.memory", v1::HealthState::Degraded));
     assert_eq!(memory.evidence[0].limit.as_deref(), Some("10 %"));
-    // Read at second 90, in this state since second 40, asked at second 100.
+    // Read at second 90, in this state since second 40, queried at second 100.
     assert_eq!(memory.read_age.unwrap().seconds, 10);
     assert_eq!(memory.since.unwrap().seconds, EPOCH / SECOND as i64 + 40);
     assert_eq!((about.mode(), about.hostname.as_str(), about.pid), (v1::ServerMode::Agent, "node-17", 812));
@@ -61,7 +61,7 @@ async fn a_reading_of_an_earlier_boot_has_no_age() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.cpu", HealthState::Healthy);
-    // The clock of this boot stands before the reading.
+    // The clock of this boot is before the reading.
     server.at(30);
     let mut client = HealthServiceClient::new(server.unix().await);
     let node = client.get_node(GetNodeRequest {}).await.unwrap().into_inner().node.unwrap();
@@ -71,7 +71,7 @@ async fn a_reading_of_an_earlier_boot_has_no_age() {
 }
 
 #[tokio::test]
-async fn jobs_tell_of_their_ranks() {
+async fn jobs_contain_their_ranks() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
@@ -106,7 +106,7 @@ async fn jobs_tell_of_their_ranks() {
 }
 
 #[tokio::test]
-async fn a_watch_tells_the_state_at_once_and_then_the_newest_after_each_change() {
+async fn a_watch_sends_the_state_at_once_and_then_the_newest_after_each_change() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
@@ -120,7 +120,7 @@ async fn a_watch_tells_the_state_at_once_and_then_the_newest_after_each_change()
     for step in 2..=1000 {
         server.fact(20, "demo", Fact::Progress { attempt: Attempt(0), step, loss: None });
     }
-    // However many messages they were coalesced into, the last one is the newest state.
+    // However the messages were coalesced, the last one is the newest state.
     let mut messages = 0;
     loop {
         let message = watch.message().await.unwrap().unwrap();
@@ -141,7 +141,7 @@ async fn the_pace_of_a_job_comes_from_its_steps() {
     let request = WatchNodeRequest { min_interval: Some(prost_types::Duration { seconds: 0, nanos: 1 }) };
     let mut watch = client.watch_node(request).await.unwrap().into_inner();
     server.job("demo");
-    // The pace is taken beside the stream, so each state is waited for before the clock goes on.
+    // The pace is computed next to the stream, so each state is awaited before the clock advances.
     let mut wait_for = async |step: u64, paced: bool| loop {
         let message = watch.message().await.unwrap().unwrap();
         let job = message.jobs.first().filter(|job| job.step == Some(step));

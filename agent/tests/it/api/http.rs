@@ -6,9 +6,9 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::server::Server;
 
-/// Sends bytes and returns what came back until the server closed.
+/// Sends bytes and returns what was received until the server closed.
 async fn raw(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, bytes: &[u8]) -> String {
-    // The server may close in the middle of what it does not like.
+    // The server may close while it receives invalid data.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer).await;
@@ -64,7 +64,7 @@ async fn the_http_port_offers_http_alone() {
 }
 
 #[tokio::test]
-async fn garbage_is_refused_and_hurts_nobody() {
+async fn garbage_is_refused_and_does_no_harm() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path()).await;
     let long_path = request("GET", &format!("/{}", "x".repeat(200_000)));
@@ -84,7 +84,7 @@ async fn garbage_is_refused_and_hurts_nobody() {
             let address = if over_http { server.http } else { server.grpc };
             let mut stream = TcpStream::connect(address).await.unwrap();
             let _ = stream.write_all(bytes).await;
-            // Our side is closed, so that the server does not wait for more of it.
+            // The client's side is closed, so that the server does not wait for more data.
             let _ = stream.shutdown().await;
             let answer = raw(stream, b"").await;
             assert!(!answer.contains(" 200 "), "{bytes:?} was answered with {answer}");

@@ -1,4 +1,4 @@
-//! The page for Prometheus: held against a strict reading of the text format, and against its documentation.
+//! The metrics page: checked with a strict parser of the text format, and against its documentation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,7 @@ impl Page {
     }
 }
 
-/// Reads the text exposition format and panics at whatever it does not allow.
+/// Parses the text exposition format and panics at anything that it does not allow.
 fn parse(text: &str) -> Page {
     assert!(text.ends_with('\n'), "the last line must end");
     let mut page = Page::default();
@@ -131,7 +131,7 @@ fn gpu() -> GpuView {
     }
 }
 
-/// Something that is wrong with the job and costs a quarter of each step.
+/// A finding that costs a quarter of each step.
 fn slow_rank() -> Finding {
     Finding {
         finding: 1,
@@ -198,7 +198,7 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
         }
         server.at(second);
         server.snapshots.publish();
-        // The pace is taken by a task of the server: it has seen this when a rate, or its first half, is there.
+        // A task of the server computes the pace: it is done when the rate, or its first half, is available.
         settle(&server, step).await;
     }
     server.at(100);
@@ -219,7 +219,7 @@ async fn settle(server: &Server, step: u64) {
 }
 
 #[tokio::test]
-async fn a_scrape_tells_of_node_job_ranks_and_process() {
+async fn a_scrape_has_node_job_ranks_and_process() {
     let dir = tempfile::tempdir().unwrap();
     let (server, page) = scraped(dir.path()).await;
     let job = ("job", "de\"mo\n");
@@ -262,7 +262,7 @@ async fn a_scrape_tells_of_node_job_ranks_and_process() {
 }
 
 #[tokio::test]
-async fn a_hang_is_to_be_seen_until_it_passes() {
+async fn a_hang_is_visible_until_it_passes() {
     let dir = tempfile::tempdir().unwrap();
     let (mut server, _) = scraped(dir.path()).await;
     let hang = Hang {

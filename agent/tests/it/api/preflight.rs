@@ -1,4 +1,4 @@
-//! `RunPreflight`: waits for rooms that have not looked, and no longer than it was told to.
+//! `RunPreflight`: waits for rooms that have not looked, up to the deadline.
 
 use std::path::Path;
 use std::time::Duration;
@@ -51,7 +51,7 @@ async fn a_room_that_does_not_look_is_unknown_and_the_others_count() {
 }
 
 #[tokio::test]
-async fn it_is_told_as_soon_as_all_have_looked() {
+async fn the_checks_are_sent_as_soon_as_all_rooms_have_looked() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.snapshots.roster().starts("host", Mono(1));
@@ -89,7 +89,7 @@ fn deep(groups: &[CheckGroup]) -> RunPreflightRequest {
     RunPreflightRequest { groups, deep: true, ..within(Duration::from_secs(60)) }
 }
 
-/// Probes by this program, with a directory to write to.
+/// Probes that run this program, with a directory to write to.
 fn probes(directory: &Path) -> DeepChecks {
     probes_of(Path::new(env!("CARGO_BIN_EXE_mainstay")), directory)
 }
@@ -112,7 +112,7 @@ fn probes_of(program: &Path, directory: &Path) -> DeepChecks {
 }
 
 #[tokio::test]
-async fn active_probes_are_told_after_what_is_watched() {
+async fn active_probes_are_reported_after_the_monitored_checks() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::with_probes(dir.path(), probes(dir.path())).await;
     server.health("host.disk", HealthState::Healthy);
@@ -120,7 +120,7 @@ async fn active_probes_are_told_after_what_is_watched() {
     let names: Vec<&str> = checks.iter().map(|check| check.name.as_str()).collect();
     let probe = format!("deep.storage:{}", dir.path().display());
     assert_eq!(names, ["host.disk", &probe]);
-    // A slow disk only warns: what counts is that it was probed.
+    // A slow disk only warns: this test checks that it was probed.
     let last = checks.last().unwrap();
     assert!(matches!(last.verdict(), CheckVerdict::Pass | CheckVerdict::Warn), "{last:?}");
     assert_eq!(last.deadline.map(|deadline| deadline.seconds), Some(60), "that of the request");

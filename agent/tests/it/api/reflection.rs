@@ -1,4 +1,4 @@
-//! Reflection, in both versions that callers speak.
+//! Reflection, in both versions that callers use.
 
 use std::collections::BTreeSet;
 

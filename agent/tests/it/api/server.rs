@@ -1,4 +1,4 @@
-//! A server under test: a board in a directory of its own, served on a Unix socket, gRPC over TCP and HTTP.
+//! A server under test: a board in a temporary directory, served on a Unix socket, gRPC over TCP and HTTP.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the journal in `dir`, which may be one that an earlier server left.
+    /// Serves the journal in `dir`, which an earlier server may have left.
     pub async fn start(dir: &Path) -> Server {
         Server::start_with(dir, Limits::default(), Routes::default()).await
     }
@@ -51,7 +51,7 @@ impl Server {
         Server::start_whole(dir, Limits::default(), Routes::default(), Some(probes), None).await
     }
 
-    /// Of an agent that knows of checkpoints.
+    /// A server of an agent with checkpoints.
     pub async fn with_checkpoints(dir: &Path, checkpoints: Arc<Service>) -> Server {
         Server::start_whole(dir, Limits::default(), Routes::default(), None, Some(checkpoints)).await
     }
@@ -116,7 +116,7 @@ impl Server {
         self.serving.await.unwrap().unwrap();
     }
 
-    /// Ends the task that owns the board; the API goes on.
+    /// Ends the task that owns the board; the API continues.
     pub fn lose_board(self) -> JoinHandle<Result<(), ServeError>> {
         drop(self.snapshots);
         self.serving

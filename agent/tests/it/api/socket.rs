@@ -1,4 +1,4 @@
-//! The Unix socket: its mode, who has it, who calls, and what is left of it.
+//! The Unix socket: its mode, its owner, its callers, and its removal.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -103,7 +103,7 @@ async fn a_stop_removes_the_socket_and_it_can_be_served_again() {
     }
 }
 
-/// A service beside ours that tells who calls, as a launcher's attachment would ask.
+/// An additional service that returns the caller, as a launcher's attachment would read it.
 #[derive(Clone)]
 struct WhoCalls;
 

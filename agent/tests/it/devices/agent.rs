@@ -1,4 +1,4 @@
-//! The agent as a whole, beside GPUs that do as they are told.
+//! The whole agent with simulated GPUs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::host::Host;
 use crate::support::Agent;
 
-/// An agent over the host's library in NVML's place, with an empty kernel log of its own and these settings of the GPUs.
+/// An agent with the host's library as NVML, an empty kernel log and these GPU settings.
 fn start(host: &Host, settings: &[(&str, &str)]) -> Agent {
     fs::write(kernel_log(host), "").unwrap();
     let (library, log) = (host.directory.path().join(fake_devices::LIBRARY), kernel_log(host));
@@ -24,7 +24,7 @@ fn kernel_log(host: &Host) -> PathBuf {
 }
 
 #[test]
-fn an_agent_whose_driver_hangs_answers_and_says_so() {
+fn an_agent_whose_driver_hangs_answers_and_reports_it() {
     let mut host = Host::with_gpus(2);
     host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
     let agent = start(&host, &[("GPU_DEADLINE", "1s"), ("GPU_INTERVAL", "1s")]);
@@ -56,11 +56,11 @@ fn a_probe_that_hangs_in_the_driver_goes_with_an_agent_that_is_killed() {
 }
 
 #[test]
-fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
+fn an_agent_shows_its_gpus_and_reports_an_xid_once() {
     let mut host = Host::with_gpus(2);
     host.set("/gpus/0/processes", json!([[4711, 1_000_000]]));
     let agent = start(&host, &[("GPU_INTERVAL", "1s")]);
-    // Learned: three readings were well.
+    // Learned: three readings were healthy.
     agent.wait_for("18 NVLinks up");
     let reported: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
     assert_eq!(reported["exit_status"], 0, "{reported}");
@@ -69,7 +69,7 @@ fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
     assert_eq!((&first["links_up"], &first["power_limit"]), (&json!(18), &json!(700.0)));
     assert_eq!(first["processes"], json!([{"pid": 4711, "memory": 1_000_000}]));
 
-    // Both tell of one XID, and only the driver of another.
+    // Kernel log and driver report one XID, and only the driver reports another.
     let line = "4,1,1000,-;NVRM: Xid (PCI:0000:02:00): 119, pid=7, name=python, Timeout after 6s\n";
     fs::write(kernel_log(&host), line).unwrap();
     let event = |gpu, code| json!({"gpu": gpu, "kind": 8, "data": code});
@@ -85,7 +85,7 @@ fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
 #[test]
 fn a_lost_gpu_is_known_long_before_the_next_full_reading_and_the_other_stays_well() {
     let mut host = Host::with_gpus(2);
-    // Only the probe's own look can find it before this test gives up.
+    // Only the probe's own look can find it within this test.
     let agent = start(&host, &[("GPU_INTERVAL", "1h")]);
     while !agent.ask(&["gpus"]).contains("0000:02:00  HEALTHY") {
         std::thread::yield_now();
@@ -109,7 +109,7 @@ fn an_xid_of_a_lost_gpu_names_it_though_its_handle_is_a_new_one() {
 }
 
 #[test]
-fn a_slowdown_and_a_narrow_link_at_rest_are_notes_and_count_for_nothing() {
+fn a_slowdown_and_a_narrow_link_of_an_idle_gpu_are_notes_and_do_not_count() {
     let mut host = Host::with_gpus(2);
     host.set("/gpus/0/values", json!({"clock_reasons": 0x40, "pcie_width": 8, "utilization": 0}));
     let agent = start(&host, &[("GPU_INTERVAL", "1s")]);

@@ -1,4 +1,4 @@
-//! Libraries that are not NVIDIA's newest: few functions, functions of old, odd answers, odd manners.
+//! Libraries that are not NVIDIA's newest: few functions, old functions, odd answers, odd behaviour.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::host::{FIRST, Host, SECOND};
 
-/// What a library lacks that has only the first form of each function, and few of them.
+/// The functions missing in a library that has only the first form of each, and few of them.
 const NEWER: [&str; 38] = [
     "nvmlInit_v2",
     "nvmlInitWithFlags",
@@ -74,7 +74,7 @@ fn a_library_with_few_functions_of_old_is_judged_by_what_it_has() {
 }
 
 #[test]
-fn a_library_that_can_only_begin_with_flags_is_begun_with_none() {
+fn a_library_that_can_only_be_initialised_with_flags_is_initialised_with_none() {
     let mut host = Host::with_gpus(1);
     host.without(&["nvmlInit_v2", "nvmlInit"]);
     host.gpus();
@@ -82,7 +82,7 @@ fn a_library_that_can_only_begin_with_flags_is_begun_with_none() {
 }
 
 #[test]
-fn functions_that_are_there_by_name_alone_are_asked_for_in_their_older_form() {
+fn functions_that_only_exist_by_name_are_called_in_their_older_form() {
     const NOT_FOUND: u32 = 13;
     let mut host = Host::with_gpus(2);
     host.set("/codes", json!({"nvmlDeviceGetCount_v2": NOT_FOUND}));
@@ -102,7 +102,7 @@ fn functions_that_are_there_by_name_alone_are_asked_for_in_their_older_form() {
 }
 
 #[test]
-fn what_has_no_function_is_read_by_its_number() {
+fn values_without_a_function_are_read_by_their_number() {
     let mut host = Host::with_gpus(1);
     host.without(&[
         "nvmlDeviceGetTotalEccErrors",
@@ -159,7 +159,7 @@ fn errors_of_links_are_found_by_whichever_way_counts_them() {
 fn a_gpu_of_which_nothing_can_be_read_is_unusable_in_the_end() {
     let mut host = Host::with_gpus(2);
     host.gpus();
-    // Its handle and its name are all that the library still has.
+    // The library can only return the handle and the name of the GPU.
     let codes = json!({"*": 999, "nvmlDeviceGetHandleByIndex_v2": 0, "nvmlDeviceGetPciInfo_v3": 0, "nvmlDeviceGetUUID": 0});
     host.set("/gpus/0/codes", codes);
     assert!(matches!(host.gpus()[0].trouble, Some(GpuTrouble::Unopened(_))));
@@ -167,7 +167,7 @@ fn a_gpu_of_which_nothing_can_be_read_is_unusable_in_the_end() {
     host.look_for_a_while();
     host.expect(FIRST, Unhealthy, RebootNode);
     host.expect(SECOND, Healthy, Nothing);
-    // One that fails from its name on is no better.
+    // A GPU whose calls fail from its name on is treated in the same way.
     host.set("/gpus/0/codes", json!({"*": 999, "nvmlDeviceGetHandleByIndex_v2": 0}));
     host.gpus();
     host.expect(FIRST, Unhealthy, RebootNode);
@@ -177,7 +177,7 @@ fn a_gpu_of_which_nothing_can_be_read_is_unusable_in_the_end() {
 }
 
 #[test]
-fn a_name_that_is_not_told_for_once_is_still_the_same_gpu() {
+fn a_gpu_whose_name_is_missing_once_is_still_the_same_gpu() {
     let mut host = Host::with_gpus(2);
     host.look_for_a_while();
     for codes in [
@@ -195,7 +195,7 @@ fn a_name_that_is_not_told_for_once_is_still_the_same_gpu() {
         );
         host.expect(FIRST, Healthy, Nothing);
     }
-    // One that never told a name is watched by its place.
+    // A GPU that never had a name is tracked by its position.
     let mut host = Host::with_gpus(2);
     host.set("/codes", json!({"nvmlDeviceGetUUID": 3}));
     host.look_for_a_while();
@@ -207,7 +207,7 @@ fn a_name_that_is_not_told_for_once_is_still_the_same_gpu() {
 }
 
 #[test]
-fn what_was_told_before_and_is_not_any_more_is_not_well() {
+fn a_gpu_that_no_longer_reports_a_value_is_not_healthy() {
     let mut host = Host::with_gpus(2);
     host.set("/gpus/0/values", json!({"remap_pending": 1}));
     host.gpus();
@@ -218,7 +218,7 @@ fn what_was_told_before_and_is_not_any_more_is_not_well() {
     let reason = host.expect(FIRST, Degraded, ResetDevice);
     assert!(reason.contains("does not any more"), "{reason}");
     host.expect(SECOND, Healthy, Nothing);
-    // A count of errors that is gone makes nothing well either.
+    // A missing error count does not make it healthy either.
     host.set("/gpus/1/codes", json!({"nvmlDeviceGetTotalEccErrors": 3, "nvmlDeviceGetFieldValues": 3, "nvmlDeviceGetMemoryErrorCounter": 3}));
     host.gpus();
     host.expect(SECOND, Unknown, Nothing);
@@ -228,7 +228,7 @@ fn what_was_told_before_and_is_not_any_more_is_not_well() {
 }
 
 #[test]
-fn a_gpu_that_is_split_or_has_no_ecc_tells_less_by_design() {
+fn a_gpu_that_is_split_or_has_no_ecc_reports_less_by_design() {
     let mut host = Host::with_gpus(2);
     host.gpus();
     let silent = json!({"nvmlDeviceGetRemappedRows": 3, "nvmlDeviceGetTotalEccErrors": 3, "nvmlDeviceGetFieldValues": 3});
@@ -254,7 +254,7 @@ fn a_library_that_does_not_wait_for_events_is_not_asked_without_end() {
     let mut host = Host::with_gpus(1);
     host.set("/impatient", json!(true));
     host.gpus();
-    // An event still comes through; a probe that had asked on and on would be gone by now.
+    // An event is still received; a probe that polls without end would be gone by now.
     host.set("/events", json!([{"gpu": 0, "kind": 8, "data": 79}]));
     let (reader, _writer) = std::io::pipe().unwrap();
     let reported = host.source.wait(reader.as_fd(), Duration::from_secs(60));
@@ -268,7 +268,7 @@ fn the_number_of_gpus_may_change_between_two_looks() {
     let mut host = Host::with_gpus(3);
     host.look_for_a_while();
     let all = host.script["gpus"].clone();
-    // The first one goes: the others move up in the list and stay who they are.
+    // The first one disappears: the others move up in the list and keep their identity.
     host.set("/gpus", json!([all[1], all[2]]));
     host.gpus();
     host.expect(FIRST, Unhealthy, RebootNode);
@@ -288,7 +288,7 @@ fn the_number_of_gpus_may_change_between_two_looks() {
 
 #[test]
 fn a_gpu_that_is_lost_in_the_middle_of_a_look_is_lost() {
-    // Each of these alone says so, whatever the others answer.
+    // Each of these alone shows it, whatever the others return.
     for function in [
         "nvmlDeviceGetPciInfo_v3",
         "nvmlDeviceGetUUID",
@@ -312,7 +312,7 @@ fn a_gpu_that_is_lost_in_the_middle_of_a_look_is_lost() {
 }
 
 #[test]
-fn a_board_without_a_limit_of_its_own_is_too_hot_where_its_clocks_are_held_down() {
+fn a_board_without_its_own_limit_is_too_hot_where_its_clocks_are_held_down() {
     let mut host = Host::with_gpus(1);
     host.set("/gpus/0/values", json!({"hottest": null, "temperature": 91}));
     host.look_for_a_while();
@@ -323,7 +323,7 @@ fn a_board_without_a_limit_of_its_own_is_too_hot_where_its_clocks_are_held_down(
 }
 
 #[test]
-fn a_library_that_forgets_that_it_was_begun_is_begun_again() {
+fn a_library_that_loses_its_initialisation_is_initialised_again() {
     let mut host = Host::with_gpus(2);
     host.look_for_a_while();
     host.expect(FIRST, Healthy, Nothing);
@@ -331,7 +331,7 @@ fn a_library_that_forgets_that_it_was_begun_is_begun_again() {
     assert_eq!(host.gpus().len(), 2);
     host.expect(FIRST, Healthy, Nothing);
     host.expect("gpu.driver", Healthy, Nothing);
-    // One that never lets itself be begun again is unknown, and its GPUs are not well.
+    // One that cannot be initialised again is unknown, and its GPUs are not healthy.
     host.set("/codes", json!({"nvmlInit_v2": 1, "nvmlInitWithFlags": 1}));
     host.set("/begins", json!(2));
     host.look();
@@ -340,7 +340,7 @@ fn a_library_that_forgets_that_it_was_begun_is_begun_again() {
 }
 
 #[test]
-fn errors_that_are_told_of_each_memory_alone_are_errors() {
+fn errors_that_are_only_reported_for_each_memory_count() {
     let mut host = Host::with_gpus(2);
     host.set("/gpus/0/values", json!({"ecc_volatile": null, "dram_uncorrected_volatile": 2}));
     host.set("/gpus/1/values", json!({"ecc_volatile": null}));

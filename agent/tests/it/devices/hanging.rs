@@ -1,4 +1,4 @@
-//! Drivers that are slow, that hang, and probes that break.
+//! Slow and hanging drivers, and probes that break.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn a_driver_that_hangs_is_a_fact_and_is_asked_again() {
     assert!(reason.ends_with("while GPU 0000:01:00 was read"), "{reason}");
 
     host.set("/hang", json!([]));
-    // Whoever hung is not gone at once; until then nobody else is started.
+    // A hanging probe is not gone at once; no other one is started until it is.
     let facts = loop {
         match host.look() {
             (DeviceReport::Silent { .. }, _) => {}
@@ -71,13 +71,13 @@ fn calls_that_hang_for_one_gpu_take_no_other_along() {
     host.set("/gpus/1/hang", json!(["nvmlDeviceGetTemperature"]));
     let since = host.now.after(Span::seconds(10));
     assert_eq!(host.look().0, DeviceReport::Silent { since, reading: Some(1) });
-    // The others are read while it hangs, and when it is tried again, too.
+    // The others are read while it hangs, and also when it is tried again.
     for wait in [10, 60, 10] {
         host.now = host.now.after(Span::seconds(wait));
         let gpus = loop {
             match host.look().0 {
                 DeviceReport::Answered(ProbeAnswer::Gpus { gpus, .. }) => break gpus,
-                // Whoever hung is not gone at once.
+                // A hanging probe is not gone at once.
                 DeviceReport::Silent { .. } => {}
                 other => panic!("{other:?}"),
             }
@@ -124,7 +124,7 @@ fn events_that_cannot_be_had_hold_up_no_reading() {
 
 #[test]
 fn a_gpu_whose_calls_are_slow_together_does_not_hang() {
-    // All calls for it take longer than the deadline, and none of them does.
+    // All calls for it together take longer than the deadline, and none of them alone does.
     let mut host = Host::with_deadline(1, Duration::from_secs(2));
     host.set("/slow_ms", json!(60));
     assert_eq!(host.gpus()[0].trouble, None);

@@ -1,4 +1,4 @@
-//! A host whose GPUs do as a script tells them.
+//! A host with scripted GPUs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub fn catalog() -> Catalog {
     .unwrap()
 }
 
-/// A host with GPUs that do as they are told.
+/// A host with simulated GPUs.
 pub struct Host {
     pub directory: TempDir,
     pub script: Value,
@@ -59,7 +59,7 @@ impl Host {
         host
     }
 
-    /// Changes the world.
+    /// Changes the script.
     pub fn set(&mut self, pointer: &str, value: Value) {
         let (parent, key) = pointer.rsplit_once('/').unwrap();
         self.script.pointer_mut(parent).unwrap()[key] = value;
@@ -73,7 +73,7 @@ impl Host {
         fs::rename(beside, path).unwrap();
     }
 
-    /// Takes functions away from the library, as a driver of old has them not.
+    /// Removes functions from the library, as in an old driver.
     pub fn without(&self, functions: &[&str]) {
         let library = self.directory.path().join(fake_devices::LIBRARY);
         let newest = fs::read(&library).unwrap();
@@ -93,7 +93,7 @@ impl Host {
         (report, facts)
     }
 
-    /// Some looks: what was found is taken back only after several that are in order.
+    /// Several looks: a finding is cleared only after several healthy readings.
     pub fn look_for_a_while(&mut self) {
         for _ in 0..3 {
             self.gpus();

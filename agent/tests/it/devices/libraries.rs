@@ -1,4 +1,4 @@
-//! Libraries of other makes and ages: what they lack, and what they say oddly.
+//! Libraries of other makes and ages: missing functions and odd answers.
 
 use mainstay_core::base::id::Pid;
 use mainstay_core::hardware::gpu::{FabricInfo, GpuProcess, Read, SlowdownTimes};
@@ -58,7 +58,7 @@ fn a_driver_of_old_lacks_much_and_is_no_worse_for_it() {
 }
 
 #[test]
-fn an_older_version_of_a_struct_is_asked_for_where_the_newest_is_not_known() {
+fn an_older_version_of_a_struct_is_requested_where_the_newest_is_unknown() {
     let mut host = Host::with_gpus(2);
     host.set("/gpus/0/values", json!({"fabric_version": 2, "fabric_status": 28, "fabric_summary": 2}));
     let fabric = FabricInfo { state: 3, status: 28, health_mask: 0, health_summary: 0 };
@@ -75,7 +75,7 @@ fn odd_answers_of_one_gpu_are_unknown_there_and_nowhere_else() {
         host.expect(FIRST, Unknown, Nothing);
         host.expect(SECOND, Healthy, Nothing);
     }
-    // What is not needed to call it well may fail as it likes.
+    // Values that are not needed for a healthy state may fail.
     let codes = json!({"nvmlDeviceGetPowerUsage": 999, "nvmlDeviceGetComputeRunningProcesses_v3": 2, "nvmlDeviceGetFieldValues": 999,
         "nvmlDeviceGetMigMode": 2, "nvmlDeviceGetGpuFabricInfoV": 999, "nvmlDeviceGetSerial": 3, "nvmlDeviceGetPersistenceMode": 4});
     host.set("/gpus/0/codes", codes);
@@ -84,7 +84,7 @@ fn odd_answers_of_one_gpu_are_unknown_there_and_nowhere_else() {
 }
 
 #[test]
-fn power_and_processes_that_should_be_told_are_missed_and_those_that_are_kept_from_us_are_not() {
+fn missing_power_and_processes_count_and_withheld_ones_do_not() {
     let mut host = Host::with_gpus(2);
     let both = |code: u32| {
         json!({"nvmlDeviceGetPowerUsage": code, "nvmlDeviceGetComputeRunningProcesses_v3": code,
@@ -107,7 +107,7 @@ fn power_and_processes_that_should_be_told_are_missed_and_those_that_are_kept_fr
 }
 
 #[test]
-fn numbers_that_stand_for_none_are_none() {
+fn numbers_that_mean_no_value_are_no_value() {
     let mut host = Host::with_gpus(1);
     let all_bits = i64::from(u32::MAX);
     host.set(
@@ -135,7 +135,7 @@ fn a_library_without_the_functions_of_old_is_asked_by_the_newer_ones() {
 }
 
 #[test]
-fn a_library_that_tells_nothing_but_names_does_not_make_healthy() {
+fn a_library_that_returns_only_names_does_not_make_a_gpu_healthy() {
     let mut host = Host::with_gpus(2);
     host.gpus();
     let silent = [

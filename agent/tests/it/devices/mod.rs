@@ -1,4 +1,4 @@
-//! GPUs by way of the real probe, the real NVML wrapper and a library of our own in place of NVIDIA's.
+//! GPUs with the real probe, the real NVML wrapper and a fake library.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 mod agent;

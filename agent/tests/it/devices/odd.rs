@@ -1,5 +1,5 @@
-//! Answers that a library may give by the letter of the interface, and that no driver of NVIDIA's gives: each is read as
-//! what it can mean, or as not told, and takes nothing else along.
+//! Answers that the interface allows and that no driver of NVIDIA gives. Each is read with a possible meaning or as
+//! not reported, and affects nothing else.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::host::{FIRST, Host, SECOND};
 
-/// Every name by which the script knows a number of a GPU.
+/// The script's names of all numbers of a GPU.
 const NUMBERS: [&str; 40] = [
     "power",
     "clock_reasons",
@@ -74,7 +74,7 @@ fn numbers_with_all_bits_set_are_none_whatever_they_count() {
         host.expect(SECOND, Healthy, Nothing);
         host.expect("gpu.driver", Healthy, Nothing);
     }
-    // A fault beside them is one.
+    // A fault in addition to them still counts.
     let mut host = Host::with_gpus(2);
     host.set("/gpus/0/values", json!({"power": -1, "mig": -1, "utilization": -1, "ecc_volatile": 1}));
     host.gpus();
@@ -98,7 +98,7 @@ fn handles_are_names_and_no_addresses_and_may_be_others_each_time() {
 }
 
 #[test]
-fn an_event_of_nobody_ends_no_probe_and_each_of_several_is_told() {
+fn an_event_without_a_gpu_ends_no_probe_and_each_of_several_is_reported() {
     let mut host = Host::with_gpus(2);
     host.gpus();
     host.set(
@@ -149,7 +149,7 @@ fn names_may_be_long_be_no_text_and_have_controls_in_them() {
         assert_eq!((identity.name.as_str(), identity.uuid.as_str()), (shown, "\u{fffd}(7"));
         host.expect(FIRST, Healthy, Nothing);
     }
-    // Whatever shape a name has, another one in its place is another board.
+    // Whatever its format, another name in the same place is another board.
     let mut host = Host::with_gpus(1);
     for (uuid, another) in [("MIG-GPU-b850f46d/7/0", false), ("0x17", true), ("", false), ("0x17", false)] {
         host.set("/gpus/0/uuid", json!(uuid));
@@ -160,7 +160,7 @@ fn names_may_be_long_be_no_text_and_have_controls_in_them() {
 }
 
 #[test]
-fn a_struct_of_which_the_first_version_alone_is_filled_in_says_no_more() {
+fn a_struct_with_only_the_first_version_filled_in_returns_only_that() {
     let mut host = Host::with_gpus(2);
     let odd = json!({"fabric_bytes": 29, "fabric_mask": 0x55, "fabric_summary": 2});
     host.set("/gpus/0/values", odd);
@@ -186,7 +186,7 @@ fn values_without_their_type_are_the_whole_numbers_that_they_look_like() {
 }
 
 #[test]
-fn a_list_that_is_said_to_be_longer_than_it_is_has_nobody_else_in_it() {
+fn a_list_with_too_large_a_length_has_no_additional_entries() {
     let mut host = Host::with_gpus(1);
     host.set("/gpus/0/processes", json!([[4711, 1_000_000]]));
     for claimed in [20, 100_000] {
@@ -199,7 +199,7 @@ fn a_list_that_is_said_to_be_longer_than_it_is_has_nobody_else_in_it() {
 }
 
 #[test]
-fn more_gpus_counted_than_there_are_is_not_known_and_hides_none() {
+fn an_excessive_gpu_count_is_unknown_and_hides_none() {
     let mut host = Host::with_gpus(2);
     host.set("/count", json!(3));
     host.look_for_a_while();
@@ -209,7 +209,7 @@ fn more_gpus_counted_than_there_are_is_not_known_and_hides_none() {
     host.gpus();
     host.expect(FIRST, Unhealthy, ResetDevice);
     host.expect(SECOND, Healthy, Nothing);
-    // A number that cannot be is not waited for.
+    // An impossible number is not waited for.
     host.set("/count", json!(u32::MAX));
     host.gpus();
     host.expect(FIRST, Unhealthy, ResetDevice);
@@ -236,7 +236,7 @@ fn gpus_that_are_counted_in_another_order_stay_who_they_are() {
     let mut host = Host::with_gpus(3);
     host.look_for_a_while();
     let all = host.script["gpus"].clone();
-    // The driver was loaded anew; the second one does not answer at the place where the first was.
+    // The driver was reloaded; the second GPU does not answer at the position where the first was.
     let mut lost = all[1].clone();
     lost["codes"] = json!({"*": 15});
     host.set("/gpus", json!([lost, all[2], all[0]]));
@@ -252,7 +252,7 @@ fn gpus_that_are_counted_in_another_order_stay_who_they_are() {
 }
 
 #[test]
-fn two_gpus_at_one_address_are_not_taken_for_a_board_that_changes() {
+fn two_gpus_at_one_address_are_not_a_replaced_board() {
     let mut host = Host::with_gpus(2);
     host.set("/gpus/1/pci", json!("00000000:01:00.0"));
     let facts: Vec<_> = (0..5).flat_map(|_| host.look().1).collect();
@@ -293,7 +293,7 @@ fn a_library_that_crashes_for_one_gpu_hides_no_other() {
 }
 
 #[test]
-fn a_gpu_that_is_well_again_tells_of_its_xids_again() {
+fn a_gpu_that_is_healthy_again_reports_its_xids_again() {
     let mut host = Host::with_gpus(2);
     host.set("/gpus/1/codes", json!({"nvmlDeviceGetHandleByIndex_v2": 15}));
     host.gpus();

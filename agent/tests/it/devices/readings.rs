@@ -1,4 +1,4 @@
-//! What is read of GPUs that work, and what is made of it.
+//! Readings of working GPUs, and the resulting states.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -107,7 +107,7 @@ fn xids_and_readings_are_one_gpu() {
 }
 
 #[test]
-fn everything_that_a_library_tells_is_read() {
+fn every_value_of_a_library_is_read() {
     let mut host = Host::with_gpus(1);
     host.set("/gpus/0/processes", json!([[4711, 1_000_000], [4712, u64::MAX]]));
     host.set(
@@ -155,7 +155,7 @@ fn xids_come_by_events_too() {
     let mut host = Host::with_gpus(2);
     host.gpus();
     let (reader, _writer) = std::io::pipe().unwrap();
-    // A GPU that does not offer the newer kinds is asked for the older.
+    // A GPU without the newer kinds is asked for the older ones.
     host.set("/event_kinds", json!(0xa));
     let event = |kind, data| json!({"gpu": 1, "kind": kind, "data": data});
     host.set("/events", json!([event(8, 79), event(2, 0)]));
@@ -184,7 +184,7 @@ fn peers_that_are_not_reached_any_more_are_missed() {
     let reason = host.expect(FIRST, Unhealthy, RebootNode);
     assert!(reason.contains("0000:02:00, 0000:03:00 over NVLink any more"), "{reason}");
     host.expect(SECOND, Healthy, Nothing);
-    // Where the driver does not tell, nothing is made of it.
+    // If the driver does not report it, there is no finding.
     host.set("/gpus/0/peers_lost", json!([]));
     host.look_for_a_while();
     host.set("/gpus/0/codes", json!({"nvmlDeviceGetP2PStatus": 3}));

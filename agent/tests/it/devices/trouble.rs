@@ -1,4 +1,4 @@
-//! GPUs and drivers that cannot be used: each in its own words.
+//! Unusable GPUs and drivers: each has its own message.
 
 use std::fs;
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn a_gpu_that_is_not_counted_any_more_is_missed() {
 }
 
 #[test]
-fn each_way_of_not_being_readable_has_its_own_words() {
+fn each_way_of_being_unreadable_has_its_own_message() {
     for (code, trouble, words, state, action) in [
         (9, DriverTrouble::DriverNotLoaded, "is not loaded", Unknown, Nothing),
         (18, DriverTrouble::VersionMismatch, "different versions", Unhealthy, RebootNode),
@@ -59,7 +59,7 @@ fn each_way_of_not_being_readable_has_its_own_words() {
         let mut host = Host::with_gpus(1);
         host.gpus();
         host.set("/codes", json!({"nvmlDeviceGetCount_v2": code}));
-        // The library begins anew after it failed: then it is its beginning that fails.
+        // The library is initialised again after a failure: then the initialisation fails.
         for _ in 0..2 {
             let report = host.look().0;
             let DeviceReport::Answered(ProbeAnswer::Trouble { trouble: reported, .. }) = report else {
@@ -78,7 +78,7 @@ fn each_way_of_not_being_readable_has_its_own_words() {
 }
 
 #[test]
-fn a_gpu_that_was_lost_before_the_agent_began_keeps_its_name() {
+fn a_gpu_that_was_lost_before_the_agent_started_keeps_its_name() {
     let mut host = Host::with_gpus(2);
     let gpus = host.gpus();
     let known: Vec<_> = gpus.into_iter().map(|gpu| (gpu.index, gpu.identity.unwrap())).collect();
@@ -90,7 +90,7 @@ fn a_gpu_that_was_lost_before_the_agent_began_keeps_its_name() {
 }
 
 #[test]
-fn a_library_that_is_not_there_is_said_to_be_missing() {
+fn a_missing_library_is_reported_as_missing() {
     let mut source =
         DeviceSource::new(plan(Some("/nowhere/libnvidia-ml.so.1".into()), Duration::from_secs(60)));
     let report = source.sample(Mono(1));
@@ -111,7 +111,7 @@ fn a_host_without_gpus_is_left_in_peace() {
 }
 
 #[test]
-fn why_a_gpu_has_no_handle_is_its_own_state() {
+fn the_reason_why_a_gpu_has_no_handle_is_its_own_state() {
     for (code, state, action) in [
         (8, Unhealthy, RecommendedAction::ContactSupport),
         (11, Unhealthy, RebootNode),
@@ -155,7 +155,7 @@ fn a_gpu_that_only_the_kernel_still_holds_is_missed_and_one_that_is_excluded_is_
 }
 
 #[test]
-fn a_gpu_that_does_not_tell_where_it_sits_is_found_by_its_name() {
+fn a_gpu_without_a_location_is_found_by_its_name() {
     let mut host = Host::with_gpus(2);
     host.without(&["nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"]);
     let proc = host.directory.path().join("proc");
@@ -164,7 +164,7 @@ fn a_gpu_that_does_not_tell_where_it_sits_is_found_by_its_name() {
         let plan = plan(Some(library.to_owned()), Duration::from_secs(60));
         DeviceSource::new(ProbePlan { proc: proc.clone(), ..plan })
     };
-    // Nobody tells: it is said, and no GPU is called well.
+    // No source has it: that is reported, and no GPU counts as healthy.
     host.source = source(&library);
     host.gpus();
     host.expect("gpu.driver", Unknown, Nothing);

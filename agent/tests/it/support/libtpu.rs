@@ -1,4 +1,4 @@
-//! A service with libtpu's wire format, as a trainer on TPUs would have it in its process.
+//! A service with libtpu's wire format, as a trainer on TPUs has it in its process.
 #![allow(
     clippy::unwrap_used,
     dead_code,
@@ -22,24 +22,24 @@ use mainstay_proto::libtpu::tpu_telemetry::{
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-/// What the service tells; it may be changed while it runs.
+/// What the service returns; it may be changed while it runs.
 #[derive(Clone, Default)]
 pub struct Script {
     /// Metrics by name: values by core.
     pub metrics: BTreeMap<String, BTreeMap<i64, gauge::Value>>,
-    /// Where the cores stand; none as older versions have it, which do not tell.
+    /// The states of the cores; none as in older versions, which do not report them.
     pub cores: Option<BTreeMap<i32, CurrentCoreStateSummary>>,
-    /// It takes questions and gives no answers.
+    /// It accepts requests and does not answer.
     pub hangs: bool,
     /// It has none of the methods.
     pub empty: bool,
-    /// The metrics that were asked for.
+    /// The metrics that were requested.
     pub metrics_asked: Vec<String>,
-    /// How often the costly texts were asked for.
+    /// How often the expensive texts were requested.
     pub texts_asked: usize,
 }
 
-/// The service; it ends with this.
+/// The service; it ends when this is dropped.
 pub struct Libtpu {
     pub port: u16,
     pub script: Arc<Mutex<Script>>,
@@ -78,7 +78,7 @@ impl Drop for Libtpu {
     }
 }
 
-/// A TensorCore that runs the launch, on a chip of its own.
+/// A TensorCore that runs the launch, on a separate chip.
 pub fn core(number: i32, launch: i32) -> CurrentCoreStateSummary {
     CurrentCoreStateSummary {
         core_id: Some(TpuCoreIdentifier {

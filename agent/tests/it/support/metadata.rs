@@ -1,4 +1,4 @@
-//! A metadata server as Google Compute Engine has it: keys with etags, and answers that are held back until a key
+//! A metadata server like Google Compute Engine's: keys with etags, and answers that are delayed until a key
 //! changes.
 #![allow(
     clippy::unwrap_used,
@@ -17,13 +17,13 @@ use std::time::Duration;
 pub enum Mood {
     /// As it should.
     Well,
-    /// It takes questions and does not answer.
+    /// It accepts requests and does not answer.
     Mute,
     /// Status 503.
     Unavailable,
     /// It breaks connections.
     Resets,
-    /// It is something else: it answers 200 without the header by which Google's server is known.
+    /// It is another program: it answers 200 without the header that identifies Google's server.
     SomethingElse,
 }
 
@@ -32,12 +32,12 @@ struct State {
     /// Counts changes; the etag of every key.
     version: u64,
     mood: Mood,
-    /// What was asked, by path and query.
+    /// The requests, by path and query.
     asked: Vec<String>,
     gone: bool,
 }
 
-/// The server; it ends with this.
+/// The server; it ends when this is dropped.
 pub struct Metadata {
     pub address: String,
     shared: Arc<(Mutex<State>, Condvar)>,
@@ -83,12 +83,12 @@ impl Metadata {
         self.change(|state| state.mood = mood);
     }
 
-    /// What was asked so far.
+    /// The requests so far.
     pub fn asked(&self) -> Vec<String> {
         self.shared.0.lock().unwrap().asked.clone()
     }
 
-    /// Waits until something that holds these words was asked.
+    /// Waits until a request contains these words.
     pub fn wait_until_asked(&self, words: &str) {
         let mut state = self.shared.0.lock().unwrap();
         while !state.asked.iter().any(|asked| asked.contains(words)) {
@@ -115,7 +115,7 @@ impl Drop for Metadata {
 fn answer(stream: TcpStream, shared: &(Mutex<State>, Condvar)) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let first = lines.next().unwrap_or(Ok(String::new()))?;
-    // All of them are read before it answers.
+    // All headers are read before it answers.
     let headers: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
     let flavored = headers.iter().any(|line| line.eq_ignore_ascii_case("Metadata-Flavor: Google"));
     let asked = first.split(' ').nth(1).unwrap_or_default().to_owned();

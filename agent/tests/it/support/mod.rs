@@ -12,15 +12,16 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What was not said within this time never is: a test that waits for it ends with all that was said.
+/// Output that is missing after this time counts as never written: a test that waits for it fails with the output
+/// so far.
 #[allow(dead_code, reason = "not every test waits")]
 const NEVER_SAID: Duration = Duration::from_secs(180);
 
-/// The agent as it is shipped, over a log of our own.
+/// The agent as shipped, with a captured log.
 pub struct Agent {
     child: Child,
     directory: PathBuf,
-    /// Held open: an agent whose log has no reader any more would be told so.
+    /// Held open: an agent whose log has no reader gets an error.
     _log: BufReader<ChildStderr>,
 }
 
@@ -32,13 +33,13 @@ impl Drop for Agent {
 }
 
 impl Agent {
-    /// Starts it with settings by their variables, and waits until it is ready.
+    /// Starts it with settings as environment variables, and waits until it is ready.
     #[allow(dead_code, reason = "not every test starts it so")]
     pub fn start(directory: &Path, settings: &[(&str, &Path)]) -> Agent {
         Agent::start_in(directory, settings, &[])
     }
 
-    /// The same, with other variables of its environment.
+    /// The same, with additional environment variables.
     #[allow(dead_code, reason = "not every test starts it so")]
     pub fn start_in(directory: &Path, settings: &[(&str, &Path)], variables: &[(&str, &Path)]) -> Agent {
         let mut child = Command::new(env!("CARGO_BIN_EXE_mainstay"))
@@ -61,7 +62,7 @@ impl Agent {
         Agent { child, directory: directory.to_owned(), _log: log }
     }
 
-    /// The first event, from the beginning of the journal on, whose message holds the words.
+    /// The first event in the journal, from its start, whose message contains the words.
     pub fn wait_for(&self, words: &str) -> String {
         let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"))
             .args(["events", "--follow", "--json", "--socket"])
@@ -72,7 +73,7 @@ impl Agent {
         let lines = BufReader::new(events.stdout.take().unwrap()).lines();
         let (report, reported) = mpsc::channel();
         let reading = thread::spawn(move || {
-            // It is read no more once the words were found.
+            // Reading ends once the words are found.
             lines.map(Result::unwrap).take_while(|line| report.send(line.clone()).is_ok()).for_each(drop);
         });
         let until = Instant::now() + NEVER_SAID;
@@ -85,7 +86,7 @@ impl Agent {
         found.unwrap_or_else(|| panic!("no event told of {words:?}; all: {}", self.events()))
     }
 
-    /// The processes that its threads have started and that live.
+    /// The living processes that its threads have started.
     #[allow(dead_code, reason = "not every test looks")]
     pub fn children(&self) -> Vec<i32> {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
@@ -96,7 +97,7 @@ impl Agent {
             .collect()
     }
 
-    /// What a command answers that asks the agent.
+    /// The output of a command that asks the agent.
     #[allow(dead_code, reason = "not every test asks")]
     pub fn ask(&self, arguments: &[&str]) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
@@ -117,7 +118,7 @@ impl Agent {
         String::from_utf8(reported.stdout).unwrap()
     }
 
-    /// What Prometheus is shown.
+    /// The metrics page.
     #[allow(dead_code, reason = "not every test asks")]
     pub fn metrics(&self) -> String {
         let mut stream = std::os::unix::net::UnixStream::connect(self.directory.join("agent.sock")).unwrap();
@@ -127,7 +128,7 @@ impl Agent {
         page
     }
 
-    /// What `mainstay status` shows.
+    /// The output of `mainstay status`.
     #[allow(dead_code, reason = "not every test asks")]
     pub fn status(&self) -> String {
         let mut status = Command::new(env!("CARGO_BIN_EXE_mainstay"));

@@ -1,5 +1,5 @@
-//! NCCL's RAS service as a process of a job has it: its commands, its two forms of report, and what else may listen on
-//! its port.
+//! NCCL's RAS service as a process of a job has it: its commands, its two report formats, and other programs on its
+//! port.
 #![allow(
     clippy::unwrap_used,
     dead_code,
@@ -15,17 +15,17 @@ use std::sync::{Arc, Mutex};
 pub enum Answerer {
     /// NCCL before 2.28.7: a text.
     Text(String),
-    /// NCCL since: JSON.
+    /// NCCL 2.28.7 and later: JSON.
     Json(String),
-    /// A process that is stopped: the kernel takes the connection.
+    /// A stopped process: the kernel accepts the connection.
     Stopped,
-    /// It says this and hangs up.
+    /// It sends this and closes the connection.
     Other(&'static str),
-    /// It breaks off in the middle of its report.
+    /// It closes the connection in the middle of its report.
     BreaksOff(String),
 }
 
-/// The port of a host. Each connection gets the next of its processes, the last one all further ones.
+/// The port of a host. Each connection gets the next of its processes, the last one all further connections.
 pub struct Ras {
     pub address: String,
     answerers: Arc<Mutex<Vec<Answerer>>>,
@@ -40,7 +40,7 @@ impl Ras {
         let said = Arc::new(Mutex::new(Vec::new()));
         let (of_all, received) = (answerers.clone(), said.clone());
         std::thread::spawn(move || {
-            // Of processes that are stopped, connections stay open.
+            // Connections to stopped processes stay open.
             let mut held = Vec::new();
             for stream in listener.incoming() {
                 let stream = stream.unwrap();
@@ -58,12 +58,12 @@ impl Ras {
         Ras { address, answerers, said }
     }
 
-    /// From now on.
+    /// Replaces the answerer.
     pub fn change(&self, answerer: Answerer) {
         *self.answerers.lock().unwrap() = vec![answerer];
     }
 
-    /// What was said to it so far.
+    /// What it has received so far.
     pub fn said(&self) -> Vec<String> {
         self.said.lock().unwrap().clone()
     }

@@ -237,8 +237,8 @@ impl Reading {
     }
 }
 
-/// A line of a breakdown: `7 ranks WORDS`, `Rank 3 WORDS -- GPU 3 managed by process 4711 on node 10.0.0.2`, or `Rank
-/// 3 -- GPU …` for one of the ranks that the previous line counted.
+/// A line of a breakdown: `7 ranks WORDS`, `Rank 3 WORDS -- GPU 3 managed by process 4711 on node 10.0.0.2`, or
+/// `Rank 3 -- GPU …` for one of the ranks that the previous line counted.
 fn group_line<T>(groups: &mut Vec<Group<T>>, reported: &str, of: impl Fn(&str) -> Option<T>) {
     if let Some((rank, words)) = rank(reported) {
         if words.is_empty() {

@@ -1,5 +1,6 @@
-//! Slow links of a job that runs. The rank that waits least came last, so what it waits is what exchanging itself takes. When that
-//! grows for good and nobody's own time does, it is no rank that became slow: it is what lies between them.
+//! Slow links of a running job. The rank that waits least came last, so its wait is the duration of the exchange
+//! itself. If that grows permanently and no rank's own time does, the cause is not a slow rank but the link between
+//! them.
 
 use std::collections::VecDeque;
 
@@ -8,37 +9,39 @@ use crate::model::finding::{Finding, FindingKind};
 use crate::model::verdict::FaultDomain;
 use crate::progress::straggler::{Names, median, spread_around_median};
 
-/// Steps by which the present is told.
+/// Steps that represent the present.
 const NOW: usize = 16;
 
-/// Steps before them that say what is usual.
+/// Steps before them that represent the usual.
 const BEFORE: usize = 48;
 
-/// Exchanging that grew by less is left alone: transfers scatter.
+/// A smaller growth of the exchange is ignored: transfers scatter.
 const LEAST: f32 = 1.25;
 
-/// It must cost this share of a step.
+/// The growth must cost this share of a step.
 const COSTS: f32 = 0.02;
 
 /// Standard deviations of a mean of [`NOW`] steps.
 const SURE: f32 = 6.7;
 
-/// Own work may have grown by this share of what exchanging grew by; else the job does something else now.
+/// Own work may have grown by at most this share of the growth of the exchange. Otherwise the job now does something
+/// else.
 const OF_WORK: f32 = 1.0 / 3.0;
 
-/// One step: ln of what exchanging takes, ln of the ranks' own time, seconds of the step.
+/// One step: ln of the exchange time, ln of the ranks' own time, seconds of the step.
 type Step = (u64, f32, f32, f32);
 
-/// The watch over one job's exchanging.
+/// Watches the exchanges of one job.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Exchange {
     steps: VecDeque<Step>,
-    /// What was told, with the level that is usual and the one that it rose to.
+    /// The open finding, with the usual level and the level that it rose to.
     open: Option<(Finding, f32, f32)>,
 }
 
 impl Exchange {
-    /// Takes in a step: what each rank waited and worked, in seconds, NaN where it is not known. Returns what is to be told.
+    /// Records a step: how long each rank waited and worked, in seconds, NaN if unknown. Returns the finding to
+    /// report.
     pub(super) fn step(
         &mut self,
         step: u64,
@@ -47,7 +50,7 @@ impl Exchange {
         took: f32,
         (number, attempt, names): (u64, Attempt, &Names),
     ) -> Option<Finding> {
-        // Who is missing may have come last.
+        // A missing rank may have come last.
         let least =
             waits.iter().copied().reduce(f32::min).filter(|_| waits.iter().all(|wait| *wait > 0.0))?;
         let work = median(&mut own.iter().copied().filter(|own| *own > 0.0).collect::<Vec<_>>());
@@ -84,7 +87,7 @@ impl Exchange {
         let (usual, now) = (self.middle(..before, |of| of.1), self.middle(before.., |of| of.1));
         let noise = spread_around_median(&mut self.steps.range(..before).map(|of| of.1).collect::<Vec<_>>());
         let grew = now - usual;
-        // The half of the present steps that was longest must not carry it alone.
+        // The longer half of the present steps must not decide alone.
         let mut present: Vec<f32> = self.steps.range(before..).map(|of| of.1).collect();
         present.sort_unstable_by(f32::total_cmp);
         let lasting = present.get(NOW / 4).is_some_and(|low| low - usual > grew / 2.0);
@@ -140,7 +143,7 @@ mod tests {
     use super::*;
     use crate::base::id::Rank;
 
-    /// Each step all ranks work for `own` seconds but the last, who works a little longer, and data moves for `moving`.
+    /// In each step all ranks work for `own` seconds, the last one a little longer, and the transfer takes `moving`.
     fn reported(steps: impl Fn(u64) -> (f32, f32)) -> Vec<Finding> {
         let names = Names { ranks: (0..4).map(Rank).collect(), ..Names::default() };
         let mut exchange = Exchange::default();
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_becomes_slow_is_told_and_over() {
+    fn a_link_that_becomes_slow_is_reported_and_over() {
         let found = reported(|step| (0.1, if (80..150).contains(&step) { 0.04 } else { 0.02 }));
         let [began, over] = &found[..] else { panic!("{found:?}") };
         assert_eq!((began.what, began.since_step, began.over), (FindingKind::SlowLink, 80, false));

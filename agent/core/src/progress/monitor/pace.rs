@@ -1,18 +1,18 @@
-//! How each rank's last steps went, for people who look at a running job: its own time, how that compares with its peers', and the
-//! share of a step in which it waits.
+//! The pace of each rank's last steps, for users who look at a running job: its own time, its ratio to its peers',
+//! and the share of a step in which it waits.
 
 use crate::base::time::Span;
 use crate::progress::straggler::median;
 
-/// So many of the last steps count: what is shown follows what happens, and a lone long step does not show.
+/// The number of last steps that count: enough that a single long step does not show.
 pub(crate) const LAST: usize = 16;
 
-/// How a rank's last steps went. What its sections do not tell is not there.
+/// The pace of a rank's last steps. Fields that its sections do not provide are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pace {
-    /// The time of its own work in a step, in the middle.
+    /// The median time of its own work in a step.
     pub self_time: Option<Span>,
-    /// That relative to the median of its peers: 1.1 is 10 % slower.
+    /// Its ratio to the median of its peers: 1.1 is 10 % slower.
     pub against_peers: Option<f64>,
     /// The share of a step in which it waits for other ranks, from 0 to 1.
     pub wait_share: Option<f64>,
@@ -21,7 +21,7 @@ pub struct Pace {
 /// The last steps of all ranks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Paces {
-    /// By rank: own time in seconds, and share of waiting; NaN where it is not known.
+    /// By rank: own time in seconds, and share of waiting; NaN if unknown.
     last: Vec<[(f32, f32); LAST]>,
     next: usize,
 }
@@ -31,18 +31,18 @@ impl Paces {
         Paces { last: vec![[(f32::NAN, f32::NAN); LAST]; ranks], next: 0 }
     }
 
-    /// Takes in a step: of each rank its own time, its waiting and the step's length, in seconds.
+    /// Records a step: for each rank its own time, its waiting and the step's length, in seconds.
     pub(super) fn push(&mut self, step: impl Iterator<Item = (f32, f32, f32)>) {
         let at = self.next % LAST;
         for (last, (own, wait, took)) in self.last.iter_mut().zip(step) {
-            // A job that names no waiting does not say that nobody waits.
+            // A job without waiting sections does not mean that no rank waits.
             let share = if wait > 0.0 && took > 0.0 { (wait / took).min(1.0) } else { f32::NAN };
             last[at] = (own, share);
         }
         self.next = self.next.wrapping_add(1);
     }
 
-    /// The pace of a rank whose last scores, ln(own time / peers'), are these.
+    /// The pace of a rank whose last scores, ln(own time / peers'), are `scores`.
     pub(super) fn pace(&self, rank: usize, mut scores: Vec<f32>) -> Pace {
         let Some(last) = self.last.get(rank) else { return Pace::default() };
         let middle = |values: &mut dyn Iterator<Item = f32>| {

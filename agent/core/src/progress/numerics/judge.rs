@@ -1,4 +1,4 @@
-//! One step after the other: what its numbers say.
+//! Judges the numbers of one step after the other.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use super::spike::{Series, Spike};
 use crate::model::finding::FindingKind;
 use crate::model::verdict::FaultDomain;
 
-/// Steps that are in order before something is over.
+/// Steps without a problem before a finding is over.
 const OVER_AFTER: u32 = 8;
 
-/// A gradient norm that overflows is everyday life with loss scaling; in so many steps on end it is not.
+/// A gradient norm that overflows is normal with loss scaling, but not in this many steps in a row.
 const OVERFLOWS: u32 = 3;
 
-/// A rank's gradient norm must stand out this much, in deviations of its replicas', in so many steps on end.
+/// A rank's gradient norm is an outlier at this many deviations of its replicas', in this many steps in a row.
 const APART: f64 = 8.0;
 const APART_STEPS: u32 = 3;
 
-/// With fewer ranks a rank does not stand out.
+/// With fewer ranks there are no outliers.
 const FEWEST: usize = 4;
 
-/// Checkpoints that are remembered.
+/// The most checkpoints that are remembered.
 const CHECKPOINTS: usize = 64;
 
-/// What a rank gave in a step.
+/// The numbers of a rank in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Numbers {
     /// Its loss.
@@ -37,30 +37,30 @@ pub struct Numbers {
     pub checkpointed: bool,
 }
 
-/// Something that is sick, or, if `over`, was.
+/// A numerical problem, or its end if `over`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sick {
-    /// What.
+    /// The kind.
     pub what: FindingKind,
-    /// Tells two of a kind apart.
+    /// Distinguishes problems of one kind.
     pub place: u32,
     /// Whether it is over.
     pub over: bool,
-    /// In which ranks, by index; empty if in none or all.
+    /// The affected ranks, by index; empty if none or all.
     pub ranks: Vec<u32>,
-    /// One line; ranks stand in it as `{ranks}`.
+    /// One line, with the placeholder `{ranks}`.
     pub headline: String,
-    /// Whose fault.
+    /// The fault domain.
     pub domain: FaultDomain,
-    /// How sure, from 0 to 1.
+    /// The confidence, from 0 to 1.
     pub confidence: f64,
-    /// The first step at which it was so, or no longer was.
+    /// The first step with the problem, or without it if `over`.
     pub since: u64,
-    /// What it rests on.
+    /// The evidence.
     pub evidence: Vec<String>,
     /// The last step at which replicas agreed.
     pub last_agreed: Option<u64>,
-    /// Checkpointed steps after it.
+    /// Checkpointed steps after that step.
     pub doubtful: Vec<u64>,
 }
 
@@ -71,29 +71,30 @@ pub struct Judge {
     grad_norm: Series,
     replicas: Replicas,
     shards: Shards,
-    /// Since when something is sick, and for how many steps it has not been.
+    /// Open problems, with the number of steps since each was last seen.
     open: BTreeMap<(FindingKind, u32), (Sick, u32)>,
     overflows: u32,
-    /// The rank whose gradient norm stands out, since when, and for how many steps.
+    /// The rank whose gradient norm is an outlier, since when, and for how many steps.
     apart: Option<(u32, u64, u32)>,
     checkpoints: Vec<u64>,
 }
 
-/// Places of findings of one kind.
+/// The `place` of findings of one kind.
 const LOSS: u32 = 0;
 const GRAD_NORM: u32 = 1;
 
-/// Where shards stand among findings about replicas, whose places are numbers of groups.
+/// The `place` of shards among findings about replicas, whose places are group numbers.
 const SHARDS: u32 = u32::MAX;
 
 impl Judge {
-    /// A judge who knows which ranks hold the same parameters: those with the same number. Others learn it.
+    /// A judge that knows which ranks hold the same parameters: those with the same number. Without this it learns
+    /// them.
     pub fn with_replicas(groups: Vec<u32>) -> Judge {
         Judge { replicas: Replicas::known(groups), ..Judge::default() }
     }
 
-    /// The last step of which it is known that no replica had differed until then, by digests or, where none are told, by what was saved;
-    /// none where neither can be compared.
+    /// The last step up to which no replica is known to have differed, by digests or, if there are none, by what was
+    /// saved. `None` if neither can be compared.
     pub fn vouched(&self) -> Option<u64> {
         let (by_digests, by_shards) = (self.replicas.vouched(), self.shards.vouched());
         if self.shards.differed() {
@@ -102,7 +103,7 @@ impl Judge {
         by_digests.or(by_shards)
     }
 
-    /// Takes in what the ranks saved of a step: by rank the checksums of its shard's chunks. What that changes is appended to `out`.
+    /// Records what the ranks saved of a step: by rank the checksums of its shard's chunks. Appends changes to `out`.
     pub fn saved(&mut self, step: u64, shards: &[Vec<u64>], out: &mut Vec<Sick>) {
         let compared = self.shards.compare(step, shards);
         let agreed = compared == Compared::Agreed;
@@ -113,7 +114,7 @@ impl Judge {
         self.settle(step, seen, |_, place| place == SHARDS && agreed, out);
     }
 
-    /// Takes in a step, by rank; what that changes is appended to `out`.
+    /// Records a step, by rank. Appends changes to `out`.
     pub fn step(&mut self, step: u64, ranks: &[Numbers], out: &mut Vec<Sick>) {
         if ranks.iter().any(|rank| rank.checkpointed) {
             self.checkpoints.push(step);
@@ -138,14 +139,14 @@ impl Judge {
         let (whole, splits) = self.replicas.compare(step, &digests);
         seen.extend(splits.into_iter().map(|split| self.corrupt(step, split)));
         let judged = |kind: FindingKind, place: u32| match kind {
-            // Only a comparison can say that replicas agree again.
+            // Only a comparison can show that replicas agree again.
             FindingKind::SilentCorruption | FindingKind::ReplicasDiffer => whole.contains(&place),
             _ => true,
         };
         self.settle(step, seen, judged, out);
     }
 
-    /// Opens what was seen and is not open; closes what was not seen for long enough.
+    /// Opens what was seen and is not open. Closes what was not seen for long enough.
     fn settle(
         &mut self,
         step: u64,
@@ -180,7 +181,8 @@ impl Judge {
         });
     }
 
-    /// A rank whose own gradient norm is unlike its replicas': what it computes before gradients are summed up goes into all replicas.
+    /// Finds a rank whose own gradient norm differs from its replicas': what it computes before the reduction goes
+    /// into all replicas.
     fn stands_out(&mut self, step: u64, norms: &[(u32, f64)]) -> Option<Sick> {
         let mut logs: Vec<(u32, f64)> = norms
             .iter()
@@ -196,7 +198,7 @@ impl Judge {
         apart.sort_unstable_by(f64::total_cmp);
         let deviation = apart[apart.len() / 2] * 1.4826;
         let (rank, highest) = *logs.last()?;
-        // Norms that are all the same were summed up already; there is nothing to tell apart.
+        // Equal norms were reduced already: no rank can be distinguished.
         let z = (highest - centre) / deviation;
         if deviation <= 1e-9 || z < APART {
             self.apart = None;
@@ -264,7 +266,7 @@ impl Judge {
         }
     }
 
-    /// What was saved that should be the same and is not.
+    /// The finding for saved chunks that should be equal and differ.
     fn unlike(&self, step: u64, apart: Apart) -> Sick {
         let Apart { ranks, named, chunks: (differing, compared), first, of, last_agreed } = apart;
         let (what, headline, domain, confidence) = if named {

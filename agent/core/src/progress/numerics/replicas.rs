@@ -1,21 +1,21 @@
-//! Digests of parameters that should be the same.
+//! Compares digests of parameters that should be equal.
 //!
-//! Which ranks hold the same parameters need not be said: 64-bit digests are not equal by chance. Shards differ from the
-//! first comparison on and are never replicas; replicas are equal in classes of one size, as meshes are regular. One rank beside a majority
-//! of equal ones is no regular mesh: that rank is wrong.
+//! Which ranks hold the same parameters is learned: 64-bit digests are not equal by chance. Shards differ from the
+//! first comparison on and are never replicas. Replicas are equal in classes of one size, because meshes are regular.
+//! One rank that differs from a majority of equal ones is not a regular mesh: that rank is wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which ranks hold the same parameters, and how far they agreed.
+/// Which ranks hold the same parameters, and until when they agreed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Replicas {
-    /// The group of each rank, where given or learned; ranks without replicas have none.
+    /// The group of each rank, if given or learned. Ranks without replicas have none.
     groups: Option<Vec<Option<u32>>>,
     /// By group: the last step at which all agreed.
     agreed: BTreeMap<u32, u64>,
     /// The last step at which all groups agreed, while none had ever differed.
     vouched: Option<u64>,
-    /// Whether replicas differed in this attempt: what is compared from then on vouches for nothing.
+    /// Whether replicas differed in this attempt. Later comparisons prove nothing then.
     differed: bool,
 }
 
@@ -32,17 +32,17 @@ pub(super) struct Split {
 }
 
 impl Replicas {
-    /// With groups that are known: ranks with the same number hold the same parameters.
+    /// With known groups: ranks with the same number hold the same parameters.
     pub(super) fn known(groups: Vec<u32>) -> Replicas {
         Replicas { groups: Some(groups.into_iter().map(Some).collect()), ..Replicas::default() }
     }
 
-    /// The last step of which it is known that no replica had differed until then.
+    /// The last step up to which no replica is known to have differed.
     pub(super) fn vouched(&self) -> Option<u64> {
         self.vouched
     }
 
-    /// Compares the digests of a step: the groups that agree, and those that do not.
+    /// Compares the digests of a step. Returns the groups that agree, and those that do not.
     pub(super) fn compare(&mut self, step: u64, digests: &[Option<u64>]) -> (Vec<u32>, Vec<Split>) {
         let (mut whole, mut splits) = (Vec::new(), Vec::new());
         let Some(groups) = self.groups.clone().or_else(|| self.learn(digests)) else {
@@ -61,7 +61,7 @@ impl Replicas {
             }
             if classes.len() == 1 {
                 let members = groups.iter().filter(|member| **member == Some(group)).count();
-                // Of one that has not told nothing is known: a checkpoint of this step is not vouched for.
+                // A replica without a report is unknown: a checkpoint of this step is not proven good.
                 if of < members {
                     continue;
                 }
@@ -85,7 +85,7 @@ impl Replicas {
         (whole, splits)
     }
 
-    /// Learns who is whose replica from a comparison in which all ranks took part.
+    /// Learns which ranks are replicas from a comparison with reports of all ranks.
     fn learn(&mut self, digests: &[Option<u64>]) -> Option<Vec<Option<u32>>> {
         let mut classes: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (rank, digest) in digests.iter().enumerate() {
@@ -100,7 +100,7 @@ impl Replicas {
         } else if largest * 2 > digests.len() {
             groups.fill(Some(0));
         } else {
-            // Irregular and without a majority: it cannot be told what belongs together.
+            // Irregular and without a majority: the groups are unknown.
             return None;
         }
         self.groups = Some(groups.clone());
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_replicas_neither_is_believed() {
+    fn with_two_replicas_neither_is_named() {
         let mut replicas = Replicas::default();
         replicas.compare(1, &some(&[5, 5]));
         let (_, splits) = replicas.compare(2, &some(&[6, 7]));
@@ -150,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_wrong_from_the_start_is_no_mesh() {
+    fn a_rank_that_is_wrong_from_the_start_is_named() {
         let (_, splits) = Replicas::default().compare(1, &some(&[5, 5, 5, 8, 5, 5, 5, 5]));
         assert_eq!((splits[0].ranks.as_slice(), splits[0].last_agreed), ([3].as_slice(), None));
     }
 
     #[test]
-    fn all_have_agreed_only_where_all_have_told() {
+    fn all_agree_only_if_all_have_reported() {
         let mut replicas = Replicas::default();
         replicas.compare(9, &some(&[5, 5, 5]));
         assert_eq!(replicas.compare(11, &[Some(6), Some(6), None]), (vec![], vec![]));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_not_compared() {
+    fn missing_digests_are_not_compared() {
         let mut replicas = Replicas::default();
         assert_eq!(replicas.compare(1, &[Some(1), None, Some(2)]), (vec![], vec![]));
         replicas.compare(2, &some(&[1, 1, 1]));

@@ -1,62 +1,63 @@
-//! What ranks saved that should be the same: the checksums of their shards, chunk by chunk.
+//! Compares saved shards that should be equal by the checksums of their chunks.
 //!
-//! Which chunks should be the same need not be said. Where ranks had the same checksum in several checkpoints on end, each time with
-//! another content, they hold the same; what is a rank's own (the header, its random state, a shard of FSDP) differs from the first
-//! checkpoint on and is never compared. Bytes that never change tell nothing: they may be a buffer that was not filled yet.
+//! Which chunks should be equal is learned. If ranks had the same checksum in several checkpoints in a row, each time
+//! with new content, they hold the same data. A rank's own data (the header, its random state, a shard of FSDP)
+//! differs from the first checkpoint on and is never compared. Bytes that never change prove nothing: they may be a
+//! buffer that is not filled yet.
 
 use std::collections::BTreeMap;
 
-/// Checkpoints on end in which a chunk was the same and new, before it counts that it is not.
+/// Checkpoints in a row in which a chunk must be equal and new before a difference counts.
 const LEARNED: u32 = 3;
 
 /// The shards of one attempt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shards {
     chunks: Vec<Chunk>,
-    /// By rank: how many chunks its shard has.
+    /// By rank: the number of chunks in its shard.
     lengths: Vec<usize>,
     last: Option<u64>,
-    /// The last step at which all that was compared agreed.
+    /// The last step at which all compared chunks agreed.
     agreed: Option<u64>,
     /// The same, until replicas first differed.
     vouched: Option<u64>,
     differed: bool,
 }
 
-/// One place in all shards.
+/// One chunk position in all shards.
 #[derive(Clone, Debug)]
 struct Chunk {
-    /// By rank: its checksum in the last checkpoint; none beyond the end of its shard.
+    /// By rank: its checksum in the last checkpoint. `None` beyond the end of its shard.
     sums: Vec<Option<u64>>,
-    /// By rank: the first of those with which it was the same in each checkpoint.
+    /// By rank: the first of the ranks with which it was equal in each checkpoint.
     with: Vec<usize>,
-    /// In how many on end each time with another content.
+    /// In how many checkpoints in a row, each time with new content.
     times: u32,
 }
 
-/// What a comparison came to.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Compared {
-    /// There was nothing yet of which it is known that it should be the same.
+    /// Nothing is known yet that should be equal.
     Nothing,
-    /// All that should be the same was.
+    /// All chunks that should be equal are.
     Agreed,
-    /// It was not.
+    /// Some differ.
     Apart(Apart),
 }
 
-/// Shards that should be the same and are not.
+/// Shards that should be equal and differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Apart {
-    /// The ranks that differ from a majority; where there is none, all that should be the same.
+    /// The ranks that differ from a majority. Without a majority, all ranks that should be equal.
     pub(super) ranks: Vec<u32>,
     /// Whether a majority names them.
     pub(super) named: bool,
-    /// Chunks that differ, and all that were compared.
+    /// The number of chunks that differ, and of all that were compared.
     pub(super) chunks: (usize, usize),
-    /// The first of them.
+    /// The first chunk that differs.
     pub(super) first: usize,
-    /// How many ranks should be the same there.
+    /// How many ranks should be equal there.
     pub(super) of: usize,
     pub(super) last_agreed: Option<u64>,
 }
@@ -67,12 +68,12 @@ impl Shards {
         self.vouched
     }
 
-    /// Whether something has differed: nothing later is to be gone back to.
+    /// Whether something has differed: restarts must not return to anything later.
     pub(super) fn differed(&self) -> bool {
         self.differed
     }
 
-    /// Compares what the ranks saved of a step, by rank the checksums of its chunks.
+    /// Compares what the ranks saved of a step: by rank the checksums of its chunks.
     pub(super) fn compare(&mut self, step: u64, tables: &[Vec<u64>]) -> Compared {
         if self.last.is_some_and(|last| step <= last) {
             return Compared::Nothing;
@@ -80,7 +81,7 @@ impl Shards {
         self.last = Some(step);
         let lengths: Vec<usize> = tables.iter().map(Vec::len).collect();
         if self.lengths != lengths {
-            // Another state is saved from now on.
+            // The state has another layout from now on.
             (self.chunks, self.lengths) = (Vec::new(), lengths);
         }
         let places = self.lengths.iter().copied().max().unwrap_or(0);
@@ -134,9 +135,9 @@ impl Shards {
     }
 }
 
-/// How ranks that should be the same at a place differ.
+/// How ranks differ at a position where they should be equal.
 enum Split {
-    /// All from each other: they do something of their own now.
+    /// All from each other: they diverge by design now.
     ByDesign,
     Apart {
         ranks: Vec<u32>,
@@ -159,7 +160,7 @@ impl Chunk {
         self.times >= LEARNED
     }
 
-    /// The ranks that were the same all along, where they are more than one.
+    /// The groups of ranks that were always equal, with more than one rank.
     fn groups(&self) -> impl Iterator<Item = Vec<usize>> + '_ {
         let leads = (0..self.with.len()).filter(|rank| self.with[*rank] == *rank);
         leads
@@ -180,7 +181,7 @@ impl Chunk {
         }
     }
 
-    /// How those that should be the same differ; none if they do not.
+    /// How ranks that should be equal differ. `None` if they do not.
     fn split(&self, sums: &[Option<u64>]) -> Option<Split> {
         let mut found: Option<(Vec<u32>, bool, usize)> = None;
         for group in self.groups() {
@@ -213,7 +214,7 @@ fn joined(mut ranks: Vec<u32>, more: Vec<u32>) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// A shard of four chunks: the first and the last are the rank's own.
+    /// A shard of four chunks. The first and the last belong to the rank alone.
     fn shard(rank: u64, step: u64) -> Vec<u64> {
         vec![rank * 1000 + step, step * 7 + 1, step * 7 + 2, rank * 5000 + 3]
     }
@@ -242,13 +243,13 @@ mod tests {
             Apart { ranks: vec![2], named: true, chunks: (1, 2), first: 1, of: 4, last_agreed: Some(5) };
         assert_eq!(found, Compared::Apart(apart));
         assert!(shards.differed());
-        // They agree again: what was saved between stays in doubt.
+        // They agree again: what was saved in between stays doubtful.
         assert_eq!(shards.compare(7, &saved(4, 7)), Compared::Agreed);
         assert_eq!(shards.vouched(), Some(5));
     }
 
     #[test]
-    fn of_two_neither_is_believed() {
+    fn with_two_ranks_neither_is_named() {
         let mut shards = learned(2);
         let mut tables = saved(2, 6);
         tables[1][2] ^= 1;
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_each_ranks_own_is_never_compared() {
+    fn data_of_single_ranks_is_never_compared() {
         let mut shards = Shards::default();
         for step in 1..20 {
             let tables: Vec<Vec<u64>> =
@@ -280,11 +281,11 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_go_ways_of_their_own_or_fill_a_buffer_are_not_corrupt() {
+    fn ranks_that_diverge_by_design_or_fill_a_buffer_are_not_corrupt() {
         let mut shards = learned(3);
         let own: Vec<Vec<u64>> = (0..3).map(|rank| shard(rank, 6 + rank)).collect();
         assert_eq!(shards.compare(6, &own), Compared::Nothing);
-        // A buffer of zeros that one of them begins to fill.
+        // A buffer of zeros that one of them starts to fill.
         let mut buffer = Shards::default();
         let mut tables = vec![vec![0]; 3];
         for step in 1..10 {
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn another_state_is_learned_anew() {
+    fn another_state_is_learned_again() {
         let mut shards = learned(3);
         let longer: Vec<Vec<u64>> = (0..3).map(|rank| vec![rank, 1, 2, 3, 4]).collect();
         assert_eq!(shards.compare(6, &longer), Compared::Nothing);

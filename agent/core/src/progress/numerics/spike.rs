@@ -1,14 +1,14 @@
-//! Values that are far above those of the last steps.
+//! Finds values that are far above those of the last steps.
 
 use std::collections::VecDeque;
 
-/// Steps that are remembered.
+/// The number of steps that are remembered.
 const REMEMBERED: usize = 64;
 
-/// Fewer steps say nothing of what is usual.
+/// With fewer steps the usual value is unknown.
 const USUAL: usize = 32;
 
-/// A value this many deviations above the usual is a spike at once; half as many do if the next is one too.
+/// A value this many deviations above the usual is a spike at once. A value half as far is one if the next is too.
 const FAR: f64 = 20.0;
 
 /// The last values of one series.
@@ -28,7 +28,7 @@ pub(super) struct Spike {
 }
 
 impl Series {
-    /// Takes in the next finite value; a spike, if it is one. What is far off does not become usual by itself, but by lasting.
+    /// Adds the next finite value. Returns a spike, if it is one. A distant value becomes usual only if it lasts.
     pub(super) fn push(&mut self, value: f64) -> Option<Spike> {
         let spike = self.judge(value);
         if self.values.len() == REMEMBERED {
@@ -47,7 +47,7 @@ impl Series {
         (far || halfway && before).then_some(Spike { value, usual, deviation })
     }
 
-    /// Median and standard deviation, robust; none while there are too few values.
+    /// Robust median and standard deviation. `None` while there are too few values.
     fn usual(&self) -> Option<(f64, f64)> {
         if self.values.len() < USUAL {
             return None;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spike_is_told_at_once_if_it_is_far_and_if_it_lasts_otherwise() {
+    fn a_spike_is_reported_at_once_if_it_is_far_and_otherwise_if_it_lasts() {
         assert!(series(0.1).push(9.0).is_some());
         let mut lasting = series(0.1);
         assert_eq!(lasting.push(4.0), None);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_and_falling_are_no_spikes_and_few_values_say_nothing() {
+    fn noise_and_falling_are_no_spikes_and_few_values_are_not_judged() {
         series(1.0);
         let mut young = Series::default();
         assert!((0..31).all(|step| young.push(if step == 30 { 1e9 } else { 1.0 }).is_none()));

@@ -1,20 +1,20 @@
-//! Steps of a recorded trace that were done again after a restart, where only their times tell so.
+//! Steps of a recorded trace that were repeated after a restart, if only their times show it.
 
 use std::collections::BTreeMap;
 
 use super::score::median;
 use super::times::Times;
 
-/// A pause within a step that is longer than so many typical steps is no pause.
+/// A gap within a step that is longer than this many typical steps is not a pause.
 const TYPICAL_STEPS: f64 = 2.0;
 
-/// So many other steps of the rank must lie within it.
+/// This many other steps of the rank must be within the gap.
 const BETWEEN: usize = 2;
 
 /// A trace by attempt and step, then by rank.
 type Steps = BTreeMap<(u64, u64), BTreeMap<u32, Times>>;
 
-/// Of a step that a rank did twice, with others between, keeps what it did last. Returns how many there were.
+/// If a rank did a step twice, with others in between, keeps the last one. Returns how many there were.
 pub(super) fn keep_the_last(steps: &mut Steps) -> usize {
     let mut extents: Vec<f32> = steps.values().flat_map(BTreeMap::values).filter_map(extent).collect();
     let long = f64::from(median(&mut extents)) * TYPICAL_STEPS;
@@ -38,7 +38,7 @@ pub(super) fn keep_the_last(steps: &mut Steps) -> usize {
     again
 }
 
-/// Where the step began for the last time; none if it was done once.
+/// Where the step started for the last time. `None` if it was done once.
 fn last_begin(times: &Times, long: f64, starts: &[f64]) -> Option<f64> {
     let mut spans: Vec<(f64, f64)> = spans(times).collect();
     spans.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));

@@ -1,22 +1,22 @@
-//! Since when: the point at which a series changed its level.
+//! Change-point detection: the point at which a series changed its level.
 //!
-//! Bayesian online change-point detection (Adams and MacKay, 2007) with a normal-gamma prior: after each value it knows how
-//! likely each length of the current run is. The predictive distribution is Student's t, so that single outliers
+//! Bayesian online change-point detection (Adams and MacKay, 2007) with a normal-gamma prior: after each value it has
+//! the probability of each length of the current run. The predictive distribution is Student's t, so single outliers
 //! do not end a run.
 
-/// How likely a change is at each value: one in so many.
+/// The probability of a change at each value: one in this many.
 const RARITY: f64 = 250.0;
 
-/// Runs are followed to this length; a longer one counts as this long.
+/// The longest run that is tracked; a longer one counts as this long.
 const LONGEST: usize = 400;
 
-/// Where the last change of a series is followed.
+/// Tracks the last change of a series.
 #[derive(Clone, Debug)]
 pub struct ChangePoint {
     /// By run length: its probability.
     probability: Vec<f64>,
     mean: Vec<f64>,
-    /// How many values the mean stands for, prior included.
+    /// The number of values in the mean, including the prior.
     weight: Vec<f64>,
     shape: Vec<f64>,
     rate: Vec<f64>,
@@ -24,9 +24,9 @@ pub struct ChangePoint {
 }
 
 impl ChangePoint {
-    /// Nothing seen yet. `level` and `noise` say roughly where values lie and how they scatter.
+    /// A series without values. `level` and `noise` are rough estimates of the values and their scatter.
     pub fn new(level: f64, noise: f64) -> ChangePoint {
-        // One value's worth of belief in the level, wide enough for any; two in the noise.
+        // The prior has the weight of one value for the level, wide enough for any, and of two for the noise.
         let shape = 1.0;
         let prior = (level, 0.02, shape, shape * noise.max(1e-6).powi(2));
         let (mean, weight, shape, rate) = prior;
@@ -40,7 +40,7 @@ impl ChangePoint {
         }
     }
 
-    /// Takes in the next value.
+    /// Adds the next value.
     pub fn push(&mut self, value: f64) {
         let hazard = 1.0 / RARITY;
         let runs = self.probability.len();
@@ -56,7 +56,7 @@ impl ChangePoint {
         if total > 0.0 && total.is_finite() {
             grown.iter_mut().for_each(|probability| *probability /= total);
         } else {
-            // A value that no run explains at all: a new run begins.
+            // No run explains this value at all: a new run starts.
             grown.iter_mut().for_each(|probability| *probability = 0.0);
             grown[0] = 1.0;
         }
@@ -84,7 +84,7 @@ impl ChangePoint {
         }
     }
 
-    /// The likeliest number of values since the last change.
+    /// The most likely number of values since the last change.
     pub fn run_length(&self) -> usize {
         let likeliest = self.probability.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
         likeliest.map_or(0, |(run, _)| run)
@@ -104,7 +104,7 @@ impl ChangePoint {
     }
 }
 
-/// The index at which the current level of the series began; 0 if it never changed.
+/// The index at which the current level of the series started; 0 if it never changed.
 pub fn onset(values: &[f32], noise: f32) -> usize {
     let Some(first) = values.first() else { return 0 };
     let mut change = ChangePoint::new(f64::from(*first), f64::from(noise));
@@ -112,7 +112,7 @@ pub fn onset(values: &[f32], noise: f32) -> usize {
     values.len().saturating_sub(change.run_length())
 }
 
-/// The middle one of a value and its neighbours: a lone outlier goes, a new level stays where it began.
+/// The median of a value and its neighbors: it removes a single outlier and keeps the start of a new level.
 fn without_outlier(values: &[f32], at: usize) -> f32 {
     match (at.checked_sub(1).and_then(|before| values.get(before)), values.get(at + 1)) {
         (Some(before), Some(after)) => before.max(values[at].min(*after)).min(values[at].max(*after)),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_that_never_changed_began_at_the_start() {
+    fn a_level_that_never_changed_has_its_onset_at_the_start() {
         assert!(onset(&series(&[(60, 0.05)]), 0.01) <= 1);
     }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gamma_function_is_right() {
+    fn the_gamma_function_is_correct() {
         assert!((ln_gamma(0.5) - 0.572_364_94).abs() < 1e-6 && (ln_gamma(5.0) - 24_f64.ln()).abs() < 1e-6);
     }
 }

@@ -1,36 +1,36 @@
-//! The columns of a recorded trace: which name means what, and in which unit a time is.
+//! The columns of a recorded trace: the meaning of names, and the units of times.
 //!
-//! `docs/reference/stragglers.md` is the contract. Names that public traces use are understood too, so that they
-//! need no conversion.
+//! `docs/reference/stragglers.md` is the contract. Names used by public traces are accepted too, so that these need
+//! no conversion.
 
 use super::trace::TraceSpan;
 
 /// Why a trace cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
-    /// A column that is needed is not there.
+    /// A required column is missing.
     #[error("no column says {what}: one of {names} is needed")]
     Missing {
-        /// What it would say.
+        /// The information that is missing.
         what: &'static str,
-        /// The names it may have.
+        /// The names that the column may have.
         names: String,
     },
-    /// A field does not hold what its column promises.
+    /// A field does not have the type of its column.
     #[error("{column}: {value:?} is not {wanted}")]
     Field {
         /// The column.
         column: String,
-        /// What stands there.
+        /// The value.
         value: String,
-        /// What should.
+        /// The expected type.
         wanted: &'static str,
     },
 }
 
 const RANK: &[&str] =
     &["rank", "global_rank", "rank_id", "worker", "worker_id", "worker_rank", "process_id", "process_rank"];
-/// The last ones mean something else where there is another column for the step.
+/// The last names have another meaning if there is another column for the step.
 const STEP: &[&str] = &[
     "step",
     "step_id",
@@ -88,10 +88,10 @@ const DURATION: &[&str] = &[
     "time",
 ];
 
-/// A column with a time, and how many seconds one unit of it is.
+/// The index of a time column, and the seconds per unit.
 type TimeColumn = (usize, f64);
 
-/// Where a trace has what.
+/// The positions of the columns in a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Columns {
     names: Vec<String>,
@@ -108,15 +108,15 @@ pub struct Columns {
     communicator: Option<usize>,
     sequence: Option<usize>,
     attempt: Option<usize>,
-    /// Of a table with a column for each section: those sections.
+    /// The section columns of a table with a column for each section.
     wide: Vec<(TimeColumn, String)>,
 }
 
 impl Columns {
-    /// Understands the names of the columns; case does not matter, and unknown ones are passed over.
+    /// Recognizes columns by name. Case does not matter, and unknown names are ignored.
     ///
     /// # Errors
-    /// Nothing says the rank, the step, or how long something took.
+    /// There is no column for the rank, the step, or a duration.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Columns, TraceError> {
         let names: Vec<String> = names.into_iter().map(plain).collect();
         let find =
@@ -159,7 +159,7 @@ impl Columns {
         Ok(columns)
     }
 
-    /// Columns like `forward_ms`, `wait_s` of a table that has one row for each rank and step.
+    /// Columns such as `forward_ms` and `wait_s` of a table that has one row for each rank and step.
     fn sections_beside_each_other(&self) -> Vec<(TimeColumn, String)> {
         let taken = [self.start, self.end, self.duration].map(|column| column.map(|(at, _)| at));
         let is_free = |at: usize| at != self.rank && at != self.step && !taken.contains(&Some(at));
@@ -172,11 +172,11 @@ impl Columns {
         .collect()
     }
 
-    /// Makes spans of a row's fields: one, or one for each section of a table with a column for each. What is empty or
-    /// not a number (`nan`) was not measured, and makes none.
+    /// Creates the spans of a row: one, or one for each section of a table with a column for each. Empty fields and
+    /// `nan` were not measured and give no span.
     ///
     /// # Errors
-    /// A field does not hold what its column promises.
+    /// A field does not have the type of its column.
     pub fn spans(&self, fields: &[&str]) -> Result<Vec<TraceSpan>, TraceError> {
         if self.wide.is_empty() {
             return Ok(self.measured(fields)?.into_iter().collect());
@@ -193,7 +193,7 @@ impl Columns {
         Ok(spans)
     }
 
-    /// Makes a span of a row's fields; none if its time was not measured.
+    /// Creates a span of a row. `None` if its time was not measured.
     fn measured(&self, fields: &[&str]) -> Result<Option<TraceSpan>, TraceError> {
         let seconds = |column: Option<TimeColumn>| match column {
             Some((at, unit)) => Ok(self.number(fields, at)?.map(|number| number * unit)),
@@ -214,14 +214,14 @@ impl Columns {
     }
 
     fn not_negative(&self, fields: &[&str], at: usize, seconds: f64) -> Result<f64, TraceError> {
-        // Rounding of what was written may leave a little below nothing.
+        // Rounding in the trace may leave a value slightly below zero.
         if seconds < -1e-6 {
             return Err(self.bad(fields, at, "a time that does not end before it starts"));
         }
         Ok(seconds.max(0.0))
     }
 
-    /// Whose row it is.
+    /// The rank, step and other labels of a row.
     fn place(&self, fields: &[&str]) -> Result<TraceSpan, TraceError> {
         let whole = |at: usize| {
             let number = fields.get(at).and_then(|field| whole(field.trim()));
@@ -248,7 +248,7 @@ impl Columns {
         })
     }
 
-    /// The number in a field; none if it is empty, or says that it is none.
+    /// The number in a field. `None` if it is empty or marked as not measured.
     fn number(&self, fields: &[&str], at: usize) -> Result<Option<f64>, TraceError> {
         let Some(field) = text(fields, Some(at)) else { return Ok(None) };
         if NOT_MEASURED.contains(&field.to_ascii_lowercase().as_str()) {
@@ -267,21 +267,21 @@ impl Columns {
     }
 }
 
-/// What table tools write for what is not there.
+/// Markers for missing values that table tools write.
 const NOT_MEASURED: &[&str] = &["nan", "na", "n/a", "null", "none", "-"];
 
 fn text<'a>(fields: &[&'a str], at: Option<usize>) -> Option<&'a str> {
     at.and_then(|at| fields.get(at)).map(|field| field.trim()).filter(|field| !field.is_empty())
 }
 
-/// A column's name in small letters, with one `_` for all that is no letter or digit: `Start (us)` is `start_us`.
+/// A column's name in lower case, with one `_` for each run of other characters: `Start (us)` is `start_us`.
 fn plain(name: &str) -> String {
     let name = name.trim().trim_start_matches('\u{feff}').to_ascii_lowercase();
     let words = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join("_")
 }
 
-/// A whole number, also where a table tool has written it as 7.0.
+/// An integer, also in the form 7.0 that some table tools write.
 fn whole(field: &str) -> Option<u64> {
     field.parse().ok().or_else(|| {
         let number: f64 = field.parse().ok()?;
@@ -289,8 +289,8 @@ fn whole(field: &str) -> Option<u64> {
     })
 }
 
-/// Seconds per unit of the column `name`, if it is the column `wanted`: `start_us` counts in millionths. Without a unit, in
-/// seconds; only ratios matter for who is slow.
+/// Seconds per unit of the column `name`, if it is the column `wanted`: `start_us` counts in millionths. Without a
+/// unit, in seconds; stragglers depend only on ratios.
 fn unit(name: &str, wanted: &str) -> Option<f64> {
     match name.strip_prefix(wanted)? {
         "" => Some(1.0),
@@ -298,7 +298,7 @@ fn unit(name: &str, wanted: &str) -> Option<f64> {
     }
 }
 
-/// A name that ends with a unit, without it, and seconds per unit.
+/// A name with a unit suffix: the name without it, and seconds per unit.
 fn with_unit(name: &str) -> Option<(&str, f64)> {
     let (rest, unit) = name.rsplit_once('_')?;
     if unit == "time" || unit == "duration" {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn other_traces_names_and_units_are_understood() {
+    fn names_and_units_of_other_traces_are_understood() {
         let columns = Columns::of(["", "Worker", "gpu", "time", "batch_time_norm"]).unwrap();
         let span = one(&columns, &["0", "6", "25", "1811.0", "745"]);
         assert_eq!((span.rank, span.step, span.start, span.duration), (6, 1811, None, 745.0));
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_no_number_is_said() {
+    fn missing_columns_and_invalid_numbers_are_reported() {
         let no_rank = Columns::of(["step", "duration"]).unwrap_err().to_string();
         assert!(no_rank.contains("which rank"), "{no_rank}");
         let no_end = Columns::of(["rank", "step", "start_ns"]).unwrap_err().to_string();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_the_step_only_where_nothing_else_is() {
+    fn time_is_the_step_only_if_no_other_column_is() {
         let columns = Columns::of(["rank", "step", "time"]).unwrap();
         assert_eq!(
             (one(&columns, &["0", "4", "2.5"]).step, one(&columns, &["0", "4", "2.5"]).duration),

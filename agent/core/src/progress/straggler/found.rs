@@ -1,6 +1,6 @@
-//! What the judge of stragglers tells.
+//! The findings of the judge of stragglers.
 
-/// Who or what is slow.
+/// What is slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Slow {
     /// A rank and its device, by the rank's index.
@@ -9,55 +9,56 @@ pub enum Slow {
     Host(u32),
     /// A pipeline stage has more work than the others.
     Stage(u32),
-    /// Another rank in each step: the work is spread unevenly, and differently each time.
+    /// Another rank in each step: the work is uneven, and differently each time.
     Rotating,
 }
 
 /// Something that makes the job slower.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
-    /// Who or what.
+    /// What is slow.
     pub slow: Slow,
-    /// Time relative to the peers: 1.3 is 30 % slower. For [`Slow::Rotating`], of the slowest rank of a step, typically.
+    /// Time relative to the peers: 1.3 is 30 % slower. For [`Slow::Rotating`], that of the slowest rank in a typical
+    /// step.
     pub ratio: f32,
-    /// The first step at which it was so, as far as it is remembered.
+    /// The first slow step, as far as remembered.
     pub since: u64,
-    /// Whether it began after the job did: the rank became slow.
+    /// Whether it started after the job did: the rank became slow.
     pub onset_seen: bool,
-    /// The step at which it was told.
+    /// The step at which it was reported.
     pub reported: u64,
-    /// How many steps that rests on.
+    /// The number of steps that this is based on.
     pub steps: u32,
-    /// How much shorter a step would be without it, from 0 to 1; none if the length of a step is not known.
+    /// How much shorter a step would be without it, from 0 to 1. `None` if the length of a step is unknown.
     pub cost: Option<f32>,
-    /// By how many times its own uncertainty it exceeds the peers.
+    /// The excess over the peers in standard deviations.
     pub z: f32,
     /// The noise of a score.
     pub noise: f32,
-    /// In which share of steps it waited least of all; none if waiting is not known.
+    /// The share of steps in which it waited least. `None` if waiting is unknown.
     pub waited_least: Option<f32>,
-    /// With how many ranks it was compared.
+    /// The number of ranks that it was compared with.
     pub peers: u32,
-    /// Median self times of the stages in seconds, where that was looked at.
+    /// Median self times of the stages in seconds, if they were compared.
     pub stages: Vec<(u32, f32)>,
-    /// From 0 to 1.
+    /// The confidence, from 0 to 1.
     pub confidence: f32,
-    /// The score that counts as usual: what the excess is counted from.
+    /// The usual score, from which the excess is counted.
     pub usual: f32,
 }
 
-/// A change of what is known to be slow.
+/// A change in what is slow.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// Something is slow.
     Found(Found),
     /// It is no longer slow, since this step.
     Over {
-        /// What was found before.
+        /// What was slow.
         slow: Slow,
-        /// Since when.
+        /// The step since which it is over.
         since: u64,
-        /// When that was told.
+        /// The step at which that was reported.
         reported: u64,
     },
 }

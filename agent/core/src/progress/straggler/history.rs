@@ -1,21 +1,22 @@
 //! The last steps of all ranks in flat vectors: about 220 bytes per rank.
 //!
-//! Each step writes one row. Beside the scores it keeps, per rank, sums of the last 8, 16, 32, 64 and 512 scores in
-//! units of the noise, clipped: adding the new and taking off the old one, a step costs the same however far one looks back.
+//! Each step writes one row. In addition to the scores it keeps, per rank, sums of the last 8, 16, 32, 64 and 512
+//! scores in units of the noise, clipped. A step adds the new score and subtracts the old one, so its cost does not
+//! depend on the horizon.
 
-/// Rows that are kept one by one.
+/// The number of rows that are kept individually.
 pub const ROWS: usize = 64;
 
 /// The spans over which scores are summed.
 pub const HORIZONS: [usize; 4] = [8, 16, 32, ROWS];
 
-/// Blocks of [`ROWS`] rows of which only the sum is kept.
+/// The number of blocks of [`ROWS`] rows of which only the sum is kept.
 const BLOCKS: usize = 7;
 
-/// One unit of a score as it is kept: a quarter of a thousandth.
+/// One unit of a stored score: a quarter of a thousandth.
 const SCORE_UNIT: f32 = 1.0 / 4096.0;
 
-/// A score that is not known.
+/// The stored form of an unknown score.
 const UNKNOWN: i16 = i16::MIN;
 
 /// Units of a clipped score per standard deviation.
@@ -53,7 +54,7 @@ impl History {
         }
     }
 
-    /// Takes in a step: each rank's score, and the noise that scores have.
+    /// Adds a step: each rank's score, and the noise of scores.
     pub fn push(&mut self, step: u64, scores: &[f32], noise: f32) {
         let row = self.seen % ROWS;
         if row == 0 && self.seen > 0 {
@@ -67,7 +68,7 @@ impl History {
             *kept =
                 if score.is_nan() { UNKNOWN } else { (score / SCORE_UNIT).clamp(-32_000.0, 32_000.0) as i16 };
         }
-        // The oldest row of each horizon goes out before the new one overwrites the longest one's.
+        // Each horizon's oldest row is subtracted before the new one overwrites that of the longest.
         for (horizon, sums) in HORIZONS.iter().zip(&mut self.sums) {
             if self.seen >= *horizon {
                 let oldest = (self.seen - horizon) % ROWS * self.ranks;
@@ -77,7 +78,7 @@ impl History {
             }
         }
         for (clipped, score) in self.clipped[at.clone()].iter_mut().zip(scores) {
-            // NaN becomes 0: a report that was lost speaks neither for nor against.
+            // NaN becomes 0: a lost report is neutral.
             *clipped = (score * scale).clamp(-bound, bound) as i8;
         }
         for sums in &mut self.sums {
@@ -88,7 +89,7 @@ impl History {
         self.seen += 1;
     }
 
-    /// The last [`ROWS`] rows become a block of the long memory.
+    /// Moves the last [`ROWS`] rows into a block of the long memory.
     fn fold_block(&mut self) {
         let block = (self.seen / ROWS - 1) % BLOCKS * self.ranks;
         let kept = &mut self.blocks[block..block + self.ranks];
@@ -99,7 +100,7 @@ impl History {
         }
     }
 
-    /// The scores of all ranks so many steps before the last, as they are kept; none if that was not seen or is forgotten.
+    /// The stored scores of all ranks this many steps before the last. `None` if not seen or no longer kept.
     pub fn row(&self, ago: usize) -> Option<&[i16]> {
         if ago >= self.seen.min(ROWS) {
             return None;
@@ -108,7 +109,7 @@ impl History {
         self.scores.get(row * self.ranks..(row + 1) * self.ranks)
     }
 
-    /// By how much two kept scores differ; none if one is not known.
+    /// The difference of two stored scores. `None` if one is unknown.
     pub fn difference(one: i16, other: i16) -> Option<f32> {
         (one != UNKNOWN && other != UNKNOWN).then(|| f32::from(one.saturating_sub(other)) * SCORE_UNIT)
     }
@@ -128,7 +129,7 @@ impl History {
         (&self.long, (self.seen.saturating_sub(1) / ROWS).min(BLOCKS) * ROWS)
     }
 
-    /// The last `steps` scores of a rank that are known, oldest first, each with its step.
+    /// The last `steps` known scores of a rank, oldest first, each with its step.
     pub fn last(&self, rank: u32, steps: usize) -> impl Iterator<Item = (u64, f32)> + '_ {
         let steps = steps.min(ROWS).min(self.seen);
         (self.seen - steps..self.seen).filter_map(move |at| {
@@ -138,7 +139,7 @@ impl History {
         })
     }
 
-    /// The scores of a rank that are known, each with the index of its row, the oldest row being 0.
+    /// The known scores of a rank, each with the index of its row. The oldest row is 0.
     pub fn last_rows(&self, rank: u32) -> impl Iterator<Item = (usize, f32)> + '_ {
         let rows = ROWS.min(self.seen);
         let first = self.seen - rows;
@@ -148,12 +149,12 @@ impl History {
         })
     }
 
-    /// The oldest step that is remembered one by one.
+    /// The oldest step that is kept individually.
     pub fn oldest_step(&self) -> u64 {
         if self.seen <= ROWS { self.steps[0] } else { self.steps[self.seen % ROWS] }
     }
 
-    /// Bytes that are held.
+    /// The memory used, in bytes.
     pub fn bytes(&self) -> usize {
         self.ranks * (ROWS * 3 + HORIZONS.len() * 2 + BLOCKS * 2 + 4)
     }

@@ -1,4 +1,4 @@
-//! One step after the other: scores, what they come to, and what that changes.
+//! Judges one step after the other: scores, findings, and changes.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::ranks::{self, RankState};
 use super::rotating;
 use super::stages::Stages;
 
-/// Imbalance changes slowly and is looked at this often, in steps.
+/// Imbalance changes slowly and is checked this often, in steps.
 const IMBALANCE_EVERY: usize = 4;
 
 /// The judge of one job's stragglers.
@@ -18,29 +18,29 @@ const IMBALANCE_EVERY: usize = 4;
 pub struct Judge {
     measured: Measurements,
     stages: Stages,
-    /// What is slow at present.
+    /// What is currently slow.
     open: BTreeMap<Slow, RankState>,
 }
 
 impl Judge {
-    /// A judge of these ranks, who has seen nothing yet.
+    /// A judge of these ranks without any steps.
     pub fn new(peers: Peers, limits: Limits) -> Judge {
         let stages = Stages::new(&peers);
         Judge { measured: Measurements::new(peers, limits), stages, open: BTreeMap::new() }
     }
 
-    /// Takes in how noisy earlier runs of the job were: it counts as much as a few steps, until this one knows. Not so of
-    /// very few ranks, which are judged by noise of this job alone.
+    /// Sets the noise of earlier runs of the job. It counts as much as a few steps, until this run has learned its
+    /// own. Ignored for very few ranks, which are judged only by noise of this run.
     pub fn recall_noise(&mut self, noise: f32) {
         self.measured.recall_noise(noise);
     }
 
-    /// The noise of a score, once it is known.
+    /// The noise of a score, once known.
     pub fn noise(&self) -> Option<f32> {
         self.measured.noise()
     }
 
-    /// Takes in the next step; what that changes is appended to `out`. A row of another length is passed over.
+    /// Adds the next step. Appends changes to `out`. A row with another number of ranks is ignored.
     pub fn step(&mut self, row: Row<'_>, out: &mut Vec<Change>) {
         if row.self_times.len() != self.measured.peers().len() {
             return;
@@ -62,7 +62,7 @@ impl Judge {
         out.push(Change::Found(found));
     }
 
-    /// Tells what is no longer slow.
+    /// Reports what is no longer slow.
     fn close(&mut self, reported: u64, out: &mut Vec<Change>) {
         let over: Vec<(Slow, u64)> = self
             .open
@@ -77,20 +77,20 @@ impl Judge {
         }
     }
 
-    /// Looks at what concerns no rank: the spread of work over steps and over stages.
+    /// Checks what concerns no single rank: the spread of work over steps and over stages.
     fn imbalance(&mut self, step: u64, out: &mut Vec<Change>) {
         let limits = self.measured.limits();
         let rotating = rotating::look(&self.measured);
         let stage = self.stages.look();
         let uneven = rotating.as_ref().is_some_and(|seen| seen.is_uneven(limits.imbalance));
-        // Uneven in what is a small part of a step, it costs nobody anything: other processes on the host do that too.
+        // Unevenness in a small part of a step costs nothing. Other processes on the host cause it too.
         let matters = |found: &Found| found.cost.is_none_or(|cost| cost >= limits.rank);
         let found = rotating
             .filter(|_| uneven)
             .map(|seen| seen.found(step, &self.measured, self.stages.times()))
             .filter(matters);
         self.settle(Slow::Rotating, found, step, out);
-        // Where the work differs from rank to rank and step to step, a stage's ranks do not agree on its share.
+        // If the work differs between ranks and steps, the ranks of a stage do not agree on its share.
         let slow_stage = stage.filter(|_| !uneven && !self.open.contains_key(&Slow::Rotating));
         let found = slow_stage.and_then(|seen| seen.found(step, &self.measured));
         let before = self.open.keys().find(|slow| matches!(slow, Slow::Stage(_))).copied();
@@ -103,7 +103,7 @@ impl Judge {
         }
     }
 
-    /// Opens what was found and is not open; closes what was not found for long enough.
+    /// Opens what was found and is not open. Closes what was not found for long enough.
     fn settle(&mut self, slow: Slow, found: Option<Found>, step: u64, out: &mut Vec<Change>) {
         match (found, self.open.get_mut(&slow)) {
             (Some(found), None) => self.open(found, out),
@@ -130,17 +130,17 @@ impl Judge {
         self.measured.scores()
     }
 
-    /// The last so many scores of a rank that are known.
+    /// The last `steps` known scores of a rank.
     pub fn last_scores(&self, rank: u32, steps: usize) -> Vec<f32> {
         self.measured.history().last(rank, steps).map(|(_, score)| score).collect()
     }
 
-    /// Whether nothing is slow at present.
+    /// Whether nothing is currently slow.
     pub fn is_quiet(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// Bytes that are held for all ranks together.
+    /// The memory used for all ranks together, in bytes.
     pub fn bytes(&self) -> usize {
         self.measured.bytes()
     }

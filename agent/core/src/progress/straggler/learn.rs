@@ -1,24 +1,25 @@
-//! Which ranks do the same work, where nobody says: learned from their first steps.
+//! Learns which ranks do the same work from their first steps, if it is not declared.
 //!
-//! Pipeline stages are blocks of ranks of one size, either one after the other (Megatron-LM) or taking turns. Where a job has stages with
-//! different work, the ranks of each agree among each other much better than the stages do. A single slow rank does not agree with its
-//! block, so it is never taken for a stage.
+//! Pipeline stages are blocks of ranks of one size, either consecutive (Megatron-LM) or interleaved. If a job has
+//! stages with different work, the ranks of a stage agree with each other much better than the stages do. A single
+//! slow rank does not agree with its block, so it never counts as a stage.
 
 use super::score::median;
 
-/// Fewer steps say nothing.
+/// Fewer steps are not sufficient.
 pub const SHORTEST: usize = 8;
 
-/// Learned later, groups would excuse what became slow.
+/// Groups learned later would hide ranks that became slow.
 pub const LONGEST: usize = 64;
 
 /// Stages that differ by less do not matter.
 const APART: f32 = 1.08;
 
-/// Ranks of a stage agree so much better than stages do.
+/// Ranks of a stage must agree better than stages do by this factor.
 const TIGHTER: f32 = 4.0;
 
-/// The stage of each rank, learned from self times: one row for each step. None if the ranks look alike, or like nothing known.
+/// The stage of each rank, learned from self times with one row per step. `None` if the ranks look alike, or match no
+/// known order.
 pub fn stages(rows: &[Vec<f32>]) -> Option<Vec<u32>> {
     let ranks = rows.first()?.len();
     if rows.len() < SHORTEST || ranks < 4 {
@@ -37,7 +38,7 @@ pub fn stages(rows: &[Vec<f32>]) -> Option<Vec<u32>> {
     )
 }
 
-/// How stages lie among ranks.
+/// How stages are assigned to ranks.
 #[derive(Clone, Copy)]
 enum Order {
     Blocks,
@@ -70,7 +71,7 @@ fn fits(levels: &[f32], of: &[u32], stages: usize) -> bool {
             levels.iter().zip(of).filter(|(_, of)| **of == stage).map(|(level, _)| *level).collect();
         members.sort_unstable_by(f32::total_cmp);
         middles.push(median(&mut members.clone()));
-        // A larger stage may have one slow rank: it is found among its peers.
+        // A larger stage may have one slow rank, which is found among its peers.
         let last = if members.len() >= 4 { members.len() - 2 } else { members.len() - 1 };
         within = within.max(members[last] - members[0]);
     }

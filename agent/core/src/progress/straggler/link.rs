@@ -1,9 +1,10 @@
-//! A slow link or a slow rank? Both make a collective long.
+//! Distinguishes a slow link from a slow rank. Both make a collective long.
 //!
-//! A collective falls apart in two: ranks arrive, and data moves. All leave together, so the rank that was in it for the shortest
-//! time came last, and its time is what the data took to move; how much longer the others were in it is how late it came.
-//! That needs no clocks that agree between hosts. A late rank makes the arrival long and leaves the transfer alone; a slow link is the
-//! other way round. So transfers are compared among communicators of the same kind, with the same judge that compares ranks.
+//! A collective has two parts: ranks arrive, and data moves. All leave together, so the rank that was in it for the
+//! shortest time came last, and its time is the duration of the transfer. How much longer another rank was in it is
+//! how much earlier it arrived. That needs no synchronized clocks between hosts. A late rank makes the arrival long
+//! and does not affect the transfer; a slow link is the reverse. So transfers are compared among communicators of the
+//! same kind, with the judge that compares ranks.
 
 use std::collections::BTreeMap;
 
@@ -16,34 +17,34 @@ use crate::base::id::{Attempt, Rank};
 use crate::model::finding::{Finding, FindingKind};
 use crate::model::verdict::FaultDomain;
 
-/// Transfers scatter more than computing does: less than this much longer is left alone.
+/// Transfers scatter more than computation: a smaller excess is ignored.
 const LEAST: f32 = 0.15;
 
 /// Collectives by step and communicator.
 #[derive(Clone, Debug, Default)]
 pub struct Links {
     communicators: BTreeMap<String, Communicator>,
-    /// By step and communicator: seconds of arriving and of moving.
+    /// By step and communicator: seconds of arrival and of transfer.
     steps: BTreeMap<Step, BTreeMap<String, (f32, f32)>>,
 }
 
 /// A step: attempt and number.
 type Step = (u64, u64);
 
-/// Of a message from one rank to another the two ends do not leave together.
+/// In a message from one rank to another the two ends do not leave together.
 const ONE_WAY: &[&str] = &["send", "recv", "receive", "sendrecv", "p2p"];
 
 #[derive(Clone, Debug, Default)]
 struct Communicator {
     members: Vec<u32>,
-    /// What it does, without which it cannot be compared.
+    /// Its operation, without which it cannot be compared.
     kind: String,
-    /// The hosts of its members, where known.
+    /// The hosts of its members, if known.
     hosts: Vec<String>,
 }
 
 impl Links {
-    /// Takes in one collective: how many seconds each member was in it.
+    /// Adds one collective: how many seconds each member was in it.
     pub fn push(&mut self, step: Step, communicator: &str, kind: &str, members: &BTreeMap<u32, f64>) {
         let lower = kind.to_ascii_lowercase();
         let one_way = lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| ONE_WAY.contains(&word));
@@ -58,7 +59,7 @@ impl Links {
             known.kind = format!("{kind} of {}", members.len());
         }
         if members.len() < known.members.len() {
-            // Who is missing may have come last.
+            // A missing rank may have come last.
             return;
         }
         let of_step = self.steps.entry(step).or_default().entry(communicator.to_owned()).or_default();
@@ -66,7 +67,7 @@ impl Links {
         of_step.1 += moving as f32;
     }
 
-    /// Names the hosts of the communicators' members.
+    /// Sets the hosts of the communicators' members.
     pub fn name_hosts(&mut self, host_of: impl Fn(u32) -> Option<String>) {
         for communicator in self.communicators.values_mut() {
             communicator.hosts = communicator.members.iter().filter_map(|rank| host_of(*rank)).collect();
@@ -75,7 +76,7 @@ impl Links {
         }
     }
 
-    /// Judges all steps; the findings are numbered from `next`. A step's length is asked of `took`, in seconds.
+    /// Judges all steps. Findings are numbered from `next`. `took` returns a step's length, in seconds.
     pub fn judge(&self, limits: Limits, next: u64, took: impl Fn(Step) -> f32) -> Vec<Finding> {
         let mut kinds: Vec<&str> = self.communicators.values().map(|known| known.kind.as_str()).collect();
         kinds.sort_unstable();

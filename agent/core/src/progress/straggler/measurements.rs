@@ -1,4 +1,4 @@
-//! What has been measured of the ranks so far: scores, their noise, and which of them are known to be slow.
+//! The measurements of the ranks so far: scores, their noise, and which ranks are known to be slow.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,29 +10,30 @@ use super::peers::Peers;
 use super::regime::Regime;
 use super::score::{Scratch, median, score, spread};
 
-/// Below this, noise is not told from rounding.
+/// Smaller noise cannot be distinguished from rounding.
 const QUIETEST: f32 = 0.001;
 
-/// The noise of earlier runs counts as that of so many steps.
+/// The noise of earlier runs has the weight of this many steps.
 const RECALLED_STEPS: usize = 8;
 
-/// So many ranks are very few. Who tell so little are believed sooner: one false alarm in 10^7 looks.
+/// At most this many ranks are very few. With so few comparisons a lower limit is enough: one false alarm in 10^7
+/// looks.
 const VERY_FEW: usize = 4;
 const SURE_OF_VERY_FEW: f32 = 5.2;
-/// But where more than a little of the noise is carried from step to step: how much it scatters by is known from few moods, and badly.
-/// So many deviations more are asked for each whole share that is carried beyond it.
+/// If more than a little of the noise is carried from step to step, its scatter is known from few independent values.
+/// This many more deviations are required for each whole share above that.
 const SURER_WHERE_CARRIED: f32 = 3.0;
 const LITTLE_CARRIED: f32 = 0.15;
 
-/// Where ranks are too few for a spread between them, scores are compared over so many steps.
+/// With too few ranks for a spread between them, scores are compared over this many steps.
 const MOVES_OVER: usize = 4;
 
-/// From when on something is told.
+/// The limits for findings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// A rank that is slower by less than this share is left alone, however sure it is.
+    /// A rank that is slower by less than this share is ignored, at any certainty.
     pub rank: f32,
-    /// A rank must have become slower by this much to be told for that alone, where peers differ for good.
+    /// If peers differ permanently, a rank must have become slower by this much for a finding.
     pub change: f32,
     /// Stages, and the slowest rank of each step, may differ by this much.
     pub imbalance: f32,
@@ -46,20 +47,20 @@ impl Default for Limits {
     }
 }
 
-/// One step of all ranks, by index; NaN where nothing was reported.
+/// One step of all ranks, by index; NaN if not reported.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     /// The step's number.
     pub step: u64,
     /// Seconds that each rank spent on its own work.
     pub self_times: &'a [f32],
-    /// Seconds that each rank waited for others; empty if that is not known.
+    /// Seconds that each rank waited for others; empty if unknown.
     pub waits: &'a [f32],
-    /// Seconds that the step took; NaN if that is not known.
+    /// Seconds that the step took; NaN if unknown.
     pub took: f32,
 }
 
-/// What is known of all ranks.
+/// The measurements of all ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Measurements {
     limits: Limits,
@@ -69,9 +70,9 @@ pub(super) struct Measurements {
     carried: Carried,
     regime: Regime,
     paces: Paces,
-    /// What is slow at present.
+    /// What is currently slow.
     slow: BTreeSet<Slow>,
-    /// When a rank was last found to be no longer slow, in steps seen: what was before is settled.
+    /// When a rank was last found to be no longer slow, in steps seen. Steps before that do not count.
     settled: BTreeMap<u32, usize>,
     scratch: Scratch,
     scores: Vec<f32>,
@@ -79,12 +80,12 @@ pub(super) struct Measurements {
     medians: Vec<f32>,
 }
 
-/// What is remembered of the last steps as a whole.
+/// Values of the last steps as a whole.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recent {
     noise: Ring<f32>,
     took: Ring<f32>,
-    /// Who waited least.
+    /// The rank that waited least.
     least_wait: Ring<u32>,
 }
 
@@ -105,25 +106,25 @@ impl<T: Copy> Ring<T> {
         self.next = (self.next + 1) % ROWS;
     }
 
-    /// In no particular order.
+    /// The values, in no particular order.
     pub(super) fn values(&self) -> &[T] {
         &self.values
     }
 }
 
 impl Recent {
-    /// The noise of a score: the typical one of the last steps.
+    /// The noise of a score: the typical noise of the last steps.
     pub(super) fn noise(&self) -> f32 {
         typical(&self.noise).max(QUIETEST)
     }
 
-    /// The share of `seconds` in a step; none if the steps' length is not known.
+    /// `seconds` as a share of a step. `None` if the steps' length is unknown.
     pub(super) fn share_of_step(&self, seconds: f32) -> Option<f32> {
         let took = typical(&self.took);
         (took > 0.0).then(|| (seconds / took).clamp(0.0, 1.0))
     }
 
-    /// In which share of the last steps this rank waited least.
+    /// The share of the last steps in which this rank waited least.
     pub(super) fn waited_least(&self, rank: u32) -> Option<f32> {
         let least = self.least_wait.values();
         (!least.is_empty())
@@ -137,7 +138,7 @@ fn typical(ring: &Ring<f32>) -> f32 {
 }
 
 impl Measurements {
-    /// Of these ranks nothing has been seen.
+    /// Measurements of ranks without any steps.
     pub(super) fn new(peers: Peers, limits: Limits) -> Measurements {
         let ranks = peers.len();
         Measurements {
@@ -156,10 +157,11 @@ impl Measurements {
         }
     }
 
-    /// Takes in how noisy earlier runs of the job were: it counts as much as a few steps, until this one knows.
+    /// Sets the noise of earlier runs of the job. It counts as much as a few steps, until this run has learned its
+    /// own.
     ///
-    /// Not so of very few ranks: how noisy they are depends on what else their host does at the time, and each is compared
-    /// with next to nobody. Who is slow among them is judged by noise that was measured in this job.
+    /// Ignored for very few ranks: their noise depends on the present load of their host, and each has almost no
+    /// peers. They are judged only by noise that was measured in this run.
     pub(super) fn recall_noise(&mut self, noise: f32) {
         if self.peers.len() <= VERY_FEW {
             return;
@@ -170,18 +172,18 @@ impl Measurements {
         self.carried.recall(noise);
     }
 
-    /// The noise of a score, once it is known.
+    /// The noise of a score, once known.
     pub(super) fn noise(&self) -> Option<f32> {
         (self.history.seen() >= ROWS).then(|| self.recent.noise())
     }
 
-    /// Takes in a step of all ranks.
+    /// Adds a step of all ranks.
     pub(super) fn remember(&mut self, row: Row<'_>) {
         score(&self.peers, row.self_times, &mut self.scratch, &mut self.scores, &mut self.medians);
         let noise = if self.peers.len() > 3 {
             spread(&self.scores, &mut self.scratch)
         } else {
-            // In a pair each is the other's mirror; how a score moves from step to step is noise all the same.
+            // In a pair each is the other's mirror, but the change of a score from step to step is noise.
             self.movement()
         };
         self.recent.noise.push(noise);
@@ -200,7 +202,8 @@ impl Measurements {
         self.carried.push(&self.history, self.recent.noise());
     }
 
-    /// How scores move over a few steps, as the deviation of one. Neighbours may depend on each other and move less.
+    /// The change of scores over a few steps, as a standard deviation. Neighboring steps may be correlated and change
+    /// less.
     fn movement(&mut self) -> f32 {
         let moved: Vec<f32> = (0..self.peers.len() as u32)
             .filter_map(|rank| {
@@ -211,17 +214,17 @@ impl Measurements {
         spread(&moved, &mut self.scratch)
     }
 
-    /// This is slow from now on.
+    /// Marks this as slow.
     pub(super) fn became_slow(&mut self, slow: Slow) {
         self.slow.insert(slow);
     }
 
-    /// This is not slow any more.
+    /// Marks this as no longer slow.
     pub(super) fn is_over(&mut self, slow: Slow) {
         self.slow.remove(&slow);
     }
 
-    /// What was before does not count any more for a rank, or for those of a host.
+    /// Steps so far no longer count for a rank, or for those of a host.
     pub(super) fn settle(&mut self, slow: Slow) {
         let seen = self.history.seen();
         match slow {
@@ -233,7 +236,7 @@ impl Measurements {
         }
     }
 
-    /// Whether this rank is known to be slow, by itself or with its host.
+    /// Whether this rank is known to be slow, itself or with its host.
     pub(super) fn is_known(&self, rank: u32) -> bool {
         self.slow.contains(&Slow::Rank(rank))
             || self.peers.role(rank).host.is_some_and(|host| self.slow.contains(&Slow::Host(host)))
@@ -253,8 +256,8 @@ impl Measurements {
         self.limits
     }
 
-    /// How many standard deviations make sure, as far as the noise is known. The limit holds for a hundred thousand ranks, of which
-    /// one is always far out; among few there is no such one.
+    /// The required number of standard deviations, given what is known about the noise. The limit is for a hundred
+    /// thousand ranks, of which one is always an outlier; among few there is none.
     pub(super) fn sure(&self) -> f32 {
         let very_few = self.peers.len() <= VERY_FEW;
         if !very_few {
@@ -264,12 +267,12 @@ impl Measurements {
         self.carried.sure(self.limits.sure.min(SURE_OF_VERY_FEW) + more)
     }
 
-    /// The standard deviation of the mean of so many scores of a rank, by chance.
+    /// The standard deviation of the mean of `steps` scores of a rank, by chance.
     pub(super) fn scatter(&self, steps: usize) -> f32 {
         self.carried.of_mean(steps)
     }
 
-    /// By how many times noise is more at present than it was.
+    /// The factor by which the present noise exceeds the earlier noise.
     pub(super) fn wilder(&self) -> f32 {
         self.carried.wilder(&self.history, self.peers.len())
     }
@@ -287,7 +290,7 @@ impl Measurements {
         &self.recent
     }
 
-    /// The last steps, from which follows what slowness costs.
+    /// The last steps, from which the cost of slowness is computed.
     pub(super) fn paces(&self) -> &Paces {
         &self.paces
     }
@@ -302,7 +305,7 @@ impl Measurements {
         &self.medians
     }
 
-    /// Bytes that are held for all ranks together.
+    /// The memory used for all ranks together, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.history.bytes() + self.paces.bytes() + self.peers.len() * (4 + 4 + 20) // scores, scratch, roles with their order
     }

@@ -1,19 +1,21 @@
-//! The judge of stragglers: who makes a synchronous job slow?
+//! The judge of stragglers: finds what makes a synchronous job slow.
 //!
-//! Ranks that meet in each step all take the same time for it, so a step's length says nothing. What tells them apart is **self time**:
-//! a step without the time in which the rank waited for others ([`section`]). Each step it is compared with the median of the
-//! rank's peers ([`peers`], [`score`]); x = ln(self time / peers') is remembered for a while ([`history`]).
+//! Ranks that synchronize in each step all take the same time for it, so a step's length does not distinguish them.
+//! Their **self time** does: a step without the time in which the rank waited for others ([`section`]). In each step
+//! it is compared with the median of the rank's peers ([`peers`], [`score`]), and x = ln(self time / peers') is kept
+//! for a while ([`history`]).
 //!
-//! - A **rank** is slow when the sum of its scores over 8 to 512 steps is 6.7 standard deviations off, is more than the
-//!   differences that its peers have among each other for good, and was so in nearly all of these steps ([`ranks`]).
-//!   With a noise of 1 %, 5 % are seen after 8 steps.
+//! - A **rank** is slow when the sum of its scores over 8 to 512 steps is off by 6.7 standard deviations, exceeds the
+//!   permanent differences between its peers, and was so in nearly all of these steps ([`ranks`]). With a noise of 1
+//!   %, a slowdown of 5 % is found after 8 steps.
 //! - All ranks of a **host** slow: it is the host.
 //! - A **stage** is slow when its median is more than 10 % above the other stages', and its ranks agree ([`stages`]).
-//! - Slow ranks that **rotate**: the work is spread unevenly ([`rotating`]).
+//! - Slow ranks that **rotate**: the work is uneven ([`rotating`]).
 //!
-//! What it **costs** follows from the last steps as they were and as they would have been ([`paces`]).
+//! The **cost** is the difference between the last steps as they were and as they would have been ([`paces`]).
 //!
-//! The second witness is waiting: who is slow waits least. `docs/reference/stragglers.md` has the rules with figures.
+//! Waiting is additional evidence: a slow rank waits least. `docs/reference/stragglers.md` has the rules with
+//! figures.
 
 mod again;
 mod carried;

@@ -1,23 +1,24 @@
-//! What slowness costs the job: how much shorter its last steps would have been without it.
+//! The cost of slowness: how much shorter the last steps of the job would have been without it.
 //!
-//! A step takes as long as its slowest rank. So each of the last steps is looked at as it was and as it would have been: without the
-//! slow ranks, the slowest of the others sets the pace, be it by noise, by a stage that has more work, or by a hiccup; with work that is
-//! spread evenly within each group, the group that has most of it does.
+//! A step takes as long as its slowest rank. So each of the last steps is compared with what it would have been.
+//! Without the slow ranks, the slowest of the others sets the pace, because of noise, a stage with more work, or a
+//! hiccup. With even work within each group, the group with the most work sets it.
 
 use super::peers::Peers;
 
-/// So many steps are kept, as many as a finding rests on at least. What was before a rank became slow is none of its cost.
+/// The number of steps that are kept: the least number that a finding is based on. Steps before a rank became slow
+/// are not part of its cost.
 const KEPT: usize = 8;
 
-/// The last steps as they were.
+/// The last steps as measured.
 #[derive(Clone, Debug)]
 pub(super) struct Paces {
     ranks: usize,
     /// How many steps were seen.
     seen: usize,
-    /// Row by row: seconds that each rank spent on its own work; NaN where nothing was reported.
+    /// Row by row: seconds that each rank spent on its own work; NaN if not reported.
     self_times: Vec<f32>,
-    /// By row: the step's number and its length in seconds, NaN where that is not known.
+    /// By row: the step's number and its length in seconds, NaN if unknown.
     steps: [(u64, f32); KEPT],
 }
 
@@ -27,7 +28,7 @@ impl Paces {
         Paces { ranks, seen: 0, self_times: vec![f32::NAN; ranks * KEPT], steps: [(0, f32::NAN); KEPT] }
     }
 
-    /// Takes in a step: a time for each rank, and the step's length.
+    /// Adds a step: a time for each rank, and the step's length.
     pub(super) fn push(&mut self, step: u64, self_times: &[f32], took: f32) {
         let row = self.seen % KEPT;
         self.self_times[row * self.ranks..(row + 1) * self.ranks].copy_from_slice(self_times);
@@ -35,21 +36,22 @@ impl Paces {
         self.seen += 1;
     }
 
-    /// By which share steps from `since` on would have been shorter if those `named` had taken no longer than the slowest of the
-    /// others. Who `is_slow` too sets no pace: of two that are equally slow each costs what it would cost alone. None if no step's
-    /// length is known.
+    /// The share by which steps from `since` on would have been shorter if the ranks `named` had taken no longer than
+    /// the slowest of the others. Other ranks that are slow (`is_slow`) set no pace: of two equally slow ranks each
+    /// costs what it would cost alone. `None` if no step's length is known.
     pub(super) fn without(&self, named: &[u32], is_slow: impl Fn(u32) -> bool, since: u64) -> Option<f32> {
         let lost = |row: &[f32]| {
             let theirs = longest(named.iter().filter_map(|rank| row.get(*rank as usize)).copied());
             let others = (0_u32..).zip(row).filter(|(rank, _)| !is_slow(*rank) && !named.contains(rank));
             let next = longest(others.map(|(_, time)| *time));
-            // Where one of them is not known, nothing is known to be lost.
+            // If one of them is unknown, the loss counts as 0.
             (theirs - next).max(0.0)
         };
         self.share(since, lost)
     }
 
-    /// By which share steps would have been shorter if the work had been spread evenly within each group. Who `is_slow` is left out.
+    /// The share by which steps would have been shorter with even work within each group. Ranks that are slow
+    /// (`is_slow`) are left out.
     pub(super) fn if_even(&self, peers: &Peers, is_slow: impl Fn(u32) -> bool) -> Option<f32> {
         let lost = |row: &[f32]| {
             let known = |group: &[u32]| -> Vec<f32> {
@@ -68,7 +70,7 @@ impl Paces {
         self.share(0, lost)
     }
 
-    /// What was lost in the steps from `since` on, as a share of their length.
+    /// The loss in the steps from `since` on, as a share of their length.
     fn share(&self, since: u64, lost: impl Fn(&[f32]) -> f32) -> Option<f32> {
         let rows = self.self_times.chunks_exact(self.ranks.max(1)).zip(&self.steps).take(self.seen);
         let counts = |step: u64, took: f32| step >= since && is_known(took);
@@ -80,7 +82,7 @@ impl Paces {
         (length > 0.0).then(|| (sum / length).clamp(0.0, 1.0))
     }
 
-    /// Bytes that are held for all ranks together.
+    /// The memory used for all ranks together, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.self_times.capacity() * size_of::<f32>()
     }
@@ -90,7 +92,7 @@ fn is_known(time: f32) -> bool {
     time > 0.0 && time.is_finite()
 }
 
-/// The longest of those that are known; NaN if none is.
+/// The longest known time; NaN if none is known.
 fn longest(times: impl Iterator<Item = f32>) -> f32 {
     times.filter(|time| is_known(*time)).fold(f32::NAN, f32::max)
 }
@@ -100,7 +102,7 @@ mod tests {
     use super::super::peers::Role;
     use super::*;
 
-    /// Eight steps in which each rank took so long, and the step as long as the slowest.
+    /// Eight steps in which each rank takes this long, and the step as long as the slowest.
     fn alike(self_times: &[f32]) -> Paces {
         let mut paces = Paces::new(self_times.len());
         (1..=8).for_each(|step| paces.push(step, self_times, longest(self_times.iter().copied())));
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_slowest_sets_the_pace_then() {
+    fn without_the_slow_rank_the_next_slowest_sets_the_pace() {
         assert!(is(alike(&[1.0, 1.0, 1.3, 1.5]).without(&[3], no_one, 0), 0.2 / 1.5));
         assert!(is(alike(&[1.0, 1.0, 1.3, 1.5]).without(&[2], no_one, 0), 0.0), "another one is slower");
     }
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_are_known_to_be_slow_hide_nobodys_cost() {
+    fn ranks_known_to_be_slow_hide_no_other_ranks_cost() {
         let paces = alike(&[1.0, 1.5, 1.0, 1.5]);
         assert!(is(paces.without(&[1], |rank| rank == 3, 0), 0.5 / 1.5));
         assert!(is(paces.without(&[1], no_one, 0), 0.0));
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn each_step_counts_by_itself() {
-        // Every second step another rank hiccups: without the slow one only the other steps would be shorter.
+        // In every second step another rank hiccups: without the slow one only the other steps would be shorter.
         let mut paces = Paces::new(3);
         for step in 1..=8 {
             let hiccup = if step % 2 == 0 { 1.5 } else { 1.0 };
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn only_steps_since_it_began_count_and_only_the_last_ones_are_kept() {
+    fn only_steps_since_the_onset_count_and_only_the_last_ones_are_kept() {
         let mut paces = Paces::new(2);
         (1..=20).for_each(|step| paces.push(step, &[1.0, 9.0], 9.0));
         (21..=24).for_each(|step| paces.push(step, &[1.0, 1.0], 1.0));
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_may_be_longer_than_work_and_what_was_not_told_costs_nothing() {
+    fn a_step_may_be_longer_than_work_and_unreported_times_cost_nothing() {
         let mut paces = Paces::new(2);
         assert_eq!(paces.without(&[1], no_one, 0), None, "nothing was seen");
         paces.push(1, &[1.0, 1.5], f32::NAN);
@@ -172,10 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn work_that_is_spread_evenly_takes_as_long_as_the_group_that_has_most() {
+    fn even_work_takes_as_long_as_the_group_with_the_most() {
         let group = |group| Role { group, ..Role::default() };
         assert!(is(alike(&[1.0, 1.2, 1.4, 0.8]).if_even(&Peers::alike(4), no_one), (1.4 - 1.1) / 1.4));
-        // Stages that differ are no uneven spread, and a slow rank is told by itself.
+        // Stages that differ are not an uneven spread, and a slow rank is reported separately.
         let stages = Peers::new([0, 0, 1, 1].map(group).to_vec());
         assert!(is(alike(&[1.0, 1.0, 2.0, 2.0]).if_even(&stages, no_one), 0.0));
         assert!(is(alike(&[1.0, 1.0, 2.0, 4.0]).if_even(&stages, |rank| rank == 3), 0.0));

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-/// What a rank is in its job.
+/// The role of a rank in its job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Role {
     /// Ranks with the same number do the same work: one pipeline stage, one kind of expert.
     pub group: u32,
     /// Its pipeline stage, where there are any.
     pub stage: Option<u32>,
-    /// Its host, by a number of the caller's choosing, where it is known.
+    /// Its host, by a number of the caller's choice, if known.
     pub host: Option<u32>,
 }
 
@@ -17,9 +17,9 @@ pub struct Role {
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
     roles: Vec<Role>,
-    /// All ranks, those of a group beside each other.
+    /// All ranks, with those of a group next to each other.
     order: Vec<u32>,
-    /// Where the groups begin in `order`; one more at the end.
+    /// Where each group starts in `order`, and the end of the last one.
     bounds: Vec<usize>,
     /// The stage of each group.
     stages: Vec<Option<u32>>,
@@ -51,7 +51,7 @@ impl Peers {
         peers
     }
 
-    /// `ranks` ranks that all do the same.
+    /// `ranks` ranks with the same work.
     pub fn alike(ranks: usize) -> Peers {
         Peers::new(vec![Role::default(); ranks])
     }
@@ -61,7 +61,7 @@ impl Peers {
         self.roles.len()
     }
 
-    /// Whether there is nobody.
+    /// Whether there are no ranks.
     pub fn is_empty(&self) -> bool {
         self.roles.is_empty()
     }
@@ -71,7 +71,7 @@ impl Peers {
         self.roles.get(rank as usize).copied().unwrap_or_default()
     }
 
-    /// The groups' ranks, group by group.
+    /// The ranks of each group.
     pub fn groups(&self) -> impl ExactSizeIterator<Item = &[u32]> {
         self.bounds.windows(2).map(|bounds| &self.order[bounds[0]..bounds[1]])
     }
@@ -81,19 +81,19 @@ impl Peers {
         &self.stages
     }
 
-    /// How many ranks do the same as this one, itself not counted.
+    /// The number of ranks with the same work as this one, without itself.
     pub fn peers_of(&self, rank: u32) -> usize {
         let group = self.role(rank).group;
-        // Few groups are large; this is asked only when something was found.
+        // Few groups are large, and this is called only for findings.
         self.roles.iter().filter(|role| role.group == group).count().saturating_sub(1)
     }
 
-    /// The ranks of a host; none if it is not known.
+    /// The ranks of a host; empty if it is unknown.
     pub fn on_host(&self, host: u32) -> &[u32] {
         self.hosts.get(&host).map_or(&[], Vec::as_slice)
     }
 
-    /// How many hosts are known.
+    /// The number of known hosts.
     pub fn hosts(&self) -> usize {
         self.hosts.len()
     }

@@ -1,4 +1,4 @@
-//! Single ranks and single hosts that are slow.
+//! Finds single ranks and single hosts that are slow.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,27 +9,28 @@ use super::history::{CLIP_UNITS, HORIZONS, ROWS};
 use super::measurements::Measurements;
 use super::score::{median, spread_around_median};
 
-/// Fewer steps say nothing.
+/// Fewer steps are not sufficient.
 const SHORTEST: usize = 8;
 
-/// In the first so many steps nobody is slow for good; until so many have been, slowness must not be getting less.
+/// No rank is permanently slow in the first steps (`WARM`). Until `SETTLED` steps, slowness must not be decreasing.
 const WARM: usize = 10;
 const WARM_OF_VERY_FEW: usize = 16;
 const VERY_FEW: usize = 4;
 const SETTLED: usize = 24;
 
-/// So many slow ranks at once are no fault of single ranks.
+/// More slow ranks at once are not a fault of single ranks.
 const MOST_AT_ONCE: usize = 64;
 
-/// So many ranks are few.
+/// At most this many ranks are few.
 const FEW: usize = 16;
 
-/// Sums of clipped scores are looked at more closely from this share of what makes sure, and above so many deviations in any case.
+/// Sums of clipped scores are examined from this share of the required deviations, and above these deviations in any
+/// case.
 const NEARLY: f32 = 0.7;
 const LOOKED_AT: f32 = 2.5;
 const LOOKED_AT_OF_FEW: f32 = 1.5;
 
-/// Steps that a rank's usual level must rest on before a change of it is told.
+/// A change of a rank's level counts only if its usual level is based on this many steps.
 const USUAL: usize = 24;
 
 /// Steps without slowness before it is over.
@@ -38,15 +39,15 @@ const OVER_AFTER: usize = 16;
 /// Of a host's ranks, the share that must be slow for it to be the host.
 const MOST_OF_HOST: f32 = 0.75;
 
-/// Of more ranks than this, every so many are taken for how far ranks are apart for good.
+/// With more ranks than this, the permanent differences between ranks are sampled.
 const SAMPLE: usize = 8192;
 
-/// How a slow rank, host, stage or imbalance stands.
+/// The state of a slow rank, host, stage or imbalance.
 #[derive(Clone, Debug)]
 pub(super) struct RankState {
     /// The level that counts as usual.
     usual: f32,
-    /// From here on it was told.
+    /// The score from which it was reported.
     gate: f32,
     reported_at: usize,
     /// Looks at which it was not seen (imbalance).
@@ -64,7 +65,7 @@ impl RankState {
         }
     }
 
-    /// Since when a rank or host is no longer slow; none if it is, or if this is no rank or host.
+    /// Since when a rank or host is no longer slow. `None` if it still is, or if it is neither.
     pub(super) fn over_since(&self, slow: Slow, measured: &Measurements) -> Option<u64> {
         let members = match slow {
             Slow::Rank(rank) => std::slice::from_ref(&rank).to_vec(),
@@ -92,18 +93,18 @@ impl RankState {
     }
 }
 
-/// A rank that is slow beyond doubt.
+/// A rank that is certainly slow.
 #[derive(Clone, Copy, Debug)]
 struct Suspect {
     rank: u32,
     effect: f32,
     z: f32,
     steps: usize,
-    /// Its own level of before that the effect counts from; none if it counts from its peers'.
+    /// Its own earlier level that the effect is counted from. `None` if it is counted from its peers'.
     before: Option<f32>,
 }
 
-/// Ranks and hosts that are slow and not known yet.
+/// Finds slow ranks and hosts that are not reported yet.
 pub(super) fn find(measured: &Measurements) -> Vec<Found> {
     if measured.history().seen() < SHORTEST || measured.peers().len() < 2 {
         return Vec::new();
@@ -127,7 +128,7 @@ pub(super) fn find(measured: &Measurements) -> Vec<Found> {
     found(measured, suspects)
 }
 
-/// Looks at all sums over `steps` steps; what stands out is looked at more closely.
+/// Scans all sums over `steps` steps and examines those that stand out.
 fn look<T: Copy + Into<i32>>(
     measured: &Measurements,
     wilder: &OnceCell<f32>,
@@ -135,7 +136,7 @@ fn look<T: Copy + Into<i32>>(
     steps: usize,
     suspects: &mut BTreeMap<u32, Suspect>,
 ) {
-    // A clipped mean of more than this is looked at in any case.
+    // A clipped mean above this is examined in any case.
     let least = (NEARLY * measured.sure() * measured.scatter(steps) / measured.recent().noise())
         .min(looked_at(measured));
     let bar = (least * CLIP_UNITS * steps as f32) as i32;
@@ -161,12 +162,13 @@ fn look<T: Copy + Into<i32>>(
     }
 }
 
-/// Above this clipped mean a rank is looked at in any case; of few, the noise itself is known badly, and looking costs nothing.
+/// A rank above this clipped mean is examined in any case. With few ranks the noise itself is uncertain, and an
+/// examination is cheap.
 fn looked_at(measured: &Measurements) -> f32 {
     if measured.peers().len() <= FEW { LOOKED_AT_OF_FEW } else { LOOKED_AT }
 }
 
-/// Looks for ranks whose last few steps are unlike those before, by how ranks move and not by how far apart they are.
+/// Finds ranks whose last few steps differ from those before, by their changes and not by their distance from peers.
 fn look_for_changes(measured: &Measurements, wilder: &OnceCell<f32>, suspects: &mut BTreeMap<u32, Suspect>) {
     let ((last, steps), (twice, both)) = (measured.history().sums(0), measured.history().sums(1));
     if both != 2 * steps {
@@ -190,8 +192,8 @@ fn look_for_changes(measured: &Measurements, wilder: &OnceCell<f32>, suspects: &
     }
 }
 
-/// How far ranks are apart for good, in units of the noise: what is left of the spread of their means when that of
-/// chance is taken off.
+/// The permanent differences between ranks, in units of the noise: the spread of their means without the part due to
+/// chance.
 fn apart_for_good<T: Copy + Into<i32>>(measured: &Measurements, sums: &[T], steps: usize) -> f32 {
     let scale = CLIP_UNITS * steps as f32;
     let stride = sums.len() / SAMPLE + 1;
@@ -201,7 +203,7 @@ fn apart_for_good<T: Copy + Into<i32>>(measured: &Measurements, sums: &[T], step
     };
     let mut means: Vec<f32> = sums.iter().step_by(stride).map(mean).collect();
     let spread = if means.len() <= FEW {
-        // Among few ranks a third that is slow for good is how this job is, which their median would not show.
+        // Among few ranks, a third that is permanently slow is normal for this job, which the median would not show.
         let (_, centre, _) = means.select_nth_unstable_by(sums.len() / 2, f32::total_cmp);
         let centre = *centre;
         means.iter_mut().for_each(|mean| *mean = (*mean - centre).abs());
@@ -215,7 +217,8 @@ fn apart_for_good<T: Copy + Into<i32>>(measured: &Measurements, sums: &[T], step
     (spread * spread - 1.2 * by_chance * by_chance).max(0.0).sqrt()
 }
 
-/// `apart`: how far ranks are apart for good, in units of the noise; `wilder`: how much more noise there is at present.
+/// `apart`: the permanent differences between ranks, in units of the noise; `wilder`: the factor by which the present
+/// noise is greater.
 fn confirm(
     measured: &Measurements,
     rank: u32,
@@ -228,14 +231,14 @@ fn confirm(
     if scores.len() < steps.min(ROWS) * 3 / 5 {
         return None;
     }
-    // Over the long memory only the clipped mean is known; it is used where noise hides the effect anyway.
+    // In the long memory only the clipped mean is known. It is used if noise hides the effect anyway.
     let level = if steps <= ROWS { level_of(measured, &scores) } else { mean * noise };
     let by_chance = measured.sure() * measured.scatter(steps) * wilder;
     let apart_for_good = reach(measured.peers().len()) * apart * noise;
     let gate = by_chance.hypot(apart_for_good).max(limits.rank.ln_1p() * 0.98);
     let enough = if steps <= 16 { 0.8 } else { 0.6 };
     let lasts = |bar: f32| share_above(&scores, bar) >= enough;
-    // Far beyond the noise, a level that was not reached in most steps is a few outliers.
+    // A level far beyond the noise that most steps do not reach comes from a few outliers.
     let persists = steps > ROWS
         || level < 2.5 * noise
         || lasts(gate / 2.0) && (level < 6.0 * noise || lasts(level / 2.0));
@@ -246,8 +249,8 @@ fn confirm(
     if steps <= 16 { confirm_change(measured, rank, steps, wilder) } else { None }
 }
 
-/// Whether slowness at the beginning will stay: devices, caches and compilers warm up at paces of their own. Taken on as it went, it
-/// must still be there.
+/// Whether slowness at the start will last: devices, caches and compilers warm up at different paces. Extrapolated,
+/// it must still be there.
 fn stays(measured: &Measurements, scores: &[f32]) -> bool {
     let seen = measured.history().seen();
     if seen >= SETTLED {
@@ -259,7 +262,8 @@ fn stays(measured: &Measurements, scores: &[f32]) -> bool {
     seen >= warm && newer.min(2.0 * newer - older) >= measured.limits().rank.ln_1p() * 0.98
 }
 
-/// Peers may differ so much for good that a slow rank is within it; but a rank that became slow is another matter.
+/// Peers may differ permanently by so much that a slow rank is within the range. A rank that became slow is treated
+/// separately.
 fn confirm_change(measured: &Measurements, rank: u32, steps: usize, wilder: f32) -> Option<Suspect> {
     let limits = measured.limits();
     let moving = (measured.scatter(steps) * wilder).hypot(measured.scatter(USUAL));
@@ -278,8 +282,8 @@ fn confirm_change(measured: &Measurements, rank: u32, steps: usize, wilder: f32)
     })
 }
 
-/// The least change that is told. Among few ranks nobody can say well how far ranks are apart for good, but each one's own past
-/// can be read whole: a change must be twice what any of them has shown since it is remembered.
+/// The least change for a finding. Among few ranks the permanent differences are uncertain, but the history of each
+/// is available: a change must be twice what any of them has shown within it.
 fn least_change(measured: &Measurements, steps: usize) -> f32 {
     let (limits, ranks) = (measured.limits(), measured.peers().len());
     let always = limits.change.ln_1p();
@@ -302,13 +306,14 @@ fn wandering(measured: &Measurements, rank: u32, steps: usize) -> f32 {
     all.chunks_exact(steps.max(1)).map(strayed).fold(0.0, f32::max)
 }
 
-/// What scores come to. Of very few ranks each step counts; else the median counts as well, as two hiccups among eight steps matter less.
+/// The level of scores. With very few ranks each step counts; otherwise the median counts as well, which reduces the
+/// weight of two hiccups in eight steps.
 fn level_of(measured: &Measurements, scores: &[f32]) -> f32 {
     let level = middle_mean(&mut scores.to_vec());
     if measured.peers().len() <= VERY_FEW { level } else { level.min(median(&mut scores.to_vec())) }
 }
 
-/// The mean of the middle half: nearly as good as the mean, and outliers on either side do not count.
+/// The mean of the middle half: nearly as good as the mean, and without outliers on either side.
 fn middle_mean(values: &mut [f32]) -> f32 {
     values.sort_unstable_by(f32::total_cmp);
     let out = values.len() / 4;
@@ -327,13 +332,13 @@ fn usual(measured: &Measurements, rank: u32, steps: usize) -> Option<f32> {
     (all.len() >= USUAL).then(|| median(&mut all))
 }
 
-/// How many standard deviations the farthest of so many ranks may be apart from the others for good: beyond it is
-/// one in a thousand jobs.
+/// How many standard deviations the farthest of `ranks` ranks may permanently be apart from the others. Only one in a
+/// thousand jobs exceeds it.
 fn reach(ranks: usize) -> f32 {
     (2.0 * (ranks as f32 * 1000.0).ln()).sqrt()
 }
 
-/// What the suspects come to: where most of a host's ranks are among them, it is the host.
+/// Turns suspects into findings: if most of a host's ranks are among them, it is the host.
 fn found(measured: &Measurements, mut suspects: BTreeMap<u32, Suspect>) -> Vec<Found> {
     let mut all = Vec::new();
     let slow: BTreeSet<u32> = suspects.keys().copied().collect();
@@ -363,7 +368,7 @@ fn hosts(measured: &Measurements, suspects: &BTreeMap<u32, Suspect>) -> Vec<u32>
     }
     let is_host = |host: &u32| {
         let members = measured.peers().on_host(*host);
-        // The others may need a step more to be sure of; they must at least look like it.
+        // The others may need one more step to be certain, but must at least look similar.
         let similar = members
             .iter()
             .filter(|rank| {
@@ -383,7 +388,7 @@ fn report(measured: &Measurements, slow: Slow, suspect: Suspect, is_slow: impl F
     let rows: Vec<(u64, f32)> = history.last(suspect.rank, ROWS).collect();
     let scores: Vec<f32> = rows.iter().map(|(_, score)| *score).collect();
     let started = onset(&scores, recent.noise());
-    // A level that holds for all that is remembered began with it, or before.
+    // A level that holds for the whole memory started with it, or before.
     let onset_seen = started > 2 && suspect.steps <= ROWS;
     let at = if onset_seen { started.min(rows.len().saturating_sub(1)) } else { 0 };
     let peers = match slow {

@@ -1,29 +1,29 @@
-//! Whether the job as a whole changes its pace: sequences become longer, batches larger, devices warm up. Its noise may change with
-//! that, and then what was known of noise counts little.
+//! Detects that the whole job changes its pace: sequences become longer, batches larger, devices warm up. Its noise
+//! may change too, and then the known noise counts little.
 //!
-//! The pace is that of the quickest rank: one that becomes slow leaves it as it is.
+//! The pace is that of the quickest rank, which a rank that becomes slow does not affect.
 
 use std::collections::VecDeque;
 
 use super::score::{median, spread_around_median};
 
-/// So many of the last steps must be unlike those before, of which so many are kept, and so many are enough.
+/// How many of the last steps must differ from those before, how many of those are kept, and how many are enough.
 const LAST: usize = 3;
 const BEFORE: usize = 16;
 const ENOUGH: usize = 4;
 
-/// The least change that counts, and how many times what steps stray by: as shares.
+/// The least change that counts, as a share, and the factor by which it must exceed the usual scatter of steps.
 const LEAST: f32 = 0.05;
 const BEYOND: f32 = 3.0;
 
-/// The pace of the last steps: ln of what the quickest rank took.
+/// The pace of the last steps: ln of the time of the quickest rank.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Regime {
     paces: VecDeque<f32>,
 }
 
 impl Regime {
-    /// Takes in what each rank took in a step. If the job has changed its pace, for how many steps already.
+    /// Adds the time of each rank in a step. If the job has changed its pace, returns for how many steps already.
     pub(super) fn push(&mut self, self_times: &[f32]) -> Option<usize> {
         let known = self_times.iter().copied().filter(|time| *time > 0.0 && time.is_finite());
         self.paces.push_back(known.min_by(f32::total_cmp)?.ln());
@@ -42,13 +42,13 @@ impl Regime {
         if !changed {
             return None;
         }
-        // From here on these are the usual ones.
+        // From here on these are the usual steps.
         self.paces.drain(..ago);
         Some(LAST)
     }
 }
 
-/// What paces stray by from step to step. A job that becomes quicker by and by does not stray for that.
+/// The scatter of paces from step to step. A job that gradually becomes quicker has none because of that.
 fn stray(paces: &[f32]) -> f32 {
     let mut moves: Vec<f32> = paces.windows(2).map(|pair| pair[1] - pair[0]).collect();
     spread_around_median(&mut moves) / std::f32::consts::SQRT_2
@@ -58,7 +58,7 @@ fn stray(paces: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    /// At which steps the job changes, of those in which its two ranks take so long.
+    /// The steps at which the job changes, given the times of its two ranks.
     fn changes(steps: impl IntoIterator<Item = [f32; 2]>) -> Vec<usize> {
         let mut regime = Regime::default();
         let steps = steps.into_iter().enumerate();
@@ -70,14 +70,14 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_becomes_slower_or_quicker_as_a_whole_changes_once() {
+    fn a_job_that_becomes_slower_or_quicker_changes_once() {
         let pace = |step: usize| if (40..80).contains(&step) { 1.5 } else { 1.0 };
         let both = |step: usize| [pace(step) * wobble(step), pace(step) * wobble(step + 3)];
         assert_eq!(changes((0..120).map(both)), [42, 82]);
     }
 
     #[test]
-    fn a_rank_that_becomes_slow_does_not_change_the_job_and_neither_do_hiccups_and_uneven_work() {
+    fn slow_ranks_hiccups_and_uneven_work_do_not_change_the_job() {
         let slow = |step: usize| [wobble(step), wobble(step + 3) * if step < 40 { 1.0 } else { 1.5 }];
         assert!(changes((0..120).map(slow)).is_empty());
         let hiccups = |step: usize| [if (step + 10) % 20 < 2 { 1.9 } else { 1.0 }; 2];

@@ -1,43 +1,43 @@
-//! Work that is spread unevenly, and differently in each step: another rank is the slowest each time.
+//! Finds uneven work that varies between steps: another rank is the slowest each time.
 
 use super::found::{Found, Slow};
 use super::history::ROWS;
 use super::measurements::Measurements;
 use super::score::median;
 
-/// Fewer steps say nothing.
+/// Fewer steps are not sufficient.
 const SHORTEST: usize = 20;
 
-/// With fewer ranks, taking turns means nothing.
+/// With fewer ranks a rotation means nothing.
 const FEWEST: usize = 4;
 
-/// A rank that is the slowest in this share of steps or more is a rank to be named.
+/// A rank that is the slowest in this share of steps or more is a finding about that rank.
 const ONE_RANK: f32 = 0.5;
 
 /// In most steps this share of ranks must be slow: single outliers among many are the tails of noise.
 const SLOW_RANKS: f32 = 0.04;
 
-/// Most steps: hiccups that hit every second step are none of the work's.
+/// The share of steps that counts as most: hiccups in every second step do not come from the work.
 const MOST: f32 = 0.7;
 
-/// Of more ranks than this, every so many are looked at.
+/// With more ranks than this, they are sampled.
 const SAMPLE: usize = 4096;
 
-/// How the last steps' slowest ranks were.
+/// The slowest ranks of the last steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
-    /// ln(self time / peers') of the slowest rank in a typical step, without what ranks differ by for good.
+    /// ln(self time / peers') of the slowest rank in a typical step, without permanent differences between ranks.
     excess: f32,
-    /// In which share of steps the same rank was it.
+    /// The share of steps in which the same rank was the slowest.
     same: f32,
-    /// Which share of ranks were slow in most steps.
+    /// The share of ranks that were slow in most steps.
     share: f32,
-    /// Excess of the slowest rank that most steps have.
+    /// The excess of the slowest rank that most steps reach.
     most: f32,
     steps: usize,
 }
 
-/// Looks at the last steps; none if they are too few.
+/// Analyzes the last steps. `None` if there are too few.
 pub(super) fn look(measured: &Measurements) -> Option<Seen> {
     let (history, ranks) = (measured.history(), measured.peers().len());
     let steps = history.seen().min(ROWS);
@@ -45,7 +45,7 @@ pub(super) fn look(measured: &Measurements) -> Option<Seen> {
         return None;
     }
     let slow = measured.limits().imbalance.ln_1p();
-    // By step: the highest score and whose it was, how many were slow, how many were seen.
+    // By step: the highest score and its rank, how many ranks were slow, how many were seen.
     let mut rows = vec![(f32::NEG_INFINITY, 0_u32, 0_u32, 0_u32); steps];
     let mut scores = Vec::with_capacity(ROWS);
     for rank in (0..ranks as u32).step_by(ranks / SAMPLE + 1).filter(|rank| !measured.is_known(*rank)) {
@@ -75,7 +75,7 @@ pub(super) fn look(measured: &Measurements) -> Option<Seen> {
     let mut highest: Vec<f32> = rows.iter().map(|(highest, ..)| *highest).collect();
     shares.sort_unstable_by(f32::total_cmp);
     highest.sort_unstable_by(f32::total_cmp);
-    // The value that all but the lowest steps have.
+    // The value that all but the lowest steps reach.
     let in_most = ((1.0 - MOST) * rows.len() as f32) as usize;
     Some(Seen {
         most: highest.get(in_most).copied()?,
@@ -87,12 +87,12 @@ pub(super) fn look(measured: &Measurements) -> Option<Seen> {
 }
 
 impl Seen {
-    /// Whether that is an uneven spread of work.
+    /// Whether the work is uneven.
     pub(super) fn is_uneven(&self, imbalance: f32) -> bool {
         self.most > imbalance.ln_1p() && self.same < ONE_RANK && self.share >= SLOW_RANKS
     }
 
-    /// What to tell; `stages` are the times of all stages, by their numbers.
+    /// The finding. `stages` are the times of all stages, by number.
     pub(super) fn found(&self, step: u64, measured: &Measurements, stages: Vec<(u32, f32)>) -> Found {
         let recent = measured.recent();
         Found {

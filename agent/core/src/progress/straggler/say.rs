@@ -1,4 +1,4 @@
-//! A finding in words: who is slow, since when, what it costs, what that rests on.
+//! A finding as text: what is slow, since when, its cost, and the evidence.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use crate::base::id::{Attempt, Rank};
 use crate::model::finding::{Finding, FindingKind, Hint};
 use crate::model::verdict::FaultDomain;
 
-/// Hints that are quoted for one finding.
+/// The most hints that are quoted for one finding.
 const QUOTED: usize = 6;
 
-/// What ranks and hosts are called.
+/// The names of ranks and hosts.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     /// The rank of each index.
     pub ranks: Vec<Rank>,
-    /// The device of each index, where it is known.
+    /// The device of each index, if known.
     pub devices: Vec<Option<String>>,
     /// The hosts by number.
     pub hosts: Vec<String>,
@@ -32,18 +32,18 @@ impl Names {
     }
 }
 
-/// Findings that stand, by what is slow: each is told under its number, and again when it is over.
+/// Open findings, by what is slow. Each is reported under its number, and again when it is over.
 #[derive(Clone, Debug, Default)]
 pub struct OpenFindings {
     by_place: BTreeMap<Slow, ReportedFinding>,
 }
 
-/// A finding as it was told.
+/// A finding as reported.
 #[derive(Clone, Debug)]
 struct ReportedFinding {
-    /// Without what may explain it.
+    /// Without possible explanations.
     bare: Finding,
-    /// What was quoted with it. A reason that is gone later was one all the same.
+    /// The hints that were quoted with it. They stay even if the reason ends.
     hints: Vec<Hint>,
 }
 
@@ -57,7 +57,7 @@ impl ReportedFinding {
         finding
     }
 
-    /// Quotes what explains it and was not quoted yet; whether there was any.
+    /// Quotes new hints that explain it. Returns whether there are any.
     fn quote(&mut self, hints: &[Hint]) -> bool {
         let known = |hints: &[Hint], new: &Hint| {
             hints.iter().any(|old| (&old.device, &old.about) == (&new.device, &new.about))
@@ -73,7 +73,7 @@ impl ReportedFinding {
 }
 
 impl OpenFindings {
-    /// The finding that a change of the judge comes to. `number` is taken for one that is new.
+    /// The finding for a change of the judge. `number` is used for a new one.
     pub fn report(
         &mut self,
         change: &Change,
@@ -98,8 +98,7 @@ impl OpenFindings {
         }
     }
 
-    /// The findings that are to be told again, because it is now known which device they are about, or what may
-    /// explain them.
+    /// The findings to report again, because their device or a possible explanation is now known.
     pub fn explain(&mut self, names: &Names, hints: &[Hint]) -> Vec<Finding> {
         let mut again = Vec::new();
         for (slow, reported) in &mut self.by_place {
@@ -145,8 +144,8 @@ fn say(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names: &Name
     }
 }
 
-/// Whose fault slowness is. A rank that has no device of its own shares CPUs with whatever else runs on the host: that it is
-/// slow alone does not speak of hardware. In a trace of which no devices are known, ranks are taken to be devices.
+/// The fault domain of slowness. A rank without its own device shares CPUs with other work on the host, so being slow
+/// alone does not indicate hardware. In a trace without known devices each rank counts as a device.
 fn domain(slow: Slow, peers: &Peers, names: &Names) -> FaultDomain {
     let on_a_device =
         |rank: u32| names.devices.is_empty() || names.devices.get(rank as usize).is_some_and(Option::is_some);
@@ -247,12 +246,12 @@ fn evidence(found: &Found) -> Vec<String> {
     evidence
 }
 
-/// The hints that concern the place of the finding; what is no fault of a place has none.
+/// The hints for the place of the finding. Findings without a place have none.
 fn explaining<'a>(finding: &'a Finding, hints: &'a [Hint]) -> impl Iterator<Item = &'a Hint> {
     let is_of_place = matches!(finding.what, FindingKind::SlowRank | FindingKind::SlowHost);
     hints.iter().filter(move |hint| {
         let here = hint.host.is_none() || hint.host == finding.host;
-        // What concerns one device explains no other, and not a whole host.
+        // A hint about one device explains neither another device nor a whole host.
         is_of_place && here && (hint.device.is_none() || hint.device == finding.device)
     })
 }

@@ -1,4 +1,4 @@
-//! How much longer each rank took than its peers in one step, and how noisy that is.
+//! How much longer each rank took than its peers in one step, and the noise of that ratio.
 
 use super::peers::Peers;
 
@@ -8,7 +8,7 @@ const MAD_TO_SIGMA: f32 = 1.4826;
 /// Groups up to this size are compared without the rank itself: in a pair, half of its excess would be lost.
 const SMALL_GROUP: usize = 16;
 
-/// Of more ranks than this, every so many are taken for a spread: it is the same to about one percent.
+/// With more ranks than this, the spread is sampled: the result is the same to about one percent.
 const SAMPLE: usize = 8192;
 
 /// Working memory of [`score`], kept between steps.
@@ -17,8 +17,8 @@ pub struct Scratch {
     values: Vec<f32>,
 }
 
-/// Writes ln(self time of the rank / median self time of its peers) for each rank into `scores`, and the median
-/// self time of each group into `medians`. NaN stands for what is not known.
+/// Writes ln(self time of the rank / median self time of its peers) for each rank into `scores`, and the median self
+/// time of each group into `medians`. NaN means unknown.
 pub fn score(
     peers: &Peers,
     self_times: &[f32],
@@ -60,15 +60,15 @@ pub fn spread(values: &[f32], scratch: &mut Scratch) -> f32 {
     if sample.is_empty() {
         return 0.0;
     }
-    // The lower middle: in two pairs of which one is apart, the quiet pair is the noise.
+    // The lower median: of two pairs with one apart, the quiet pair is the noise.
     let known = sample.len();
     let place = (known - 1) / 2;
     let (_, middle, _) = sample.select_nth_unstable_by(place, f32::total_cmp);
     *middle * MAD_TO_SIGMA * lower_middle(known)
 }
 
-/// By how much the lower middle of few values falls short of the true middle, for scores of so many ranks: by simulation with
-/// normal noise; of four ranks less, as a slow one among them moves the others' scores too.
+/// The ratio of the lower median of few values to the true median, for scores of this many ranks: by simulation with
+/// normal noise. For four ranks less, because a slow one among them moves the others' scores too.
 fn lower_middle(values: usize) -> f32 {
     match values {
         4 => 1.4,
@@ -114,7 +114,7 @@ fn middle_without(sorted: &[f32], own: f32) -> f32 {
         return f32::NAN;
     }
     let place = sorted.partition_point(|value| *value < own).min(n - 1);
-    // The value that stands at `index` once the one at `place` is gone.
+    // The value at `index` after removal of the one at `place`.
     let at = |index: usize| sorted[if index < place { index } else { index + 1 }];
     let left = n - 1;
     if left.is_multiple_of(2) { f32::midpoint(at(left / 2 - 1), at(left / 2)) } else { at(left / 2) }

@@ -1,20 +1,20 @@
-//! What the name of a section says of the time in it: does the rank work there, or does it wait for others?
+//! What the name of a section means for the time in it: whether the rank works there or waits for others.
 //!
-//! The names are the trainer's own, so this goes by the words in them. `docs/reference/stragglers.md` lists them; a
-//! name that says nothing counts as work.
+//! The names are the trainer's own, so they are classified by the words in them. `docs/reference/stragglers.md` lists
+//! these words. Other names count as work.
 
 /// What a rank does in a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SectionKind {
     /// It waits for other ranks: a collective, a barrier, a receive. A slow rank waits least.
     Wait,
-    /// It fetches its input: its own time, and the loader's fault rather than the device's.
+    /// It fetches its input: its own time, and due to the loader rather than the device.
     Data,
-    /// It computes before anything is exchanged (`forward`): its own time even where no waiting is named.
+    /// It computes before any communication (`forward`): its own time even if no section is named as waiting.
     Compute,
-    /// It works, perhaps with exchanges hidden in it (`backward`, `step`, what is not known).
+    /// It works, perhaps with hidden communication (`backward`, `step`, unknown names).
     Work,
-    /// Something rare that is not part of a step's usual work: a checkpoint, an evaluation. Left out.
+    /// Something rare that is not part of a usual step: a checkpoint, an evaluation. Left out.
     Pause,
 }
 
@@ -77,7 +77,7 @@ const WAIT: &[&str] = &[
 const COMPUTE: &[&str] = &["forward", "fwd"];
 
 impl SectionKind {
-    /// The kind that the words of `name` tell; case and separators do not matter.
+    /// The kind by the words of `name`; case and separators do not matter.
     pub fn of(name: &str) -> SectionKind {
         let lower = name.to_ascii_lowercase();
         let has = |words: &[&str]| {

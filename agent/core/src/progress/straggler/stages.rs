@@ -1,11 +1,11 @@
-//! Pipeline stages that have more work than others.
+//! Finds pipeline stages that have more work than others.
 
 use super::found::{Found, Slow};
 use super::measurements::{Measurements, Ring};
 use super::peers::Peers;
 use super::score::median;
 
-/// Fewer steps say nothing.
+/// Fewer steps are not sufficient.
 const SHORTEST: usize = 20;
 
 /// In this share of steps the same stage must be the slowest.
@@ -20,13 +20,13 @@ pub(super) struct Stages {
     rings: Vec<(u32, Ring<f32>)>,
 }
 
-/// How the stages compare.
+/// The comparison of the stages.
 #[derive(Clone, Debug)]
 pub(super) struct Compared {
     slowest: u32,
     /// Its time relative to the others' median.
     ratio: f32,
-    /// In which share of steps it was the slowest.
+    /// The share of steps in which it was the slowest.
     same: f32,
     steps: u32,
     /// Typical self time of each stage.
@@ -44,7 +44,7 @@ impl Stages {
         }
     }
 
-    /// Takes in the groups' medians of a step.
+    /// Adds the groups' medians of a step.
     pub(super) fn push(&mut self, medians: &[f32]) {
         for (stage, ring) in &mut self.rings {
             let of_stage = self.of_group.iter().zip(medians);
@@ -64,7 +64,7 @@ impl Stages {
         self.rings.iter().map(|(stage, ring)| (*stage, typical(ring))).collect()
     }
 
-    /// How the stages compare; none if there are none, or too few steps.
+    /// Compares the stages. `None` if there are none, or too few steps.
     pub(super) fn look(&self) -> Option<Compared> {
         let steps = self.rings.iter().map(|(_, ring)| ring.values().len()).min()?;
         if self.rings.len() < 2 || steps < SHORTEST {
@@ -86,7 +86,7 @@ impl Stages {
             let of = |ring: &Ring<f32>| ring.values()[*step];
             let own =
                 self.rings.iter().find(|(stage, _)| *stage == slowest).map_or(f32::NAN, |(_, ring)| of(ring));
-            // A median that is not known is not higher.
+            // An unknown median is not higher.
             let higher = |ring: &Ring<f32>| of(ring) > own;
             !self.rings.iter().any(|(stage, ring)| *stage != slowest && higher(ring))
         };
@@ -96,7 +96,7 @@ impl Stages {
 }
 
 impl Compared {
-    /// What to tell, if the stage is slow and its ranks agree on it.
+    /// The finding, if the stage is slow and its ranks agree on it.
     pub(super) fn found(&self, step: u64, measured: &Measurements) -> Option<Found> {
         let excess = self.ratio.ln();
         let recent = measured.recent();

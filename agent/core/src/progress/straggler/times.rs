@@ -39,7 +39,7 @@ pub(super) struct Measured {
     pub(super) took: Option<f32>,
 }
 
-/// The length of time that the spans cover together.
+/// The total time that the spans cover together.
 fn union(spans: &mut [(f64, f64)]) -> f64 {
     spans.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let (mut covered, mut until) = (0.0, f64::NEG_INFINITY);

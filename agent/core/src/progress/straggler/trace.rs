@@ -1,4 +1,4 @@
-//! Recorded sections of ranks, made into steps that can be judged: for traces that were taken elsewhere.
+//! Converts recorded sections of ranks to steps that can be judged, for traces that were recorded elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -18,21 +18,21 @@ use crate::model::finding::{Finding, Hint};
 /// One section of one rank in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TraceSpan {
-    /// Which rank.
+    /// The rank.
     pub rank: u32,
-    /// In which step.
+    /// The step.
     pub step: u64,
-    /// In which attempt; steps that are done again after a restart are told apart by it.
+    /// The attempt. It distinguishes steps that are repeated after a restart.
     pub attempt: u64,
     /// The section's name; empty for the step as a whole.
     pub section: String,
-    /// When it began, in seconds; none if only its length is known.
+    /// The start, in seconds. `None` if only its length is known.
     pub start: Option<f64>,
-    /// How long it took, in seconds.
+    /// The duration, in seconds.
     pub duration: f64,
     /// The rank's pipeline stage.
     pub stage: Option<u32>,
-    /// Which work it does, if ranks of a stage differ in that.
+    /// Its kind of work, if ranks of a stage differ in that.
     pub role: Option<String>,
     /// The rank's host.
     pub host: Option<String>,
@@ -44,25 +44,25 @@ pub struct TraceSpan {
     pub sequence: Option<u64>,
 }
 
-/// What a trace came to.
+/// The result for a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Ranks seen.
     pub ranks: usize,
     /// Steps seen.
     pub steps: usize,
-    /// How self time was taken, in words.
+    /// How self time was determined, as text.
     pub self_time: &'static str,
-    /// What the trace lacks for being judged well, one sentence each.
+    /// What the trace lacks for a good judgement, one sentence each.
     pub notes: Vec<String>,
-    /// Findings in the order in which they were told; one that is over is told again.
+    /// Findings in the order of their reports. A finding that is over is reported again.
     pub findings: Vec<Finding>,
 }
 
-/// The judge says nothing of fewer steps.
+/// With fewer steps the judge has no findings.
 const FEWEST_STEPS: usize = 8;
 
-/// What is known of a rank from its spans.
+/// The labels of a rank from its spans.
 #[derive(Clone, Debug, Default)]
 struct About {
     stage: Option<u32>,
@@ -77,7 +77,7 @@ type Step = (u64, u64);
 /// A collective: step, communicator, number within both, section.
 type Exchange = (Step, String, u64, String);
 
-/// Names under which traces tell the step as a whole.
+/// Names that traces use for the step as a whole.
 const WHOLE: &[&str] = &[
     "",
     "step",
@@ -92,7 +92,7 @@ const WHOLE: &[&str] = &[
     "total_time",
 ];
 
-/// A trace, taken in span by span.
+/// A trace, added span by span.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     about: BTreeMap<u32, About>,
@@ -101,12 +101,12 @@ pub struct Trace {
     kinds: BTreeMap<String, SectionKind>,
     waits_named: bool,
     work_named: bool,
-    /// Whether stages are not of the trace, but learned from it.
+    /// Whether stages were learned from the trace instead of given in it.
     learned: bool,
 }
 
 impl Trace {
-    /// Takes in a span. One whose duration is not a number, or is below zero, is passed over.
+    /// Adds a span. A span with a duration that is negative or not a number is ignored.
     pub fn push(&mut self, span: TraceSpan) {
         if !span.duration.is_finite() || span.duration < 0.0 {
             return;
@@ -119,7 +119,7 @@ impl Trace {
         let step = (span.attempt, span.step);
         let times = self.steps.entry(step).or_default().entry(span.rank).or_default();
         if is_whole(&span.section) {
-            // Told twice, it was done again: the last time counts.
+            // A step reported twice was repeated: the last time counts.
             if times.whole.is_none() || span.start >= times.whole_start {
                 (times.whole, times.whole_start) = (Some(span.duration), span.start);
             }
@@ -144,7 +144,7 @@ impl Trace {
                 &mut times.work
             }
         };
-        // Without a beginning, sections are laid end to end: their union is then their sum.
+        // Without start times, sections are laid end to end: their union is then their sum.
         let begin = span.start.unwrap_or_else(|| of_kind.last().map_or(0.0, |(_, end)| *end));
         of_kind.push((begin, begin + span.duration));
         if let Some(communicator) = span.communicator.filter(|_| kind == SectionKind::Wait) {
@@ -153,7 +153,7 @@ impl Trace {
         }
     }
 
-    /// Whether nothing was taken in.
+    /// Whether no span was added.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
@@ -214,7 +214,7 @@ impl Trace {
         links
     }
 
-    /// Where nobody says which ranks do the same work, the first steps may tell. Whole steps tell nothing of it.
+    /// Learns the stages from the first steps, if they are not given. Whole steps are not sufficient for that.
     fn learn_stages(&mut self) {
         let is_given = |about: &About| about.stage.is_some() || about.role.is_some();
         if self.about.values().any(is_given) || !(self.work_named || self.waits_named) {
@@ -233,7 +233,7 @@ impl Trace {
         self.learned = true;
     }
 
-    /// What the reader should know of the trace beside what was found in it.
+    /// Notes about the trace for the reader, in addition to the findings.
     fn notes(&self, again: usize) -> Vec<String> {
         let mut notes = Vec::new();
         let (ranks, steps) = (self.about.len(), self.steps.len());
@@ -306,7 +306,7 @@ fn is_whole(section: &str) -> bool {
     section.is_empty() || WHOLE.iter().any(|name| section.eq_ignore_ascii_case(name))
 }
 
-/// How many findings there are; one that is over bears the number of its beginning.
+/// The number of findings. A finding that is over has the number of its start.
 fn numbered(findings: &[Finding]) -> u64 {
     findings.iter().filter(|finding| !finding.over).count() as u64
 }
@@ -316,7 +316,7 @@ mod tests {
     use super::*;
     use crate::model::finding::FindingKind;
 
-    /// Ranks that work for `work` seconds and wait until 0.3 s have passed; they begin at `start`.
+    /// Ranks work for `work` seconds and wait until 0.3 s have passed. They start at `start`.
     fn push(trace: &mut Trace, rank: u32, step: u64, start: f64, work: f64) {
         let span = |section: &str, start: f64, duration: f64| TraceSpan {
             rank,
@@ -336,10 +336,10 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_were_done_again_after_a_restart_slow_nobody() {
+    fn steps_that_were_repeated_after_a_restart_make_no_rank_slow() {
         let mut trace = Trace::default();
         for rank in 0..8 {
-            // After step 29 all begin again at step 20, but for ranks 6 and 7, which had not come that far.
+            // After step 29 all start again at step 20, except ranks 6 and 7, which had not got that far.
             let first: Vec<u64> = (0..if rank < 6 { 30 } else { 20 }).collect();
             let all = first.iter().map(|step| (*step, 0.0)).chain((20..50).map(|step| (step, 60.0)));
             all.for_each(|(step, later)| {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_do_not_agree_make_no_slow_link() {
+    fn unsynchronized_clocks_make_no_slow_link() {
         let mut trace = Trace::default();
         for (step, rank) in (0..40).flat_map(|step| (0..8).map(move |rank| (step, rank))) {
             // Each host's clock is seconds away from the others'.
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_is_too_short_or_of_one_rank_says_so() {
+    fn a_trace_that_is_too_short_or_of_one_rank_has_notes() {
         let mut trace = Trace::default();
         (0..4).for_each(|step| push(&mut trace, 0, step, step as f64, 0.1));
         let report = trace.judge(Limits::default(), &[]);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_that_no_column_tells_are_learned() {
+    fn stages_without_a_column_are_learned() {
         let mut trace = Trace::default();
         for (step, rank) in (0..40).flat_map(|step| (0..8).map(move |rank| (step, rank))) {
             let work = if rank < 4 { 0.1 } else { 0.14 };

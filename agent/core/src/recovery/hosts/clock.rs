@@ -1,14 +1,16 @@
-//! A follower's times on the leader's clock. Both clocks are monotonic and count from the boot of their host, so only the
-//! difference between them matters. A round trip gives it with an uncertainty of half its length.
+//! Converts times between a follower's clock and the leader's. Both clocks are monotonic and count from the boot of
+//! their host, so only the difference between them matters. A round trip measures it with an uncertainty of half its
+//! length.
 
 use crate::base::time::{Mono, Span};
 use crate::model::entry::Fact;
 use crate::recovery::hosts::wire::Report;
 
-/// So many round trips are compared; the shortest one counts. Clocks drift by some microseconds per second, so old ones go.
+/// The number of round trips that are kept; the shortest one counts. Clocks drift by some microseconds per second, so
+/// old ones expire.
 const KEPT: usize = 32;
 
-/// What round trips say of the leader's clock.
+/// The leader's clock, as measured by round trips.
 #[derive(Clone, Debug, Default)]
 pub struct Mapping {
     trips: std::collections::VecDeque<Trip>,
@@ -22,7 +24,7 @@ struct Trip {
 }
 
 impl Mapping {
-    /// Takes in a round trip: when the question left, what the leader's clock said, and when the answer came.
+    /// Records a round trip: the local time of the request, the leader's time, and the local time of the answer.
     pub fn round_trip(&mut self, sent: Mono, leader: Mono, received: Mono) {
         if received < sent {
             return;
@@ -38,22 +40,22 @@ impl Mapping {
         self.trips.iter().min_by_key(|trip| trip.length)
     }
 
-    /// How far off a mapped time may be; none before the first round trip.
+    /// The uncertainty of a converted time. `None` before the first round trip.
     pub fn uncertainty(&self) -> Option<Span> {
         self.best().map(|trip| Span(trip.length.0.div_ceil(2)))
     }
 
-    /// A time of ours on the leader's clock.
+    /// Converts a local time to the leader's clock.
     pub fn to_leader(&self, at: Mono) -> Mono {
         shifted(at, self.best().map_or(0, |trip| trip.offset))
     }
 
-    /// A time of the leader on our clock.
+    /// Converts a leader's time to the local clock.
     pub fn from_leader(&self, at: Mono) -> Mono {
         shifted(at, self.best().map_or(0, |trip| -trip.offset))
     }
 
-    /// A report with all its times on the leader's clock.
+    /// Converts all times of a report to the leader's clock.
     pub fn report(&self, report: Report) -> Report {
         match report {
             Report::Fact { fact } => Report::Fact { fact: times(fact, &|at| self.to_leader(at)) },
@@ -68,7 +70,7 @@ impl Mapping {
     }
 }
 
-/// 0 means "no time" in many places, and [`Mono::NEVER`] is none either.
+/// 0 means "no time" in many places, and so does [`Mono::NEVER`].
 fn shifted(at: Mono, offset: i128) -> Mono {
     if at == Mono(0) || at == Mono::NEVER {
         return at;
@@ -127,7 +129,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever the offset and however unequal the two ways: the truth is within the stated uncertainty.
+        /// For any offset and any asymmetry of the two ways, the truth is within the stated uncertainty.
         #[test]
         fn the_truth_is_within_the_stated_uncertainty(
             offset in -1_000_000_000_000i64..1_000_000_000_000,
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_stays_none() {
+    fn a_time_that_means_none_is_not_converted() {
         let mut mapping = Mapping::default();
         mapping.round_trip(Mono(10), Mono(1_000), Mono(20));
         assert_eq!((mapping.to_leader(Mono(0)), mapping.to_leader(Mono::NEVER)), (Mono(0), Mono::NEVER));

@@ -1,5 +1,5 @@
-//! How many hosts a job has, which of them this is and where they meet, by the variables that Slurm, MPI and Kubernetes set for
-//! each process. Options win over variables. A single host needs none of it.
+//! The number of hosts of a job, the number of this host and the endpoint, from the variables that Slurm, MPI and
+//! Kubernetes set for each process. Options take precedence over variables. A single host needs none of them.
 
 mod kubernetes;
 mod mpi;
@@ -12,7 +12,7 @@ pub use kubernetes::full_name;
 /// The environment of the launcher.
 pub type Variables = BTreeMap<String, String>;
 
-/// What options, or torchrun's `PET_` variables, say already.
+/// What options or torchrun's `PET_` variables already specify.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
     /// `--nnodes`.
@@ -21,18 +21,18 @@ pub struct Given {
     pub node_rank: Option<u32>,
     /// `--rdzv-endpoint` or `--master-addr`.
     pub has_address: bool,
-    /// Whether hosts are numbered, where `--rdzv-backend` or an address says so.
+    /// Whether hosts are numbered, if `--rdzv-backend` or an address specifies it.
     pub is_numbered: Option<bool>,
-    /// `--nproc-per-node`, where it is a number.
+    /// `--nproc-per-node`, if it is a number.
     pub ranks: Option<u32>,
 }
 
-/// A value, and the variables that it is from.
+/// A value and the variables it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found<T> {
-    /// What was found.
+    /// The value.
     pub value: T,
-    /// Where, for people.
+    /// Its source, as text for users.
     pub from: String,
 }
 
@@ -47,39 +47,41 @@ impl<T> Found<T> {
 pub struct Start {
     /// Number of hosts.
     pub hosts: Option<Found<u32>>,
-    /// Number of this host, where hosts are numbered.
+    /// The number of this host, if hosts are numbered.
     pub node_rank: Option<Found<u32>>,
-    /// Address and port at which all hosts meet.
+    /// The address and port at which all hosts meet.
     pub endpoint: Option<Found<(String, Option<u16>)>>,
-    /// Whether that is this host, where the address was found.
+    /// Whether this host is the endpoint, if the address was found.
     pub is_endpoint: Option<bool>,
     /// The name of the job.
     pub run_id: Option<Found<String>>,
-    /// What people may have meant but did not say.
+    /// A hint about what the user may have intended.
     pub hint: Option<String>,
 }
 
-/// An environment that contradicts the options or itself, or lacks something. It names the variable and what would be right.
+/// An environment that contradicts the options or itself, or lacks something. The message names the variable and what
+/// would be right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(String);
 
-/// What one kind of cluster says of a process.
+/// What one kind of cluster specifies for a process.
 struct Source {
     hosts: Option<Found<u32>>,
     node_rank: Found<u32>,
-    /// Else what to do.
+    /// The address, or what to do to provide one.
     address: Result<Found<String>, String>,
     port: Option<u16>,
     run_id: Option<Found<String>>,
-    /// Why the processes of the cluster are not one for each host.
+    /// Why the processes of the cluster are not one per host.
     crowded: Option<String>,
 }
 
-/// What the variables add to what was given. Ranks of another launcher inherit its variables: `TORCHELASTIC_RUN_ID` marks them.
+/// What the variables add to the options. Ranks of another launcher inherit its variables; `TORCHELASTIC_RUN_ID`
+/// marks them.
 ///
 /// # Errors
-/// The variables say that there are several hosts, but contradict each other or lack something.
+/// The variables specify several hosts, but contradict each other or lack something.
 pub fn start(variables: &Variables, full_name: Option<&str>, given: &Given) -> Result<Start, Refused> {
     let is_alone = given.hosts.is_some_and(|(_, most)| most == 1);
     let is_complete = given.hosts.is_some()
@@ -88,7 +90,7 @@ pub fn start(variables: &Variables, full_name: Option<&str>, given: &Given) -> R
     if is_alone || is_complete || text(variables, "TORCHELASTIC_RUN_ID").is_some() {
         return Ok(Start::default());
     }
-    // The first that knows this process decides: daemons of MPI may be tasks of Slurm.
+    // The first source that knows this process decides: daemons of MPI may be tasks of Slurm.
     let mut found = None;
     for look in [mpi::open_mpi, mpi::pmi, slurm::step] {
         found = if found.is_none() { look(variables)? } else { found };
@@ -111,7 +113,7 @@ fn merge(source: Source, given: &Given) -> Result<Start, Refused> {
     let Some((least, most)) = given.hosts.or(found.map(|hosts| (hosts, hosts))) else {
         return Ok(Start::default());
     };
-    // One that is alone in its cluster follows its options.
+    // A process that is alone in its cluster follows its options.
     if most <= 1 || found.is_some_and(|hosts| hosts <= 1) {
         return Ok(Start::default());
     }
@@ -151,18 +153,18 @@ fn merge(source: Source, given: &Given) -> Result<Start, Refused> {
     Ok(start)
 }
 
-/// A variable that is set to something.
+/// The value of a variable, if it is not empty.
 fn text<'v>(variables: &'v Variables, name: &str) -> Option<&'v str> {
     variables.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
 }
 
-/// A variable that has to be a number where it is set.
+/// A variable that must be a number if it is set.
 fn number<T: std::str::FromStr>(variables: &Variables, name: &str) -> Result<Option<T>, Refused> {
     let Some(text) = text(variables, name) else { return Ok(None) };
     text.parse().map(Some).map_err(|_| Refused(format!("{name}={text}: this is no number from 0 up")))
 }
 
-/// `MASTER_ADDR`, as users and operators set it.
+/// `MASTER_ADDR`, set by users or operators.
 fn master_address(variables: &Variables) -> Option<Found<String>> {
     text(variables, "MASTER_ADDR").map(|address| Found::new(address.to_owned(), "MASTER_ADDR"))
 }
@@ -177,7 +179,7 @@ fn first_number(variables: &Variables, names: &[&str]) -> Result<Option<Found<u3
     Ok(None)
 }
 
-/// A port that jobs of the same hosts rarely share, below those of outgoing connections.
+/// A port that jobs on the same hosts rarely share, below the range of outgoing connections.
 fn port_of(job: u64) -> u16 {
     15_000 + u16::try_from(job % 10_000).unwrap_or_default()
 }

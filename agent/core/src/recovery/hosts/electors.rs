@@ -1,12 +1,12 @@
-//! Whether the followers of a job miss its leader. A leader whose host lost its power keeps its lease for some seconds; its
-//! followers know sooner. One of them alone may have lost its own way to the leader, so some of them are electors: each says in
-//! the store that it misses the leader, and what most of them say counts.
+//! Decides whether the followers of a job miss its leader. A leader whose host lost power keeps its lease for some
+//! seconds; its followers notice sooner. A single follower may have lost only its own connection to the leader. So
+//! some followers are electors: each writes to the store that it misses the leader, and the majority of them decides.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// So many followers have a say: enough for what one sees to be checked by others, and few enough for the store.
+/// The number of electors: enough for others to check what one sees, and few enough for the store.
 const ELECTORS: usize = 5;
 
 /// A leader in one of its epochs.
@@ -18,7 +18,7 @@ pub struct Missed {
     pub epoch: u64,
 }
 
-/// What the members of a job say, as the store has it.
+/// The votes of the members of a job, as stored.
 #[derive(Clone, Debug, Default)]
 pub struct Electors {
     members: BTreeMap<String, Elector>,
@@ -31,23 +31,23 @@ struct Elector {
 }
 
 impl Electors {
-    /// A member is there. `seated`: whether it has a seat; `misses`: the leader that it misses.
+    /// Adds or updates a member. `seated`: whether it has a seat; `misses`: the leader that it misses.
     pub fn set(&mut self, launcher: &str, seated: bool, misses: Option<Missed>) {
         self.members.insert(launcher.to_owned(), Elector { seated, misses });
     }
 
-    /// A member is gone.
+    /// Removes a member that is gone.
     pub fn remove(&mut self, launcher: &str) {
         self.members.remove(launcher);
     }
 
-    /// Whether this launcher has a say while that one leads.
+    /// Whether launcher `me` is an elector while `leader` leads.
     #[must_use]
     pub fn has_say(&self, me: &str, leader: &str) -> bool {
         self.of(leader).any(|(launcher, _)| launcher == me)
     }
 
-    /// Whether most of those who have a say miss this leader.
+    /// Whether the majority of the electors misses this leader.
     #[must_use]
     pub fn miss(&self, leader: &Missed) -> bool {
         let say = self.of(&leader.launcher).map(|(_, elector)| elector.misses.as_ref() == Some(leader));
@@ -71,7 +71,7 @@ mod tests {
         Missed { launcher: "l0".to_owned(), epoch: 3 }
     }
 
-    /// Seated members l0 and up, of which these miss l0.
+    /// Seated members l0 and up. Those listed in `missing` miss l0.
     fn members(count: usize, missing: &[usize]) -> Electors {
         let mut electors = Electors::default();
         for number in 0..count {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn most_of_those_with_a_say_have_to_miss_the_leader() {
+    fn a_majority_of_the_electors_has_to_miss_the_leader() {
         assert!(!members(1, &[]).miss(&lost()), "a leader without followers");
         assert!(members(2, &[1]).miss(&lost()));
         assert!(!members(3, &[2]).miss(&lost()));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn members_without_a_seat_those_that_left_and_earlier_epochs_do_not_count() {
+    fn members_without_a_seat_former_members_and_earlier_epochs_do_not_count() {
         let mut electors = members(3, &[1]);
         electors.set("k", false, Some(lost()));
         assert!(!electors.miss(&lost()));

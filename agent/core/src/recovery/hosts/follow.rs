@@ -1,5 +1,5 @@
-//! A launcher that follows another one: what it sees goes to the leader, and what that one orders is done, each once. Pure:
-//! what comes from the leader, from the store and from the clock goes in, and [`Act`]s come out.
+//! A launcher that follows another. It reports what it sees to the leader and carries out the leader's orders, each
+//! once. Pure: messages of the leader, of the store and of the clock go in, and [`Act`]s come out.
 
 mod election;
 mod missing;
@@ -19,57 +19,57 @@ use super::sequence::{Inbox, Outbox, Received};
 use super::succession::Standing;
 use super::wire::{Command, Down, Report, Seat, Up};
 
-/// Reports that the leader has not acknowledged; with more this host counts as cut off.
+/// The limit of reports that the leader has not acknowledged. With more this host counts as cut off.
 const REPORTS: usize = 16_384;
 
-/// What a follower wants to have done, in order.
+/// An action that a follower requests, in order.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Send this to the leader. A way that takes no more is reported by [`Follow::gave_up`].
+    /// Send this to the leader. If the connection accepts no more, call [`Follow::gave_up`].
     Send(Up),
-    /// End the connection; another one is made.
+    /// End the connection and make another one.
     Close,
     /// Carry out a command.
     Obey(Command),
-    /// Write an entry of the leader's journal, by the clock here.
+    /// Write an entry of the leader's journal, with local times.
     Entry {
         /// Its number in the leader's journal.
         seq: u64,
-        /// When.
+        /// Its time.
         at: Stamp,
-        /// What.
+        /// Its content.
         body: Body,
     },
-    /// Show people a line.
+    /// Show the user a line.
     Say(String),
     /// Stand for election.
     Campaign,
     /// Do not stand for election any more.
     StandDown,
-    /// The leader is dead: the store is to forget it.
+    /// The leader is dead: remove it from the store.
     RemoveLeader,
-    /// Look whether the leader lives; [`Report::Looked`] says what was found. Only those do that have a say.
+    /// Check whether the leader is alive and report the result as [`Report::Looked`]. Only electors do.
     LookAtLeader,
-    /// The others are to know whether this host misses the leader.
+    /// Publish to the others whether this host misses the leader.
     MissLeader(bool),
     /// Connect to the leader that the store names now.
     Connect,
-    /// It has no seat any more and waits for one.
+    /// It no longer has a seat and waits for one.
     LeftSeat,
-    /// It has got a seat again.
+    /// It has a seat again.
     TookSeat,
-    /// Where launchers of the job keep copies of checkpoints for each other from now on.
+    /// The addresses where launchers of the job store copies of checkpoints for each other from now on.
     Meet {
-        /// Those of hosts with ranks.
+        /// Addresses on hosts with ranks.
         hosts: Vec<String>,
-        /// Those of spares.
+        /// Addresses on spares.
         spares: Vec<String>,
     },
-    /// It follows no more: the ranks of its host are stopped.
+    /// It no longer follows: the ranks of its host are stopped.
     CutOff(CutOff),
 }
 
-/// Why a follower follows no more.
+/// Why a launcher no longer follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CutOff {
     /// There was no leader for too long.
@@ -82,18 +82,18 @@ pub enum CutOff {
     NoRecord,
 }
 
-/// Whom a launcher follows.
+/// The leader that a launcher follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leads {
-    /// The launcher.
+    /// Its launcher.
     pub launcher: String,
     /// Its host.
     pub host: String,
-    /// Orders of a lower epoch are refused.
+    /// Its epoch. Orders of a lower epoch are refused.
     pub epoch: u64,
 }
 
-/// What a follower has.
+/// The state of a follower.
 #[derive(Debug)]
 pub struct Follow {
     me: String,
@@ -102,41 +102,41 @@ pub struct Follow {
     seat: Seat,
     acts: VecDeque<Act>,
     clock: Mapping,
-    /// Whether there is a way to the leader.
+    /// Whether there is a connection to the leader.
     open: bool,
-    /// Since when the leader has not welcomed it.
+    /// Since when it has had no welcome from the leader.
     gone: Option<Mono>,
     outbox: Outbox<(Mono, Report)>,
     inbox: Inbox,
-    /// What was seen of the current attempt, by the clock here: a new leader has it told again.
+    /// What this host saw of the current attempt, in local times. It is reported again to a new leader.
     log: VecDeque<(Mono, Report)>,
-    /// A new leader has not been told yet what was seen before.
+    /// Set until what was seen before has been reported to a new leader.
     catches_up: bool,
     /// The newest entry of the leader's journal that was written here.
     entries: u64,
-    /// The newest entry here when the present leader began.
+    /// The newest local entry when the present leader took office.
     since: u64,
-    /// How often the leader's host has answered since the last connection that no process listens there; none before the
-    /// first connection.
+    /// How often, since the last connection, the leader's host has answered that no process listens there. `None`
+    /// before the first connection.
     refusals: Option<u32>,
-    /// Whether the leader lives, as far as can be seen from here.
+    /// Whether the leader is alive, as far as this host can see.
     vital: Vital,
-    /// Whether the others were told that it does not.
+    /// Whether this host has published that it misses the leader.
     misses: bool,
-    /// Whether ranks of an attempt may run here.
+    /// Whether ranks of an attempt may be running on this host.
     runs: bool,
-    /// Whether the present leader has had them stopped.
+    /// Whether the present leader has ordered to stop them.
     stops: bool,
-    /// Whether it has no seat for the moment.
+    /// Whether it currently has no seat.
     waits: bool,
-    /// Whether it was elected and knew too little of the job to lead it: it waits for another leader.
+    /// Whether it was elected but knew too little of the job to lead it. It then waits for another leader.
     cannot_lead: bool,
-    /// Whether the leader was given up.
+    /// Whether it has stopped following.
     cut_off: bool,
 }
 
 impl Follow {
-    /// One that has been given a seat. `clock` has the round trips until then; `open`: whether the connection is still there.
+    /// A follower with a seat. `clock` has the round trips so far; `open`: whether the connection still exists.
     pub fn new(
         at: Mono,
         me: String,
@@ -176,18 +176,19 @@ impl Follow {
         }
     }
 
-    /// The same for one that waits for a seat: what it is given is one like the one that it may get.
+    /// A follower that waits for a seat. Its present seat is only similar to the one it may get.
     #[must_use]
     pub fn waiting(self) -> Follow {
         Follow { waits: true, ..self }
     }
 
-    /// The next thing to do; none once all that came up is done. Called until then after each of the other calls.
+    /// The next action; `None` when all are done. Call it until then after each of the other calls.
     pub fn next_act(&mut self) -> Option<Act> {
         self.acts.pop_front()
     }
 
-    /// What a new connection begins with: the newest command and the newest entry that were received, and of whom.
+    /// What a new connection starts with: the newest command and the newest entry that were received, and their
+    /// leader.
     pub fn have(&self) -> ((u64, u64), &str) {
         ((self.inbox.have(), self.entries), &self.leader.launcher)
     }
@@ -196,12 +197,12 @@ impl Follow {
         Standing::Follows { leader: &self.leader.launcher, epoch: self.leader.epoch }
     }
 
-    /// Whom it follows.
+    /// The leader that it follows.
     pub fn leader(&self) -> &Leads {
         &self.leader
     }
 
-    /// Whether the leader was given up.
+    /// Whether it has stopped following.
     pub fn is_cut_off(&self) -> bool {
         self.cut_off
     }
@@ -211,12 +212,12 @@ impl Follow {
         self.gone.is_none()
     }
 
-    /// The newest entry of the journal here when the present leader began.
+    /// The newest local journal entry when the present leader took office.
     pub fn since(&self) -> u64 {
         self.since
     }
 
-    /// What was seen of the current attempt, for this launcher if it leads from now on.
+    /// What was seen of the current attempt, for this launcher if it becomes the leader.
     pub fn into_log(self) -> impl Iterator<Item = (Mono, Report)> {
         self.log.into_iter()
     }
@@ -233,12 +234,12 @@ impl Follow {
         }
     }
 
-    /// There is a connection; the leader has not answered on it yet.
+    /// There is a connection, and the leader has not answered on it yet.
     pub fn connected(&mut self) {
         (self.open, self.refusals) = (true, Some(0));
     }
 
-    /// The way to the leader takes no more messages, and was given up.
+    /// The connection to the leader accepts no more messages and was closed.
     pub fn gave_up(&mut self, now: Mono) {
         self.open = false;
         self.gone.get_or_insert(now);
@@ -264,19 +265,19 @@ impl Follow {
         }
     }
 
-    /// A message of the leader, which came at this time.
+    /// A message of the leader, received at this time.
     pub fn said(&mut self, received: Mono, down: Down) {
         self.hears_leader(received, &down);
         match down {
             Down::Welcome { epoch, .. } | Down::Command { epoch, .. } if !self.standing().obeys(epoch) => {
-                // A leader that was replaced and does not know it.
+                // A leader that was replaced and does not know it yet.
                 self.close();
                 self.gone.get_or_insert(received);
             }
             Down::Welcome { seat, .. } if seat != self.seat && self.runs => self.cut_off(CutOff::Replaced),
             Down::Welcome { seat, have, epoch, .. } => {
                 (self.gone, self.leader.epoch, self.cannot_lead) = (None, epoch, false);
-                // What another seat means for the host is ordered.
+                // The leader sends orders for the consequences of another seat.
                 self.seat = seat;
                 if std::mem::take(&mut self.waits) {
                     self.acts.push_back(Act::TookSeat);
@@ -325,8 +326,8 @@ impl Follow {
         }
     }
 
-    /// The leader has no ranks for this host any more, or does not know it: it waits like one that has just come. What was seen
-    /// of the ranks that it had was told.
+    /// The leader has no ranks for this host any more, or does not know it. The host waits like a new one. What it
+    /// saw of its former ranks has been reported.
     fn wait_for_a_seat(&mut self) {
         if self.runs {
             return self.cut_off(CutOff::Replaced);
@@ -338,17 +339,17 @@ impl Follow {
         self.acts.push_back(Act::LeftSeat);
     }
 
-    /// The host has other ranks.
+    /// The host gets other ranks.
     pub fn sit(&mut self, seat: &Seat) {
         self.seat = seat.clone();
     }
 
-    /// The seat that the leader knows it by.
+    /// Its seat, as the leader knows it.
     pub fn seat(&self) -> &Seat {
         &self.seat
     }
 
-    /// Whether it has no seat for the moment.
+    /// Whether it currently has no seat.
     pub fn waits_for_a_seat(&self) -> bool {
         self.waits
     }

@@ -1,22 +1,22 @@
-//! What a launcher does with orders to start and to stop ranks that may come late, or from a leader that does not know of its
+//! How a launcher handles orders to start and to stop ranks that may be late, or from a leader that does not know its
 //! ranks.
 
 use crate::base::id::Attempt;
 
-/// What becomes of an order to start ranks.
+/// The reaction to an order to start ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnStart {
-    /// The attempt is over here, or was started before.
+    /// The attempt is over on this host, or was started before.
     Ignore,
-    /// Ranks of an earlier attempt run: a leader that replaced another one may not know of them. It stops them, and starts
-    /// another attempt.
+    /// Ranks of an earlier attempt run. A leader that replaced another may not know about them. It stops them and
+    /// starts another attempt.
     Refuse,
     /// The ranks are started.
     Start,
 }
 
-/// An order to start the ranks of `attempt`. `newest` is the newest attempt here, `had_ranks` whether any of its ranks were
-/// started, `have_ranks` whether some run.
+/// Decides on an order to start the ranks of `attempt`. `newest` is the newest attempt on this host, `had_ranks`
+/// whether any of its ranks were started, `have_ranks` whether some run.
 pub fn on_start(
     attempt: Attempt,
     newest: Attempt,
@@ -33,8 +33,8 @@ pub fn on_start(
     }
 }
 
-/// Whether an order to stop `attempt` stops ranks here. Where the attempt did not come about, ranks of the one before may wait
-/// in their processes; an attempt that is older than the newest is over.
+/// Whether an order to stop `attempt` stops ranks on this host. If the attempt did not start, ranks of the one before
+/// may still wait in their processes. An attempt older than the newest is over.
 pub fn on_stop(attempt: Attempt, newest: Attempt) -> bool {
     attempt >= newest
 }

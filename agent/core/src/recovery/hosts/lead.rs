@@ -1,6 +1,6 @@
-//! The launcher that leads: it has the job and the merge, a link to each follower, and what waits for the store. Pure: what
-//! comes from connections, from the store and from the clock goes in, and [`Act`]s come out. The launcher carries them out, and
-//! so does the simulation.
+//! The launcher that leads. It owns the job and the merge, a link to each follower, and what waits for the store.
+//! Pure: events of connections, of the store and of the clock go in, and [`Act`]s come out. The launcher carries them
+//! out, and so does the simulation.
 
 mod feed;
 mod joining;
@@ -29,57 +29,57 @@ use super::wire::{Command, Down, Report, Up};
 
 pub use joining::refusal;
 
-/// Room for so many acts is kept when all are done.
+/// The capacity for acts that is kept when all are done.
 const ROOM_KEPT: usize = 1024;
 
-/// What a leader wants to have done, in order.
+/// An action that a leader requests, in order.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Send a message. A connection that takes no more is reported by [`Lead::gone`].
+    /// Send a message. If the connection accepts no more, call [`Lead::gone`].
     Send(Connection, Down),
     /// End a connection.
     Close(Connection),
-    /// Write this in the journal.
+    /// Write this to the journal.
     Record(Mono, Body),
-    /// A command for the host at this seat. The launcher completes it and gives it to [`Lead::command`].
+    /// A command for the host at this seat. The launcher completes it and passes it to [`Lead::command`].
     Command(u32, Command),
     /// A command for the leader's own host.
     Obey(Command),
-    /// An order that concerns the leader's launcher alone.
+    /// An order that concerns only the leader's launcher.
     Local(Order),
-    /// Have this record stored under this number, with the time at which that was asked for. A newer one replaces one that is
-    /// not stored yet.
+    /// Store this record under this number, with the time of the request. A newer record replaces one that is not
+    /// stored yet.
     Store(u64, Box<Record>),
-    /// Show people a line.
+    /// Show the user a line.
     Say(String),
-    /// Stand for election again: the store does not know this leader any more.
+    /// Stand for election again: the store no longer knows this leader.
     Campaign,
-    /// It leads no more: the ranks of its host are stopped.
+    /// It no longer leads: the ranks of its host are stopped.
     StepDown(SteppedDown),
-    /// A rank on another host has ended in order.
+    /// A rank on another host has finished.
     Finished(Attempt, Rank),
-    /// What ranks of another host are at.
+    /// Sights of ranks of another host.
     Seen(Attempt, Vec<RankSeen>),
-    /// Where launchers of the job keep copies of checkpoints for each other from now on.
+    /// The addresses where launchers of the job store copies of checkpoints for each other from now on.
     Meet {
-        /// Those of hosts with ranks.
+        /// Addresses on hosts with ranks.
         hosts: Vec<String>,
-        /// Those of spares.
+        /// Addresses on spares.
         spares: Vec<String>,
     },
 }
 
-/// Why a leader leads no more.
+/// Why a launcher no longer leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SteppedDown {
     /// Another launcher leads now.
     Replaced {
-        /// On which host.
+        /// The host of the new leader.
         host: String,
-        /// By which epoch.
+        /// The epoch of the new leader.
         epoch: u64,
     },
-    /// Another launcher has led in the meantime: what is known here is older than what that one has done.
+    /// Another launcher has led in the meantime: its actions are newer than what this launcher knows.
     LedMeanwhile,
     /// Neither the store nor a follower answers.
     CutOff,
@@ -90,77 +90,77 @@ pub enum SteppedDown {
     },
 }
 
-/// Who leads, and by which rules.
+/// The leader and its rules.
 #[derive(Clone, Debug)]
 pub struct Office {
     /// The seat of the leader.
     pub seat: u32,
     /// Its launcher.
     pub launcher: String,
-    /// The job and its launch, as ranks of all hosts get them.
+    /// The names of the job and of its launch, as ranks of all hosts get them.
     pub names: (String, String),
-    /// Hosts at least and at most.
+    /// The least and the most hosts.
     pub hosts: (u32, u32),
-    /// How long a launcher that the store does not answer may go on alone.
+    /// How long a launcher may continue alone if the store does not answer.
     pub lease: Span,
-    /// How often time passes for the leader: see [`Lead::look`].
+    /// The interval between calls of [`Lead::look`].
     pub looks_every: Span,
     /// The epoch of its orders.
     pub epoch: u64,
-    /// The newest record that was asked to be stored.
+    /// The newest record that was requested to be stored.
     pub newest_record: u64,
 }
 
-/// What a leader has.
+/// The state of a leader.
 #[derive(Debug)]
 pub struct Lead {
     job: Job,
     merge: Merge,
     office: Office,
     next: VecDeque<Next>,
-    /// What the job has said and is not carried out yet.
+    /// Outputs of the job that are not carried out yet.
     outputs: VecDeque<(Mono, Output)>,
     acts: VecDeque<Act>,
     links: Vec<Link>,
-    /// The seat of each launcher, also of one that is lost.
+    /// The seat of each launcher, including lost ones.
     of_launcher: BTreeMap<String, usize>,
     /// The seat of each connection.
     seats: BTreeMap<Connection, usize>,
     /// Launchers that wait for a seat.
     spares: Vec<(Member, Connection)>,
-    /// Where copies of checkpoints are kept, as all were told; none before there was a spare.
+    /// Where copies of checkpoints are stored, as last sent to all. `None` before the first spare.
     keepers: Option<spares::Keepers>,
-    /// The record with which other seats are stored, until it is.
+    /// The record that stores changed seats, until it is stored.
     seats_due: Option<u64>,
-    /// Launchers that were taken for lost.
+    /// Launchers that were declared lost.
     lost: BTreeSet<String>,
-    /// Whether the store knows that this launcher leads.
+    /// Whether the store knows this launcher as the leader.
     in_office: bool,
-    /// Whether something is to be remembered that the newest record does not have.
+    /// Whether there is something to store that the newest record lacks.
     record_due: bool,
-    /// When that was the case last because of the time.
+    /// When time alone last made a record due.
     remembered: Mono,
     /// Orders that wait until their record is stored.
     held: VecDeque<office::Held>,
     /// The status of the job, once it is over.
     over: Option<i32>,
-    /// Another launcher leads: nothing more is decided here.
+    /// Another launcher leads: this one decides nothing more.
     deposed: bool,
-    /// Whose place it took.
+    /// The leader that it replaced.
     predecessor: Option<Predecessor>,
-    /// When it last looked after its hosts.
+    /// When it last checked its hosts.
     looked: Mono,
-    /// When followers were last sent of the journal.
+    /// When journal entries were last sent to followers.
     fed: Mono,
-    /// With which seat that goes on, and whether something is left.
+    /// The seat to continue with, and whether entries are left to send.
     fed_from: usize,
     feeds: bool,
-    /// What it wrote last, for the followers; none before the first entry.
+    /// The entries that it wrote last, for the followers. `None` before the first entry.
     recent: Option<Recent>,
 }
 
 impl Lead {
-    /// A leader that no follower is connected to yet.
+    /// A leader without connected followers.
     pub fn new(at: Mono, mut job: Job, merge: Merge, office: Office) -> Lead {
         let within = office.lease.plus(BACK_WITHIN);
         let link = |seated: &Seated| Link::new(seated.clone(), at, within);
@@ -195,12 +195,12 @@ impl Lead {
         }
     }
 
-    /// What the job says at its begin. Its first orders wait until what it records is written.
+    /// Adds the job's first outputs. Its first orders wait until its facts are written.
     pub fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
         self.outputs.extend(out.into_iter().map(|output| (at, output)));
     }
 
-    /// The next thing to do; none once all that came up is done. Called until then after each of the other calls.
+    /// The next action; `None` when all are done. Call it until then after each of the other calls.
     pub fn next_act(&mut self, now: Mono) -> Option<Act> {
         loop {
             if let Some(act) = self.acts.pop_front() {
@@ -234,7 +234,7 @@ impl Lead {
                 Some(Next::Arranged(arranged)) => self.arranged(*arranged),
                 None if self.record_due => self.write_record(),
                 None => {
-                    // Where all ranks of a large job start, there are 100,000 of them.
+                    // When all ranks of a large job start, there are 100,000 of them.
                     self.acts.shrink_to(ROOM_KEPT);
                     self.outputs.shrink_to(ROOM_KEPT);
                     self.next.shrink_to(ROOM_KEPT);
@@ -248,7 +248,7 @@ impl Lead {
     pub fn see(&mut self, at: Mono, input: Input) {
         match Report::of(input.clone()) {
             Some(report) => self.report_of_mine(at, report),
-            // What the leader's own host holds and its agent says is for the job itself.
+            // Inputs about the leader's own host and from its agent go to the job directly.
             None => self.next.push_back(Next::Job(at, input)),
         }
     }
@@ -267,7 +267,7 @@ impl Lead {
         self.merge.report(at, seat, report, &mut self.next);
     }
 
-    /// Something that the job learns from its leader.
+    /// Passes an input to the job.
     pub fn report_to_job(&mut self, at: Mono, input: Input) {
         self.next.push_back(Next::Job(at, input));
     }
@@ -305,7 +305,7 @@ impl Lead {
         }
     }
 
-    /// A connection has ended, or takes no more messages.
+    /// A connection has ended or accepts no more messages.
     pub fn gone(&mut self, now: Mono, connection: Connection, why: String) {
         self.spares.retain(|(_, of)| *of != connection);
         self.report_who_waits();
@@ -318,7 +318,7 @@ impl Lead {
         self.close(ended);
     }
 
-    /// A message of a follower.
+    /// A message from a follower.
     pub fn said(&mut self, now: Mono, connection: Connection, up: Up) {
         let Some(seat) = self.seats.get(&connection).copied() else { return };
         let Some(link) = self.links.get_mut(seat) else { return };
@@ -352,7 +352,7 @@ impl Lead {
         &self.job
     }
 
-    /// The job, to be told what no message has.
+    /// The job, for what no message carries.
     pub fn job_mut(&mut self) -> &mut Job {
         &mut self.job
     }
@@ -362,7 +362,7 @@ impl Lead {
         &self.merge
     }
 
-    /// Who has which seat.
+    /// The seat of each member.
     pub fn seats(&self) -> impl Iterator<Item = &Seated> {
         self.merge.seats()
     }
@@ -372,12 +372,12 @@ impl Lead {
         self.office.epoch
     }
 
-    /// The status of the job, once it is over.
+    /// The exit status of the job, once it is over.
     pub fn over(&self) -> Option<i32> {
         self.over
     }
 
-    /// Whether it leads no more.
+    /// Whether it no longer leads.
     pub fn is_deposed(&self) -> bool {
         self.deposed
     }
@@ -387,7 +387,7 @@ impl Lead {
         self.merge.has_started() && self.merge.attempt() == attempt
     }
 
-    /// Whether a follower, which may come back, does not have all commands. When the job is over, that is waited for.
+    /// Whether a follower that may return lacks commands. A job that is over waits for it.
     pub fn awaits_followers(&self) -> bool {
         !self.deposed && self.links.iter().any(|link| !link.lost && !link.outbox.is_empty())
     }
@@ -409,7 +409,7 @@ fn by_launcher(links: &[Link]) -> BTreeMap<String, usize> {
     links.iter().enumerate().map(|(seat, link)| (link.seated.member.launcher.clone(), seat)).collect()
 }
 
-/// What the next leader should know, though nothing waits for it.
+/// Whether the next leader should know this, although nothing waits for it.
 fn is_to_be_remembered(body: &Body) -> bool {
     matches!(
         body,
@@ -417,7 +417,7 @@ fn is_to_be_remembered(body: &Body) -> bool {
     )
 }
 
-/// The rank whose end in order is reported.
+/// The rank that the report reports as finished.
 fn finished(report: &Report) -> Option<(Attempt, Rank)> {
     match report {
         Report::Fact { fact: Fact::RankExited { attempt, rank, status, .. } } if status.is_success() => {

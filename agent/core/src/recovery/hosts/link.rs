@@ -7,13 +7,13 @@ use super::round::Seated;
 use super::sequence::{Inbox, Outbox};
 use super::wire::Command;
 
-/// A connection between two launchers. Each has its number, and no number is used twice.
+/// A connection between two launchers. Each has a number, and no number is used twice.
 pub type Connection = u64;
 
-/// Commands that a follower has not acknowledged; with more it counts as lost.
+/// The limit of commands that a follower has not acknowledged. With more it counts as lost.
 const COMMANDS: usize = 1024;
 
-/// A follower that was never connected has this long to come.
+/// How long a follower that was never connected has to connect.
 pub const BACK_WITHIN: Span = Span::seconds(2);
 
 /// A follower.
@@ -21,19 +21,19 @@ pub const BACK_WITHIN: Span = Span::seconds(2);
 pub struct Link {
     pub(super) seated: Seated,
     pub(super) connection: Option<Connection>,
-    /// Whether it lives.
+    /// Whether it is alive.
     pub(super) vital: Vital,
-    /// Why it is given up whatever is seen of it.
+    /// Why it counts as lost, whatever else is seen of it.
     pub(super) given_up: Option<String>,
     pub(super) lost: bool,
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox<Command>,
-    /// The newest entry that it was sent.
+    /// The newest entry that was sent to it.
     pub(super) entries: u64,
 }
 
 impl Link {
-    /// One that has not been connected yet, and has so long to come.
+    /// A follower that is not connected yet, and has this long to connect.
     pub(super) fn new(seated: Seated, at: Mono, within: Span) -> Link {
         Link {
             seated,
@@ -47,19 +47,19 @@ impl Link {
         }
     }
 
-    /// It is connected; the connection that it had before.
+    /// Records a new connection. Returns the previous one.
     pub(super) fn connected(&mut self, at: Mono, connection: Connection) -> Option<Connection> {
         self.vital.connects(at);
         self.connection.replace(connection)
     }
 
-    /// It has no connection any more; the one that it had.
+    /// Records the end of its connection, and returns it.
     pub(super) fn disconnected(&mut self, at: Mono, why: String) -> Option<Connection> {
         self.vital.breaks(at, why);
         self.connection.take()
     }
 
-    /// Whether it can be asked to look at others.
+    /// Whether it can be asked to check others.
     pub(super) fn can_look(&self, at: Mono) -> bool {
         self.connection.is_some() && !self.seated.member.listens.is_empty() && self.vital.is_well(at)
     }

@@ -1,13 +1,13 @@
-//! When a host is lost. Its leader suspects it when its beats stay away or its connection ends, and asks others to look at it,
-//! so that a link that is slow, or broken to the leader alone, is not taken for a dead host:
+//! Decides when a host is lost. Its leader suspects it when its beats stop or its connection ends, and asks others to
+//! check it, so that a host with a slow link, or one cut off from the leader alone, does not count as dead:
 //!
-//! | what happened | beats | what those find who look | lost |
+//! | what happened | beats | what the checks find | lost |
 //! |---|---|---|---|
-//! | power, or all it sends is lost | stay away | nothing answers | when they have looked |
-//! | its kernel or its launcher stands still | stay away | its port is open, no launcher answers | when they have looked |
-//! | its launcher is gone | the connection ends | its port is closed | when they have looked |
+//! | no power, or all that it sends is lost | stop | nothing answers | after the checks |
+//! | its kernel or its launcher is stalled | stop | its port is open, no launcher answers | after the checks |
+//! | its launcher is gone | the connection ends | its port is closed | after the checks |
 //! | a slow link | late | it answers | no |
-//! | no way between it and the leader alone | stay away | it answers | when it cannot follow the leader any more |
+//! | no route between it and the leader alone | stop | it answers | when it cannot follow the leader any more |
 
 use std::collections::BTreeMap;
 
@@ -16,53 +16,53 @@ use serde::{Deserialize, Serialize};
 use super::suspicion::Suspicion;
 use crate::base::time::{Mono, Span};
 
-/// How long those who were asked have to answer.
+/// How long the hosts that were asked have to answer.
 const LOOK_WITHIN: Span = Span::millis(1200);
 
-/// A host that is suspected still is looked at again after so long.
+/// A host that is still suspected is checked again after this time.
 const AGAIN_AFTER: Span = Span::millis(1500);
 
-/// A host that no one reaches is lost after a silence of so long at least.
+/// A host that no one reaches is lost after at least this long a silence.
 const UNREACHED: Span = Span::millis(1500);
 
-/// The same for one whose launcher does not answer: a busy machine may be slow to.
+/// The same for a host whose launcher does not answer: a busy machine may be slow to answer.
 const UNANSWERED: Span = Span::millis(2400);
 
-/// A host that has time to come is not looked at before.
+/// A host that still has time to connect is not checked before this time.
 const UNASKED: Span = Span::seconds(2);
 
-/// A host without a connection is lost after so long where no one could look.
+/// A host without a connection is lost after this time if no one could check it.
 const UNSEEN: Span = Span::seconds(2);
 
-/// Other hosts that are asked to look, apart from the leader's.
+/// How many other hosts are asked to check, in addition to the leader's.
 pub const LOOKERS: usize = 2;
 
-/// What one finds that looks at a launcher.
+/// What a check of a launcher finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sight {
     /// A launcher of the job answers.
     Answers,
-    /// The kernel accepts connections, and no launcher answers on them.
+    /// The kernel accepts connections, but no launcher answers on them.
     Accepts,
     /// The host answers that no process listens there.
     Refuses,
-    /// Nothing comes back.
+    /// Nothing answers.
     Silent,
 }
 
-/// What is to be done about a host.
+/// What to do about a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// Nothing: it is heard, or what is known of it does not suffice yet.
+    /// Nothing: it is not silent, or the evidence is not sufficient yet.
     Wait,
-    /// Others are to look at it: see [`Vital::asks`].
+    /// Have others check it: see [`Vital::asks`].
     Look,
-    /// It is lost: [`Vital::reported`] says why.
+    /// It is lost: [`Vital::reported`] returns the reason.
     Lost,
 }
 
-/// Whether a follower lives, as its leader sees it.
+/// Whether a follower is alive, as its leader sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vital {
     suspicion: Suspicion,
@@ -76,7 +76,7 @@ pub struct Vital {
 struct Broken {
     since: Mono,
     why: String,
-    /// How long it has to come, unless others find that it does not live.
+    /// How long it has to connect, unless others find that it is not alive.
     within: Span,
 }
 
@@ -88,13 +88,13 @@ struct Inquiry {
 }
 
 impl Vital {
-    /// Of a follower that has so long to connect, and is not connected yet.
+    /// A follower that is not connected yet, and has this long to connect.
     pub fn expected(at: Mono, within: Span) -> Vital {
         let broken = Broken { since: at, why: "it has not come back".to_owned(), within };
         Vital { suspicion: Suspicion::new(at), was_connected: false, broken: Some(broken), inquiry: None }
     }
 
-    /// It has no more time than that after all.
+    /// Shortens the time that it has to connect.
     pub fn is_expected_within(&mut self, within: Span) {
         if let Some(broken) = &mut self.broken {
             broken.within = within;
@@ -126,7 +126,7 @@ impl Vital {
         self.suspicion.beat(at);
     }
 
-    /// The leader itself stood still for so long until now, or could decide nothing.
+    /// The leader itself was stalled for this long until now, or could decide nothing.
     pub fn deaf_for(&mut self, at: Mono, span: Span) {
         self.suspicion.deaf_for(at, span);
         if let Some(broken) = &mut self.broken {
@@ -140,30 +140,30 @@ impl Vital {
         self.was_connected
     }
 
-    /// Whether it can be asked to look at others.
+    /// Whether it can be asked to check others.
     pub fn is_well(&self, at: Mono) -> bool {
         self.broken.is_none() && !self.suspicion.is_suspect(at)
     }
 
-    /// These were asked to look at it.
+    /// These were asked to check it.
     pub fn asks(&mut self, at: Mono, asked: Vec<u32>) {
         self.inquiry = Some(Inquiry { since: at, asked, found: BTreeMap::new() });
     }
 
-    /// One of those found this.
+    /// The result of one check.
     pub fn looked(&mut self, by: u32, sight: Sight) {
         if let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.asked.contains(&by)) {
             inquiry.found.insert(by, sight);
         }
     }
 
-    /// Whether someone looked, and no one got an answer.
+    /// Whether someone checked, and no one got an answer.
     pub fn is_unreached(&self) -> bool {
         let found = self.inquiry.as_ref().map(|inquiry| &inquiry.found);
         found.is_some_and(|found| !found.is_empty() && found.values().all(|sight| *sight != Sight::Answers))
     }
 
-    /// For how long it has not been heard, or connected.
+    /// How long it has been silent or disconnected.
     pub fn silence(&self, at: Mono) -> Span {
         match &self.broken {
             Some(broken) => at.since(broken.since),
@@ -171,7 +171,7 @@ impl Vital {
         }
     }
 
-    /// What is to be done. `patience`: how long a follower goes on without its leader.
+    /// Decides what to do. `patience`: how long a follower continues without its leader.
     pub fn judge(&mut self, at: Mono, patience: Span) -> Judgement {
         let silence = self.silence(at);
         let within = self.broken.as_ref().map_or(Span(0), |broken| broken.within);
@@ -200,7 +200,8 @@ impl Vital {
         }
     }
 
-    /// What was seen, and by whom: "no beat for 2.40 s; hosts c and d cannot reach it either". `name`: a host, for people.
+    /// What was seen, and by whom: "no beat for 2.40 s; hosts c and d cannot reach it either". `name` returns a
+    /// host's name.
     pub fn reported(&self, at: Mono, name: impl Fn(u32) -> String) -> String {
         let silence = self.silence(at);
         let seen = match &self.broken {
@@ -244,11 +245,11 @@ mod tests {
 
     const LEASE: Span = Span::seconds(10);
 
-    /// A follower whose beats came regularly for half a minute, until now.
+    /// A follower whose beats were regular for half a minute until now.
     struct Watched {
         vital: Vital,
         now: Mono,
-        /// When it was heard last.
+        /// When its last message arrived.
         received: Mono,
     }
 
@@ -265,8 +266,8 @@ mod tests {
             watched
         }
 
-        /// Time goes on in looks of the leader. Those who are asked, seats 0, 2 and 3, find this. When it is lost, at most
-        /// within so long.
+        /// Time passes in looks of the leader. The hosts that are asked, seats 0, 2 and 3, find these sights. Returns
+        /// when it is lost, if within `span`.
         fn lost_within(&mut self, span: Span, sights: &[(u32, Sight)]) -> Option<Span> {
             let until = self.now.after(span);
             let mut asked = None;
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_whose_launcher_was_killed_is_lost_when_others_find_none_there() {
+    fn a_host_whose_launcher_was_killed_is_lost_when_its_port_is_closed() {
         let mut watched = Watched::new();
         watched.vital.breaks(watched.now, "the connection was closed by the other side".to_owned());
         let lost = watched.lost_within(LEASE, &all(Sight::Refuses)).expect("it is lost");
@@ -328,8 +329,9 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_hears_or_says_nothing_is_lost_within_three_seconds_though_others_may_not_answer() {
-        // What it sends is lost, or what is sent to it: either way no one gets an answer. One of the others is slow.
+    fn a_host_that_receives_or_sends_nothing_is_lost_within_three_seconds_even_if_others_do_not_answer() {
+        // What it sends is lost, or what is sent to it: in both cases no one gets an answer. One of the other hosts
+        // is slow.
         let mut watched = Watched::new();
         let lost = watched.lost_within(LEASE, &[(0, Sight::Silent), (2, Sight::Silent)]).expect("it is lost");
         assert!(lost < Span::seconds(3), "{lost}");
@@ -337,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_others_reach_is_lost_only_when_it_could_not_follow_any_more() {
+    fn a_host_that_others_reach_is_lost_only_when_it_cannot_follow_any_more() {
         let mut watched = Watched::new();
         let lost = watched.lost_within(Span::seconds(30), &[(0, Sight::Silent), (2, Sight::Answers)]);
         let lost = lost.expect("it is lost");
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_heard_again_is_not_lost_and_neither_is_one_that_comes_back() {
+    fn a_host_that_sends_again_or_reconnects_is_not_lost() {
         let mut watched = Watched::new();
         assert_eq!(watched.lost_within(Span::millis(1900), &[]), None, "it is suspected only");
         watched.vital.received(watched.now);
@@ -358,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_stood_still_takes_no_one_for_lost() {
+    fn a_stalled_leader_declares_no_host_lost() {
         let mut watched = Watched::new();
         watched.now = watched.now.after(Span::seconds(60));
         watched.vital.deaf_for(watched.now, Span::seconds(60));
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_one_can_look_silence_has_the_lease_and_a_broken_connection_two_seconds() {
+    fn without_checks_a_silent_host_has_the_lease_and_a_disconnected_one_two_seconds() {
         let mut watched = Watched::new();
         let lost = watched.lost_within(Span::seconds(30), &[]).expect("it is lost");
         assert!(lost >= LEASE, "{lost}");
@@ -380,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_has_time_to_come_to_a_new_leader_is_lost_sooner_only_if_no_one_reaches_it() {
+    fn a_host_with_time_to_join_a_new_leader_is_lost_sooner_only_if_unreachable() {
         let lost = |sights: &[(u32, Sight)]| {
             let vital = Vital::expected(Mono(0), Span::seconds(12));
             let mut watched = Watched { vital, now: Mono(0), received: Mono(0) };

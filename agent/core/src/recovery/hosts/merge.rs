@@ -10,17 +10,19 @@
 //!                         StartFailed ◄──────────────────────────────────── Abandoning
 //! ```
 //!
-//! Where launchers keep copies of checkpoints for each other, two phases lie between Opening and Starting: in Gathering hosts
-//! tell what they hold, in Bringing each gets its shards of the newest step that is whole over all of that. If a host cannot
-//! get them, the next older whole step is brought. A host that is lost meanwhile leads back to Waiting.
+//! If launchers store copies of checkpoints for each other, two phases are between Opening and Starting. In Gathering
+//! hosts report what they hold. In Bringing each host gets its shards of the newest step that is whole over all of
+//! them. If a host cannot get them, the next older whole step is brought. A host that is lost meanwhile leads back to
+//! Waiting.
 //!
-//! Where the number of hosts may change (`merge/world.rs`), Waiting may lead to Arranged, in which the leader has other seats
-//! stored, and to Seating, in which hosts take them, before Opening.
+//! If the number of hosts may change (`merge/world.rs`), Waiting may lead to Arranged, in which the leader stores the
+//! changed seats, and to Seating, in which hosts take them, before Opening.
 //!
-//! The job gets one `AttemptStarted` when every host has started its ranks and one `AttemptEnded` when every host has ended
-//! its part. What hosts report of ranks before that is held back until then. A lost host counts as the exit of its ranks.
+//! The job gets one `AttemptStarted` when every host has started its ranks and one `AttemptEnded` when every host has
+//! ended its part. Reports about ranks before that are held back until then. A lost host counts as the exit of its
+//! ranks.
 //!
-//! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are recorded only.
+//! Total: a report that does not fit the state changes nothing. Messages of an earlier attempt are only recorded.
 
 mod checkpoints;
 mod host;
@@ -47,26 +49,26 @@ use super::resize::{Arranged, Limits};
 use super::round::{Member, Seated};
 use super::wire::Command;
 
-/// The component of what is reported about hosts, as the journal has it.
+/// The component of reports about hosts in the journal.
 pub const HOSTS: &str = "hosts";
 
-/// SIGKILL: what processes of a host that is gone have in common with killed ones is that nothing of them is left.
+/// SIGKILL: like killed processes, those of a lost host leave nothing behind.
 const KILLED: ExitStatus = ExitStatus::Signal(9);
 
-/// Inputs of one host that are held back at most; more are dropped and counted.
+/// The most inputs of one host that are held back. More are dropped and counted.
 const HELD: usize = 4096;
 
-/// What is to be done next, in order.
+/// An action to do next, in order.
 #[derive(Clone, Debug)]
 pub enum Next {
     /// An input for the job.
     Job(Mono, Input),
     /// A command for the host at this seat.
     Command(u32, Command),
-    /// An order that concerns the leader's launcher alone.
+    /// An order that concerns only the leader's launcher.
     Local(Order),
-    /// Hosts have other seats from here on: the numbers of seats in later commands are those of [`Merge::seats`] now. Once that
-    /// is stored, [`Merge::arranged`] goes on.
+    /// Hosts have other seats from now on: seat numbers in later commands are those of [`Merge::seats`] now. Once
+    /// that is stored, [`Merge::arranged`] continues.
     Arranged(Box<Arranged>),
 }
 
@@ -107,39 +109,40 @@ pub struct Merge {
     phase: Phase,
     attempt: Attempt,
     in_process: bool,
-    /// How long a lost host is waited for.
+    /// How long a start waits for a lost host.
     patience: Span,
-    /// Within what the number of hosts may change; the launcher that leads; and launchers that wait for a seat.
+    /// The limits for the number of hosts; the launcher that leads; and the launchers that wait for a seat.
     limits: Limits,
     leader: String,
     waiting: Vec<Member>,
-    /// Ranks of the last attempt that ran.
+    /// The number of ranks of the last attempt that ran.
     ran: Option<u32>,
-    /// Whether the seats are not stored yet.
+    /// Whether the seats still have to be stored.
     unstored: bool,
-    /// When the ranks last started, and when they were last stopped for more hosts to take part.
+    /// When the ranks last started, and when they were last asked to stop so that more hosts can take part.
     started_at: Option<Mono>,
     grow_asked: Option<Mono>,
     keeps_world: bool,
-    /// Of so many hosts that wait it was said why they do.
+    /// The number of waiting hosts for which the reason was last reported.
     reported_waiting: usize,
-    /// Whether an end of the attempt is awaited.
+    /// Whether the end of the attempt is awaited.
     ending: bool,
     /// Whether evidence is awaited.
     collecting: bool,
-    /// The host that was found to be waited for last.
+    /// The host last found to be awaited.
     awaited: usize,
     dropped: u64,
-    /// What hosts hold of checkpoints in this start, a list of each: together they are 100 MB in a large job.
+    /// What each host holds of checkpoints in this start. All lists together are 100 MB in a large job.
     copies: Vec<Vec<Copy>>,
     /// Steps that could not be brought to a host in this start.
     failed_steps: BTreeSet<StepKey>,
-    /// Whether the newest step of another number of ranks was looked after in this start.
+    /// Whether the newest step of another number of ranks was already considered in this start.
     other_world_done: bool,
 }
 
 impl Merge {
-    /// All hosts of a round are there; nothing runs. The port of the ranks' store is reserved on the first seat's host.
+    /// All hosts of a round are present; nothing runs. The port of the ranks' store is reserved on the first seat's
+    /// host.
     pub fn new(round: Vec<Seated>, patience: Span) -> Merge {
         let hosts = u32::try_from(round.len()).unwrap_or(u32::MAX);
         Merge {
@@ -167,14 +170,14 @@ impl Merge {
         }
     }
 
-    /// What another leader left, by its record: all hosts of its round, and an attempt that runs, or of which it is not
-    /// known whether it started everywhere. Hosts report again what they have seen of it.
+    /// The state that another leader left, by its record: all hosts of its round, and an attempt that runs or may not
+    /// have started everywhere. Hosts report again what they have seen of it.
     pub fn resume(round: Vec<Seated>, patience: Span, attempt: Attempt, running: bool) -> Merge {
         let mut merge = Merge::new(round, patience);
         merge.attempt = attempt;
-        // Another leader may have stored seats that hosts have not got.
+        // Another leader may have stored seats that hosts have not received.
         merge.hosts.iter_mut().for_each(|host| host.knows = !host.seated.member.moves);
-        // That the host of the leader before is lost comes next.
+        // The loss of the former leader's host follows.
         merge.phase = if running { Phase::Started } else { Phase::Starting { port: 0 } };
         merge.ran = running.then(|| merge.world());
         for host in merge.hosts.iter_mut().filter(|_| running) {
@@ -183,12 +186,12 @@ impl Merge {
         merge
     }
 
-    /// Ranks of the attempt, as far as they are known.
+    /// The ranks of the attempt, as far as known.
     pub fn ranks(&self) -> Vec<StartedRank> {
         self.hosts.iter().flat_map(|host| host.started.iter().flatten().cloned()).collect()
     }
 
-    /// Has a start that the leader before did not bring about stopped on all hosts that are there.
+    /// Stops a start that the former leader did not complete, on all hosts that are present.
     pub fn give_up_start(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         if matches!(self.phase, Phase::Starting { .. }) {
             let error = "the leader was replaced before it was known that all ranks had started";
@@ -210,12 +213,12 @@ impl Merge {
         })
     }
 
-    /// Whether no host is to stop or start ranks at the moment.
+    /// Whether no host is currently ordered to stop or start ranks.
     pub fn is_settled(&self) -> bool {
         !self.ending && matches!(self.phase, Phase::Idle | Phase::Started)
     }
 
-    /// Who has which seat, also on hosts that are lost.
+    /// The members with their seats, including lost hosts.
     pub fn seats(&self) -> impl Iterator<Item = &Seated> {
         self.hosts.iter().map(|host| &host.seated)
     }
@@ -230,18 +233,18 @@ impl Merge {
         self.hosts.iter().filter(|host| !host.here).map(|host| host.seated.clone()).collect()
     }
 
-    /// For which hosts a start waits; none if it waits for none.
+    /// The hosts that a start waits for. `None` if it does not wait.
     pub fn waits_for(&self) -> Option<Vec<String>> {
         let waits = matches!(self.phase, Phase::Waiting { .. });
         waits.then(|| self.hosts.iter().filter(|host| !host.here).map(|host| host.named()).collect())
     }
 
-    /// Reports of ranks that were dropped because too many were held back.
+    /// The number of reports about ranks that were dropped because too many were held back.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// An order of the job.
+    /// Carries out an order of the job.
     pub fn order(&mut self, at: Mono, order: Order, next: &mut VecDeque<Next>) {
         match order {
             Order::StartRanks(attempt) => self.begin(at, attempt, false, next),
@@ -331,7 +334,8 @@ impl Merge {
         self.open_if_all_here(at, next);
     }
 
-    /// A start that waits for a lost host too long fails; checkpoints of a host that does not answer are not waited for.
+    /// A start that waits too long for a lost host fails. Checkpoints of a host that does not answer are not waited
+    /// for.
     pub fn look(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         self.look_at_world(at, next);
         if let Phase::Waiting { since } = self.phase
@@ -373,7 +377,7 @@ impl Merge {
         }
     }
 
-    /// Ends that were reported count no more; lost hosts have ended for good.
+    /// Forgets reported ends; lost hosts have ended for good.
     fn forget_ends(&mut self) {
         for host in &mut self.hosts {
             host.ended = (!host.here).then(|| (0, Vec::new()));
@@ -408,8 +412,8 @@ impl Merge {
         missing.collect::<Vec<_>>().join(" and ")
     }
 
-    /// Whether there is such a host, looked for where one was found last: all answers to a command together look at each host
-    /// a few times, and not each answer at all hosts.
+    /// Whether the condition holds for any host. The search starts where one was found last: all answers to a command
+    /// together visit each host a few times, instead of every host for each answer.
     fn awaits(&mut self, is_awaited: impl Fn(&Host) -> bool) -> bool {
         let hosts = self.hosts.iter().enumerate();
         let found = hosts.clone().skip(self.awaited).find(|(_, host)| is_awaited(host));

@@ -1,32 +1,32 @@
-//! What a leader that took the place of another one needs to know of it.
+//! What a leader needs to know about the leader that it replaced.
 
 use crate::model::entry::Entry;
 
 use super::wire::Join;
 
-/// The leader whose place this launcher took: which of its entries are where in the journal here.
+/// The leader that this launcher replaced, with the positions of its entries in the local journal.
 #[derive(Debug)]
 pub struct Predecessor {
     launcher: String,
-    /// Its number of an entry, and the number here; in order.
+    /// Its number of an entry and the local number; in order.
     entries: Vec<(u64, u64)>,
-    /// The newest entry here when it was lost.
+    /// The newest local entry when it was lost.
     since: u64,
 }
 
 impl Predecessor {
-    /// `entries` are those of the journal here, `since` the newest.
+    /// `entries` are those of the local journal, `since` is the newest.
     pub fn new(launcher: String, entries: &[Entry], since: u64) -> Predecessor {
         let entries = entries.iter().filter_map(|entry| Some((entry.origin_seq?, entry.seq))).collect();
         Predecessor { launcher, entries, since }
     }
 
-    /// The newest entry here when it was lost.
+    /// The newest local entry when it was lost.
     pub fn since(&self) -> u64 {
         self.since
     }
 
-    /// What of the journal here a follower has that had so many of its entries.
+    /// The position in the local journal of a follower that has that many entries of the former leader.
     pub fn position(&self, join: &Join) -> u64 {
         if join.have_of != self.launcher {
             return self.since;

@@ -1,16 +1,16 @@
-//! What a launcher that waits as a spare has ready, as its host's journal has it.
+//! What a waiting spare has ready, as recorded in its host's journal.
 
 use crate::model::entry::Fact;
 use crate::model::observation::Observation;
 
-/// The component and the word under which it is in the journal.
+/// The component and the event in the journal.
 const COMPONENT: &str = "spare";
 const READY: &str = "spare_ready";
 
 /// What a spare has ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpareReady {
-    /// Whether the imports of its ranks are done; none where ranks are started plainly.
+    /// Whether the imports of its ranks are done. `None` if ranks are started without a template.
     pub imports: Option<bool>,
     /// The newest step of which it has copies.
     pub copy: Option<SpareCopy>,
@@ -21,11 +21,11 @@ pub struct SpareReady {
 pub struct SpareCopy {
     /// The attempt that saved it.
     pub attempt: u64,
-    /// Which step.
+    /// The step.
     pub step: u64,
-    /// Of how many ranks there is a shard.
+    /// The number of ranks with a shard.
     pub shards: usize,
-    /// How many ranks have saved it.
+    /// The number of ranks that saved the step.
     pub ranks: u32,
 }
 
@@ -35,7 +35,7 @@ impl SpareReady {
         self.imports == Some(true) || self.copy.is_some()
     }
 
-    /// In words: "waiting as a spare: imports are done; has a copy of step 40".
+    /// A sentence: "waiting as a spare: imports are done; has a copy of step 40".
     pub fn reported(&self) -> String {
         let imports = self.imports.map(|done| match done {
             true => "imports are done".to_owned(),
@@ -52,7 +52,7 @@ impl SpareReady {
         format!("waiting as a spare: {}", parts.join("; "))
     }
 
-    /// As the journal has it.
+    /// The fact for the journal.
     pub fn fact(&self) -> Fact {
         let text = |name: &str, value: String| (name.to_owned(), value);
         let copy = self.copy.iter().flat_map(|copy| {
@@ -68,7 +68,7 @@ impl SpareReady {
         })
     }
 
-    /// The words of what [`fact`](Self::fact) wrote; none if it is about something else.
+    /// The text of a fact that [`fact`](Self::fact) made. `None` for other facts.
     pub fn read(seen: &Observation) -> Option<&str> {
         (seen.component == COMPONENT && seen.event == READY).then_some(&*seen.detail)
     }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn people_read_what_is_ready_and_what_is_not() {
+    fn the_text_states_what_is_ready_and_what_is_not() {
         let copy = SpareCopy { attempt: 0, step: 40, shards: 4, ranks: 4 };
         let reported = |imports, copy| SpareReady { imports, copy }.reported();
         assert_eq!(

@@ -1,4 +1,5 @@
-//! The newest entries of the leader's journal, kept for its followers: none of these is read back from the disk for each of them.
+//! The newest entries of the leader's journal, kept in memory for its followers so that they are not read back from
+//! the disk for each.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,14 +7,14 @@ use std::sync::Arc;
 use crate::base::time::Stamp;
 use crate::model::entry::{Body, Entry};
 
-/// So many are kept. Followers that need older ones have them read from the disk.
+/// The number of entries that are kept. For followers that need older ones they are read from the disk.
 const KEPT: usize = 2048;
 
-/// So many are kept while followers were not sent them: in a round of a large job, several of each rank are recorded between one time
-/// and the next.
+/// The number of entries that are kept while they are not sent to followers: a round of a large job records several
+/// of each rank between two feeds.
 const UNSENT: usize = 1 << 18;
 
-/// An entry, as many followers share it.
+/// An entry, shared by many followers.
 #[derive(Clone, Debug)]
 pub(super) struct Recorded {
     pub(super) seq: u64,
@@ -44,23 +45,23 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Empty; the next entry has this number.
+    /// Empty; the next entry has number `seq`.
     pub fn complete_from(seq: u64) -> Recent {
         let before = seq.saturating_sub(1);
         Recent { complete_after: before, sent: before, entries: VecDeque::new() }
     }
 
-    /// All entries with a higher number are here.
+    /// All entries with a higher number are available.
     pub fn complete_after(&self) -> u64 {
         self.complete_after
     }
 
-    /// The number of the newest.
+    /// The number of the newest entry.
     pub(super) fn newest(&self) -> u64 {
         self.entries.back().map_or(self.complete_after, |entry| entry.seq)
     }
 
-    /// Takes in the newest entry.
+    /// Adds the newest entry.
     pub fn push(&mut self, entry: &Entry) {
         let is_sent = |oldest: &Recorded| oldest.seq <= self.sent;
         let has_room = self.entries.len() < KEPT
@@ -71,13 +72,13 @@ impl Recent {
         self.entries.push_back(Recorded::of(entry));
     }
 
-    /// All followers that are connected were sent what is here, up to this number.
+    /// All connected followers have the entries up to this number.
     pub(super) fn sent(&mut self, through: u64) {
         self.sent = through;
         while self.entries.len() > KEPT && self.entries.front().is_some_and(|oldest| oldest.seq <= through) {
             self.drop_oldest();
         }
-        // What a round needed is given back.
+        // Releases the memory that a round needed.
         if self.entries.capacity() > 8 * KEPT {
             self.entries.shrink_to(2 * KEPT);
         }
@@ -89,7 +90,7 @@ impl Recent {
         }
     }
 
-    /// Those with a higher number, oldest first.
+    /// The entries with a higher number, oldest first.
     pub(super) fn after(&self, seq: u64) -> impl Iterator<Item = &Recorded> {
         let known = self.entries.partition_point(|entry| entry.seq <= seq);
         self.entries.range(known..)
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_longer_kept_is_known_to_be_missing() {
+    fn dropped_entries_are_known_to_be_missing() {
         let mut recent = Recent::complete_from(5);
         assert_eq!(recent.complete_after(), 4);
         (5..5 + KEPT as u64).for_each(|seq| recent.push(&entry(seq)));
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_followers_were_not_sent_is_kept_until_it_is_too_much() {
+    fn unsent_entries_are_kept_up_to_a_limit() {
         let mut recent = Recent::complete_from(1);
         let many = 3 * KEPT as u64;
         (1..=many).for_each(|seq| recent.push(&entry(seq)));

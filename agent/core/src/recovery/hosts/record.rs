@@ -1,5 +1,5 @@
-//! What a leader keeps in the coordination store, so that another launcher can go on in its place. It is written before the
-//! ranks of an attempt are started, so that no restart is forgotten, and again when they have started.
+//! What a leader keeps in the coordination store so that another launcher can continue in its place. It is written
+//! before the ranks of an attempt start, so that no restart is forgotten, and again when they have started.
 
 mod packed;
 
@@ -12,13 +12,13 @@ use crate::recovery::job::Carried;
 use super::round::Seated;
 use packed::Packed;
 
-/// The job as its leader last wrote it down.
+/// The job as its leader last stored it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Written", try_from = "Written")]
 pub struct Record {
     /// When it was written, on the leader's clocks.
     pub at: Stamp,
-    /// Who has which ranks.
+    /// The seats of all members.
     pub seats: Vec<Seated>,
     /// The launcher that wrote it.
     pub leader: String,
@@ -30,13 +30,13 @@ pub struct Record {
     pub attempt: Attempt,
     /// Whether all of its ranks have started.
     pub running: bool,
-    /// What is kept of the job; none before its first start.
+    /// The kept state of the job. `None` before its first start.
     pub carried: Option<Carried>,
-    /// The status with which all launchers exit, once that is decided.
+    /// The exit status of all launchers, once decided.
     pub ended: Option<i32>,
 }
 
-/// A record as it is stored. Fields are added, never renamed.
+/// A record in its stored form. Fields are added, never renamed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Written {
     at: Stamp,
@@ -77,13 +77,13 @@ impl TryFrom<Written> for Record {
 }
 
 impl Record {
-    /// The oldest protocol of the store with which a launcher understands it: 2 where seats are packed.
+    /// The oldest store protocol with which a launcher understands the record: 2 if seats are packed.
     pub fn needs(&self) -> u32 {
         if Packed::of(&self.seats).is_some() { 2 } else { 1 }
     }
 
-    /// What is kept of the job, with its times on the clock of this host. Wall clocks tell how the clocks of two hosts
-    /// differ: a host that takes over may never have spoken to the one that wrote it.
+    /// The kept state of the job, with its times on this host's clock. Wall clocks give the difference between the
+    /// clocks of two hosts: a host that takes over may never have had a connection to the one that wrote it.
     pub fn carried_here(&self, now: Stamp) -> Option<Carried> {
         let passed = i128::from(now.wall.0) - i128::from(self.at.wall.0);
         let offset = i128::from(now.mono.0) - passed.max(0) - i128::from(self.at.mono.0);

@@ -1,7 +1,8 @@
-//! With how many hosts a job of MIN to MAX hosts goes on, and who has which ranks then. Pure and deterministic.
+//! With how many hosts a job of MIN to MAX hosts continues, and who has which ranks then. Pure and deterministic.
 //!
-//! Hosts that stay keep their ranks as far as ranks without gaps allow: the highest seated host moves into the place of a lost
-//! one. Where hosts say to which domain they belong, that happens within a domain, so that its hosts stay next to each other.
+//! Hosts that stay keep their ranks as far as ranks without gaps allow: the highest seated host moves into the place
+//! of a lost one. If hosts report their domain, that happens within a domain, so that its hosts stay next to each
+//! other.
 
 use std::collections::BTreeSet;
 
@@ -11,21 +12,21 @@ use crate::base::time::Span;
 
 use super::round::{Member, Seated, seated};
 
-/// Within which limits the number of hosts may change.
+/// The limits within which the number of hosts may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Hosts at least and at most.
+    /// The least and the most hosts.
     pub hosts: (u32, u32),
     /// The number of ranks must be a multiple of this.
     pub multiple: u32,
-    /// How long a lost host is waited for before the job goes on without it.
+    /// How long the job waits for a lost host before it continues without it.
     pub shrink_after: Span,
-    /// How long ranks run at least before they are stopped for more hosts to take part.
+    /// How long ranks run at least before they are stopped so that more hosts can take part.
     pub grow_after: Span,
 }
 
 impl Limits {
-    /// Always as many hosts.
+    /// A fixed number of hosts.
     pub fn fixed(hosts: u32) -> Limits {
         Limits {
             hosts: (hosts, hosts),
@@ -44,14 +45,14 @@ impl Limits {
 /// Another number of hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arranged {
-    /// Who has which ranks.
+    /// The seats.
     pub seats: Vec<Seated>,
-    /// Hosts that had ranks and have none now: they wait. The number of ranks must be a multiple of something.
+    /// Hosts that had ranks and have none now: they wait, for example because the number of ranks must be a multiple.
     pub benched: Vec<Member>,
 }
 
-/// The largest permitted world of the hosts that are there and of those that wait. `before` has the hosts in the order of their
-/// ranks, and which of them are there; the launcher `leader` keeps a seat. None if there are too few.
+/// The largest permitted world of the present and the waiting hosts. `before` has the hosts in the order of their
+/// ranks, and whether each is present. The launcher `leader` keeps a seat. `None` if there are too few hosts.
 pub fn arrange(
     before: &[(Seated, bool)],
     waiting: &[Member],
@@ -66,7 +67,7 @@ pub fn arrange(
     let mut benched = Vec::new();
     let multiple = limits.multiple.max(1);
     while !ranks(&staying).saturating_add(ranks(&joining)).is_multiple_of(multiple) {
-        // Who came last goes first; the leader decides, and stays.
+        // The last to join is the first to go. The leader decides, and stays.
         if joining.pop().is_none() {
             let at = staying.iter().rposition(|member| member.launcher != leader)?;
             benched.insert(0, staying.remove(at).clone());
@@ -91,13 +92,14 @@ pub fn arrange(
     Some(Arranged { seats: seated(closed_up(places)), benched })
 }
 
-/// A place in the order of ranks: of which domain its host is or was, and the host that is there.
+/// A place in the order of ranks: the domain of its present or former host, and the host that is there.
 struct Place {
     domain: String,
     member: Option<Member>,
 }
 
-/// Gives a host that joins a free place of its domain, else of any, else one after all of its domain, else the last.
+/// Places a joining host: in a free place of its domain, else in any free place, else behind its domain, else at the
+/// end.
 fn take_place(places: &mut Vec<Place>, member: &Member) {
     let free = |place: &Place| place.member.is_none();
     let same = |place: &Place| place.domain == member.domain;
@@ -112,13 +114,13 @@ fn take_place(places: &mut Vec<Place>, member: &Member) {
     places.insert(after, taken);
 }
 
-/// The hosts without gaps: within each run of places of one domain the last host moves into the first gap.
+/// Closes the gaps: within each run of places of one domain the last host moves into the first gap.
 fn closed_up(places: Vec<Place>) -> Vec<Member> {
     let mut members = Vec::new();
     for run in places.chunk_by(|one, next| one.domain == next.domain) {
         let mut run: Vec<Option<&Member>> = run.iter().map(|place| place.member.as_ref()).collect();
         while let Some(gap) = run.iter().position(Option::is_none) {
-            // Where the last place is a gap itself, it goes.
+            // If the last place is a gap itself, it is dropped.
             if let Some(Some(last)) = run.pop()
                 && let Some(place) = run.get_mut(gap)
             {
@@ -149,7 +151,7 @@ mod tests {
         }
     }
 
-    /// Hosts by name, a domain after a colon; "-" in front of those that are lost.
+    /// Hosts by name, with the domain after a colon. A "-" marks lost hosts.
     fn hosts(reported: &str) -> Vec<(Seated, bool)> {
         let each = reported.split_whitespace().map(|host| {
             let (name, domain) = host.split_once(':').unwrap_or((host, ""));
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_come_back_take_the_last_ranks() {
+    fn returning_hosts_take_the_last_ranks() {
         check("a b", "c", &limits(1, 3, 1), "a b c");
         check("a b", "c d e", &limits(1, 3, 1), "a b c");
     }

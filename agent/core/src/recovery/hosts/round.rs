@@ -1,5 +1,5 @@
 //! Who takes part in a round and with which ranks. Pure and deterministic: the same members get the same seats, in
-//! whatever order they joined. A host that was there before keeps its ranks.
+//! any order of joining. A host that took part before keeps its ranks.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -25,25 +25,25 @@ pub struct Member {
     /// `HOST:PORT` at which it keeps copies of other hosts' checkpoints; empty if it keeps none.
     #[serde(default)]
     pub replicas: String,
-    /// `HOST:PORT` at which other launchers can look whether it lives; empty if they cannot.
+    /// `HOST:PORT` at which other launchers can check whether it is alive; empty if they cannot.
     #[serde(default)]
     pub listens: String,
     /// Whether it is the launcher that leads.
     #[serde(default)]
     pub leads: bool,
-    /// What fails together with it, if that is known.
+    /// Its failure domain, if known.
     #[serde(default)]
     pub domain: String,
-    /// Whether it understands that it gets other ranks while the job runs.
+    /// Whether it can get other ranks while the job runs.
     #[serde(default)]
     pub moves: bool,
-    /// Whether it gets ready while it waits as a spare: see [`Join::prepares`].
+    /// Whether it prepares while it waits as a spare: see [`Join::prepares`].
     #[serde(default)]
     pub prepares: bool,
 }
 
 impl Member {
-    /// A launcher as it introduces itself.
+    /// The member that a launcher describes in its join.
     pub fn of(join: &Join) -> Member {
         Member {
             launcher: join.launcher.clone(),
@@ -64,9 +64,9 @@ impl Member {
 /// A member with its seat.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seated {
-    /// Who.
+    /// The member.
     pub member: Member,
-    /// Where.
+    /// Its seat.
     pub seat: Seat,
 }
 
@@ -78,16 +78,16 @@ impl Seated {
     }
 }
 
-/// Who is still missing.
+/// What a round still lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lacking {
     /// Hosts that have joined.
     pub joined: u32,
     /// Hosts that the round needs.
     pub needed: u32,
-    /// Node ranks that are missing, where users number their hosts.
+    /// Missing node ranks, if users number their hosts.
     pub node_ranks: Vec<u32>,
-    /// Hosts of the round before that are missing, by name.
+    /// Names of missing hosts of the previous round.
     pub hosts: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl std::fmt::Display for Lacking {
     }
 }
 
-/// Why a launcher cannot have a seat at all.
+/// Why a launcher cannot have a seat.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoSeat {
     /// Its number is too high.
@@ -112,15 +112,15 @@ pub enum NoSeat {
     /// Another launcher has the number.
     #[error("--node-rank {0}: host {1} has joined with the same node rank; give each host its own")]
     Taken(u32, String),
-    /// Some hosts are numbered and this one is not, or the other way round.
+    /// Some hosts are numbered and this one is not, or the reverse.
     #[error("--node-rank: give it on all hosts or on none")]
     Mixed,
 }
 
-/// Whether the members leave a seat for one more.
+/// Whether there is a seat for one more member.
 ///
 /// # Errors
-/// Why not.
+/// The reason why there is not.
 pub fn admit(members: &[Member], new: &Member, most: u32) -> Result<(), NoSeat> {
     if let Some(rank) = new.node_rank {
         if rank >= most {
@@ -136,10 +136,10 @@ pub fn admit(members: &[Member], new: &Member, most: u32) -> Result<(), NoSeat> 
     Ok(())
 }
 
-/// The first round: `hosts` of the members get seats, the leader's host the first where hosts are not numbered.
+/// The first round: `hosts` of the members get seats. The leader's host gets the first if hosts are not numbered.
 ///
 /// # Errors
-/// Who is missing.
+/// The hosts that are missing.
 pub fn first(members: &[Member], hosts: u32) -> Result<Vec<Seated>, Lacking> {
     let joined = u32::try_from(members.len()).unwrap_or(u32::MAX);
     let numbered = members.iter().any(|member| member.node_rank.is_some());
@@ -156,7 +156,7 @@ pub fn first(members: &[Member], hosts: u32) -> Result<Vec<Seated>, Lacking> {
     Ok(seated(members))
 }
 
-/// Seats in this order: ranks are counted through.
+/// Seats the members in this order, with consecutive ranks.
 pub(super) fn seated(members: Vec<Member>) -> Vec<Seated> {
     let world_size = members.iter().map(|member| member.ranks).sum();
     let group_world_size = u32::try_from(members.len()).unwrap_or(u32::MAX);
@@ -169,8 +169,8 @@ pub(super) fn seated(members: Vec<Member>) -> Vec<Seated> {
     seats.collect()
 }
 
-/// The seat of a lost host that this launcher can take: that of its own number or name, else the first that has as many
-/// ranks. A launcher with a number takes no other host's seat.
+/// The seat of a lost host that this launcher can take: that of its own number or name, else the first with the same
+/// number of ranks. A launcher with a number takes no other host's seat.
 pub fn vacant(lost: &[Seated], new: &Member) -> Option<u32> {
     let fits = |seated: &&Seated| seated.member.ranks == new.ranks;
     let lost = || lost.iter().filter(fits);
@@ -181,7 +181,7 @@ pub fn vacant(lost: &[Seated], new: &Member) -> Option<u32> {
     found.map(|seated| seated.seat.group_rank)
 }
 
-/// A name by which host10 comes after host9.
+/// A sort key by which host10 comes after host9.
 fn by_number(name: &str) -> Vec<(u64, String)> {
     let mut parts = Vec::new();
     let mut rest = name;
@@ -190,7 +190,7 @@ fn by_number(name: &str) -> Vec<(u64, String)> {
         let (word, after) = rest.split_at(word);
         let digits = after.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(after.len());
         let (digits, after) = after.split_at(digits);
-        // Numbers of more than 19 digits are compared as none.
+        // Numbers with more than 19 digits are compared as text.
         parts.push((0, word.to_owned()));
         parts.push((digits.parse().unwrap_or(0), digits.to_owned()));
         rest = after;
@@ -249,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_order_of_joining_changes_nothing_and_no_rank_is_given_twice(
+        fn the_order_of_joining_does_not_matter_and_no_rank_is_given_twice(
             sizes in proptest::collection::vec(1u32..9, 1..12),
             numbered in any::<bool>(),
             turn in 0usize..12,

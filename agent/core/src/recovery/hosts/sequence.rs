@@ -1,9 +1,8 @@
-//! Numbered messages over connections that break: what was not acknowledged is sent again, what was received twice takes
-//! effect once.
+//! Numbered messages over unreliable connections: unacknowledged messages are sent again, and each takes effect once.
 
 use std::collections::VecDeque;
 
-/// Messages on their way out, until the other side has acknowledged them.
+/// Outgoing messages, until the other side has acknowledged them.
 #[derive(Clone, Debug)]
 pub struct Outbox<T> {
     next: u64,
@@ -17,15 +16,15 @@ pub struct Outbox<T> {
 pub struct Overflow(pub usize);
 
 impl<T: Clone> Outbox<T> {
-    /// An empty one that keeps at most so many messages.
+    /// An empty outbox that keeps at most `most` messages.
     pub fn new(most: usize) -> Outbox<T> {
         Outbox { next: 1, kept: VecDeque::new(), most }
     }
 
-    /// Takes a message and returns its number.
+    /// Adds a message and returns its number.
     ///
     /// # Errors
-    /// [`Overflow`]; the message is not taken, and the other side counts as lost.
+    /// [`Overflow`]: the message is not added, and the other side counts as lost.
     pub fn push(&mut self, message: T) -> Result<u64, Overflow> {
         if self.kept.len() >= self.most {
             return Err(Overflow(self.kept.len()));
@@ -43,7 +42,7 @@ impl<T: Clone> Outbox<T> {
         }
     }
 
-    /// What has to be sent on a new connection, in order.
+    /// The messages to send on a new connection, in order.
     pub fn unacknowledged(&self) -> impl Iterator<Item = (u64, &T)> {
         self.kept.iter().map(|(number, message)| (*number, message))
     }
@@ -54,25 +53,25 @@ impl<T: Clone> Outbox<T> {
     }
 }
 
-/// The newest message that was taken in.
+/// The newest message that was received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inbox {
     have: u64,
 }
 
-/// What a received number means.
+/// The meaning of a received number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// The next one: it takes effect.
     New,
-    /// It was taken in before.
+    /// It was received before.
     Again,
-    /// One in between is missing: the connection is at fault and has to be made again.
+    /// A number in between is missing: the connection is faulty and must be made again.
     Gap,
 }
 
 impl Inbox {
-    /// Takes in a number.
+    /// Records a received number.
     pub fn receive(&mut self, number: u64) -> Received {
         if number <= self.have {
             return Received::Again;
@@ -84,7 +83,7 @@ impl Inbox {
         Received::New
     }
 
-    /// The newest number that was taken in: what is acknowledged.
+    /// The newest number that was received: the one to acknowledge.
     pub fn have(&self) -> u64 {
         self.have
     }
@@ -106,13 +105,13 @@ mod tests {
     }
 
     proptest! {
-        /// Any loss of connections and of acknowledgements: each message takes effect once, in order.
+        /// For any loss of connections and of acknowledgements, each message takes effect once and in order.
         #[test]
         fn each_message_takes_effect_once_and_in_order(events in proptest::collection::vec(0u8..4, 0..200)) {
             let mut outbox = Outbox::new(1000);
             let mut inbox = Inbox::default();
             let (mut sent, mut effects) = (0u64, Vec::new());
-            // What is on the wire; a broken connection loses a part of it.
+            // Messages in transit. A broken connection loses a part of them.
             let mut wire: Vec<(u64, u64)> = Vec::new();
             for event in events {
                 match event {

@@ -1,5 +1,5 @@
-//! What news of the leader mean for a launcher: it follows, leads on, takes over, or steps down. Pure: the launcher acts on what
-//! is decided here, and so does the simulation of leaders that come and go.
+//! How a launcher reacts to news about the leader: it follows, continues to lead, takes over, or steps down. Pure:
+//! the launcher acts on the result, and so does the simulation of changing leaders.
 
 use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Span, Stamp};
@@ -11,7 +11,7 @@ use super::merge::Merge;
 use super::record::Record;
 use super::round::{Member, Seated};
 
-/// What a launcher takes itself for.
+/// The role that a launcher believes it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing<'a> {
     /// It leads.
@@ -21,41 +21,41 @@ pub enum Standing<'a> {
     },
     /// It follows another launcher.
     Follows {
-        /// Which.
+        /// The leader.
         leader: &'a str,
         /// Orders of a lower epoch are refused.
         epoch: u64,
     },
 }
 
-/// What it does when the store names a leader.
+/// The reaction when the store names a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLeader {
-    /// It is known, or older than what is known.
+    /// Already known, or older than what is known.
     Nothing,
     /// The leader that it follows was elected again: orders of its earlier epochs are refused.
     NewEpoch,
-    /// It follows that one from now on.
+    /// Another leader: follow it from now on.
     Follow,
-    /// It leads no more: its ranks are stopped.
+    /// It no longer leads: its ranks are stopped.
     StepDown,
 }
 
-/// What it does when it is elected.
+/// The reaction to being elected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnElection {
-    /// Its leader is there after all: the office goes back.
+    /// Its leader is alive after all: return the office.
     GiveBack,
-    /// It continues from the record of the lost leader.
+    /// Continue from the record of the lost leader.
     TakeOver,
-    /// It has led all the time, and the store forgot it: what the store had is written again.
+    /// It has led all the time, and the store lost that: write its contents again.
     LeadAgain,
-    /// Another one has led meanwhile: what this one knows is old.
+    /// Another launcher has led in the meantime: its own state is outdated.
     StepDown,
 }
 
 impl Standing<'_> {
-    /// The store says that `leader` leads with `epoch`; `me` is this launcher.
+    /// The store names `leader` with `epoch`; `me` is this launcher.
     pub fn on_leader(self, me: &str, leader: &str, epoch: u64) -> OnLeader {
         match self {
             _ if leader == me => OnLeader::Nothing,
@@ -67,7 +67,8 @@ impl Standing<'_> {
         }
     }
 
-    /// It was elected. `connected`: to the leader that it follows; `last`: the epoch of the record that the store has.
+    /// This launcher was elected. `connected`: to the leader that it follows; `last`: the epoch of the record in the
+    /// store.
     pub fn on_election(self, connected: bool, last: Option<u64>) -> OnElection {
         match self {
             Standing::Leads { epoch } if last.is_some_and(|last| last > epoch) => OnElection::StepDown,
@@ -77,7 +78,7 @@ impl Standing<'_> {
         }
     }
 
-    /// Whether an order of this epoch is obeyed. One of a lower epoch is of a leader that was replaced.
+    /// Whether to obey an order of this epoch. A lower epoch belongs to a leader that was replaced.
     pub fn obeys(self, order: u64) -> bool {
         match self {
             Standing::Leads { epoch } | Standing::Follows { epoch, .. } => order >= epoch,
@@ -85,16 +86,16 @@ impl Standing<'_> {
     }
 }
 
-/// What a launcher that takes over continues from.
+/// The state from which a launcher takes over.
 #[derive(Clone, Debug)]
 pub struct Adopted {
-    /// Who has which ranks.
+    /// The seats of all members.
     pub seats: Vec<Seated>,
     /// The newest attempt that may have started anywhere.
     pub attempt: Attempt,
     /// Whether all of its ranks have started.
     pub running: bool,
-    /// The seat of the lost leader, if it is another one.
+    /// The seat of the lost leader, if it is another host.
     pub lost: Option<Seated>,
     /// The seat of the launcher that takes over.
     pub me: u32,
@@ -102,11 +103,12 @@ pub struct Adopted {
 }
 
 impl Adopted {
-    /// Adopts a record. `seat` and `member` are this launcher's, which may have got its place so late that no record has it;
-    /// `here` is the newest attempt that it knows, which the leader may have started after it wrote the record.
+    /// Adopts a record. `seat` and `member` are this launcher's, which may have got its seat after the record was
+    /// written. `here` is the newest attempt that it knows, which the leader may have started after it wrote the
+    /// record.
     pub fn of(record: &Record, seat: u32, member: Member, here: Attempt, now: Stamp) -> Adopted {
         let mut seats = record.seats.clone();
-        // Seats that changed are stored before hosts are told.
+        // Changed seats are stored before hosts are informed.
         let known = seats.iter().find(|seated| seated.member.launcher == member.launcher);
         let seat = known.map_or(seat, |seated| seated.seat.group_rank);
         if let Some(mine) = seats.get_mut(seat as usize) {
@@ -122,7 +124,7 @@ impl Adopted {
         Adopted { seats, attempt, running, lost, me: seat, carried }
     }
 
-    /// The job and its hosts, as far as the record tells. Hosts report again what they have seen.
+    /// The job and its hosts, as far as the record contains them. Hosts report again what they have seen.
     pub fn resume(
         &self,
         at: Mono,
@@ -145,7 +147,7 @@ mod tests {
     const FOLLOWS: Standing<'_> = Standing::Follows { leader: "a", epoch: 3 };
 
     #[test]
-    fn a_follower_follows_whoever_has_a_higher_epoch() {
+    fn a_follower_follows_the_leader_with_a_higher_epoch() {
         let reported = |leader, epoch| FOLLOWS.on_leader("me", leader, epoch);
         assert_eq!(reported("a", 3), OnLeader::Nothing);
         assert_eq!(reported("a", 4), OnLeader::NewEpoch);
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_takes_over_only_from_a_leader_that_is_gone() {
+    fn a_follower_takes_over_only_from_a_lost_leader() {
         assert_eq!(FOLLOWS.on_election(true, Some(3)), OnElection::GiveBack);
         assert_eq!(FOLLOWS.on_election(false, Some(3)), OnElection::TakeOver);
     }

@@ -1,31 +1,32 @@
-//! How sure it is that a host which says nothing will say nothing more: the phi accrual failure detector of Hayashibara et al.
-//! (2004) over the beats of a stream. It learns how regular the beats of each host are, so a link that is slow or loses packets
-//! is suspected later than a good one. Suspicion alone is no verdict: see [`lost`](super::lost).
+//! The confidence that a silent host stays silent: the phi accrual failure detector of Hayashibara et al. (2004) over
+//! the beats of a stream. It learns how regular the beats of each host are, so a link that is slow or loses packets
+//! is suspected later than a good one. Suspicion alone is not a verdict: see [`lost`](super::lost).
 
 use std::collections::VecDeque;
 
 use crate::base::time::{Mono, Span};
 
-/// Intervals that are remembered: half a minute of beats.
+/// The number of intervals that are kept: half a minute of beats.
 const WINDOW: usize = 64;
 
-/// Fewer intervals say too little; until then the next beat is expected as these say.
+/// Fewer intervals are not enough; until then mean and deviation, in seconds, are assumed to be these.
 const ENOUGH: usize = 8;
 const EXPECTED: (f64, f64) = (0.5, 0.25);
 
-/// The scheduler of a busy host alone moves a beat by so much, in seconds.
+/// On a busy host the scheduler alone delays a beat by this much, in seconds.
 const LEAST_DEVIATION: f64 = 0.2;
 
-/// A silence of one in 10^8 is suspected.
+/// A silence with a probability of at most 1 in 10^8 is suspicious.
 const THRESHOLD: f64 = 8.0;
 
-/// No silence below is suspected: with the least deviation it would be no surprise even of a host that beats without a pause.
+/// No shorter silence is suspicious. With the least deviation it would not be unusual even for a host that beats
+/// without pause.
 const AT_LEAST: Span = Span::seconds(1);
 
-/// A silence of that length is suspected on any link.
+/// A silence of this length is suspicious on any link.
 const AT_MOST: Span = Span::seconds(6);
 
-/// What is known of the beats of one host.
+/// The observed beats of one host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suspicion {
     received: Mono,
@@ -35,7 +36,7 @@ pub struct Suspicion {
 }
 
 impl Suspicion {
-    /// Of a host that was heard just now.
+    /// A host that has just sent something.
     pub fn new(at: Mono) -> Suspicion {
         Suspicion { received: at, beat: None, intervals: VecDeque::new() }
     }
@@ -45,7 +46,7 @@ impl Suspicion {
         self.received = self.received.max(at);
     }
 
-    /// A beat arrived, which is sent regularly.
+    /// A beat arrived. Beats are sent regularly.
     pub fn beat(&mut self, at: Mono) {
         if let Some(last) = self.beat {
             if self.intervals.len() == WINDOW {
@@ -57,40 +58,41 @@ impl Suspicion {
         self.received(at);
     }
 
-    /// Whoever listens did not for so long until now: nothing could be heard in that time.
+    /// The receiver was stalled for this long until now: nothing could arrive in that time.
     pub fn deaf_for(&mut self, at: Mono, span: Span) {
         self.received = self.received.after(span).min(at).max(self.received);
-        // The interval to the next beat would say nothing of the host.
+        // The interval to the next beat would show nothing about the host.
         self.beat = None;
     }
 
-    /// It has a new connection: the interval between two connections is none between beats.
+    /// It has a new connection: the interval between two connections is not one between beats.
     pub fn connected(&mut self, at: Mono) {
         self.beat = None;
         self.received(at);
     }
 
-    /// For how long nothing has been heard.
+    /// How long nothing has arrived.
     pub fn silence(&self, at: Mono) -> Span {
         at.since(self.received)
     }
 
-    /// The negative decimal logarithm of the probability that a host which lives is silent for so long.
+    /// The negative decimal logarithm of the probability that a live host is silent for this long.
     pub fn phi(&self, at: Mono) -> f64 {
         let (mean, deviation) = self.expected();
         let beyond = (self.silence(at).as_seconds() - mean) / deviation;
-        // The tail of the normal distribution, by a logistic curve that is exact to 1 % where it matters.
+        // The tail of the normal distribution, approximated by a logistic curve that is exact to 1 % where it
+        // matters.
         let odds = (-beyond * (1.5976 + 0.070_566 * beyond * beyond)).exp();
         -(odds / (1.0 + odds)).log10()
     }
 
-    /// Whether the silence is longer than chance explains. One that has never beaten is not expected to.
+    /// Whether the silence is longer than chance explains. A host that has never sent a beat is not expected to.
     pub fn is_suspect(&self, at: Mono) -> bool {
         let has_beaten = self.beat.is_some() || !self.intervals.is_empty();
         if !has_beaten || self.silence(at) < AT_LEAST {
             return false;
         }
-        // Far beyond the mean the probability is too small for a number.
+        // Far beyond the mean the probability underflows.
         let phi = self.phi(at);
         phi.is_nan() || phi >= THRESHOLD || self.silence(at) >= AT_MOST
     }
@@ -122,14 +124,14 @@ mod tests {
         (suspicion, at)
     }
 
-    /// After which silence it is suspected, in milliseconds.
+    /// The silence after which it is suspected, in milliseconds.
     fn suspected_after(suspicion: &Suspicion, at: Mono) -> u64 {
         let after = (0..20_000).find(|millis| suspicion.is_suspect(at.after(Span::millis(*millis))));
         after.expect("every silence is suspected at some time")
     }
 
     #[test]
-    fn a_regular_host_is_suspected_after_less_than_two_seconds_and_not_for_one_missed_beat() {
+    fn a_regular_host_is_suspected_within_two_seconds_and_not_for_one_missed_beat() {
         let (suspicion, at) = beaten(&[500; 60]);
         let after = suspected_after(&suspicion, at);
         assert!((1100..2000).contains(&after), "{after}");
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_no_one_listened_counts_for_nothing() {
+    fn time_in_which_the_receiver_was_stalled_does_not_count() {
         let (mut suspicion, at) = beaten(&[500; 60]);
         let later = at.after(Span::seconds(30));
         suspicion.deaf_for(later, Span::seconds(30));
@@ -155,7 +157,7 @@ mod tests {
     }
 
     proptest! {
-        /// The longer the silence the surer, and no beats whatever make it never suspected.
+        /// Suspicion grows with the silence. No history of beats prevents it forever.
         #[test]
         fn suspicion_grows_with_silence_and_ends_in_certainty(
             intervals in proptest::collection::vec(0u64..20_000, 1..100),

@@ -1,5 +1,6 @@
-//! What launchers of one job send each other: JSON, but for [`Up::Seen`], which is most of it. Fields and variants are added,
-//! never renamed; a launcher of another [`PROTOCOL`] is refused by name.
+//! The messages between launchers of a job. They are JSON, except for [`Up::Seen`], which makes up most of the
+//! traffic. Fields and variants are added, never renamed. A launcher with another [`PROTOCOL`] is refused with a
+//! message that names it.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub const PROTOCOL: u32 = 4;
 /// A longer message ends its connection.
 pub const LONGEST_MESSAGE: usize = 16 << 20;
 
-/// Who a launcher is and what it offers.
+/// The identity of a launcher and what it offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
     /// [`PROTOCOL`] of the launcher.
@@ -33,11 +34,12 @@ pub struct Join {
     pub version: String,
     /// The run id.
     pub run_id: String,
-    /// This launcher and no other: what a connection is continued by.
+    /// The unique id of this launcher, by which a connection is resumed.
     pub launcher: String,
     /// Its host's name.
     pub host: String,
-    /// The address by which ranks of other hosts reach this one; empty for the one that the connection comes from.
+    /// The address at which ranks of other hosts reach this one; empty for the address that the connection comes
+    /// from.
     #[serde(default)]
     pub address: String,
     /// The node rank that the user gave.
@@ -45,37 +47,37 @@ pub struct Join {
     pub node_rank: Option<u32>,
     /// Ranks on this host.
     pub ranks: u32,
-    /// Hosts that the user asked for.
+    /// The number of hosts that the user asked for.
     pub hosts: (u32, u32),
-    /// What the ranks run, as one number; none where the program cannot be read.
+    /// A hash of what the ranks run. `None` if the program cannot be read.
     #[serde(default)]
     pub program: Option<String>,
-    /// `HOST:PORT` at which it keeps copies of other hosts' checkpoints; empty if it keeps none.
+    /// `HOST:PORT` at which it stores copies of other hosts' checkpoints; empty if it stores none.
     #[serde(default)]
     pub replicas: String,
-    /// What fails together with it, if that is known.
+    /// Its failure domain, if known.
     #[serde(default)]
     pub domain: String,
     /// Whether it understands [`Command::Seat`].
     #[serde(default)]
     pub moves: bool,
-    /// `HOST:PORT` at which other launchers can look whether it lives; empty for one that neither is looked at nor looks at
+    /// `HOST:PORT` at which other launchers can check whether it is alive; empty if it neither is checked nor checks
     /// others.
     #[serde(default)]
     pub listens: String,
-    /// Whether it gets ready while it waits as a spare, and keeps copies for hosts with ranks then; and whether it understands
-    /// [`Down::Meet`].
+    /// Whether it prepares while it waits as a spare and then stores copies for hosts with ranks, and whether it
+    /// understands [`Down::Meet`].
     #[serde(default)]
     pub prepares: bool,
-    /// The newest command that it has received, and the newest entry: the leader continues there.
+    /// The newest command and the newest entry that it has received: the leader continues from there.
     #[serde(default)]
     pub have: (u64, u64),
-    /// The launcher whose commands and entries these are; empty before it had a leader.
+    /// The launcher that sent these commands and entries; empty before it had a leader.
     #[serde(default)]
     pub have_of: String,
 }
 
-/// Where a host is in the job.
+/// The position of a host in the job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
     /// `GROUP_RANK`.
@@ -88,10 +90,10 @@ pub struct Seat {
     pub world_size: u32,
 }
 
-/// What a launcher needs to get ready while it waits as a spare.
+/// What a launcher needs to prepare while it waits as a spare.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spare {
-    /// A seat like the one that it may get: of a host with as many ranks, where there is one.
+    /// A seat like the one that it may get: of a host with the same number of ranks, if there is one.
     pub seat: Seat,
     /// The job's name on the leader's host; ranks of all hosts get it.
     pub job: String,
@@ -99,19 +101,19 @@ pub struct Spare {
     pub launch: String,
 }
 
-/// What a follower sends.
+/// A message of a follower.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "up", rename_all = "snake_case")]
 pub enum Up {
     /// The first message.
     Join(Join),
-    /// What it saw or did.
+    /// Something that it saw or did.
     Report {
         /// Its number.
         number: u64,
         /// When, on the leader's clock.
         at: Mono,
-        /// What.
+        /// The report.
         report: Report,
     },
     /// All commands up to this one were received.
@@ -119,30 +121,30 @@ pub enum Up {
         /// Its number.
         number: u64,
     },
-    /// What its ranks are at, for the judge of hangs. Not numbered: a newer one replaces one that was lost.
+    /// Sights of its ranks, for the judge of hangs. Not numbered: a newer message replaces a lost one.
     Seen {
-        /// In which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Ranks of which there is something to report, by the leader's clock.
+        /// The ranks with something to report, in times of the leader's clock.
         ranks: Vec<RankSeen>,
     },
-    /// Asks for the time of the leader's clock, and shows that the follower lives.
+    /// Asks for the time of the leader's clock, and shows that the follower is alive.
     Beat {
-        /// When, on the follower's clock.
+        /// When it was sent, on the follower's clock.
         sent: Mono,
     },
 }
 
-/// Why bytes are no message.
+/// Why bytes are not a message.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unreadable(String);
 
 impl Up {
-    /// Reads a message. Those that are many are read without a detour.
+    /// Reads a message. Frequent kinds are parsed directly.
     ///
     /// # Errors
-    /// It is no message of a follower.
+    /// The bytes are not a message of a follower.
     pub fn read(bytes: &[u8]) -> Result<Up, Unreadable> {
         if let Some((&seen::MARK, seen)) = bytes.split_first() {
             return seen::read(seen).map_err(|error| Unreadable(error.to_string()));
@@ -187,13 +189,13 @@ impl Outgoing for Down {
     }
 }
 
-/// What the leader sends.
+/// A message of the leader.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "down", rename_all = "snake_case")]
 pub enum Down {
     /// The host takes part.
     Welcome {
-        /// Where.
+        /// Its seat.
         seat: Seat,
         /// The job's name on the leader's host; ranks of all hosts get it.
         job: String,
@@ -207,24 +209,24 @@ pub enum Down {
     },
     /// The host cannot take part.
     Refused {
-        /// Why, and what to do.
+        /// The reason, and what to do.
         why: String,
     },
     /// The job does not start yet.
     Waiting {
-        /// For whom, in words.
+        /// The hosts it waits for, as text.
         #[serde(rename = "told")]
         reported: String,
-        /// The job runs, and this launcher may replace one of its hosts.
+        /// Set if the job runs and this launcher may replace one of its hosts.
         #[serde(default)]
         spare: Option<Box<Spare>>,
     },
-    /// Where launchers of the job keep copies of checkpoints for each other from now on. Only for launchers that understand it:
-    /// see [`Join::prepares`].
+    /// The addresses where launchers of the job store copies of checkpoints for each other from now on. Only for
+    /// launchers that understand it: see [`Join::prepares`].
     Meet {
-        /// Those of hosts with ranks.
+        /// Addresses on hosts with ranks.
         hosts: Vec<String>,
-        /// Those of spares.
+        /// Addresses on spares.
         spares: Vec<String>,
     },
     /// An order.
@@ -234,7 +236,7 @@ pub enum Down {
         /// The leader's epoch.
         #[serde(default)]
         epoch: u64,
-        /// What.
+        /// The command.
         command: Command,
     },
     /// An entry of the job's journal.
@@ -243,7 +245,7 @@ pub enum Down {
         seq: u64,
         /// When, on the leader's clock.
         at: Stamp,
-        /// What. Many followers get the same.
+        /// Its content. Many followers share it.
         #[serde(with = "shared")]
         body: Arc<Body>,
     },
@@ -254,7 +256,7 @@ pub enum Down {
     },
     /// Answers [`Up::Beat`].
     Beat {
-        /// When the question was sent, on the follower's clock.
+        /// When the request was sent, on the follower's clock.
         sent: Mono,
         /// When it was received, on the leader's clock.
         at: Mono,
@@ -267,21 +269,21 @@ pub enum Down {
 pub enum Report {
     /// Something was observed.
     Fact {
-        /// What.
+        /// The fact.
         fact: Fact,
     },
     /// Ranks of the host completed steps.
     Steps {
-        /// In which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// The steps of each, oldest first.
+        /// The steps of each rank, oldest first.
         ranks: Vec<(Rank, Vec<StepDone>)>,
     },
     /// A rank declared its role.
     Role {
-        /// In which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Which rank.
+        /// The rank.
         rank: Rank,
         /// The role.
         role: String,
@@ -290,46 +292,46 @@ pub enum Report {
     },
     /// The port for the ranks' store is reserved.
     Opened {
-        /// For which attempt.
+        /// The attempt.
         attempt: Attempt,
         /// The port, or why there is none.
         port: Result<u16, String>,
     },
-    /// Shards of checkpoints that lie on the host.
+    /// The shards of checkpoints on the host.
     Holding {
-        /// Before which attempt.
+        /// The attempt that follows.
         attempt: Attempt,
-        /// Of its own ranks, and kept for others.
+        /// Those of its own ranks, and those stored for others.
         #[serde(with = "holding")]
         copies: Vec<Copy>,
     },
     /// The host has its new seat.
     Seated {
-        /// Before which attempt.
+        /// The attempt that follows.
         attempt: Attempt,
-        /// Which.
+        /// The seat.
         seat: Seat,
     },
-    /// The shards of a step are where the host's ranks will look for them, or why not.
+    /// The shards of a step are where the host's ranks will look for them, or the reason why not.
     Brought {
-        /// For which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Of which step.
+        /// The step.
         step: StepKey,
-        /// Why a shard is not there; none if all are.
+        /// Why a shard is missing. `None` if all are there.
         error: Option<String>,
     },
-    /// What was found where another launcher was looked for.
+    /// The result of a check of another launcher.
     Looked {
-        /// Which.
+        /// The launcher that was checked.
         launcher: String,
-        /// What.
+        /// The result.
         sight: Sight,
     },
 }
 
 impl Report {
-    /// What of a launcher's inputs concerns other hosts; none for what is only about its own.
+    /// The report for an input that concerns other hosts. `None` for inputs that concern only this one.
     pub fn of(input: Input) -> Option<Report> {
         match input {
             Input::Fact(fact) => Some(Report::Fact { fact }),
@@ -341,7 +343,7 @@ impl Report {
         }
     }
 
-    /// The job's input, where the report is one as it is. Steps are one for each rank.
+    /// The input for the job, if the report maps to exactly one. Steps map to one per rank.
     pub fn input(self) -> Option<Input> {
         match self {
             Report::Fact { fact } => Some(Input::Fact(fact)),
@@ -356,100 +358,100 @@ impl Report {
     }
 }
 
-/// What the leader has a host do.
+/// A command of the leader for a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum Command {
-    /// Take other ranks; answered by [`Report::Seated`]. None of the host's ranks runs then.
+    /// Take other ranks; answered by [`Report::Seated`]. None of the host's ranks runs at that time.
     Seat {
-        /// Before which attempt.
+        /// The attempt that follows.
         attempt: Attempt,
-        /// Where.
+        /// The new seat.
         seat: Seat,
     },
     /// Reserve a port for the ranks' store; answered by [`Report::Opened`].
     Open {
-        /// For which attempt.
+        /// The attempt.
         attempt: Attempt,
     },
-    /// Tell which shards of checkpoints lie here; answered by [`Report::Holding`].
+    /// Report which shards of checkpoints are on this host; answered by [`Report::Holding`].
     Gather {
-        /// Before which attempt.
+        /// The attempt that follows.
         attempt: Attempt,
-        /// Where the launchers of all hosts keep copies for each other.
+        /// The addresses where the launchers of all hosts store copies for each other.
         peers: Vec<String>,
     },
-    /// Bring the shards of this host's ranks here, from wherever they are; answered by [`Report::Brought`].
+    /// Fetch the shards of this host's ranks, from wherever they are; answered by [`Report::Brought`].
     Bring {
-        /// For which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Of which step.
+        /// The step.
         step: StepKey,
     },
     /// Start the ranks; answered by `AttemptStarted` or `StartFailed`.
     Start {
-        /// Which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Whether ranks that wait in their processes go on in them.
+        /// Whether ranks that wait in their processes continue in them.
         in_process: bool,
         /// `MASTER_ADDR`.
         master_addr: String,
         /// `MASTER_PORT`.
         master_port: u16,
-        /// The step from which all ranks go on; none if they find out themselves.
+        /// The step from which all ranks resume. `None` if they determine it themselves.
         #[serde(default)]
         resume: Option<StepKey>,
-        /// How many ranks ran before, if it was another number in this run.
+        /// How many ranks ran before, if the number differed in this run.
         #[serde(default)]
         before: Option<u32>,
     },
     /// End a rank that waits in its process; answered by `AttemptEnded`.
     EndRank {
-        /// Of which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Which rank.
+        /// The rank.
         rank: Rank,
     },
     /// Stop what is left of the attempt; answered by `AttemptEnded`.
     Stop {
-        /// Which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Why.
+        /// The reason.
         why: StopWhy,
-        /// After which step ranks are asked to save, where they are: the same on all hosts.
+        /// The step after which ranks are asked to save in place: the same on all hosts.
         #[serde(default)]
         save_after: Option<u64>,
     },
-    /// Write down what all ranks are at; answered by `EvidenceTaken` or `HangPassed`.
+    /// Record what all ranks are doing; answered by `EvidenceTaken` or `HangPassed`.
     TakeEvidence {
-        /// Of which attempt.
+        /// The attempt.
         attempt: Attempt,
     },
     /// A save is due on all ranks.
     SaveDue {
-        /// In which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// After which step.
+        /// The step after which to save.
         step: u64,
     },
-    /// Look whether another launcher lives; answered by [`Report::Looked`]. Only for launchers that can: see
+    /// Check whether another launcher is alive; answered by [`Report::Looked`]. Only for launchers that can: see
     /// [`Join::listens`].
     Look {
-        /// Which.
+        /// The launcher to check.
         launcher: String,
         /// `HOST:PORT` where it listens.
         address: String,
     },
     /// The job is over.
     Finish {
-        /// The status with which each launcher exits.
+        /// The exit status of each launcher.
         exit: i32,
-        /// How the job went.
+        /// The summary of the job.
         summary: Option<Box<Summary>>,
     },
 }
 
-/// What many messages have in common, as if each had its own.
+/// Serializes shared content like owned content.
 mod shared {
     use std::sync::Arc;
 

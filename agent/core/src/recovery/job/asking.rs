@@ -1,13 +1,13 @@
-//! When a host that is not ready is asked again.
+//! When to ask again for a host that is not ready.
 
 use crate::base::time::Span;
 
-/// A host that is not ready is asked for again after a quarter of the time that was waited, within these.
+/// A host that is not ready is asked again after a quarter of the time waited so far, within these limits.
 const SOONEST: Span = Span::millis(20);
 const LATEST: Span = Span::seconds(2);
 
-/// When a host that has been waited for so long is asked again: a GPU's memory is free within a second as a rule, and who
-/// waits long need not ask often.
+/// The time until a host that has been waited for this long is asked again. A GPU's memory is usually free within a
+/// second, and a long wait needs few queries.
 pub(super) fn ask_again_after(waited: Span) -> Span {
     Span((waited.0 / 4).clamp(SOONEST.0, LATEST.0))
 }

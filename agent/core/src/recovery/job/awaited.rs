@@ -1,5 +1,6 @@
-//! Whether a rank is still waited for, asked after each of many reports: looked for where one was found last, so that all
-//! reports of an attempt together look at each rank a few times, and not each report at all ranks.
+//! Whether any rank is still awaited, checked after each of many reports. The search starts at the rank that was
+//! found last, so that all reports of an attempt together visit each rank a few times, instead of every rank for each
+//! report.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +8,13 @@ use crate::base::id::Rank;
 
 use super::RankState;
 
-/// Where a rank that is waited for was found last. What is asked of ranks must not become true again for one for which it
-/// was not, or only seldom: then all are looked at.
+/// The awaited rank that was found last. The condition must not become true again for a rank for which it was false,
+/// or only rarely: then all ranks are visited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Awaited(Option<Rank>);
 
 impl Awaited {
-    /// Whether there is such a rank.
+    /// Whether the condition holds for any rank.
     pub(super) fn any(
         &mut self,
         ranks: &BTreeMap<Rank, RankState>,
@@ -27,16 +28,16 @@ impl Awaited {
     }
 }
 
-/// What is asked of the ranks of an attempt.
+/// The conditions that are checked for the ranks of an attempt.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Asked {
-    /// One that has not connected.
+    /// A rank that has not connected.
     pub(super) connected: Awaited,
-    /// One that sends heartbeats and has not completed a step.
+    /// A rank that sends heartbeats and has not completed a step.
     pub(super) stepped: Awaited,
-    /// One that has not ended.
+    /// A rank that has not ended.
     pub(super) ended: Awaited,
-    /// One that may yet show why its peers lost it.
+    /// A rank that may still show why its peers lost it.
     pub(super) may_end: Awaited,
 }
 
@@ -53,9 +54,9 @@ mod tests {
     }
 
     proptest! {
-        /// Reports in any order: the answer is that of a look at all ranks.
+        /// With reports in any order the result equals that of a full scan.
         #[test]
-        fn it_is_what_a_look_at_all_ranks_finds(order in Just((0..40).collect::<Vec<u32>>()).prop_shuffle()) {
+        fn it_equals_a_full_scan(order in Just((0..40).collect::<Vec<u32>>()).prop_shuffle()) {
             let (mut ranks, mut awaited) = (ranks(40), Awaited::default());
             let is_awaited = |_: Rank, state: &RankState| !state.connected;
             for rank in order {
@@ -63,14 +64,14 @@ mod tests {
                 ranks.entry(Rank(rank)).or_default().connected = true;
             }
             prop_assert!(!awaited.any(&ranks, is_awaited));
-            // One for which it is true again is found, wherever it is.
+            // A rank for which it becomes true again is found, wherever it is.
             ranks.entry(Rank(3)).or_default().connected = false;
             prop_assert!(awaited.any(&ranks, is_awaited));
         }
     }
 
     #[test]
-    fn reports_in_order_look_at_each_rank_a_few_times() {
+    fn reports_in_order_visit_each_rank_a_few_times() {
         let (mut ranks, mut awaited, looks) = (ranks(1000), Awaited::default(), Cell::new(0));
         for rank in 0..1000 {
             ranks.entry(Rank(rank)).or_default().connected = true;

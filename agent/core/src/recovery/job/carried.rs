@@ -1,5 +1,5 @@
-//! What another leader needs to go on with a job of several hosts: how often it failed, what was done about it, and where
-//! its time went. What ranks do in the current attempt is asked of their hosts again.
+//! The state that another leader needs to continue a job on several hosts: how often it failed, the actions taken,
+//! and the time accounting. Hosts report again what ranks do in the current attempt.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use super::{IncidentTimes, Job, Phase, RankState};
 /// Texts of older incidents are left out: the record of a job is bounded, its number of failures may not be.
 const INCIDENTS_WITH_TEXTS: usize = 64;
 
-/// What is kept of a job, with times on the clock of the leader that wrote it.
+/// The state of a job, with times on the clock of the leader that wrote it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Carried {
     /// The current attempt.
@@ -34,7 +34,7 @@ pub struct Carried {
 }
 
 impl Carried {
-    /// The same with its times on another clock.
+    /// The same with its times converted to another clock.
     #[must_use]
     pub fn on_clock(self, at: &dyn Fn(Mono) -> Mono) -> Carried {
         let past = self.past.into_iter();
@@ -61,7 +61,7 @@ impl Carried {
 }
 
 impl Job {
-    /// What the next leader has to know.
+    /// The state for the next leader.
     pub fn carried(&self) -> Carried {
         let mut incidents = self.incidents.clone();
         let old = incidents.len().saturating_sub(INCIDENTS_WITH_TEXTS);
@@ -84,8 +84,8 @@ impl Job {
         }
     }
 
-    /// Goes on with a job that another leader began: its attempt runs with these ranks, or is being started if there are
-    /// none. None carried: it was lost before the first start. Nothing is recorded and ordered by this.
+    /// Continues a job that another leader started: its attempt runs with these ranks, or is being started if there
+    /// are none. `carried` is `None` if that leader was lost before the first start. This records and orders nothing.
     pub fn resume(
         at: Mono,
         spec: JobSpec,

@@ -1,4 +1,4 @@
-//! From the end of an attempt to what is done about it: the verdict, the agent's evidence, the decision.
+//! From the end of an attempt to the action: the verdict, the agent's evidence, the decision.
 
 use std::collections::BTreeMap;
 
@@ -19,28 +19,28 @@ use super::asking::ask_again_after;
 use super::late::Decided;
 use super::{IncidentTimes, Job, Order, Ordered, Output, Phase, Ruling, StopWhy};
 
-/// What is done once the ranks that waited in their processes are gone.
+/// What to do once the ranks that waited in their processes have ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Afterwards {
     Decide { exit: i32 },
     Finish { exit: i32, reason: String },
 }
 
-/// A failure that is judged and not decided on yet.
+/// A failure with a verdict and without a decision.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
     pub(super) verdict: Verdict,
     /// When the host was first found not to be ready.
     waits_since: Option<Mono>,
-    /// The verdict before anybody's words were heard, and how the attempt failed: for judging it anew.
+    /// The verdict without host evidence, and how the attempt failed: the input for a new judgement.
     pub(super) received: Option<(Verdict, FailedAttempt)>,
-    /// What the host said last.
+    /// The last evidence of the host.
     pub(super) host_evidence: HostEvidence,
-    /// For what it is waited, as it was told.
+    /// The reason for the wait, as recorded.
     waits: Option<String>,
-    /// When it is to be asked again; none while an answer is awaited.
+    /// When to ask again. `None` while an answer is awaited.
     look_at: Option<Mono>,
-    /// What was last wrong with the user's own policy. One that failed is not asked again about the same failure.
+    /// The last problem of the user's own policy. A policy that failed is not asked again about the same failure.
     trouble: Option<Trouble>,
 }
 
@@ -74,7 +74,7 @@ impl Job {
                     .ranks
                     .iter()
                     .map(|(rank, state)| {
-                        // A journal that is replayed has no steps, but tells where each rank ended.
+                        // A replayed journal has no steps, but records where each rank ended.
                         let step = state.newest.map(|newest| newest.step).or(state.end.step);
                         (
                             *rank,
@@ -96,7 +96,7 @@ impl Job {
                 let out_of_memory_kills = self.out_of_memory_kills;
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, out_of_memory_kills);
                 self.locate(&mut verdict);
-                // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
+                // The catalog is compiled in and tested. Without it the verdict has fewer details, but is not wrong.
                 let first = verdict.clone();
                 let lived = verdict.fault_at.since(self.attempt_began);
                 let failed = FailedAttempt { ends, lived, out_of_memory_kills };
@@ -116,7 +116,7 @@ impl Job {
         }
     }
 
-    /// Records the verdict and asks the agent for its evidence: the policy decides once, when that has come.
+    /// Records the verdict and asks the agent for its evidence. The policy decides once that has arrived.
     pub(super) fn propose(&mut self, at: Mono, verdict: Verdict, exit: i32, out: &mut Vec<Output>) {
         out.push(Output::Record(Body::Verdict(verdict.clone())));
         self.incidents.push(IncidentTimes {
@@ -147,7 +147,7 @@ impl Job {
         self.pending = Some(pending);
     }
 
-    /// What the policy makes of it.
+    /// The policy's decision.
     fn decide(
         &self,
         at: Mono,
@@ -211,12 +211,12 @@ impl Job {
         let (instead, mut host_evidence) =
             ruling.map_or_else(Default::default, |ruling| (ruling.instead, ruling.host_evidence));
         host_evidence.held.extend(self.held.iter().cloned());
-        // A replay has them from the journal, as they were.
+        // A replay takes them from the journal.
         if host_evidence.findings.is_empty() {
             host_evidence.findings = self.standing_at(&pending.verdict);
         }
         if by == DecidedBy::Agent {
-            // An agent that came late does not know what this job went through.
+            // An agent that started late does not know the history of this job.
             host_evidence.seen_before =
                 host_evidence.seen_before.or_else(|| self.seen_before(&pending.verdict));
         }
@@ -228,12 +228,12 @@ impl Job {
         match decision.action {
             Action::Wait => self.wait_for_the_host(at, pending, decision, out),
             action if self.needs_new_processes(action) => {
-                // What they hold has to be free as well: it is decided when they are gone.
+                // What they hold must be free as well. The decision follows when they have ended.
                 self.pending = Some(pending);
                 self.dismiss(Afterwards::Decide { exit }, out);
             }
             action if let Some(rank) = self.is_to_be_replaced(action, &pending.verdict) => {
-                // The same of the GPU of one.
+                // The same for the GPU of a single rank.
                 self.pending = Some(pending);
                 self.afterwards = Some(Afterwards::Decide { exit });
                 self.phase = Phase::Stopping(StopWhy::Dismissed);
@@ -248,7 +248,7 @@ impl Job {
         }
     }
 
-    /// Asks again after a while; what is waited for is told once, and again when it is something else.
+    /// Asks again after a while. Records the reason for the wait once, and again if it changes.
     fn wait_for_the_host(
         &mut self,
         at: Mono,
@@ -305,7 +305,7 @@ impl Job {
         out.push(Output::Order(Order::LookAgain { at: until }));
     }
 
-    /// The time has come to ask for the host again, or for a restart that was held back.
+    /// It is time to ask for the host again, or for a delayed restart.
     pub(super) fn look_again(&mut self, at: Mono, out: &mut Vec<Output>) {
         match self.phase {
             Phase::Ordered(ref ordered) => {
@@ -330,13 +330,13 @@ impl Job {
         }
     }
 
-    /// Whether the job is to go on, and not in the processes of the ranks that wait.
+    /// Whether the job continues, and not in the processes of the waiting ranks.
     fn needs_new_processes(&self, action: Action) -> bool {
         let goes_on = action.rung().is_some_and(Rung::goes_on);
         goes_on && !self.waiting.is_empty() && !keeps_processes(action.rung())
     }
 
-    /// Where none is lost, the rank that failed is not to go on in its process.
+    /// If no rank is lost, the rank that failed must not continue in its process.
     fn is_to_be_replaced(&self, action: Action, verdict: &Verdict) -> Option<Rank> {
         let all_wait = self.waiting.len() == self.ranks.len();
         verdict.culprit.filter(|_| all_wait && action.rung() == Some(Rung::Ranks))
@@ -356,14 +356,14 @@ impl Job {
         self.ledger.enter(at, TimeCategory::Starting);
     }
 
-    /// Ends the processes of ranks that wait in them, and does the rest when they are gone.
+    /// Ends the processes of waiting ranks, and continues with `afterwards` when they have ended.
     fn dismiss(&mut self, afterwards: Afterwards, out: &mut Vec<Output>) {
         self.afterwards = Some(afterwards);
         self.waiting.clear();
         self.stop(StopWhy::Dismissed, out);
     }
 
-    /// Ends the job, once no rank waits in its process any more.
+    /// Ends the job once no rank waits in its process any more.
     pub(super) fn finish_without(&mut self, at: Mono, exit: i32, reason: String, out: &mut Vec<Output>) {
         self.pending = None;
         if self.waiting.is_empty() {
@@ -382,10 +382,10 @@ fn keeps_processes(rung: Option<Rung>) -> bool {
     matches!(rung, Some(Rung::InProcess | Rung::Ranks))
 }
 
-/// The component of a job's own policy file, as the journal has it.
+/// The component of a job's own policy file in the journal.
 pub const POLICY: &str = "policy";
 
-/// What was wrong with the user's own policy, for the journal.
+/// A problem of the user's own policy as a fact for the journal.
 pub fn reported(trouble: &Trouble) -> Fact {
     let (event, weight, detail) = match trouble {
         Trouble::Failed(words) => {
@@ -404,8 +404,8 @@ pub fn reported(trouble: &Trouble) -> Fact {
     })
 }
 
-/// The status with which the launcher exits after this failure: the culprit's own, a signal as 128 + its number.
-/// A rank that raised may have been stopped before it could exit; Python would have exited with 1.
+/// The launcher's exit status after this failure: the culprit's own, or 128 + its number for a signal. A rank that
+/// raised may have been stopped before it could exit; Python would have exited with 1.
 fn exit_of(verdict: &Verdict, ends: &BTreeMap<Rank, RankEnd>) -> i32 {
     let end = verdict.culprit.and_then(|rank| ends.get(&rank));
     match end {

@@ -1,4 +1,4 @@
-//! What the host, the job's own findings and its earlier failures say of a failure, before it is decided on.
+//! The evidence for a failure from the host, the job's own findings and its earlier failures, before the decision.
 
 use crate::failure::attribution::catalog::Catalog;
 use crate::failure::diagnose;
@@ -14,7 +14,7 @@ use super::deciding::Pending;
 use super::{Job, Output};
 
 impl Job {
-    /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
+    /// Judges again with the host's evidence. A changed verdict is recorded again, and the decision uses it.
     pub(super) fn receive(pending: &mut Pending, host_evidence: &HostEvidence, out: &mut Vec<Output>) {
         if *host_evidence == pending.host_evidence {
             return;
@@ -30,8 +30,8 @@ impl Job {
                 pending.verdict = verdict;
             }
         }
-        // A hang is not judged by words; what the GPUs did in it, and what was found before it, stands beside the stacks and
-        // blames nobody.
+        // Host evidence does not change the verdict on a hang. What the GPUs did in it, and earlier findings, are
+        // added to the stacks without blaming anyone.
         let reported = &mut pending.verdict.evidence;
         let found = host_evidence.findings.iter().map(Finding::stood);
         let beside: Vec<String> =
@@ -46,7 +46,7 @@ impl Job {
         })));
     }
 
-    /// What this run knows of earlier failures of the same kind.
+    /// Earlier failures of the same kind in this run.
     pub(super) fn seen_before(&self, verdict: &Verdict) -> Option<SeenBefore> {
         let Cause::Exception { fingerprint: now, .. } = &verdict.cause else { return None };
         let same = |past: &&PastFailure| matches!(&past.cause, Cause::Exception { fingerprint, .. } if fingerprint == now);

@@ -1,5 +1,5 @@
-//! What was found wrong with the job while it ran: told at once, and remembered as long as it lasts, since it may say why the job
-//! fails.
+//! Problems found while the job runs. They are recorded at once, and kept while they last, because they may explain a
+//! failure of the job.
 
 use crate::model::entry::Body;
 use crate::model::finding::{Finding, FindingKind};
@@ -7,11 +7,11 @@ use crate::model::verdict::Verdict;
 
 use super::{Job, Output};
 
-/// Findings that a testimony carries, the surest.
+/// The most findings in the host evidence, those with the highest confidence first.
 const TESTIFIED: usize = 8;
 
 impl Job {
-    /// Records findings; those that stand are kept until they are over.
+    /// Records findings. Current ones are kept until they are over.
     pub(super) fn report_found(&mut self, found: Vec<Finding>, out: &mut Vec<Output>) {
         for finding in found {
             self.standing.retain(|stood| stood.finding != finding.finding);
@@ -22,8 +22,8 @@ impl Job {
         }
     }
 
-    /// What still was wrong with the failed attempt, and may have to do with the failure: who is slow says nothing of who
-    /// fails elsewhere.
+    /// Findings that were current in the failed attempt and may be related to the failure. A slow rank does not
+    /// explain a failure elsewhere.
     pub(super) fn standing_at(&self, verdict: &Verdict) -> Vec<Finding> {
         let concerns = |finding: &&Finding| {
             let is_of_a_place = matches!(finding.what, FindingKind::SlowRank | FindingKind::SlowHost);

@@ -1,5 +1,5 @@
-//! What the host says of a failure after it was decided on: a driver may need seconds for its line in the kernel log. The
-//! verdict is made anew; what was decided stays decided.
+//! Host evidence that arrives after the decision: a driver may need seconds for its line in the kernel log. The
+//! verdict is made again; the decision does not change.
 
 use crate::base::id::Incident;
 use crate::failure::attribution::catalog::Catalog;
@@ -11,14 +11,14 @@ use crate::model::verdict::Verdict;
 
 use super::{Job, Output};
 
-/// A failure that was decided on, with what its verdict was made of.
+/// A failure with a decision, and the inputs of its verdict.
 #[derive(Clone, Debug)]
 pub(super) struct Decided {
-    /// What it is taken for.
+    /// Its present verdict.
     pub(super) verdict: Verdict,
-    /// The verdict before anybody's words were heard, and how the attempt failed.
+    /// The verdict without host evidence, and how the attempt failed.
     pub(super) received: (Verdict, FailedAttempt),
-    /// What the host has said of it.
+    /// The host's evidence so far.
     pub(super) host_evidence: HostEvidence,
 }
 
@@ -28,7 +28,7 @@ impl Job {
         let Some(decided) = self.decided.as_mut().filter(|of| of.verdict.incident == incident) else {
             return;
         };
-        // What is held, what was seen before and what was found in the job are of the time of the decision.
+        // Resources in use, earlier failures and findings stay as they were at the decision.
         let HostEvidence { held, gpus, seen_before, findings, .. } = decided.host_evidence.clone();
         let host_evidence = HostEvidence { held, gpus, seen_before, findings, ..reported };
         let Ok(catalog) = Catalog::shared() else { return };

@@ -1,28 +1,29 @@
-//! Ranks that lost a peer: the peer's own end is waited for, so that it is judged and not what it led to.
+//! Ranks that lost a peer. The job waits for the peer's own end, so that the cause is judged and not its
+//! consequences.
 //!
-//! An interpreter takes a while to end after `sys.exit(3)` or an exception without a note. Its connections close first, and
-//! the ranks at their other ends raise at once. A SIGTERM in that while would hide how the peer ended.
+//! An interpreter takes a while to end after `sys.exit(3)` or an exception without a note. Its connections close
+//! first, and the ranks at their other ends raise at once. A SIGTERM during that time would hide how the peer ended.
 
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
 
 use super::{Job, Order, Output, Phase, RankState};
 
-/// How long a peer's own end is waited for. A killed one is seen before; an interpreter that holds PyTorch ends within 0.1 to
-/// 1 s, later on a host that is busy or where an accelerator has to be let go.
+/// How long to wait for a peer's own end. A killed peer is noticed earlier. An interpreter with PyTorch ends within
+/// 0.1 to 1 s, or later on a busy host or if it has to release an accelerator.
 const WITHIN: Span = Span::seconds(5);
 
-/// A peer that was lost, and whose end was not seen yet.
+/// A lost peer whose end was not seen yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LostPeer {
     /// When the first rank lost it.
     pub(super) since: Mono,
-    /// When it is waited for no more.
+    /// When the wait ends.
     until: Mono,
 }
 
 impl Job {
-    /// A rank raised or ended badly: the others are stopped, but for a peer that may be ending by itself.
+    /// A rank raised or failed: the others are stopped, unless a lost peer may still be ending.
     pub(super) fn raised(&mut self, at: Mono, rank: Rank, fault_at: Mono, out: &mut Vec<Output>) {
         let lost = self.ranks.get(&rank).is_some_and(|state| state.end.speaks_of_a_lost_peer());
         let may_end = |_: Rank, state: &RankState| {
@@ -38,7 +39,7 @@ impl Job {
         }
     }
 
-    /// Whether a lost peer is waited for; once the time is over, the ranks are stopped without its end.
+    /// Whether the job waits for a lost peer. When the time is over, the ranks are stopped without its end.
     pub(super) fn waits_for_lost_peer(&mut self, at: Mono, out: &mut Vec<Output>) -> bool {
         let Some(LostPeer { since, until }) = self.lost_peer else { return false };
         if at < until {
@@ -49,7 +50,7 @@ impl Job {
         true
     }
 
-    /// What there is to see of a lost peer has been seen.
+    /// Everything about the lost peer has been seen.
     pub(super) fn lost_peer_is_known(&mut self, at: Mono, out: &mut Vec<Output>) {
         if let Some(LostPeer { since, .. }) = self.lost_peer {
             self.failure(at, since, out);

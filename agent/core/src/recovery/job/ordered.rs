@@ -1,5 +1,5 @@
-//! Restarts that people order: no failures, judged by nobody and charged to no budget. But nothing starts on a host that is
-//! not ready, whoever wants it.
+//! Restarts that people order. They are not failures: they have no verdict and use no budget. But nothing starts on a
+//! host that is not ready, even on order.
 
 use crate::base::id::{Attempt, Incident};
 use crate::base::time::{Mono, Span};
@@ -12,28 +12,28 @@ use crate::recovery::policy::{Choice, Host, Rung, hindrance};
 use super::asking::ask_again_after;
 use super::{Job, Order, Output, Phase, Ruling, StopWhy};
 
-/// The component of what people order, as the journal has it.
+/// The component of orders in the journal.
 pub const ORDERS: &str = "job.orders";
-/// The event of an order to restart all ranks. That it is in the journal is what has it done, also in a replay.
+/// The event of an order to restart all ranks. Its entry in the journal triggers the restart, also in a replay.
 pub const RESTART_ORDERED: &str = "restart_ordered";
-/// The event of an order to use a rank's GPU no more; its value `rank` says whose. All ranks are started anew for it.
+/// The event of an order to stop using a rank's GPU; its value `rank` names the rank. All ranks are restarted for it.
 pub const RANK_EXCLUDED: &str = "rank_excluded";
-/// The event by which it is told for what an ordered restart waits.
+/// The event that records the reason why an ordered restart waits.
 pub const RESTART_WAITS: &str = "restart_waits";
 
-/// A restart that is ordered, whose ranks are gone.
+/// An ordered restart whose ranks have ended.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Ordered {
     /// When the host was first found not to be ready.
     since: Option<Mono>,
-    /// For what it is waited, as it was told.
+    /// The reason for the wait, as recorded.
     waits: Option<String>,
-    /// When it is to be asked again; none while an answer is awaited.
+    /// When to ask again. `None` while an answer is awaited.
     look_at: Option<Mono>,
 }
 
 impl Job {
-    /// All ranks are to be started anew, if they run and nothing else is under way.
+    /// Restarts all ranks, if they run and nothing else is in progress.
     pub(super) fn restart_ordered(&mut self, at: Mono, out: &mut Vec<Output>) {
         if self.phase == Phase::Running && self.hang.is_none() {
             self.ledger.enter(at, TimeCategory::Stopping);
@@ -41,7 +41,7 @@ impl Job {
         }
     }
 
-    /// The ranks are gone: is the host ready for the next ones?
+    /// The ranks have ended. Asks whether the host is ready for the next ones.
     pub(super) fn ask_for_the_ordered(&mut self, at: Mono, ordered: Ordered, out: &mut Vec<Output>) {
         self.ledger.enter(at, TimeCategory::Deciding);
         let verdict = no_rank_failed(self.attempt, at);
@@ -49,7 +49,7 @@ impl Job {
         out.push(Output::Order(Order::Consult(Box::new(verdict))));
     }
 
-    /// What the host has to say of an ordered restart.
+    /// Handles the agent's answer for an ordered restart.
     pub(super) fn rule_on_the_ordered(
         &mut self,
         at: Mono,
@@ -94,7 +94,7 @@ impl Job {
         }
     }
 
-    /// The time has come to ask for the host again.
+    /// It is time to ask for the host again.
     pub(super) fn look_again_for_the_ordered(&mut self, at: Mono, ordered: Ordered, out: &mut Vec<Output>) {
         match ordered.look_at {
             Some(look_at) if at < look_at => out.push(Output::Order(Order::LookAgain { at: look_at })),
@@ -104,7 +104,7 @@ impl Job {
     }
 }
 
-/// What the agent is asked about: the host is the same, whoever wants the restart.
+/// The verdict passed to the agent: the host is the same, regardless of who orders the restart.
 fn no_rank_failed(attempt: Attempt, at: Mono) -> Verdict {
     Verdict {
         incident: Incident::ORDERED,

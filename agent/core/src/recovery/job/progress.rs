@@ -1,4 +1,4 @@
-//! How far the ranks are.
+//! The progress of the ranks.
 
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
@@ -9,7 +9,7 @@ use crate::progress::goodput::TimeCategory;
 
 use super::{Job, Output, RankState};
 
-/// Progress goes into the journal this often.
+/// Progress is recorded in the journal this often.
 const PROGRESS_EVERY: Span = Span::seconds(10);
 
 impl Job {
@@ -34,7 +34,8 @@ impl Job {
         state.first.get_or_insert(done[0]);
         state.newest = Some(*newest);
         self.last_step = self.last_step.max(Some(newest.end));
-        // One rank's steps are the job's, and the same rank's for the whole attempt: else some would count twice.
+        // The steps of one rank count for the job, the same rank for the whole attempt. Otherwise some would count
+        // twice.
         if *self.lead.get_or_insert(rank) == rank {
             if matches!(self.ledger.state(), TimeCategory::Starting | TimeCategory::Initialising) {
                 let began = if done[0].first { done[0].end } else { done[0].start };
@@ -52,7 +53,7 @@ impl Job {
         self.report_found(found, out);
     }
 
-    /// Tells, once per attempt, that all ranks are stepping; and from then on, now and then, how far they are.
+    /// Records once per attempt that all ranks are stepping, and from then on their progress from time to time.
     pub(super) fn announce_progress(&mut self, at: Mono, out: &mut Vec<Output>) {
         if self.stepping && at.since(self.last_progress) < PROGRESS_EVERY {
             return;
@@ -70,7 +71,7 @@ impl Job {
             self.stepping = true;
             self.last_progress = at;
             self.saving.begin(at);
-            // Looks at the pages are rarer than quick steps: the first step counts, not the newest by now.
+            // Pages are read less often than quick steps complete: use the first step, not the newest.
             let step = stepped.iter().map(|(first, _)| first.step).max().unwrap_or(0);
             let last = stepped.iter().map(|(first, _)| first.end).max().unwrap_or(at);
             self.longest_start = self.longest_start.max(Some(last.since(self.attempt_began)));
@@ -87,7 +88,7 @@ impl Job {
         }
     }
 
-    /// What came of the last restart, told at the first step that all ranks completed after it.
+    /// Records the outcome of the last restart, at the first step that all ranks completed after it.
     pub(super) fn tell_outcome(&mut self, at: Mono, step: u64, counted: bool, out: &mut Vec<Output>) {
         let attempt = self.attempt;
         let Some(incident) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none())

@@ -1,4 +1,4 @@
-//! A restart by a mild rung has its time: one that has not brought a step by then is given up for the next rung.
+//! A restart by a mild rung has a time limit. If it has not completed a step by then, the next rung replaces it.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::recovery::policy::{self, Rung};
 
 use super::{Job, ORDERS, Order, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED};
 
-/// The event by which the journal, and so a replay, knows that a restart was given up.
+/// The event that records, also for a replay, that a restart was abandoned.
 const EVENT: &str = "restart_too_long";
 
-/// A restart that was given up.
+/// A restart that was abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Overdue {
     rung: Rung,
@@ -24,7 +24,7 @@ pub(super) struct Overdue {
 }
 
 impl Job {
-    /// Has itself asked again when the restart that began is to have brought a step.
+    /// Requests a wake-up for the time by which the restart must have completed a step.
     pub(super) fn time_restart(&mut self, at: Mono, out: &mut Vec<Output>) {
         let recovers = self.incidents.last().is_some_and(|incident| incident.first_step_at.is_none());
         let within = policy::patience(self.rung, self.longest_start).filter(|_| recovers);
@@ -37,7 +37,7 @@ impl Job {
     pub(super) fn look_after_restart(&mut self, at: Mono, out: &mut Vec<Output>) {
         match self.restart_until {
             Some((until, _)) if at < until => out.push(Output::Order(Order::LookAgain { at: until })),
-            // A hang has its own evidence, and is judged by it.
+            // A hang has its own evidence and is judged by that.
             Some((_, overdue)) if !self.stepping && self.hang.is_none() => {
                 out.push(Output::Record(Body::Fact(overdue.observed())));
                 self.give_up(at, overdue, out);
@@ -46,7 +46,7 @@ impl Job {
         }
     }
 
-    /// What people ordered, and what a journal tells of a restart that was given up.
+    /// Handles orders of people, and the journal's record of an abandoned restart.
     pub(super) fn observed(&mut self, at: Mono, seen: &Observation, out: &mut Vec<Output>) {
         let ordered =
             seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED);

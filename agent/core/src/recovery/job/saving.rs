@@ -1,4 +1,4 @@
-//! When the job last saved, what it was told about how often it had better save, and whether a save is due.
+//! When the job last saved, the advice on how often to save, and whether a save is due.
 
 use crate::base::time::Mono;
 use crate::checkpoint::advice::{self, Advised};
@@ -6,19 +6,19 @@ use crate::model::entry::{Fact, StepDone};
 
 use super::Job;
 
-/// A job's saves, as far as advice goes.
+/// A job's saves, as far as the advice needs them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Saving {
     /// The newest advice.
     advised: Option<Advised>,
-    /// What stands in the journal.
+    /// The advice that was last recorded in the journal.
     reported: Option<Advised>,
-    /// The last save, or when one was last said to be due; none while the ranks do not step.
+    /// The last save, or the time at which a save was last due. `None` while the ranks do not step.
     last: Option<Mono>,
 }
 
 impl Saving {
-    /// All ranks step: from now on time passes that a failure would cost.
+    /// All ranks step: from now on a failure would cost time.
     pub(super) fn begin(&mut self, at: Mono) {
         self.last = Some(at);
     }
@@ -28,7 +28,7 @@ impl Saving {
         self.last = self.last.max(Some(at));
     }
 
-    /// Takes in new advice; what of it is worth to be told.
+    /// Sets new advice. Returns the fact to record if it has changed enough.
     pub(super) fn advise(&mut self, advised: Option<Advised>) -> Option<Fact> {
         self.advised = advised.or(self.advised);
         let news = advised.filter(|advised| advised.is_news_after(self.reported.as_ref()))?;
@@ -52,9 +52,9 @@ impl Job {
         self.stepping && self.stop_requested.is_none() && self.saving.is_due(at)
     }
 
-    /// The newest step to which a restart goes back, as far as that is known: the newest one that was saved here, if this attempt
-    /// may have begun with what had been saved until then. One that began with a later step has it from somewhere else, and
-    /// one whose steps are counted anew in each process tells nothing of where it began.
+    /// The newest step that a restart returns to, if known: the newest step that was saved here, if this attempt may
+    /// have started from what had been saved before. An attempt that started with a later step has it from elsewhere.
+    /// If steps are counted from zero in each process, the start is unknown.
     pub(super) fn committed(&self) -> Option<u64> {
         let (saved, before) = self.saved;
         let mut firsts = self.ranks.values().filter_map(|rank| rank.first);
@@ -80,10 +80,10 @@ mod tests {
         assert!(!saving.is_due(at(1000)), "no rank steps");
         saving.begin(at(1000));
         assert!(!saving.is_due(at(1059)) && saving.is_due(at(1060)) && !saving.is_due(at(1061)));
-        // The trainer saves by its own reasons too.
+        // The trainer also saves for its own reasons.
         saving.saved(at(1100));
         assert!(!saving.is_due(at(1120)) && saving.is_due(at(1160)));
-        // A save that is heard of late does not turn the time back.
+        // A save that is reported late does not turn the time back.
         saving.saved(at(1090));
         assert!(!saving.is_due(at(1161)));
     }

@@ -1,4 +1,4 @@
-//! How a job went.
+//! The summary of a job.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,24 +7,24 @@ use crate::base::time::Mono;
 use crate::checkpoint::advice::Advised;
 use crate::progress::goodput::TimeAccounting;
 
-/// The times of one failure, for people: all on the host's monotonic clock.
+/// The times of one failure, for users: all on the host's monotonic clock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IncidentTimes {
-    /// Which failure.
+    /// The failure.
     pub incident: Incident,
-    /// What it was, in one line.
+    /// Its headline.
     pub headline: String,
-    /// What was decided, in plain words.
+    /// The decision, as a sentence.
     pub decision: String,
     /// When it happened.
     pub fault_at: Mono,
-    /// When the launcher knew.
+    /// When the launcher noticed it.
     pub detected_at: Mono,
-    /// When no process of the failed attempt was left.
+    /// When the last process of the failed attempt had ended.
     pub stopped_at: Option<Mono>,
-    /// When it was decided what to do.
+    /// When the action was decided.
     pub decided_at: Option<Mono>,
-    /// When the new ranks' processes were there.
+    /// When the new ranks' processes were created.
     pub started_at: Option<Mono>,
     /// When the last of the new ranks' heartbeat clients connected.
     pub connected_at: Option<Mono>,
@@ -36,20 +36,20 @@ pub struct IncidentTimes {
     pub first_step: Option<u64>,
 }
 
-/// How a job went.
+/// The summary of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The status with which the launcher exits.
+    /// The exit status of the launcher.
     pub exit: i32,
-    /// Why, in plain words.
+    /// The reason, as a sentence.
     pub reason: String,
     /// How often the ranks were started.
     pub attempts: u32,
-    /// Where the time went.
+    /// The time accounting.
     pub books: TimeAccounting,
     /// Its failures.
     pub incidents: Vec<IncidentTimes>,
-    /// How often it had better save; none before it has saved a few times.
+    /// The advised save interval. `None` before it has saved a few times.
     #[serde(default)]
     pub saving: Option<Advised>,
 }

@@ -1,4 +1,4 @@
-//! What a job is told and what it answers.
+//! The inputs and outputs of a job.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,52 +9,52 @@ use crate::model::entry::{Body, Fact, StepDone};
 use crate::model::host_context::HostEvidence;
 use crate::model::verdict::{Action, Verdict};
 
-/// What the launcher tells the job.
+/// An input from the launcher.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// Something was observed; it goes into the journal.
+    /// A fact; it is recorded in the journal.
     Fact(Fact),
-    /// A rank completed steps; these are too many for the journal.
+    /// A rank completed steps, which are too many for the journal.
     Steps {
-        /// In which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Which rank.
+        /// The rank.
         rank: Rank,
         /// The steps, oldest first.
         done: Vec<StepDone>,
     },
-    /// A rank said what it is: ranks of one role and stage do the same work.
+    /// A rank declared its role: ranks of one role and stage do the same work.
     Role {
-        /// In which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Which rank.
+        /// The rank.
         rank: Rank,
-        /// Any text; empty if there is but one role.
+        /// Any text; empty if there is only one role.
         role: String,
         /// Its pipeline stage.
         stage: Option<u32>,
     },
-    /// All ranks have saved a step, and what they saved was sealed.
+    /// All ranks have saved a step, and it was sealed.
     Saved {
-        /// In which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Which step.
+        /// The step.
         step: u64,
-        /// By rank, in their order: the checksums of its shard's chunks.
+        /// By rank, in order: the checksums of its shard's chunks.
         shards: Vec<(Rank, Vec<u64>)>,
     },
-    /// What is known of the host and its devices that may explain why ranks are slow.
+    /// State of the host and its devices that may explain why ranks are slow.
     RankContext(SlowdownHints),
-    /// The agent's evidence about a failure; none if there is no agent or it did not answer in time.
+    /// The agent's evidence about a failure. `None` if there is no agent or it did not answer in time.
     Ruling(Option<Ruling>),
-    /// What the host has to say of a failure that was decided on already; of any but the last one it is ignored.
+    /// Host evidence about a failure after its decision. Ignored for any but the last failure.
     LateEvidence {
-        /// Which failure.
+        /// The failure.
         incident: Incident,
-        /// All that the host has said of it by now.
+        /// All evidence of the host so far.
         host_evidence: HostEvidence,
     },
-    /// What the launcher itself sees held that the next ranks need; told before a ruling, each time.
+    /// Resources that the next ranks need and that the launcher sees in use; sent before each ruling.
     Held(Vec<String>),
     /// The time of an [`Order::LookAgain`] has come.
     LookAgain,
@@ -63,59 +63,60 @@ pub enum Input {
 /// The agent's evidence about a failure, or what a replay has of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ruling {
-    /// The incident that the agent was asked about; an answer to another one is ignored.
+    /// The incident that the agent was asked about. Answers to others are ignored.
     pub incident: Incident,
-    /// What is done in place of the job's own decision. Agents leave that to the launcher: only a replay sets it, to
-    /// go on as the recorded run went on.
+    /// An action that replaces the job's own decision. Agents leave that to the launcher: only a replay sets it, to
+    /// continue as the recorded run did.
     pub instead: Option<(Action, String)>,
-    /// What the host has to say of the failure.
+    /// The host's evidence about the failure.
     pub host_evidence: HostEvidence,
 }
 
-/// What the job asks of the launcher.
+/// An output of the job for the launcher.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "outputs are few and soon taken; most are records")]
 pub enum Output {
-    /// To be written into the journal.
+    /// To be recorded in the journal.
     Record(Body),
     /// To be carried out.
     Order(Order),
 }
 
-/// What the launcher's hands are to do.
+/// An order that the launcher carries out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
     /// Start all ranks; answered by `AttemptStarted` or `StartFailed`.
     StartRanks(Attempt),
-    /// Start the ranks that are gone, and have those that wait in their processes go on; answered as `StartRanks`.
+    /// Start the missing ranks, and let those that wait in their processes continue; answered as `StartRanks`.
     StartRound(Attempt),
-    /// End one of the ranks that wait in their processes, which is not to go on in it; answered by `AttemptEnded` once more.
+    /// End one of the ranks that wait in their processes, so that it does not continue; answered by another
+    /// `AttemptEnded`.
     EndRank {
-        /// Of which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Which rank.
+        /// The rank.
         rank: Rank,
     },
     /// Stop what is left of the attempt, its whole process tree; answered by `AttemptEnded`.
     StopRanks {
-        /// Which attempt.
+        /// The attempt.
         attempt: Attempt,
-        /// Why, which sets the grace that the ranks are given.
+        /// The reason, which sets the grace period of the ranks.
         why: StopWhy,
     },
-    /// Write down what all ranks of the attempt are at; answered by `EvidenceTaken` or `HangPassed`.
+    /// Record what all ranks of the attempt are doing; answered by `EvidenceTaken` or `HangPassed`.
     TakeEvidence(Attempt),
-    /// Ask the agent for its evidence; answered by [`Input::Ruling`]. Of a restart that was ordered the incident is
+    /// Ask the agent for its evidence; answered by [`Input::Ruling`]. For an ordered restart the incident is
     /// [`Incident::ORDERED`].
     Consult(Box<Verdict>),
-    /// Come back at that time; answered by [`Input::LookAgain`].
+    /// Wake the job at this time; answered by [`Input::LookAgain`].
     LookAgain {
-        /// When.
+        /// The time.
         at: Mono,
     },
     /// The job is over.
     Finish {
-        /// The status with which the launcher exits.
+        /// The exit status of the launcher.
         exit: i32,
     },
 }
@@ -124,14 +125,15 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopWhy {
-    /// A rank failed; the others can only wait for it. Ranks that can stay in their processes leave the attempt in them.
+    /// A rank failed, and the others can only wait for it. Ranks that can keep their processes leave the attempt in
+    /// them.
     Fault,
-    /// Ranks that wait in their processes are not to go on in them.
+    /// Ranks that wait in their processes must not continue in them.
     Dismissed,
     /// The launcher was asked to stop: the ranks may want to save.
     Requested,
-    /// A person wants all ranks started anew.
+    /// A person ordered a restart of all ranks.
     Ordered,
-    /// All ranks are done; what they left behind has to go.
+    /// All ranks are done; leftover processes are removed.
     Done,
 }

@@ -1,15 +1,15 @@
-//! What a policy file returns.
+//! The result of a policy file.
 
 use crate::base::time::Span;
 use crate::model::policy::Rung;
 
-/// What a policy would do.
+/// The action that a policy proposes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// The rung; none to wait for the host.
+    /// The rung. `None` to wait for the host.
     pub rung: Option<Rung>,
-    /// How long it is held back.
+    /// How long the action is delayed.
     pub after: Span,
-    /// Why, in plain words.
+    /// The reason, as a sentence.
     pub why: String,
 }

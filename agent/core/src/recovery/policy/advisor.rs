@@ -1,32 +1,32 @@
-//! A policy of the user's own, in front of the built-in one. What it says is done as far as nothing forbids it
-//! ([`forbidden`]); where it fails, or leaves it open, the built-in policy decides.
+//! The user's own policy, in front of the built-in one. Its advice is carried out unless it is [`forbidden`]. If it
+//! fails or makes no decision, the built-in policy decides.
 
 use crate::model::verdict::Action;
 use crate::recovery::policy::{Advice, Case, Choice, Rung, Settings, forbidden, unless_dry, usual};
 
-/// A policy of the user's own.
+/// The user's own policy.
 pub trait Advisor: std::fmt::Debug + Send + Sync {
-    /// Its name, for people: a file's.
+    /// Its name for messages: that of its file.
     fn name(&self) -> &str;
 
-    /// What it would do about a failure; none to leave it to the built-in policy.
+    /// Its advice for a failure. `None` leaves it to the built-in policy.
     ///
     /// # Errors
-    /// It does not come to a decision; in words, with file and line.
+    /// It makes no decision; a text with file and line.
     fn advise(&self, settings: &Settings, case: Case<'_>) -> Result<Option<Advice>, String>;
 }
 
-/// Why the built-in policy decided in place of the user's own.
+/// Why the built-in policy decided instead of the user's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It failed; in words.
+    /// It failed; with the error text.
     Failed(String),
-    /// What it wanted is forbidden; in words.
+    /// Its advice is forbidden; with the reason.
     Overruled(String),
 }
 
 impl Trouble {
-    /// Its words.
+    /// The text.
     pub fn words(&self) -> &str {
         match self {
             Trouble::Failed(words) | Trouble::Overruled(words) => words,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_is_done_and_the_rest_is_the_built_in_policys() {
+    fn its_advice_is_carried_out_and_the_built_in_policy_decides_the_rest() {
         let settings = Settings::from(Budget { max_restarts: 3, window: None });
         let (choice, trouble) = of(advice(Rung::HandBack), &settings, &[]);
         assert_eq!((choice.action, choice.after), (Action::HandBack { exit: 75 }, Span::seconds(2)));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forbidden_is_not_done_and_it_is_said_why() {
+    fn forbidden_advice_is_not_carried_out_and_the_reason_is_given() {
         let none = Settings::from(Budget { max_restarts: 0, window: None });
         let (choice, trouble) = of(advice(Rung::All), &none, &[]);
         assert_eq!(choice.action, Action::Stop { exit: 137 });
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dry_run_says_what_it_would_be() {
+    fn a_dry_run_reports_what_it_would_do() {
         let dry = Settings { dry_run: true, ..Settings::from(Budget { max_restarts: 3, window: None }) };
         let (choice, _) = of(advice(Rung::All), &dry, &[]);
         assert_eq!(choice.why, "dry run; it would be restarting all ranks: so (mine.star)");

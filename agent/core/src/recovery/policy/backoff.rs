@@ -1,5 +1,5 @@
-//! How long a restart is held back. The first one never is; those that follow without progress are, each longer than the
-//! one before, and not all jobs of a host at the same moment.
+//! The delay of a restart. The first one has none. Those that follow without progress have, each longer than the one
+//! before, and different for each job of a host.
 
 use crate::base::time::Span;
 
@@ -9,21 +9,21 @@ const FIRST: Span = Span::seconds(1);
 /// The longest wait.
 const LONGEST: Span = Span::seconds(300);
 
-/// The wait before a restart after `without_progress` others in a row that brought nothing: doubled each time, up to a
-/// quarter less or more by `seed`, which is the job's own; whole milliseconds.
+/// The delay before a restart after `without_progress` others in a row that did not help: doubled each time, up to a
+/// quarter shorter or longer by `seed`, which differs between jobs; in whole milliseconds.
 pub fn wait(without_progress: u32, seed: u64) -> Span {
     let Some(doublings) = without_progress.checked_sub(1) else { return Span::default() };
     let full = FIRST.0.saturating_mul(1_u64.checked_shl(doublings).unwrap_or(u64::MAX)).min(LONGEST.0);
     Span::millis((full as f64 / 1e6 * (1.0 + jitter(without_progress, seed))) as u64)
 }
 
-/// How much longer the wait after `without_progress` restarts is in the job of this seed, as a share of it: from a quarter
-/// less to a quarter more, in 512 parts.
+/// How much longer the delay after `without_progress` restarts is for this seed, as a fraction: from a quarter less
+/// to a quarter more, in 512 steps.
 pub fn jitter(without_progress: u32, seed: u64) -> f64 {
     (mixed(seed ^ u64::from(without_progress)) % 512) as f64 / 1024.0 - 0.25
 }
 
-/// A seed of a job's own, from its words.
+/// The seed of a job, from its words.
 pub fn seed<'a>(words: impl Iterator<Item = &'a str>) -> u64 {
     words.flat_map(str::bytes).fold(0xcbf2_9ce4_8422_2325, |hash, byte| mixed(hash ^ u64::from(byte)))
 }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_to_an_end_and_differ_between_jobs() {
+    fn delays_grow_to_a_limit_and_differ_between_jobs() {
         assert_eq!(wait(0, 7), Span::default());
         for count in 1..80 {
             let full = (1_u64 << (count - 1).min(9)).min(300) as f64;

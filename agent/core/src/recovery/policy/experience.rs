@@ -1,12 +1,13 @@
-//! What runs of a job learned of rungs: how often each helped against causes of a kind, and how long it took. It is kept for the
-//! job's next run, which then need not begin with guesses, and weighs little beside what that run sees itself.
+//! What runs of a job learned about rungs: how often each helped against causes of a kind, and how long it took. It
+//! is kept for the job's next run, which then need not start with guesses. It weighs little compared with what that
+//! run sees itself.
 
 use crate::model::policy::{CauseKind, Experience, LONGEST, MOST};
 use crate::recovery::policy::history::PastFailure;
 use crate::recovery::policy::{Rung, learned};
 
-/// What is known after a run that began with `earlier` and had these failures. Those of which it could not be seen what came of
-/// them tell nothing: where there were no heartbeats, and the last if the job did not fail again.
+/// What is known after a run that started with `earlier` and had these failures. Failures without a visible outcome
+/// are ignored: those without heartbeats, and the last one if the job did not fail again.
 pub fn experiences(earlier: &[Experience], past: &[PastFailure], failed_again: bool) -> Vec<Experience> {
     let is_open = |place: usize| place + 1 == past.len() && !failed_again;
     let reported = |(place, past): &(usize, &PastFailure)| {
@@ -56,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_saw_is_known_to_the_next_and_that_of_many_runs_counts_as_that_of_a_few() {
+    fn the_next_run_knows_the_last_and_many_runs_count_as_a_few() {
         let run = [tried(Rung::Ranks, None), tried(Rung::Ranks, Some(Span::seconds(2)))];
         let known = experiences(&[], &run, true);
         assert_eq!(known.len(), 1);
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_of_which_nothing_was_seen_teaches_nothing() {
+    fn a_restart_without_a_visible_outcome_is_ignored() {
         let stopped_meanwhile = [tried(Rung::All, None)];
         assert_eq!(experiences(&[], &stopped_meanwhile, false), []);
         assert_eq!(experiences(&[], &stopped_meanwhile, true).len(), 1, "it failed again");
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_not_believed() {
+    fn impossible_values_are_ignored() {
         let good =
             Experience { cause: CauseKind::Hang, rung: Rung::All, tried: 4.0, helped: 3.0, seconds: 9.0 };
         assert!(good.is_sound());

@@ -1,4 +1,4 @@
-//! What no policy may do, whoever wrote it: the rails along which a policy file runs. The built-in policy never comes near
+//! What no policy may do, regardless of its author: the limits of a policy file. The built-in policy never reaches
 //! them.
 
 use crate::base::time::Span;
@@ -8,16 +8,17 @@ use crate::recovery::policy::{
     repeats_at_same_place,
 };
 
-/// Restarts in a row without a new step, whatever their causes: the built-in policy stops after 3.
+/// The most restarts in a row without a new step, for any causes. The built-in policy stops after 3.
 pub const PATIENCE_AT_MOST: u32 = 10;
 
-/// Returns of the same error of the program to the same step or data: the built-in policy stops at the first.
+/// How often the same error of the program may recur at the same step or data. The built-in policy stops at the
+/// first.
 pub const REPEATS_AT_MOST: usize = 3;
 
-/// The longest that anything is held back.
+/// The longest delay.
 pub const LONGEST_DELAY: Span = Span::seconds(3600);
 
-/// Why this may not be done; none if it may.
+/// Why this advice is forbidden. `None` if it is allowed.
 pub fn forbidden(settings: &Settings, case: Case<'_>, advice: &Advice) -> Option<String> {
     if advice.after > LONGEST_DELAY {
         return Some(format!(
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_a_loop_ends_whatever_a_policy_says() {
+    fn an_error_in_a_loop_ends_under_any_policy() {
         let of = |past: &[PastFailure]| forbids(past, Host::default(), &take(Some(Rung::All), 0));
         assert_eq!(of(&[failed(5), failed(5)]), None);
         let again = of(&[failed(5), failed(5), failed(5)]);
@@ -149,12 +150,12 @@ mod tests {
             (0..10).map(|_| PastFailure { reached: Some(5), ..failed(4) }).collect();
         assert_eq!(of(&elsewhere).as_deref(), Some("10 restarts in a row brought no new step"));
         assert_eq!(of(&elsewhere[..9]), None);
-        // To end the job is always allowed.
+        // Ending the job is always allowed.
         assert_eq!(forbids(&elsewhere, Host::default(), &take(Some(Rung::Stop), 0)), None);
     }
 
     #[test]
-    fn what_cannot_be_done_now_and_what_takes_too_long_is_forbidden() {
+    fn impossible_actions_and_too_long_delays_are_forbidden() {
         let of = |host, advice: &Advice| forbids(&[], host, advice).unwrap_or_default();
         assert!(of(Host::default(), &take(Some(Rung::InProcess), 0)).contains("does not support it"));
         assert!(of(Host::default(), &take(Some(Rung::All), 3601)).contains("held back"));

@@ -1,4 +1,4 @@
-//! What was tried before in this job and what came of it.
+//! Earlier decisions in this job and their outcomes.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,42 +6,43 @@ use crate::base::time::{Mono, Span};
 use crate::model::verdict::Cause;
 use crate::recovery::policy::Rung;
 
-/// A failure of this job that was decided on before, and what came of the decision.
+/// A failure of this job with an earlier decision, and its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PastFailure {
     /// When it was decided.
     pub decided_at: Mono,
-    /// What it was.
+    /// Its cause.
     pub cause: Cause,
-    /// The step at which the culprit stood.
+    /// The step of the culprit.
     pub step: Option<u64>,
-    /// Where in its data the culprit read, if it told.
+    /// The position of the culprit in its data, if reported.
     pub data: Option<u64>,
     /// How long the attempt had lived.
     pub lived: Span,
-    /// What was done about it.
+    /// The action.
     pub rung: Rung,
-    /// The newest step that the job had reached in any attempt when it failed; none without heartbeats, or before the
-    /// first.
+    /// The newest step that the job had reached in any attempt when it failed. `None` without heartbeats, or before
+    /// the first step.
     pub reached: Option<u64>,
-    /// The newest step to which restarts were known to go back by then ([`JobState::committed`](super::JobState::committed)).
+    /// The newest step that restarts were known to return to by then
+    /// ([`JobState::committed`](super::JobState::committed)).
     pub committed: Option<u64>,
     /// Whether the culprit sent heartbeats: only then does no step mean no progress.
     pub heartbeats: bool,
-    /// From the fault to the first step that all ranks completed after the restart; none if there was none yet, or
-    /// none at all.
+    /// From the fault to the first step that all ranks completed after the restart. `None` if there was none, or none
+    /// yet.
     pub back_after: Option<Span>,
 }
 
-/// Ranks that live longer than this and tell of no step are of those that never do.
+/// Ranks that run longer than this without a step are assumed never to report any.
 const TELLS_WITHIN: Span = Span::seconds(600);
 
-/// How far an attempt brought the job, where that can be told.
+/// How far an attempt brought the job, if that can be known.
 #[derive(Clone, Copy, Debug)]
 pub struct Reached {
     /// The newest step that was reached in any attempt.
     pub step: Option<u64>,
-    /// The newest one to which restarts are known to go back.
+    /// The newest step that restarts are known to return to.
     pub committed: Option<u64>,
     /// Whether the culprit sent heartbeats.
     pub heartbeats: bool,
@@ -54,8 +55,8 @@ impl Reached {
         self.heartbeats && (self.step.is_some() || self.lived < TELLS_WITHIN)
     }
 
-    /// Whether this is further than `before`. What is in no checkpoint is lost with the attempt: where it is known what restarts
-    /// go back to, that counts, and else each step that was completed.
+    /// Whether this is further than `before`. Steps that are in no checkpoint are lost with the attempt: if it is
+    /// known what restarts return to, that counts, otherwise each completed step.
     fn is_beyond(self, before: Reached) -> bool {
         match (self.committed, before.committed) {
             (Some(now), Some(then)) => now > then,
@@ -64,8 +65,8 @@ impl Reached {
     }
 }
 
-/// How many restarts in a row, up to `now`, did not bring the job further than it had been before. Nothing is counted
-/// where it cannot be told.
+/// How many restarts in a row, up to `now`, did not bring the job further than before. Counting stops where that is
+/// unknown.
 pub fn without_progress(past: &[PastFailure], now: Reached) -> u32 {
     let mut count = 0;
     let mut later = now;

@@ -1,7 +1,7 @@
-//! Which rungs of the ladder can be taken now, and how long one may take.
+//! The rungs of the ladder that can be taken now, and how long one may take.
 //!
-//! Four things close a rung: nobody has hands for it; the ranks do not stand where it needs them; it cannot help against
-//! the cause; it has just failed.
+//! Four things close a rung: no component can carry it out; the ranks are not in the state it needs; it cannot help
+//! against the cause; it has just failed.
 
 use crate::base::time::Span;
 use crate::recovery::policy::{Case, CauseKind, JobState, Rung, Rungs, Settings};
@@ -15,7 +15,7 @@ pub(super) fn open(settings: &Settings, case: Case<'_>) -> Vec<Rung> {
     stays.filter(|rung| *rung >= mildest && !just_failed(*rung)).collect()
 }
 
-/// What there are hands for: always, and with the ranks that wait.
+/// The rungs that can be carried out: those that always can, and those that the waiting ranks allow.
 pub fn hands(settings: &Settings, case: Case<'_>) -> Rungs {
     let named = case.verdict.culprit.is_some();
     let opened = Rung::ALL.into_iter().filter(|rung| is_opened_by_waiting(*rung, case.job, named));
@@ -25,7 +25,7 @@ pub fn hands(settings: &Settings, case: Case<'_>) -> Rungs {
 /// The mildest rung that can help against the cause at all.
 pub(super) fn mildest(kind: CauseKind) -> Rung {
     match kind {
-        // The process is there and its rank ended by itself what it was at.
+        // The process is alive, and the exception has ended what its rank was doing.
         CauseKind::Exception => Rung::InProcess,
         CauseKind::ExitCode
         | CauseKind::Signal
@@ -42,17 +42,17 @@ fn is_opened_by_waiting(rung: Rung, job: JobState, culprit_is_named: bool) -> bo
     match rung {
         _ if job.waiting == 0 => false,
         Rung::InProcess => all_wait,
-        // Where none is lost, the one that failed gets a new process; of a single rank that is all of them.
+        // If no rank is lost, the one that failed gets a new process. With a single rank that would be all of them.
         Rung::Ranks => !all_wait || (job.ranks > 1 && culprit_is_named),
         _ => false,
     }
 }
 
-/// The least that a restart may take before the next rung is tried.
+/// A restart has at least this long before the next rung is tried.
 const AT_LEAST: Span = Span::seconds(300);
 
-/// How long a restart by this rung may take until all ranks have completed a step: three times what the longest start
-/// took in this job. None where that is not known, and where there is no rung on the host that does more.
+/// How long a restart by this rung may take until all ranks have completed a step: three times the longest start of
+/// this job. `None` if that is unknown, and for the heaviest rung on the host.
 pub fn patience(rung: Rung, longest_start: Option<Span>) -> Option<Span> {
     let known = longest_start.filter(|_| rung < Rung::All)?;
     Some(known.plus(known).plus(known).max(AT_LEAST))
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_help_against_the_cause_is_not_there() {
+    fn rungs_that_cannot_help_against_the_cause_are_closed() {
         let killed = verdict(Cause::Signal { signal: 9 }, Some(Rank(1)));
         assert_eq!(of(&killed, 4, 4, &[]), [Rung::Ranks, Rung::All]);
         let not_started = verdict(Cause::StartFailed, None);
@@ -126,19 +126,19 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_in_this_recovery_is_not_tried_again_in_it() {
+    fn a_rung_that_failed_in_this_recovery_is_not_tried_again_in_it() {
         let raised = Cause::Exception { exception: "E".into(), fingerprint: "f".into() };
         let raised = verdict(raised, Some(Rank(1)));
         assert_eq!(of(&raised, 4, 4, &[failed(Rung::InProcess)]), [Rung::Ranks, Rung::All]);
         assert_eq!(of(&raised, 4, 4, &[failed(Rung::Ranks)]), [Rung::All]);
-        // After the heaviest it begins anew; budgets end it.
+        // After the heaviest rung all are open again; the budgets end the job.
         assert_eq!(of(&raised, 4, 4, &[failed(Rung::All)]), [Rung::InProcess, Rung::Ranks, Rung::All]);
         let helped = PastFailure { back_after: Some(Span::seconds(1)), ..failed(Rung::Ranks) };
         assert_eq!(of(&raised, 4, 4, &[helped]), [Rung::InProcess, Rung::Ranks, Rung::All]);
     }
 
     #[test]
-    fn mild_rungs_have_their_time_and_the_heaviest_is_waited_for() {
+    fn mild_rungs_have_a_time_limit_and_the_heaviest_has_none() {
         assert_eq!(patience(Rung::InProcess, Some(Span::seconds(10))), Some(AT_LEAST));
         assert_eq!(patience(Rung::Ranks, Some(Span::seconds(400))), Some(Span::seconds(1200)));
         assert_eq!(patience(Rung::All, Some(Span::seconds(10))), None);

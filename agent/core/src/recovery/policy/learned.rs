@@ -1,8 +1,8 @@
-//! Which rung to take: by what each of them cost and how often it helped in this job and its earlier runs, for causes of the
+//! Chooses the rung by the cost of each and how often it helped in this job and its earlier runs, for causes of the
 //! same kind.
 //!
 //! A rung that fails costs its own time and then that of the next one, so the value of rung `r` is
-//! `cost(r) + (1 - helps(r)) * value(next)`, and the cheapest is taken (`docs/reference/policy.md`).
+//! `cost(r) + (1 - helps(r)) * value(next)`. The cheapest is taken (`docs/reference/policy.md`).
 
 use crate::base::time::Span;
 use crate::model::policy::CauseKind;
@@ -10,7 +10,8 @@ use crate::model::policy::Experience;
 use crate::recovery::policy::Rung;
 use crate::recovery::policy::history::PastFailure;
 
-/// What is thought of a rung before it was taken: so many of so many times it helps, and takes so long, in seconds.
+/// The assumption about a rung before it was taken: how often of how many times it helps, and its duration in
+/// seconds.
 struct Prior {
     helped: f64,
     of: f64,
@@ -30,17 +31,17 @@ fn prior(rung: Rung) -> Prior {
     Prior { helped, of, seconds }
 }
 
-/// A rung that failed so often in a row for causes of a kind is not taken again for it, until it helped.
+/// A rung that failed this often in a row for causes of a kind is not taken again for them until it helped.
 const FAILURES_IN_A_ROW: usize = 2;
 
-/// The one to take of these, the mildest first; none if there is none.
+/// The rung to take, of rungs in order from the mildest. `None` if there are none.
 pub fn cheapest(
     kind: CauseKind,
     open: &[Rung],
     past: &[PastFailure],
     earlier: &[Experience],
 ) -> Option<Rung> {
-    // The heaviest stays in any case: budgets end it, not this.
+    // The heaviest rung always stays open: the budgets end it.
     let (heaviest, milder) = open.split_last()?;
     let value = |rung: Rung, next: f64| value(kind, rung, past, earlier, next);
     let mut best = (*heaviest, value(*heaviest, prior(Rung::HandBack).seconds));
@@ -56,7 +57,7 @@ pub fn cheapest(
     Some(best.0)
 }
 
-/// What taking the rung is expected to cost, in seconds, where the next one costs `next`.
+/// The expected cost of taking the rung, in seconds, if the next one costs `next`.
 fn value(kind: CauseKind, rung: Rung, past: &[PastFailure], earlier: &[Experience], next: f64) -> f64 {
     let Prior { helped, of, .. } = prior(rung);
     let known = of_rung(earlier, kind, rung).map_or((0.0, 0.0), |known| (known.helped, known.tried));
@@ -66,11 +67,11 @@ fn value(kind: CauseKind, rung: Rung, past: &[PastFailure], earlier: &[Experienc
     cost(kind, rung, past, earlier) + (1.0 - helps) * next
 }
 
-/// How long the rung takes where it helps, in seconds.
+/// How long the rung takes if it helps, in seconds.
 pub(super) fn cost(kind: CauseKind, rung: Rung, past: &[PastFailure], earlier: &[Experience]) -> f64 {
     let known = of_rung(earlier, kind, rung).filter(|known| known.helped > 0.0);
     let seconds = known.map_or(prior(rung).seconds, |known| known.seconds);
-    // The newest count most: what a restart costs changes with the state to be loaded.
+    // The newest values count most: the cost of a restart changes with the state to load.
     backs(kind, rung, past).fold(seconds, |cost, back| cost * 0.7 + back.as_seconds() * 0.3)
 }
 
@@ -84,7 +85,7 @@ fn failed_in_a_row(kind: CauseKind, rung: Rung, past: &[PastFailure]) -> usize {
     tried.take_while(|past| past.back_after.is_none()).count()
 }
 
-/// What is known of a rung from earlier runs.
+/// What earlier runs learned about a rung.
 pub(super) fn of_rung(earlier: &[Experience], cause: CauseKind, rung: Rung) -> Option<&Experience> {
     earlier.iter().find(|known| known.cause == cause && known.rung == rung)
 }
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mildest_that_is_open_is_taken_first() {
+    fn the_mildest_open_rung_is_taken_first() {
         assert_eq!(cheapest(CauseKind::Exception, &ALL, &[], &[]), Some(Rung::InProcess));
         assert_eq!(cheapest(CauseKind::Signal, &ALL[1..], &[], &[]), Some(Rung::Ranks));
         assert_eq!(cheapest(CauseKind::Signal, &ALL[2..], &[], &[]), Some(Rung::All));
@@ -121,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn a_rung_that_fails_is_left_and_one_that_helped_is_kept() {
+    fn a_rung_that_fails_is_skipped_and_one_that_helped_is_kept() {
         let fails: Vec<PastFailure> = (0..2).map(|_| tried(Rung::InProcess, None)).collect();
         assert_eq!(cheapest(CauseKind::Exception, &ALL, &fails, &[]), Some(Rung::Ranks));
-        // Another cause has nothing to do with it.
+        // Other causes are not affected.
         assert_eq!(cheapest(CauseKind::Hang, &ALL[1..], &fails, &[]), Some(Rung::Ranks));
         let helps: Vec<PastFailure> =
             (0..9).map(|_| tried(Rung::InProcess, Some(Span::millis(90)))).collect();
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_earlier_runs_learned_counts_and_what_this_one_sees_outweighs_it() {
+    fn earlier_runs_count_and_this_run_outweighs_them() {
         let known = |helped: f64, seconds: f64| {
             let (cause, rung) = (CauseKind::Exception, Rung::InProcess);
             [Experience { cause, rung, tried: 8.0, helped, seconds }]
@@ -149,7 +150,7 @@ mod tests {
         };
         assert_eq!(of(&[], known(8.0, 0.1)), Some(Rung::InProcess));
         assert_eq!(of(&[], known(8.0, 60.0)), Some(Rung::Ranks), "it took longer than the next");
-        // Of another kind of cause nothing is known by that.
+        // This shows nothing about other kinds of causes.
         assert_eq!(cheapest(CauseKind::Hang, &ALL, &[], &known(8.0, 60.0)), Some(Rung::InProcess));
         let helps: Vec<PastFailure> =
             (0..20).map(|_| tried(Rung::InProcess, Some(Span::millis(90)))).collect();

@@ -1,21 +1,21 @@
-//! Whether the host is ready for a restart: nothing begins again on a host that is not fit for training, or on GPUs that
-//! are not free yet.
+//! Whether the host is ready for a restart: nothing starts on a host that is not fit for training, or on GPUs that
+//! are still in use.
 //!
-//! - What is unknown is in nobody's way: a restart is not held up by what cannot be read.
-//! - What the job has trained with is in nobody's way either: it was sick when the last step was done.
-//! - What can pass by itself is waited for, with a deadline. What only a reset, a reboot or a replacement helps against is
-//!   not waited for.
+//! - Unknown state does not delay a restart.
+//! - Nor does a component that the job has trained with: it was already unhealthy when the last step was completed.
+//! - The job waits, with a deadline, for problems that can pass by themselves. It does not wait for those that need a
+//!   reset, a reboot or a replacement.
 
 use crate::base::time::{Mono, Span};
 use crate::host::preflight::Group;
 use crate::model::health::{Component, HealthState, RecommendedAction};
 
-/// The host, as far as a restart depends on it.
+/// The state of the host, as far as a restart depends on it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host<'a> {
-    /// Components that are not fit for training, as the agent judges them; none without an agent.
+    /// Components that are not fit for training, as the agent judges them; empty without an agent.
     pub sick: &'a [Component],
-    /// What is held that the ranks need, a sentence each: a GPU's memory, a port, a process that does not die.
+    /// Resources in use that the ranks need, a sentence each: a GPU's memory, a port, a process that does not end.
     pub held: &'a [String],
     /// How long this restart has waited for the host so far.
     pub waited: Span,
@@ -23,21 +23,21 @@ pub struct Host<'a> {
     pub last_step: Option<Mono>,
 }
 
-/// What came of the look.
+/// The result of the check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// Nothing is in the way.
     Ready,
-    /// Something is that may pass; in words.
+    /// Something is in the way that may pass; as a sentence.
     NotYet(String),
-    /// The host is not fit, and waiting does not help; in words.
+    /// The host is not fit, and waiting does not help; as a sentence.
     Unfit(String),
 }
 
-/// A component has to be sick for so long while steps are completed until it counts as something to train with.
+/// A component must be unhealthy for this long while steps are completed before it counts as one to train with.
 const TRAINED_WITH: Span = Span::seconds(30);
 
-/// What is in the way of a restart on this host.
+/// Whether anything prevents a restart on this host.
 pub fn readiness(host: Host<'_>) -> Readiness {
     let sick: Vec<&Component> = host.sick.iter().filter(|component| is_in_the_way(component, host)).collect();
     let reported = |component: &&Component| format!("{}: {}", component.name, component.reason);
@@ -54,9 +54,9 @@ fn is_in_the_way(component: &Component, host: Host<'_>) -> bool {
     component.state == HealthState::Unhealthy && !trained_with && !passes_with_the_ranks(&component.name)
 }
 
-/// Whether the ranks themselves bring about what is wrong with the component: it is over with them.
+/// Whether the ranks themselves cause what is wrong with the component: it ends with them.
 pub fn passes_with_the_ranks(component: &str) -> bool {
-    // A network card that trains nothing is nobody's concern here: fabric ports are a group of their own.
+    // A network card that is not used for training does not matter here: fabric ports are a separate group.
     matches!(component, "host.memory" | "host.cpu" | "host.processes" | "host.files" | "host.tasks")
         || Group::of(component) == Group::Network
 }
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_job_trained_with_what_ends_with_it_and_what_is_only_degraded_are_not_in_the_way() {
+    fn components_the_job_trained_with_that_end_with_it_or_are_only_degraded_are_not_in_the_way() {
         let old = sick("gpu.0000:3b:00", RecommendedAction::RebootNode, 10);
         let own = sick("host.memory", RecommendedAction::RestartProcess, 101);
         let slow = Component {

@@ -66,7 +66,7 @@ fn the_same_exception_at_the_same_step_stops_the_job_and_at_another_step_does_no
 }
 
 #[test]
-fn the_same_exception_at_the_same_data_is_a_repetition_at_whatever_step() {
+fn the_same_exception_at_the_same_data_is_a_repetition_at_any_step() {
     let at = |data, step| PastFailure { data, ..failed(exception("a"), Some(step), Span::seconds(60)) };
     let now = Verdict { data: Some(640), ..verdict(exception("a"), Some(6)) };
     assert_eq!(action(THREE, &now, &[at(Some(640), 5)]), Action::Stop { exit: 1 });
@@ -77,7 +77,7 @@ fn the_same_exception_at_the_same_data_is_a_repetition_at_whatever_step() {
 }
 
 #[test]
-fn in_doubt_another_host_is_tried_once_and_what_it_confirms_is_not_restarted() {
+fn in_doubt_another_host_is_tried_once_and_a_confirmed_failure_is_not_restarted() {
     let now = Verdict { domain: FaultDomain::User, confidence: 0.7, ..verdict(exception("a"), Some(6)) };
     let once = [failed(exception("a"), Some(6), Span::seconds(60))];
     let on_b = |at_this_place| vec![OnHost { host: "b".to_owned(), at_this_place }];
@@ -90,7 +90,7 @@ fn in_doubt_another_host_is_tried_once_and_what_it_confirms_is_not_restarted() {
     let choice = decided(&now, &once, &received);
     assert_eq!(choice.action, elsewhere);
     assert!(choice.why.contains("another host tells"), "{}", choice.why);
-    // Where nobody hears of it, where it is sure, or where it was tried before, it ends.
+    // The job ends if the records are not shared, the verdict is sure, or it was tried before.
     let sure = Verdict { confidence: 0.95, ..now.clone() };
     let alone = SeenBefore::default();
     let before = SeenBefore { in_earlier_runs: 1, ..received.clone() };
@@ -98,7 +98,7 @@ fn in_doubt_another_host_is_tried_once_and_what_it_confirms_is_not_restarted() {
     for (now, seen) in [(&sure, &received), (&now, &alone), (&now, &before), (&now, &other_place)] {
         assert_eq!(decided(now, &once, seen).action, Action::Stop { exit: 1 }, "{seen:?}");
     }
-    // What failed on another host at the same place fails here for good, at once.
+    // A failure at the same place on another host is final here, at once.
     let confirmed = SeenBefore { elsewhere: on_b(true), ..received.clone() };
     let choice = decided(&now, &[], &confirmed);
     assert_eq!(choice.action, Action::Stop { exit: 1 });
@@ -148,7 +148,7 @@ fn a_kill_at_the_same_step_is_no_repetition() {
 }
 
 #[test]
-fn the_budget_counts_only_what_lies_in_the_window() {
+fn the_budget_counts_only_restarts_in_the_window() {
     let kill = Cause::Signal { signal: 9 };
     let past = [1, 99].map(|second| PastFailure {
         decided_at: Mono(second * 1_000_000_000),
@@ -159,7 +159,7 @@ fn the_budget_counts_only_what_lies_in_the_window() {
     assert_eq!(action(budget(Some(Span::seconds(10))), &verdict(kill, None), &past), RESTART);
 }
 
-/// A failure of a rank that beats, after which the job stood at `reached`.
+/// A failure of a rank with heartbeats, after which the job had reached step `reached`.
 fn beating(cause: Cause, reached: u64) -> PastFailure {
     PastFailure {
         heartbeats: true,
@@ -169,7 +169,7 @@ fn beating(cause: Cause, reached: u64) -> PastFailure {
 }
 
 #[test]
-fn three_restarts_in_a_row_may_bring_nothing_and_progress_begins_the_count_anew() {
+fn three_restarts_in_a_row_may_bring_nothing_and_progress_resets_the_count() {
     let many = Settings::from(Budget { max_restarts: 100, window: None });
     let kill = Cause::Signal { signal: 11 };
     let now = Verdict { heartbeats: true, ..verdict(kill.clone(), Some(7)) };
@@ -183,18 +183,18 @@ fn three_restarts_in_a_row_may_bring_nothing_and_progress_begins_the_count_anew(
     assert_eq!(of(&[7, 7, 7]).action, Action::Stop { exit: 1 });
     assert_eq!(of(&[7, 7, 7]).why, "3 restart(s) in a row brought no new step, whatever their causes");
     assert!(of(&[7, 7, 7, 3, 6]).action.attempt().is_some());
-    // What does not tell of steps is not counted.
+    // Failures without reported steps are not counted.
     let silent = Verdict { heartbeats: false, step: None, ..now.clone() };
     assert_eq!(decide(&many, case(&silent, &past(&[7, 7, 7]))).after, Span::default());
 }
 
 #[test]
-fn steps_that_are_in_no_checkpoint_are_no_progress_where_it_is_known_what_restarts_go_back_to() {
+fn steps_in_no_checkpoint_are_no_progress_if_the_restart_point_is_known() {
     let many = Settings::from(Budget { max_restarts: 100, window: None });
     let kill = Cause::Signal { signal: 11 };
     let now = Verdict { heartbeats: true, ..verdict(kill.clone(), Some(13)) };
     let of = |committed: [Option<u64>; 4]| {
-        // Each attempt came a step further than the one before.
+        // Each attempt got one step further than the one before.
         let past: Vec<PastFailure> = (10..13)
             .zip(committed)
             .map(|(step, committed)| PastFailure { committed, ..beating(kill.clone(), step) })
@@ -206,13 +206,13 @@ fn steps_that_are_in_no_checkpoint_are_no_progress_where_it_is_known_what_restar
     assert_eq!(of([Some(8); 4]).why, why);
     assert!(of([Some(5), Some(8), Some(8), Some(8)]).action.attempt().is_some());
     assert_eq!(of([Some(5), Some(6), Some(7), Some(8)]).after, Span::default());
-    // Where nothing is saved through Mainstay, or restarts go back to something else, each step counts.
+    // If nothing is saved through Mainstay, or restarts return to something else, each step counts.
     assert_eq!(of([None; 4]).after, Span::default());
     assert_eq!(of([Some(8), Some(8), Some(8), None]).after, Span::default());
 }
 
 #[test]
-fn what_is_likely_the_users_fault_is_confirmed_by_one_restart() {
+fn a_likely_user_fault_is_confirmed_by_one_restart() {
     let many = Settings::from(Budget { max_restarts: 100, window: None });
     let likely = Verdict {
         heartbeats: true,
@@ -221,7 +221,7 @@ fn what_is_likely_the_users_fault_is_confirmed_by_one_restart() {
         ..verdict(exception("a"), Some(7))
     };
     assert!(decide(&many, case(&likely, &[])).action.attempt().is_some());
-    // The culprit stood at another step, or the same exception at the same one would stop the job anyway.
+    // The culprit was at another step: the same exception at the same step would stop the job anyway.
     let past = [PastFailure { step: Some(6), ..beating(exception("a"), 7) }];
     assert_eq!(decide(&many, case(&likely, &past)).action, Action::Stop { exit: 1 });
     let another = [beating(exception("b"), 7)];
@@ -242,7 +242,7 @@ fn a_signal_is_confirmed_at_the_same_step_only() {
 }
 
 #[test]
-fn a_signal_from_outside_ends_no_job_that_has_restarts_left() {
+fn a_signal_from_outside_ends_no_job_with_restarts_left() {
     let few = Settings::from(Budget { max_restarts: 5, window: None });
     for signal in [1, 2, 9, 10, 15] {
         let kill = Cause::Signal { signal };
@@ -274,7 +274,7 @@ fn a_budget_for_a_cause_ends_that_cause_alone() {
 }
 
 #[test]
-fn a_host_that_is_not_fit_is_left_by_the_best_way_there_is() {
+fn an_unfit_host_is_left_by_the_best_available_way() {
     let sick = [Component {
         name: "gpu.0000:3b:00".into(),
         state: HealthState::Unhealthy,
@@ -298,7 +298,7 @@ fn a_host_that_is_not_fit_is_left_by_the_best_way_there_is() {
 }
 
 #[test]
-fn what_is_held_is_waited_for_and_not_for_ever() {
+fn a_resource_in_use_is_waited_for_with_a_deadline() {
     let kill = verdict(Cause::Signal { signal: 9 }, None);
     let held = ["gpu.0000:3b:00: in use by process 7".to_owned()];
     let of = |waited| {
@@ -324,7 +324,7 @@ fn a_host_that_is_surely_at_fault_is_handed_back_when_the_budget_is_used_up() {
 }
 
 #[test]
-fn a_dry_run_only_says_what_would_be_done() {
+fn a_dry_run_only_reports_what_would_be_done() {
     let dry = Settings { dry_run: true, ..Settings::from(THREE) };
     let kill = verdict(Cause::Signal { signal: 9 }, None);
     let choice = decide(&dry, case(&kill, &[]));

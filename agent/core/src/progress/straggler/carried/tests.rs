@@ -1,9 +1,9 @@
-//! Series whose noise is known, and what is learned of them.
+//! Series with known noise, and what is learned from them.
 
 use super::super::history::History;
 use super::*;
 
-/// Scores of ranks as they come, and what was learned of them so far.
+/// Scores of ranks in order, and what was learned from them so far.
 struct Series {
     history: History,
     carried: Carried,
@@ -21,7 +21,7 @@ impl Series {
         }
     }
 
-    /// About normal: the sum of twelve even ones.
+    /// Approximately normal: the sum of twelve uniform values.
     fn normal(&mut self) -> f32 {
         let mut even = || {
             self.seed =
@@ -31,7 +31,7 @@ impl Series {
         (0..12).map(|_| even()).sum::<f32>() - 6.0
     }
 
-    /// So many steps of this noise, of which a share is carried over to the next step; `level` is what is added to it.
+    /// Adds `steps` steps of this noise, of which a share is carried over to the next step. `level` is added to it.
     fn steps(
         &mut self,
         steps: usize,
@@ -68,13 +68,13 @@ fn about(value: f32, expected: f32) -> bool {
 }
 
 #[test]
-fn a_job_of_which_nothing_is_known_is_believed_to_have_the_usual_noise() {
+fn an_unknown_job_is_assumed_to_have_the_usual_noise() {
     let usual = (1.0 + 2.0 * USUALLY_CARRIED).sqrt() * USUAL_NOISE / 8.0_f32.sqrt();
     assert!(about(Series::of(64).of_mean(8), usual));
 }
 
 #[test]
-fn independent_noise_scatters_less_the_more_steps_a_mean_is_of() {
+fn independent_noise_scatters_less_in_a_mean_of_more_steps() {
     let mut series = Series::of(8);
     series.steps(400, 0.02, 0.0, alike);
     for steps in [8, 16, 32] {
@@ -84,7 +84,7 @@ fn independent_noise_scatters_less_the_more_steps_a_mean_is_of() {
 }
 
 #[test]
-fn noise_that_is_carried_makes_eight_steps_little_more_than_one_look() {
+fn correlated_noise_makes_eight_steps_little_more_than_one_sample() {
     let mut series = Series::of(8);
     series.steps(600, 0.02, 0.9, alike);
     // The variance of the mean of eight values of which 0.9 is carried over is 0.74 of that of one.
@@ -92,14 +92,14 @@ fn noise_that_is_carried_makes_eight_steps_little_more_than_one_look() {
 }
 
 #[test]
-fn what_ranks_differ_by_for_good_is_no_noise() {
+fn permanent_differences_between_ranks_are_no_noise() {
     let mut series = Series::of(8);
     series.steps(400, 0.02, 0.0, |_, rank| rank as f32 * 0.1);
     assert!(about(series.of_mean(8), 0.02 / 8.0_f32.sqrt()), "{}", series.of_mean(8));
 }
 
 #[test]
-fn a_rank_that_becomes_slow_does_not_speak_for_its_own_noise() {
+fn a_rank_that_becomes_slow_does_not_raise_its_own_noise() {
     let mut series = Series::of(2);
     series.steps(200, 0.01, 0.0, alike);
     let before = series.of_mean(8);
@@ -119,18 +119,18 @@ fn single_hiccups_are_no_scatter_of_the_level() {
 }
 
 #[test]
-fn a_wild_beginning_is_soon_forgotten() {
+fn a_noisy_start_is_soon_forgotten() {
     let mut series = Series::of(8);
     series.steps(48, 0.10, 0.0, alike).steps(96, 0.01, 0.0, alike);
     assert!(series.of_mean(8) < 1.5 * 0.01 / 8.0_f32.sqrt(), "{}", series.of_mean(8));
-    // What goes on being wild is not.
+    // Lasting noise is not forgotten.
     let mut series = Series::of(8);
     series.steps(144, 0.10, 0.0, alike);
     assert!(about(series.of_mean(8), 0.10 / 8.0_f32.sqrt()), "{}", series.of_mean(8));
 }
 
 #[test]
-fn noise_that_has_just_become_more_is_seen_before_it_is_learned() {
+fn increased_noise_is_detected_before_it_is_learned() {
     let mut series = Series::of(8);
     series.steps(200, 0.01, 0.0, alike);
     let usually = series.carried.wilder(&series.history, 8);
@@ -141,18 +141,18 @@ fn noise_that_has_just_become_more_is_seen_before_it_is_learned() {
 }
 
 #[test]
-fn the_less_is_known_the_more_deviations_make_sure() {
+fn the_less_is_known_the_more_deviations_are_required() {
     let sure = |steps| Series::of(2).steps(steps, 0.01, 0.0, alike).carried.sure(5.2);
     let (nothing, little, much) = (sure(0), sure(60), sure(400));
     assert!(nothing > little && little > much && much > 5.2, "{nothing}, {little}, {much}");
     assert!(much < 5.6 && nothing > 5.8, "{nothing}, {much}");
-    // Steps that look alike because they are carried tell less.
+    // Correlated steps contain less information.
     let carried = Series::of(2).steps(400, 0.01, 0.9, alike).carried.sure(5.2);
     assert!(carried > much * 1.1, "{carried}");
 }
 
 #[test]
-fn earlier_runs_are_believed_until_this_one_knows() {
+fn earlier_runs_count_until_this_run_has_learned() {
     let mut series = Series::of(8);
     series.carried.recall(0.05);
     assert!(series.of_mean(8) > 0.9 * 0.05 / 8.0_f32.sqrt(), "{}", series.of_mean(8));

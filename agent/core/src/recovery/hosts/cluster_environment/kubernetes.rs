@@ -2,8 +2,8 @@
 
 use super::{Found, Given, Refused, Source, Variables, first_number, master_address, number, text};
 
-/// A pod of an Indexed Job or a JobSet. Kubernetes does not tell a pod how many there are: without `--nnodes` a pod of an Indexed
-/// Job is a job of its own.
+/// A pod of an Indexed Job or a JobSet. Kubernetes does not pass the number of pods to a pod: without `--nnodes` each
+/// pod of an Indexed Job is a separate job.
 pub(super) fn indexed(
     variables: &Variables,
     full_name: Option<&str>,
@@ -41,9 +41,10 @@ pub(super) fn indexed(
     Ok(Some(Source { hosts: None, node_rank: index, address, port: port(variables)?, run_id: None, crowded }))
 }
 
-/// A worker of a PyTorchJob of before `PET_` variables, or of a platform that follows it: `RANK` and `WORLD_SIZE` count pods.
+/// A worker of a PyTorchJob from before `PET_` variables, or of a platform that follows it: `RANK` and `WORLD_SIZE`
+/// count pods.
 pub(super) fn workers(variables: &Variables, given: &Given) -> Result<Option<Source>, Refused> {
-    // Ranks of another launcher have it.
+    // Ranks of another launcher have this variable.
     if text(variables, "LOCAL_RANK").is_some() {
         return Ok(None);
     }
@@ -70,7 +71,7 @@ pub(super) fn workers(variables: &Variables, given: &Given) -> Result<Option<Sou
     if rank.value >= pods.value {
         return Err(Refused(format!("RANK={}: WORLD_SIZE={} counts from 0", rank.value, pods.value)));
     }
-    // Newer operators count ranks in WORLD_SIZE, where the number of ranks of a pod is known to them.
+    // Newer operators count ranks in WORLD_SIZE if they know the number of ranks per pod.
     let counts_ranks = given
         .hosts
         .zip(given.ranks)
@@ -102,14 +103,15 @@ fn port(variables: &Variables) -> Result<Option<u16>, Refused> {
     number(variables, "MASTER_PORT")
 }
 
-/// The pod with index 0 beside the pod of this name and index: `train-3.service.…` gives `train-0.service.…`.
+/// The pod with index 0 in the same job as the pod with this name and index: `train-3.service.…` gives
+/// `train-0.service.…`.
 fn first_pod(full_name: &str, index: u32) -> Option<String> {
     let (pod, service) = full_name.split_once('.')?;
     let job = pod.strip_suffix(&format!("-{index}"))?;
     Some(format!("{job}-0.{service}"))
 }
 
-/// The full name of a host in a text such as `/etc/hosts`, into which Kubernetes writes that of each pod.
+/// The full name of a host, from a text such as `/etc/hosts`, where Kubernetes writes the full name of each pod.
 pub fn full_name(hosts_file: &str, host: &str) -> Option<String> {
     hosts_file.lines().find_map(|line| {
         let mut names = line.split('#').next()?.split_whitespace().skip(1);

@@ -1,12 +1,12 @@
-//! MPI's launchers: Open MPI's `mpirun`, and those that speak PMI (MPICH, Intel MPI, Cray).
+//! MPI's launchers: Open MPI's `mpirun`, and launchers with PMI (MPICH, Intel MPI, Cray).
 
 use super::{Found, Refused, Source, Variables, first_number, master_address, number, port_of, text};
 
-/// Where `mpirun` itself answers, and where its daemon on this host does.
+/// The URI of `mpirun` itself, and of its daemon on this host.
 const MPIRUN: &str = "OMPI_MCA_orte_hnp_uri";
 const DAEMON: &str = "OMPI_MCA_orte_local_daemon_uri";
 
-/// A process of Open MPI. Its daemons may themselves be tasks of Slurm, so that this is looked for before Slurm.
+/// A process of Open MPI. Its daemons may themselves be tasks of Slurm, so this is checked before Slurm.
 pub(super) fn open_mpi(variables: &Variables) -> Result<Option<Source>, Refused> {
     let Some(hosts) = first_number(variables, &["OMPI_COMM_WORLD_SIZE"])? else { return Ok(None) };
     let Some(node_rank) = first_number(variables, &["OMPI_COMM_WORLD_RANK"])? else {
@@ -34,9 +34,9 @@ pub(super) fn open_mpi(variables: &Variables) -> Result<Option<Source>, Refused>
     }))
 }
 
-/// A process of a launcher that speaks PMI. One that speaks PMIx only does not say how many there are.
+/// A process of a launcher with PMI. A launcher with PMIx only does not set the number of processes.
 pub(super) fn pmi(variables: &Variables) -> Result<Option<Source>, Refused> {
-    // Slurm sets these as well; it says more.
+    // Slurm sets these as well, and its own variables give more.
     if text(variables, "SLURM_STEP_ID").is_some() && text(variables, "MPI_LOCALNRANKS").is_none() {
         return Ok(None);
     }
@@ -74,7 +74,7 @@ fn port(variables: &Variables) -> Result<Option<u16>, Refused> {
     number(variables, "MASTER_PORT")
 }
 
-/// What the user passed on; else the host of `mpirun`, where process 0 is there.
+/// The address that the user passed on; otherwise the host of `mpirun`, if process 0 is there.
 fn address(variables: &Variables, node_rank: &Found<u32>) -> Result<Found<String>, String> {
     if let Some(address) = master_address(variables) {
         return Ok(address);
@@ -105,7 +105,7 @@ fn addresses(uri: &str) -> Option<&str> {
     (!addresses.is_empty()).then_some(addresses)
 }
 
-/// With letters that a run id may have.
+/// The text with only characters that a run id may contain.
 fn as_name(text: &str) -> String {
     text.chars().take(48).map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect()
 }

@@ -1,14 +1,14 @@
-//! Slurm: a task of a step, as `srun` starts it.
+//! Slurm: a task of a step that `srun` started.
 
 use super::{Found, Refused, Source, Variables, first_number, number, port_of, text};
 use crate::formats::parse::hostlist;
 
-/// Slurm numbers what is no step of `srun` (batch script, interactive and external step) from here up.
+/// Slurm numbers everything that is not a step of `srun` (batch script, interactive and external step) from here up.
 const RESERVED_STEPS: u32 = 0xffff_fff0;
 
 const NODES: [&str; 2] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
 
-/// This process as a task of a step; none if it is not one.
+/// This process as a task of a step. `None` if it is not one.
 pub(super) fn step(variables: &Variables) -> Result<Option<Source>, Refused> {
     let step = first_number(variables, &["SLURM_STEP_ID", "SLURM_STEPID"])?;
     let Some(step) = step.filter(|step| step.value < RESERVED_STEPS) else { return Ok(None) };
@@ -69,7 +69,7 @@ fn first_host(variables: &Variables, hosts: &Found<u32>) -> Result<Found<String>
     Ok(Found::new(first, *name))
 }
 
-/// In an allocation of several hosts, but not started by `srun`: the other hosts stay idle.
+/// A hint for a process in an allocation of several hosts that `srun` did not start: the other hosts stay idle.
 pub(super) fn not_a_step(variables: &Variables) -> Option<String> {
     text(variables, "SLURM_JOB_ID")?;
     let hosts = first_number(variables, &["SLURM_JOB_NUM_NODES", "SLURM_NNODES"]).ok()??;

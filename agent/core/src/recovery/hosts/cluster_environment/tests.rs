@@ -9,7 +9,7 @@ fn started(text: &str, given: &Given) -> Result<Start, String> {
     start(&variables(text), None, given).map_err(|refused| refused.to_string())
 }
 
-/// Hosts, node rank, endpoint and run id, where they were found.
+/// Hosts, node rank, endpoint and run id.
 fn found(text: &str) -> (u32, u32, String, String) {
     let start = started(text, &Given::default()).expect(text);
     let (address, port) = start.endpoint.expect("an endpoint").value;
@@ -66,7 +66,7 @@ fn one_host_is_started_as_without_slurm() {
 }
 
 #[test]
-fn a_batch_script_on_several_hosts_is_told_of_srun() {
+fn a_batch_script_on_several_hosts_gets_a_hint_about_srun() {
     let batch = "SLURM_JOB_ID=2 SLURM_JOB_NUM_NODES=2 SLURM_NNODES=2 SLURM_NODEID=0 SLURM_PROCID=0";
     let start = started(batch, &Given::default()).expect("a start");
     assert!(start.hint.as_deref().is_some_and(|hint| hint.starts_with("SLURM_JOB_NUM_NODES=2, but srun")));
@@ -136,7 +136,7 @@ fn the_full_name_of_a_pod_is_in_its_file_of_hosts() {
 }
 
 #[test]
-fn what_contradicts_or_lacks_something_is_named() {
+fn contradictory_or_missing_variables_are_named() {
     let two = exactly(2);
     let none = Given::default();
     for (text, given, reported) in [
@@ -212,7 +212,7 @@ const VALUES: [&str; 10] =
 
 proptest::proptest! {
     #[test]
-    fn whatever_the_environment_a_host_has_a_number_of_the_job_and_a_place_to_meet(
+    fn in_any_environment_a_host_has_a_number_a_job_and_an_endpoint(
         chosen in proptest::collection::vec(proptest::option::of(0..VALUES.len()), NAMES.len()),
         hosts in proptest::option::of((1u32..4, 0u32..3)),
         node_rank in proptest::option::of(0u32..4),

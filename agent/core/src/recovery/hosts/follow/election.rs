@@ -1,4 +1,5 @@
-//! Leaders that come and go: when a follower stands for election, whether it can lead, whom it follows next, and when it gives up.
+//! Changes of the leader: when a follower stands for election, whether it can lead, whom it follows next, and when it
+//! stops following.
 
 use super::{Act, CutOff, Follow, Leads, REPORTS};
 use crate::base::time::{Mono, Span};
@@ -8,23 +9,23 @@ use crate::recovery::hosts::record::Record;
 use crate::recovery::hosts::sequence::{Inbox, Outbox};
 use crate::recovery::hosts::succession::{OnElection, OnLeader};
 
-/// A launcher that the store answers waits for another leader for so many leases.
+/// How many leases a launcher that the store answers waits for another leader.
 const LEASES: u64 = 3;
 
-/// A leader is dead when its host has refused so many connections after one that was made; one alone may be a firewall that is
-/// loaded again.
+/// A leader is dead when its host has refused this many connections after a successful one. A single refusal may come
+/// from a firewall that is being reloaded.
 const REFUSALS: u32 = 2;
 
 impl Follow {
-    /// Whoever has no seat does not know the job well enough to lead it.
+    /// A launcher without a seat does not know the job well enough to lead it.
     pub(super) fn campaign(&mut self) {
         if !self.waits && !self.cannot_lead {
             self.acts.push_back(Act::Campaign);
         }
     }
 
-    /// A leader that was connected, and at whose port no process listens any more, is dead: it holds the port for as long as it
-    /// lives. Its lease would go on for some seconds.
+    /// A leader was connected, and no process listens at its port any more: it is dead, because it holds the port as
+    /// long as it is alive. Its lease would last some seconds longer.
     pub(super) fn refused(&mut self) {
         let Some(refusals) = &mut self.refusals else { return };
         *refusals += 1;
@@ -33,12 +34,12 @@ impl Follow {
         }
     }
 
-    /// The store says that this launcher leads. `newest`: the newest entry of the journal here.
+    /// The store names a leader. `newest`: the newest entry of the local journal.
     pub fn led_by(&mut self, now: Mono, leader: Leads, newest: u64) {
         match self.standing().on_leader(&self.me, &leader.launcher, leader.epoch) {
             OnLeader::NewEpoch => {
                 (self.leader.epoch, self.cannot_lead) = (leader.epoch, false);
-                // What the others were told was of the epoch before.
+                // What was published concerns the epoch before.
                 self.miss_leader(false);
             }
             OnLeader::Follow => {
@@ -56,8 +57,8 @@ impl Follow {
         }
     }
 
-    /// Whether this launcher, which was elected, takes over with this record of the lost leader. Else its office goes back to the
-    /// store: the leader is there after all, or another launcher knows more of the job.
+    /// Whether this launcher, which was elected, takes over with this record of the lost leader. If not, it returns
+    /// the office to the store: the leader is alive after all, or another launcher knows more of the job.
     pub fn takes_over(&mut self, now: Mono, record: Option<&Record>) -> bool {
         if self.cut_off || self.waits {
             return false;
@@ -68,15 +69,15 @@ impl Follow {
         let has_seat = |record: &Record| record.seats.iter().any(|seated| seated.member.launcher == self.me);
         match record.map(has_seat) {
             Some(true) => return true,
-            // Another one may have its ranks by now.
+            // Another host may have its ranks by now.
             Some(false) if self.runs => self.cut_off(CutOff::Replaced),
-            // It has joined a moment ago, or the store was wiped before it read the record.
+            // It has joined only recently, or the store was wiped before it read the record.
             Some(false) | None => self.leave_office_to_others(now),
         }
         false
     }
 
-    /// Those that have followed for longer have a record with their seats.
+    /// Launchers that have followed for longer have a record with their seats.
     fn leave_office_to_others(&mut self, now: Mono) {
         (self.cannot_lead, self.gone) = (true, Some(now));
         self.acts.push_back(Act::StandDown);
@@ -85,9 +86,9 @@ impl Follow {
         self.acts.push_back(Act::Say(said.to_owned()));
     }
 
-    /// Time has passed. A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the
-    /// store answers, the leader may be lost, and its lease not over yet: a store that elects a leader of its own makes leases
-    /// longer. `silent`: for how long the store has not answered; `led`: whether it says that another launcher leads.
+    /// To be called as time passes. A follower that is cut off from the leader ends: others may have its ranks by
+    /// now. While the store answers, the leader may be lost before its lease has expired: a store that elects its own
+    /// leader extends leases. `silent`: how long the store has not answered; `led`: whether it names another leader.
     pub fn look(&mut self, now: Mono, silent: Option<Span>, led: bool) {
         if !self.cut_off && !self.waits && silent.is_none() {
             self.look_at_leader(now);
@@ -98,13 +99,13 @@ impl Follow {
         }
         let waits = match silent {
             Some(silent) => silent < self.lease,
-            // Some stand for no election; those that do, do so for as long as no launcher leads.
+            // Some followers do not stand for election. The others do as long as no launcher leads.
             None => {
                 (!led && !self.waits && !self.cannot_lead) || gone.0 < LEASES.saturating_mul(self.lease.0)
             }
         };
         if waits && silent.is_none() && !led {
-            // Whoever was named as the leader may have left the office to others, and answers.
+            // The launcher that was last named as the leader may have returned the office, even if it still answers.
             self.campaign();
         }
         if !waits {
@@ -113,7 +114,7 @@ impl Follow {
         }
     }
 
-    /// It follows no more.
+    /// Stops following.
     pub fn cut_off(&mut self, why: CutOff) {
         self.cut_off = true;
         self.acts.push_back(Act::StandDown);

@@ -1,18 +1,18 @@
-//! A leader that is not heard: this host looks at it, and tells the others if it does not live.
+//! A silent leader: this host checks it, and publishes if it is not alive.
 
 use super::{Act, Follow};
 use crate::base::time::{Mono, Span};
 use crate::recovery::hosts::lost::{Judgement, Sight};
 use crate::recovery::hosts::wire::Down;
 
-/// Who looks at the leader: this host alone.
+/// Only this host checks the leader.
 const ME: u32 = 0;
 
 impl Follow {
-    /// The leader lives.
+    /// A message proves that the leader is alive.
     pub(super) fn hears_leader(&mut self, at: Mono, down: &Down) {
         match down {
-            // What waits in a connection that is given up says nothing.
+            // Messages buffered in a closed connection prove nothing.
             _ if !self.open => return,
             Down::Welcome { .. } => self.vital.connects(at),
             Down::Beat { .. } => self.vital.beat(at),
@@ -27,7 +27,7 @@ impl Follow {
         }
     }
 
-    /// Looks at a leader that is not heard. If no one answers where it listens, the others learn that this host misses it.
+    /// Checks a silent leader. If nothing answers at its address, this host publishes that it misses the leader.
     pub(super) fn look_at_leader(&mut self, now: Mono) {
         match self.vital.judge(now, Span(u64::MAX)) {
             Judgement::Look => {
@@ -51,12 +51,12 @@ impl Follow {
         }
     }
 
-    /// What was found where the leader listens.
+    /// The result of a check at the leader's address.
     pub(super) fn saw_leader(&mut self, sight: Sight) {
         self.vital.looked(ME, sight);
     }
 
-    /// Most of those who have a say miss the leader.
+    /// The majority of the electors misses the leader.
     pub fn leader_is_missed(&mut self) {
         if self.misses && !self.cut_off {
             self.acts.push_back(Act::RemoveLeader);

@@ -8,11 +8,11 @@ use crate::model::entry::Fact;
 use crate::recovery::hosts::wire::{Report, Up};
 use crate::recovery::job::ORDERS;
 
-/// What a host has seen of an attempt is kept for the next leader, so much of it at most.
+/// The most reports of an attempt that a host keeps for the next leader.
 const LOG: usize = 65_536;
 
 impl Follow {
-    /// Something that concerns the whole job happened here.
+    /// Reports an event on this host that concerns the whole job.
     pub fn report(&mut self, at: Mono, report: Report) {
         if let Report::Looked { launcher, sight } = &report
             && *launcher == self.leader.launcher
@@ -22,8 +22,8 @@ impl Follow {
         self.runs &= !is_end(&report);
         self.keep(at, &report);
         if self.catches_up {
-            // An answer to the new leader: it goes with the rest, also if the connection has just ended. What it ordered is
-            // not ordered again.
+            // An answer to the new leader is sent with the rest, even if the connection has just ended. The new
+            // leader does not repeat the order.
             if (self.is_connected() || self.stops) && is_end(&report) {
                 self.log.push_back((at, report));
             }
@@ -32,19 +32,19 @@ impl Follow {
         let (at, report) = (self.clock.to_leader(at), self.clock.report(report));
         match self.outbox.push((at, report.clone())) {
             Ok(number) => self.send(Up::Report { number, at, report }),
-            // Far more than a leader that lives leaves unread.
+            // Far more than a live leader leaves unread.
             Err(_) => self.gone = Some(Mono(0)),
         }
     }
 
-    /// Keeps what was seen for a leader to come. What is of earlier attempts is decided.
+    /// Keeps what was seen for the next leader. What concerns earlier attempts is already decided.
     fn keep(&mut self, at: Mono, report: &Report) {
         if let Report::Fact { fact: Fact::AttemptStarted { .. } | Fact::StartFailed { .. } } = report {
             self.log
                 .retain(|(_, report)| matches!(report, Report::Fact { fact: Fact::StopRequested { .. } }));
         }
-        // Steps are many, and the next ones tell of those before. That an attempt has ended is asked for again by whoever has
-        // it stopped: an old answer would be taken for the new one.
+        // Step reports are frequent, and each includes the earlier ones. A leader that stops an attempt asks for its
+        // end again, and would take an old answer for the new one.
         let again = match report {
             Report::Steps { .. }
             | Report::Opened { .. }
@@ -60,12 +60,12 @@ impl Follow {
         }
     }
 
-    /// Whether the leader can be told now what ranks are at. Before the first round trip no time can be told.
+    /// Whether sights of ranks can be sent to the leader now. Before the first round trip no time can be converted.
     pub fn tells_sights(&self) -> bool {
         self.gone.is_none() && self.clock.uncertainty().is_some()
     }
 
-    /// What ranks are at, for the leader, which judges whether they hang.
+    /// Sends sights of ranks to the leader, which judges whether they hang.
     pub fn seen(&mut self, attempt: Attempt, ranks: Vec<RankSeen>) {
         if !ranks.is_empty() {
             let clock = &self.clock;
@@ -83,11 +83,11 @@ impl Follow {
         }
     }
 
-    /// Tells a new leader what was seen of the current attempt.
+    /// Reports to a new leader what was seen of the current attempt.
     pub(super) fn catch_up(&mut self) {
         self.catches_up = false;
         for (at, report) in self.log.clone() {
-            // No more than what a leader that lives leaves unread.
+            // No more than a live leader leaves unread.
             let _ = self.outbox.push((self.clock.to_leader(at), self.clock.report(report)));
         }
         self.log.retain(|(_, report)| !is_end(report));
@@ -95,12 +95,12 @@ impl Follow {
     }
 }
 
-/// Whether this says that an attempt has ended on this host.
+/// Whether the report is about the end of an attempt on this host.
 fn is_end(report: &Report) -> bool {
     matches!(report, Report::Fact { fact: Fact::AttemptEnded { .. } })
 }
 
-/// Whether a fact concerns the whole job, and not only the host on which it was seen.
+/// Whether a fact concerns the whole job, and not only the host that saw it.
 pub fn concerns_all(fact: &Fact) -> bool {
     match fact {
         Fact::AttemptStarted { .. }

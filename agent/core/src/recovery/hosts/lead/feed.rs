@@ -1,4 +1,4 @@
-//! Followers get the job's journal from their leader.
+//! Sends the job's journal from the leader to its followers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,42 +13,44 @@ use crate::recovery::hosts::predecessor::Predecessor;
 use crate::recovery::hosts::recent::{Recent, Recorded};
 use crate::recovery::hosts::wire::Down;
 
-/// In a job of more hosts than that not all of them get the whole journal: what is said of each rank, for each host, grows with
-/// the square of the job. At 12,500 hosts that were 100 GB for each start.
+/// In a job with more hosts than this not all of them get the whole journal: entries about each rank, sent to each
+/// host, grow with the square of the job. With 12,500 hosts that would be 100 GB for each start.
 const WHOLE_UP_TO: usize = 256;
 
-/// Then these do, from the first seat on. The others get what concerns all, and of single ranks what concerns their own.
+/// In such a job this many hosts get it, from the first seat on. The others get what concerns the job, and their own
+/// ranks.
 const KEEPERS: usize = 5;
 
-/// How often followers are sent what is new in the journal, at most; and while ranks are stopped and started. In a large job a round
-/// records several entries of each of 100,000 ranks, which would hold up its commands for seconds.
+/// The shortest interval between journal updates to followers, in general and while ranks are stopped and started. A
+/// round of a large job records several entries of each of 100,000 ranks, which would delay its commands for seconds.
 const FED_EVERY: Span = Span::millis(50);
 const FED_IN_A_ROUND: Span = Span::millis(500);
 const FED_IN_A_LARGE_ROUND: Span = Span::seconds(10);
 
-/// So many entries are sent at one time in a large job, to all followers together: beats and reports are not held up behind more.
+/// The most entries that a large job sends at one time, to all followers together, so that beats and reports are not
+/// delayed.
 const AT_ONE_TIME: usize = 8192;
 
-/// So many are read back from the disk at one time.
+/// The most entries that are read back from the disk at one time.
 const READ_AT_ONE_TIME: usize = 1 << 15;
 
-/// With the last command, a follower gets all of as many entries, and else its part of them: more than its connection takes at once
-/// would end it.
+/// With the last command, a follower with at most this many new entries gets all of them, otherwise only its part:
+/// more would overflow its connection and end it.
 const AT_THE_END: usize = 4096;
 
 impl Lead {
-    /// Keeps an entry that was written just now for the followers, so that none is read back from the disk.
+    /// Keeps an entry that was just written for the followers, so that it is not read back from the disk.
     pub fn keep_recent(&mut self, entry: &Entry) {
         self.recent.get_or_insert_with(|| Recent::complete_from(entry.seq)).push(entry);
     }
 
-    /// Whether followers are to be sent what is new in the journal: in parts, and not while they are to stop or start ranks.
-    /// What is ordered comes first.
+    /// Whether to send followers the news of the journal: in parts, and not while they stop or start ranks. Orders
+    /// come first.
     pub fn is_feed_due(&mut self, now: Mono) -> bool {
         let is_large = self.links.len() > WHOLE_UP_TO;
         let every = match self.merge.is_settled() {
             true => FED_EVERY,
-            // What was begun goes on: a job can wait for a lost host for long.
+            // A feed in progress continues: a job can wait for a lost host for long.
             false if is_large && !self.feeds => FED_IN_A_LARGE_ROUND,
             false => FED_IN_A_ROUND,
         };
@@ -59,19 +61,21 @@ impl Lead {
         due
     }
 
-    /// Sends what followers have not of the job's journal; in a large job as much as is sent at one time, and the rest with the next
-    /// calls. `read` has so many entries of what is older than what is kept in memory; none if it cannot be read now.
+    /// Sends followers the entries of the journal that they lack. In a large job one call sends a limited number, and
+    /// the next calls send the rest. `read` returns up to that many entries older than those in memory; `None` if
+    /// they cannot be read now.
     pub fn feed(&mut self, read: impl Fn(u64, usize) -> Option<Vec<Entry>>) {
         let most = if self.links.len() <= WHOLE_UP_TO { usize::MAX } else { AT_ONE_TIME };
         self.feeds = self.feed_at_most(most, usize::MAX, READ_AT_ONE_TIME, read);
     }
 
-    /// Sends what followers have not, before the last command.
+    /// Sends what followers lack, before the last command.
     pub fn feed_all(&mut self, read: impl Fn(u64, usize) -> Option<Vec<Entry>>) {
         self.feed_at_most(usize::MAX, AT_THE_END, usize::MAX, read);
     }
 
-    /// At most so many entries in all, all of at most `whole` to each, and so many read back. Whether something is left.
+    /// Sends at most `most` entries in all, and reads at most `read_back` from the disk. A host that keeps the
+    /// journal gets only its part if it lacks more than `whole` entries. Returns whether any are left.
     fn feed_at_most(
         &mut self,
         most: usize,
@@ -80,7 +84,7 @@ impl Lead {
         read: impl Fn(u64, usize) -> Option<Vec<Entry>>,
     ) -> bool {
         let Some(recent) = &mut self.recent else { return false };
-        // What a leader wrote before it led is of the leader before it, or of its host alone.
+        // What this launcher wrote before it led belongs to the leader before it, or to its host alone.
         let since = self.predecessor.as_ref().map_or(0, Predecessor::since);
         let all = self.links.len() <= WHOLE_UP_TO;
         let connected = self.links.iter().filter(|link| link.connection.is_some());
@@ -89,29 +93,29 @@ impl Lead {
             return false;
         };
         let complete_after = recent.complete_after();
-        // Once for all of them: each of many thousand followers may need it.
+        // Once for all followers: each of many thousands may need it.
         let older = if behind < complete_after { read(behind, read_back) } else { Some(Vec::new()) };
         let is_read = older.is_some();
         let older = older.unwrap_or_default();
         let is_cut = older.len() >= read_back;
         let older = older.iter().filter(|entry| entry.seq <= complete_after).map(Recorded::of);
         let older: Vec<Recorded> = older.collect();
-        // What is kept goes on where all that is older was read.
+        // The kept entries follow only if all older ones were read.
         let newest = if is_cut { older.last().map_or(behind, |entry| entry.seq) } else { recent.newest() };
         let kept = recent.after(behind.max(complete_after)).filter(|_| !is_cut);
         let news = News::of(older.iter().chain(kept));
         let (count, mut left) = (self.links.len(), most);
         let keepers = if all { count } else { KEEPERS.min(count) };
         let first = self.fed_from.clamp(keepers, count);
-        // Those who have the whole journal come first: one of them may lead next.
+        // Hosts with the whole journal come first: one of them may lead next.
         for seat in (0..keepers).chain(first..count).chain(keepers..first) {
             let Some(link) = self.links.get_mut(seat) else { continue };
             let Some(connection) = link.connection else { continue };
-            // Nothing newer goes before what cannot be read now: it is read again later.
+            // Nothing newer is sent before what cannot be read now; it is read later.
             if link.entries >= newest || (!is_read && link.entries < complete_after) {
                 continue;
             }
-            // The keepers leave half of it to the others.
+            // Keepers leave half of the budget to the others.
             let room = if all || seat >= keepers { left } else { left.saturating_sub(most / 2) };
             if room == 0 {
                 if seat >= keepers {
@@ -138,7 +142,7 @@ impl Lead {
 }
 
 impl Link {
-    /// The message with an entry, if it is one of the job. `keeps`: this host gets the whole journal.
+    /// The message for an entry, if it belongs to the job. `keeps`: this host gets the whole journal.
     fn entry(&self, connection: Connection, entry: &Recorded, since: u64, keeps: bool) -> Option<Act> {
         let mine = entry.seq > since || entry.is_of_leader_before;
         if !mine || !entry.is_of_the_job {
@@ -152,17 +156,18 @@ impl Link {
     }
 }
 
-/// What is new in the journal, so that each of many followers finds its part without a look at what is said of all other ranks.
+/// The news of the journal, indexed so that each of many followers finds its part without scanning the entries of all
+/// other ranks.
 struct News<'a> {
     all: Vec<&'a Recorded>,
-    /// What is not of one rank alone.
+    /// Entries that are not about a single rank.
     of_the_job: Vec<&'a Recorded>,
-    /// What is of one rank alone, by rank.
+    /// Entries about a single rank, by rank.
     of_ranks: Vec<(Rank, &'a Recorded)>,
 }
 
 impl<'a> News<'a> {
-    /// Of entries in their order.
+    /// Indexes entries that are given in order.
     fn of(entries: impl Iterator<Item = &'a Recorded>) -> News<'a> {
         let mut news = News { all: entries.collect(), of_the_job: Vec::new(), of_ranks: Vec::new() };
         for entry in &news.all {
@@ -171,7 +176,7 @@ impl<'a> News<'a> {
                 None => news.of_the_job.push(entry),
             }
         }
-        // Those of a rank stay in their order.
+        // A stable sort: the entries of a rank stay in order.
         news.of_ranks.sort_by_key(|(rank, _)| *rank);
         news
     }
@@ -180,7 +185,7 @@ impl<'a> News<'a> {
         self.all.len() - self.all.partition_point(|entry| entry.seq <= known)
     }
 
-    /// At most so many of all, in order; and the number of the last of them, where more are behind it.
+    /// At most `most` of all entries, in order. If more follow, also the number of the last one.
     fn all_after(&self, known: u64, most: usize) -> (Vec<&'a Recorded>, Option<u64>) {
         let from = self.all.partition_point(|entry| entry.seq <= known);
         let to = self.all.len().min(from.saturating_add(most));
@@ -189,7 +194,7 @@ impl<'a> News<'a> {
         (part, last)
     }
 
-    /// What a host with these ranks gets, in order.
+    /// The entries for a host with these ranks, in order.
     fn for_host(&self, known: u64, own: &Range<u32>) -> Vec<&'a Recorded> {
         let [from, to] =
             [own.start, own.end].map(|limit| self.of_ranks.partition_point(|(rank, _)| rank.0 < limit));
@@ -223,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_gets_what_is_of_the_job_and_of_its_own_ranks_in_the_order_of_the_journal() {
+    fn a_host_gets_entries_of_the_job_and_of_its_own_ranks_in_order() {
         let of_rank = |seq, rank| {
             let (attempt, rank) = (Attempt(0), Rank(rank));
             recorded(seq, Fact::RankConnected { attempt, rank, client: String::new() })

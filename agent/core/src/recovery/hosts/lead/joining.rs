@@ -1,4 +1,4 @@
-//! Launchers that come, come back, wait for a seat, and are lost.
+//! Launchers that join, return, wait for a seat, and are lost.
 
 use super::Act;
 use super::Lead;
@@ -9,7 +9,7 @@ use crate::recovery::hosts::round::{self, Member, Seated};
 use crate::recovery::hosts::wire::{Down, Join, PROTOCOL};
 
 impl Lead {
-    /// The hosts of a round that has come together: followers by launcher with their connections, and launchers beyond the round.
+    /// The hosts of a complete round: followers by launcher with their connections, and launchers beyond the round.
     pub fn gathered(&mut self, connections: &[(String, Connection)], spares: Vec<(Member, Connection)>) {
         self.links.iter_mut().for_each(|link| link.vital.is_expected_within(BACK_WITHIN));
         for (launcher, connection) in connections {
@@ -39,7 +39,7 @@ impl Lead {
             return self.refuse(connection, why);
         }
         if self.lost.contains(&join.launcher) {
-            // Its place may have been given to another one, and its ranks may still run.
+            // Its place may have been given to another launcher, and its ranks may still run.
             let why = "it was lost, and the job continued without it; start it again to take part";
             return self.refuse(connection, why.to_owned());
         }
@@ -95,12 +95,12 @@ impl Lead {
         }));
     }
 
-    /// Gives seats of lost hosts to launchers that wait.
+    /// Gives seats of lost hosts to waiting launchers.
     fn seat_spares(&mut self, at: Mono) {
         let waiting = std::mem::take(&mut self.spares);
         for (member, connection) in waiting {
             let seat = round::vacant(&self.merge.lost_seats(), &member);
-            // One that has got a seat is welcomed once that is stored.
+            // A launcher that got a seat is welcomed once that is stored.
             let seat = seat.filter(|_| !self.has_seat(&member));
             match seat.and_then(|seat| self.links.get_mut(seat as usize)) {
                 Some(link) => {
@@ -132,16 +132,16 @@ impl Lead {
         self.seat_spares(at);
     }
 
-    /// It took the place of another leader.
+    /// This launcher replaced another leader.
     pub fn replaces(&mut self, predecessor: Predecessor) {
         self.predecessor = Some(predecessor);
     }
 }
 
-/// Why a launcher cannot take part in a job of so many hosts, whatever its seat; none if it can.
+/// Why a launcher cannot take part in a job of so many hosts, whatever its seat. `None` if it can.
 pub fn refusal(hosts: (u32, u32), join: &Join) -> Option<String> {
     if join.protocol != PROTOCOL {
-        // The join of a launcher of another protocol cannot be understood further.
+        // The rest of a join with another protocol cannot be understood.
         return Some(format!(
             "it runs Mainstay {} with protocol {} between launchers; the leader has {} with protocol {PROTOCOL}: \
              install the same version on all hosts",

@@ -1,4 +1,4 @@
-//! Whether the hosts of the job live: followers that are not heard are looked at by others, and are lost when no one reaches
+//! Checks whether the hosts of the job are alive. Others check silent followers, which are lost if no one reaches
 //! them.
 
 use super::Lead;
@@ -6,11 +6,12 @@ use crate::base::time::{Mono, Span};
 use crate::recovery::hosts::lost::{Judgement, LOOKERS, Sight};
 use crate::recovery::hosts::wire::Command;
 
-/// A leader that misses so many of its looks has stood still: what followers sent meanwhile may not have been read yet.
+/// A leader that misses this many of its looks was stalled: messages that followers sent meanwhile may not have been
+/// read yet.
 const MISSED_LOOKS: u64 = 4;
 
-/// How often the store gets to know how a job of that many hosts goes. Whoever takes over counts time and steps from there. All
-/// launchers read what is written, and it grows with the hosts: a large job has it written less often.
+/// How often a job with this many hosts stores its progress. A new leader counts time and steps from there. All
+/// launchers read what is written, and its size grows with the hosts, so a large job writes less often.
 fn remembered_every(hosts: usize) -> Span {
     const UP_TO: u64 = 256;
     let times = (hosts as u64).div_ceil(UP_TO).max(1);
@@ -18,7 +19,8 @@ fn remembered_every(hosts: usize) -> Span {
 }
 
 impl Lead {
-    /// Time has passed: followers that no one reaches are lost. `silent`: for how long the store has not answered.
+    /// To be called as time passes: followers that no one reaches are lost. `silent`: how long the store has not
+    /// answered.
     pub fn look(&mut self, now: Mono, silent: Option<Span>) {
         if self.deposed {
             return;
@@ -26,7 +28,7 @@ impl Lead {
         let since = now.since(std::mem::replace(&mut self.looked, now));
         self.end_without_record(now, silent);
         if since >= Span(MISSED_LOOKS * self.office.looks_every.0) || !self.in_office {
-            // Those that were not heard may have spoken; and without the store nothing is decided.
+            // Silent followers may have sent something, and nothing is decided without the store.
             self.links.iter_mut().for_each(|link| link.vital.deaf_for(now, since));
         }
         if !self.in_office {
@@ -63,7 +65,7 @@ impl Lead {
         host.unwrap_or_default()
     }
 
-    /// Has others look at a host: the leader, and the next ones that can.
+    /// Asks others to check a host: the leader, and the next hosts that can.
     fn have_looked_at(&mut self, now: Mono, seat: usize) {
         let Some(member) = self.links.get(seat).map(|link| &link.seated.member) else { return };
         let (launcher, address) = (member.launcher.clone(), member.listens.clone());
@@ -87,7 +89,7 @@ impl Lead {
         }
     }
 
-    /// What the host at this seat found when it looked at another.
+    /// What the host at seat `by` found when it checked another.
     pub(super) fn looked_at(&mut self, by: u32, launcher: &str, sight: Sight) {
         let seat = self.of_launcher.get(launcher).copied();
         if let Some(link) = seat.and_then(|seat| self.links.get_mut(seat)) {
@@ -101,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_large_job_is_written_down_less_often() {
+    fn a_large_job_is_stored_less_often() {
         assert_eq!(remembered_every(1), Span::seconds(30));
         assert_eq!(remembered_every(256), Span::seconds(30));
         assert_eq!(remembered_every(12_500), Span::seconds(49 * 30));

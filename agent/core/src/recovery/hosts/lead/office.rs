@@ -1,4 +1,4 @@
-//! What a leader has stored before it acts, how it continues in the place of a lost one, and how it steps down.
+//! What a leader stores before it acts, how it continues for a lost leader, and how it steps down.
 
 use super::{Act, Lead, Office, SteppedDown};
 use crate::base::time::{Mono, Span, Stamp};
@@ -8,7 +8,7 @@ use crate::recovery::hosts::succession::{Adopted, OnElection, OnLeader, Standing
 use crate::recovery::hosts::wire::Report;
 use crate::recovery::job::{Input, Order};
 
-/// The end of a job that the store does not take waits for no more than so many leases, whatever the store answers.
+/// A job that is over waits at most this many leases for the store to accept its end, whatever the store answers.
 const LEASES_TO_END: u64 = 6;
 
 /// An order that waits until its record is stored.
@@ -24,8 +24,8 @@ impl Lead {
         Standing::Leads { epoch: self.office.epoch }
     }
 
-    /// An order of the job. What starts ranks waits until it is stored that it is to be done: a leader that was replaced is
-    /// refused there, and the next one knows of each start.
+    /// Handles an order of the job. An order that starts ranks waits until it is stored: the store refuses a leader
+    /// that was replaced, and the next leader knows of each start.
     pub(super) fn order(&mut self, at: Mono, order: Order) {
         match order {
             Order::StartRanks(_) | Order::StartRound(_) => {
@@ -45,19 +45,20 @@ impl Lead {
         self.held.push_back(Held { record: self.office.newest_record, since, order });
     }
 
-    /// Carries out what waited for this record.
+    /// Carries out the orders that waited for this record.
     fn release_held(&mut self, now: Mono, stored: u64) {
         while let Some(held) = self.held.pop_front_if(|held| held.record <= stored) {
             self.merge.order(now, held.order, &mut self.next);
         }
     }
 
-    /// Ends a job without a record of its end once no other launcher can lead it to another one, as far as can be known here:
-    /// the store has been silent for a lease. Before that, this launcher may be cut off from a store in which another one has
-    /// been elected. `silent`: for how long the store has not answered.
+    /// Ends a job without storing its end once, as far as can be known here, no other launcher can lead it to a
+    /// different one: the store has been silent for a lease. Before that, this launcher may be cut off from a store
+    /// that has elected another. `silent`: how long the store has not answered.
     pub(super) fn end_without_record(&mut self, now: Mono, silent: Option<Span>) {
         let Office { lease, .. } = self.office;
-        // A store that answers takes the record, or says who leads now: also that of a leader which was just elected again.
+        // A store that answers accepts the record or names the new leader, even if that is a leader which was just
+        // re-elected.
         let within = match silent.is_some_and(|silent| silent >= lease) {
             true => lease,
             false => Span(LEASES_TO_END.saturating_mul(lease.0)),
@@ -74,7 +75,7 @@ impl Lead {
         self.held.iter().any(|held| matches!(held.order, Order::Finish { .. }))
     }
 
-    /// A start that waits for the store does not come about any more.
+    /// Drops a start that waits for the store.
     pub(super) fn give_up_held_start(&mut self, at: Mono) {
         for held in std::mem::take(&mut self.held) {
             match held.order {
@@ -117,7 +118,7 @@ impl Lead {
         }
     }
 
-    /// The store does not know the leader of this epoch any more.
+    /// The store no longer knows the leader of this epoch.
     pub fn forgotten(&mut self, epoch: u64) {
         if !self.in_office || self.office.epoch != epoch {
             return;
@@ -129,13 +130,13 @@ impl Lead {
         self.acts.push_back(Act::Say(said.to_owned()));
     }
 
-    /// This launcher was elected again. `last`: the epoch of the record that the store has.
+    /// This launcher was elected again. `last`: the epoch of the record in the store.
     pub fn elected(&mut self, epoch: u64, last: Option<u64>) {
         if self.standing().on_election(false, last) == OnElection::StepDown {
-            // What is known here is older than what that one has done.
+            // That leader's actions are newer than what this launcher knows.
             return self.step_down(SteppedDown::LedMeanwhile);
         }
-        // The store was wiped, or away for longer than the lease: what it had is written anew.
+        // The store was wiped, or unavailable for longer than the lease: its contents are written again.
         self.acts.push_back(Act::Say(format!("this host leads again (epoch {epoch})")));
         (self.office.epoch, self.in_office) = (epoch, true);
         self.write_record();
@@ -144,22 +145,23 @@ impl Lead {
         self.seats_due = self.seats_due.map(|_| newest);
     }
 
-    /// The store says that this launcher leads.
+    /// The store names the leader.
     pub fn led_by(&mut self, launcher: &str, host: &str, epoch: u64) {
         if self.standing().on_leader(&self.office.launcher, launcher, epoch) == OnLeader::StepDown {
             self.step_down(SteppedDown::Replaced { host: host.to_owned(), epoch });
         }
     }
 
-    /// The store says that the job has ended. Unless this launcher has told it so, another one has led the job to its end, and
-    /// there will be no leader again.
+    /// The store records the end of the job. Unless this launcher wrote it, another one has led the job to its end,
+    /// and there will be no leader again.
     pub fn ended(&mut self, exit: i32) {
         if self.over.is_none() || self.holds_end() {
             self.step_down(SteppedDown::Ended { exit });
         }
     }
 
-    /// A leader that neither the store nor any follower answers is cut off, unless followers have left because the job is over.
+    /// A leader is cut off if neither the store nor any follower answers, unless followers have left because the job
+    /// is over.
     pub(super) fn look_at_store(&mut self, silent: Option<Span>) {
         if self.over.is_some() && !self.holds_end() {
             return;
@@ -180,7 +182,7 @@ impl Lead {
         self.acts.push_back(Act::StepDown(why));
     }
 
-    /// Continues in the place of a leader that is lost: from its record, and from what was seen of the attempt on this host.
+    /// Continues for a lost leader: from its record, and from what this host saw of the attempt.
     pub fn continue_from(
         &mut self,
         now: Mono,

@@ -1,5 +1,5 @@
-//! What of an entry a host gets that does not keep the journal of a large job: all that concerns the job, and of single ranks
-//! what concerns its own.
+//! The parts of an entry for a host that does not keep the journal of a large job: all that concerns the job, and
+//! what concerns its own ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::model::verdict::Verdict;
 /// Lists of ranks up to this length are sent whole.
 const SHORT: usize = 64;
 
-/// The rank that an entry is about alone.
+/// The rank, if the entry is about a single one.
 pub(super) fn only_rank(body: &Body) -> Option<Rank> {
     match body {
         Body::Fact(
@@ -25,7 +25,7 @@ pub(super) fn only_rank(body: &Body) -> Option<Rank> {
     }
 }
 
-/// The part of an entry for a host with these ranks; none if it is all about ranks of others.
+/// The part of an entry for a host with these ranks. `None` if it is only about ranks of others.
 pub(super) fn part_for(body: &Arc<Body>, own: Range<u32>) -> Option<Arc<Body>> {
     let ours = |rank: &Rank| own.contains(&rank.0);
     let of_own = |ranks: &[Rank]| -> Vec<Rank> {
@@ -38,7 +38,7 @@ pub(super) fn part_for(body: &Arc<Body>, own: Range<u32>) -> Option<Arc<Body>> {
         return ours(&rank).then(|| Arc::clone(body));
     }
     let part = match body.as_ref() {
-        // Of each host a file, of each rank a place.
+        // Such entries have a file per host or a place per rank.
         Body::Fact(Fact::EvidenceTaken { .. }) => return None,
         Body::Fact(Fact::AttemptStarted { attempt, master_port, ranks }) => {
             let ranks = within(ranks, |started| started.rank, &own).to_vec();
@@ -62,7 +62,7 @@ pub(super) fn part_for(body: &Arc<Body>, own: Range<u32>) -> Option<Arc<Body>> {
     Some(Arc::new(part))
 }
 
-/// The part of a list in the order of ranks that is of these.
+/// The part of a list, sorted by rank, that is about these ranks.
 fn within<'a, T>(all: &'a [T], rank: impl Fn(&T) -> Rank, own: &Range<u32>) -> &'a [T] {
     let [from, to] = [own.start, own.end].map(|limit| all.partition_point(|one| rank(one).0 < limit));
     all.get(from..to).unwrap_or_default()
@@ -80,14 +80,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_a_rank_goes_to_its_host() {
+    fn an_entry_about_a_rank_goes_to_its_host() {
         assert!(part_for(&connected(8), 8..16).is_some());
         assert!(part_for(&connected(15), 8..16).is_some());
         assert!(part_for(&connected(16), 8..16).is_none());
     }
 
     #[test]
-    fn of_the_ranks_that_started_a_host_gets_its_own_and_what_concerns_the_job_whole() {
+    fn a_host_gets_its_own_started_ranks_and_whole_entries_about_the_job() {
         let started = |rank| StartedRank { rank: Rank(rank), local_rank: 0, pid: Pid(1), page: None };
         let (attempt, ranks) = (Attempt(0), (0..100).map(started).collect());
         let body = Arc::new(Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks }));

@@ -1,4 +1,4 @@
-//! What launchers that wait are told so that they are ready when they get a seat, and who keeps copies of checkpoints then.
+//! What waiting launchers receive so that they are ready for a seat, and who stores copies of checkpoints then.
 
 use super::{Act, Lead};
 use crate::recovery::hosts::link::Connection;
@@ -6,7 +6,7 @@ use crate::recovery::hosts::merge::COPIES_AMONG;
 use crate::recovery::hosts::round::{Member, Seated, vacant};
 use crate::recovery::hosts::wire::{Down, Spare};
 
-/// Where launchers keep copies of checkpoints for each other.
+/// Where launchers store copies of checkpoints for each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keepers {
     hosts: Vec<String>,
@@ -14,7 +14,7 @@ pub(super) struct Keepers {
 }
 
 impl Lead {
-    /// The message for a launcher that waits.
+    /// The message for a waiting launcher.
     pub(super) fn waits_as_spare(&self, member: &Member) -> Down {
         let reported = "all hosts are there; waiting as a spare".to_owned();
         let spare = member.prepares.then(|| Box::new(self.spare(member)));
@@ -29,8 +29,8 @@ impl Lead {
         Spare { seat, job, launch }
     }
 
-    /// Tells all launchers where copies are kept, if that has changed. Before there was a spare, hosts know it by themselves. In
-    /// a large job spares keep none: who keeps copies with whom differs from host to host there.
+    /// Sends all launchers the addresses where copies are stored, if they changed. Before the first spare, hosts know
+    /// them anyway. In a large job spares store none: each host has other partners there.
     pub(super) fn tell_who_keeps(&mut self) {
         if self.links.len() > COPIES_AMONG {
             return;
@@ -56,7 +56,7 @@ impl Lead {
         to.into_iter().for_each(|connection| self.report_to_keepers(connection));
     }
 
-    /// Tells a launcher that has connected where copies are kept.
+    /// Sends a launcher that has connected the addresses where copies are stored.
     pub(super) fn report_to_keepers(&mut self, connection: Connection) {
         if let Some(Keepers { hosts, spares }) = self.keepers.clone() {
             self.acts.push_back(Act::Send(connection, Down::Meet { hosts, spares }));

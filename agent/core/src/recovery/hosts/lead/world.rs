@@ -1,4 +1,4 @@
-//! Hosts get other seats: links follow, the record is stored, and who had no seat before is welcomed.
+//! Changes of seats: links follow, the record is stored, and members without a former seat are welcomed.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::recovery::hosts::round::Member;
 use crate::recovery::hosts::wire::Down;
 
 impl Lead {
-    /// The merge has given out other seats.
+    /// The merge has assigned other seats.
     pub(super) fn arranged(&mut self, arranged: Arranged) {
         let Arranged { seats, benched } = arranged;
         let before = std::mem::take(&mut self.links).into_iter().filter(|link| !link.lost);
@@ -19,7 +19,7 @@ impl Lead {
         for seated in seats {
             self.links.push(match before.remove(&seated.member.launcher) {
                 Some(link) => Link { seated, ..link },
-                // One that waited is welcomed once its seat is stored.
+                // A launcher that waited is welcomed once its seat is stored.
                 None => Link::new(seated, self.looked, Span(u64::MAX)),
             });
         }
@@ -43,7 +43,7 @@ impl Lead {
         self.seats_due = Some(self.office.newest_record);
     }
 
-    /// Other seats are stored: whoever had none is welcomed, and hosts are told.
+    /// The changed seats are stored: members that had none are welcomed, and hosts are informed.
     pub(super) fn seats_are_stored(&mut self, now: Mono) {
         self.seats_due = None;
         let (seated, waiting): (Vec<_>, Vec<_>) =
@@ -65,12 +65,12 @@ impl Lead {
         self.merge.arranged(now, &mut self.next);
     }
 
-    /// Whether what the job has saved can be loaded by as many ranks only: then their number stays.
+    /// Whether the saved checkpoints can be loaded only by the same number of ranks. Then that number is kept.
     pub fn keep_world(&mut self, keep: bool) {
         self.merge.keep_world(keep);
     }
 
-    /// Tells the merge which launchers wait for a seat.
+    /// Passes the list of waiting launchers to the merge.
     pub(super) fn report_who_waits(&mut self) {
         let waiting = self.spares.iter().map(|(member, _)| member.clone());
         let waiting: Vec<Member> = waiting.filter(|member| !self.has_seat(member)).collect();

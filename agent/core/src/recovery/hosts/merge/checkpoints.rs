@@ -1,5 +1,5 @@
-//! The step from which the ranks of all hosts go on: what each host holds is gathered, one step that is whole over all of them
-//! is chosen, and each host brings its shards before ranks start. Neither waits for a host without an end.
+//! Chooses the step from which the ranks of all hosts resume. Hosts report what they hold, one step that is whole
+//! over all of them is chosen, and each host brings its shards before ranks start. Each wait for a host is limited.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -15,20 +15,21 @@ use crate::recovery::job::Input;
 /// A launcher waits this long for checksums of what its ranks saved before it reports what it holds.
 pub const SUMMED_WITHIN: Span = Span::seconds(60);
 
-/// A host that has not reported what it holds by then is not waited for: half a minute more than it may need for checksums.
+/// After this time a host that has not reported what it holds is not waited for: half a minute more than it may need
+/// for checksums.
 const GATHERED_WITHIN: Span = Span::seconds(90);
 
-/// A host that has not brought its shards by then cannot have the step: 100 GB take so long at 1.3 Gbit/s.
+/// After this time a host that has not brought its shards cannot have the step: enough for 100 GB at 1.3 Gbit/s.
 const BROUGHT_WITHIN: Span = Span::seconds(600);
 
-/// Up to so many hosts each keeps copies with all others; in a larger job with fewer than that.
+/// In a job of up to this many hosts each stores copies with all others; in a larger job with fewer.
 pub const COPIES_AMONG: usize = 256;
 
-/// In a larger job with so many on each side, next to it.
+/// In a larger job a host stores copies with this many neighbors on each side.
 const NEXT: usize = 16;
 
 impl Merge {
-    /// Asks all hosts what they hold, and says who the others are.
+    /// Asks all hosts what they hold, and sends them the list of the others.
     pub(super) fn gather(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
         self.phase = Phase::Gathering { port, since: at };
         self.hosts.iter_mut().for_each(|host| host.holding = None);
@@ -45,7 +46,7 @@ impl Merge {
         }
     }
 
-    /// What takes too long is not waited for.
+    /// Ends waits that take too long.
     pub(super) fn look_at_checkpoints(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         match &self.phase {
             Phase::Gathering { port, since } if at.since(*since) >= GATHERED_WITHIN => {
@@ -62,7 +63,7 @@ impl Merge {
         }
     }
 
-    /// Where the hosts keep copies of checkpoints for each other.
+    /// The addresses where the hosts store copies of checkpoints for each other.
     pub fn peers(&self) -> Vec<String> {
         let peers = self.hosts.iter().map(|host| host.seated.member.replicas.clone());
         peers.filter(|peer| !peer.is_empty()).collect()
@@ -78,9 +79,9 @@ impl Merge {
         }
     }
 
-    /// Has the shards of the newest step that is whole over all hosts brought to where its ranks will be.
+    /// Orders the shards of the newest step that is whole over all hosts to where its ranks will run.
     fn bring_newest(&mut self, at: Mono, port: u16, next: &mut VecDeque<Next>) {
-        // Each host's list is taken once: those of a large job are 100 MB.
+        // Each host's list is moved out once: those of a large job are 100 MB.
         self.copies.extend(self.hosts.iter_mut().filter_map(|host| host.holding.take()));
         let world = self.world();
         let all = steps_among(self.copies.iter().flatten(), None);
@@ -107,7 +108,8 @@ impl Merge {
         self.bring(at, port, &key, next);
     }
 
-    /// A step of another number of ranks is brought as well: one of its shards, which is all of it where ranks have the same state.
+    /// A step of another number of ranks is brought as well: one of its shards, which is the whole step if all ranks
+    /// have the same state.
     fn bring(&mut self, at: Mono, port: u16, step: &StepKey, next: &mut VecDeque<Next>) {
         self.hosts.iter_mut().for_each(|host| host.brought = false);
         self.phase = Phase::Bringing { port, step: step.clone(), since: at };
@@ -148,8 +150,9 @@ impl Merge {
     }
 }
 
-/// With which others a host in this place keeps copies of checkpoints. In a large job not with all, of which each would ask every
-/// other one what it has: with those next to it, and with some further and further away, which are of other domains.
+/// The hosts with which a host in this place stores copies of checkpoints. In a large job these are not all, because
+/// each would ask every other one what it has: the neighbors, and some at growing distances, which are in other
+/// domains.
 fn around(peers: &[String], place: usize) -> Vec<String> {
     let count = peers.len();
     if count <= COPIES_AMONG {
@@ -162,7 +165,7 @@ fn around(peers: &[String], place: usize) -> Vec<String> {
     places.into_iter().filter_map(|place| peers.get(place).cloned()).collect()
 }
 
-/// The newest whole step of another number of ranks, if it is newer than what all ranks go on from.
+/// The newest whole step of another number of ranks, if it is newer than the step from which all ranks resume.
 fn newest_of_others<'a, 'b>(
     all: &'b [StepState<&'a Copy>],
     chosen: Option<u64>,
@@ -172,7 +175,7 @@ fn newest_of_others<'a, 'b>(
     other.filter(|other| Some(other.key.step) > chosen)
 }
 
-/// A step of another number of ranks is whole only for as many: people are told what is loaded.
+/// A step of another number of ranks is whole only for that number. The observation reports which step is loaded.
 fn of_other_ranks(other: &StepKey, chosen: Option<u64>, world: u32) -> Fact {
     let instead = match chosen {
         Some(step) => format!("step {step}, the newest that {world} ranks have saved"),
@@ -191,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_a_large_job_a_host_keeps_copies_with_some_others_and_they_with_it() {
+    fn in_a_large_job_hosts_store_copies_with_some_others_and_mutually() {
         let names = |count: usize| (0..count).map(|host| format!("h{host}:1")).collect::<Vec<_>>();
         let few = names(256);
         assert_eq!(around(&few, 7), few);

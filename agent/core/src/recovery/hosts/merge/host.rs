@@ -18,16 +18,16 @@ pub(super) struct Host {
     /// Whether its launcher knows its seat.
     pub(super) knows: bool,
     pub(super) started: Option<Vec<StartedRank>>,
-    /// Orphans killed, and ranks that wait in their processes.
+    /// The number of orphans killed, and the ranks that wait in their processes.
     pub(super) ended: Option<(u32, Vec<Rank>)>,
     pub(super) exited: BTreeSet<Rank>,
-    /// Shards of checkpoints on it.
+    /// The shards of checkpoints on it.
     pub(super) holding: Option<Vec<Copy>>,
-    /// Whether the shards of its ranks are there.
+    /// Whether the shards of its ranks are present.
     pub(super) brought: bool,
     pub(super) held: VecDeque<(Mono, Input)>,
     pub(super) evidence: Option<Evidence>,
-    /// Nothing of its ranks, which send no heartbeats, does anything.
+    /// Its ranks send no heartbeats, and none of its processes does anything.
     pub(super) idle: bool,
 }
 
@@ -55,7 +55,7 @@ impl Host {
         pids.into_iter().filter(|(rank, _)| !self.exited.contains(rank))
     }
 
-    /// Its ranks, of whose processes nothing is known.
+    /// Its ranks, with unknown processes.
     pub(super) fn unseen(&self) -> Vec<StartedRank> {
         let first = self.seated.seat.first_rank;
         let started =
@@ -63,7 +63,7 @@ impl Host {
         (first..first + self.seated.member.ranks).map(started).collect()
     }
 
-    /// For people: "host b (node rank 1, ranks 2 to 3)".
+    /// The host for messages: "host b (node rank 1, ranks 2 to 3)".
     pub(super) fn named(&self) -> String {
         let Seated { member, seat } = &self.seated;
         let last = seat.first_rank + member.ranks.saturating_sub(1);

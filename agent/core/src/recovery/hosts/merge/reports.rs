@@ -1,4 +1,4 @@
-//! What hosts report: the leader answers it, joins it with what other hosts report, or passes it on to the job.
+//! Reports of hosts: the leader answers them, combines them with reports of other hosts, or passes them to the job.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::model::entry::Fact;
 use crate::recovery::hosts::wire::Report;
 use crate::recovery::job::Input;
 
-/// What hosts have taken as evidence.
+/// The evidence that hosts have collected.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Evidence {
     pub(super) file: Option<String>,
@@ -80,8 +80,8 @@ impl Merge {
                 self.evidence_if_complete(at, next);
             }
             Fact::RanksHung { attempt, ref hang, .. } if attempt == current && hang.phase == ACTIVITY => {
-                // Ranks without heartbeats are judged by what their processes do, each host by itself: those that wait for
-                // another host do nothing.
+                // Each host judges ranks without heartbeats itself, by the activity of their processes: ranks that
+                // wait for another host do nothing.
                 if let Some(host) = self.host(seat) {
                     host.idle = true;
                 }
@@ -98,7 +98,7 @@ impl Merge {
             }
             Fact::StopRequested { .. } => {
                 if matches!(self.phase, Phase::Waiting { .. }) {
-                    // The job waits for a start that may never come.
+                    // The job waits for a start that may never happen.
                     let missing = self.missing();
                     self.fail(at, format!("asked to stop while {missing} was missing"), next);
                 }
@@ -120,7 +120,7 @@ impl Merge {
         }
     }
 
-    /// Passes on what is about ranks, in a start when all hosts have started.
+    /// Passes on inputs about ranks; during a start only after all hosts have started.
     pub(super) fn pass(&mut self, at: Mono, seat: u32, input: Input, next: &mut VecDeque<Next>) {
         if !self.of_the_attempt(&input) || matches!(self.phase, Phase::Started | Phase::Idle) {
             return next.push_back(Next::Job(at, input));
@@ -170,7 +170,7 @@ impl Merge {
     }
 }
 
-/// The attempt of a fact about ranks that the job only understands when it knows them.
+/// The attempt of a fact about ranks that the job understands only when it knows them.
 fn of_ranks(fact: &Fact) -> Option<Attempt> {
     match fact {
         Fact::RankConnected { attempt, .. }

@@ -77,8 +77,8 @@ impl Merge {
         self.to_all(&start, next);
     }
 
-    /// A host is lost while ranks start. That is no failed start, which would fail again: it is the loss of a host on which they
-    /// run, wherever they have got to.
+    /// A host was lost while ranks start. That is not a failed start, which would fail again. It counts as the loss
+    /// of a host with running ranks, however far they have got.
     pub(super) fn count_as_started(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         for host in self.hosts.iter_mut().filter(|host| host.started.is_none()) {
             host.started = Some(host.unseen());
@@ -100,13 +100,13 @@ impl Merge {
         let started = Fact::AttemptStarted { attempt, master_port: port, ranks };
         next.push_back(Next::Job(at, Input::Fact(started)));
         for host in &mut self.hosts {
-            // With its memory: that is 2 KB for each host.
+            // Moves the buffer too: it is 2 KB for each host.
             let held = std::mem::take(&mut host.held);
             next.extend(held.into_iter().map(|(at, input)| Next::Job(at, input)));
         }
     }
 
-    /// The attempt does not come about: what was started is stopped again, then the job is told.
+    /// Abandons the attempt: what was started is stopped again, then it is reported to the job.
     pub(super) fn abandon(&mut self, error: String, next: &mut VecDeque<Next>) {
         self.phase = Phase::Abandoning { error };
         self.ending = true;

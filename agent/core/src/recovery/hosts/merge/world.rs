@@ -1,10 +1,12 @@
-//! Another number of hosts: the job goes on without a lost host after a while, and with hosts that came later.
+//! Changes the number of hosts: after a while the job continues without a lost host, and later with hosts that
+//! joined.
 //!
-//! Seats change only before a start, when no rank runs. They are stored before any host is told, so that a leader that is lost
-//! leaves the seats that hosts have. Then every host takes its seat, and only when all have it ranks are started.
+//! Seats change only before a start, when no rank runs. They are stored before any host is informed, so that the next
+//! leader finds the seats that hosts have. Then every host takes its seat, and ranks start only when all have done
+//! so.
 //!
-//! For hosts that join, ranks that run are stopped in order: that is asked of the job like a restart that a person orders, and is
-//! no failure.
+//! For hosts that join, running ranks are stopped in order. The merge requests it from the job like a restart that a
+//! person orders, and it is not a failure.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -17,36 +19,37 @@ use crate::recovery::hosts::round::{Member, Seated};
 use crate::recovery::hosts::wire::{Command, Seat};
 use crate::recovery::job::Input;
 
-/// The event by which ranks that run are stopped so that more hosts take part. That it is in the journal is what has it done.
+/// The event for stopping running ranks so that more hosts take part. The job acts on its entry in the journal.
 pub const WORLD_GROWS: &str = "world_grows";
 
-/// A host that has not taken its seat by then holds up the start no longer: what its memory has of checkpoints goes to the disk
-/// first, 100 GB at 1 GB/s.
+/// After this time a host that has not taken its seat no longer delays the start. It first writes its checkpoints in
+/// memory to disk: 100 GB at 1 GB/s.
 const SEATED_WITHIN: Span = Span::seconds(120);
 
-/// A job that does not stop its ranks for hosts that wait is asked again after this: something else was under way.
+/// If the job does not stop its ranks for waiting hosts because of other work, it is asked again after this time.
 const ASK_AGAIN_AFTER: Span = Span::seconds(30);
 
 impl Merge {
-    /// Lets the number of hosts change within these limits. `leader` is the launcher that leads: it keeps a seat.
+    /// Allows the number of hosts to change within these limits. `leader` is the launcher that leads; it keeps a
+    /// seat.
     #[must_use]
     pub fn within(mut self, limits: Limits, leader: &str) -> Merge {
         (self.limits, self.leader) = (limits, leader.to_owned());
         self
     }
 
-    /// Whether what the job has saved can be loaded by as many ranks only. Then the number of ranks stays: with another one
-    /// the job would begin again.
+    /// Whether the saved checkpoints can be loaded only by the same number of ranks. Then that number is kept: with
+    /// another one the job would start from scratch.
     pub fn keep_world(&mut self, keep: bool) {
         self.keeps_world = keep;
     }
 
-    /// Launchers that wait for a seat, in the order in which they came.
+    /// Sets the launchers that wait for a seat, in order of arrival.
     pub fn set_waiting(&mut self, waiting: Vec<Member>) {
         self.waiting = waiting;
     }
 
-    /// The seats of [`Next::Arranged`] are stored: hosts are told.
+    /// The seats of [`Next::Arranged`] are stored: hosts are informed.
     pub fn arranged(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         self.unstored = false;
         if self.phase == Phase::Arranged && !self.seat_hosts(at, next) {
@@ -54,7 +57,7 @@ impl Merge {
         }
     }
 
-    /// For whom a start waits and what comes then, for people.
+    /// The hosts that a start waits for and what happens then, as text.
     pub(super) fn awaited(&self) -> String {
         let missing = self.missing();
         match self.smaller() {
@@ -82,7 +85,7 @@ impl Merge {
         )
     }
 
-    /// Goes on without hosts that were waited for long enough, and stops ranks for hosts that wait.
+    /// Continues without hosts that were waited for long enough, and stops ranks for waiting hosts.
     pub(super) fn look_at_world(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         match self.phase {
             Phase::Waiting { since } if at.since(since) >= self.limits.shrink_after => {
@@ -102,7 +105,7 @@ impl Merge {
         }
     }
 
-    /// Asks the job to stop its ranks for hosts that wait, if they have run for long enough.
+    /// Asks the job to stop its ranks for waiting hosts, if the ranks have run long enough.
     fn ask_to_grow(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         let ran = self.started_at.is_some_and(|since| at.since(since) >= self.limits.grow_after);
         let asked = self.grow_asked.is_some_and(|asked| at.since(asked) < ASK_AGAIN_AFTER);
@@ -122,7 +125,7 @@ impl Merge {
         next.push_back(Next::Job(at, Input::Fact(observed(WORLD_GROWS, Weight::Info, detail))));
     }
 
-    /// Says once of hosts that could take part why they do not.
+    /// Reports once why hosts that could take part do not.
     fn say_who_waits(&mut self, at: Mono, next: &mut VecDeque<Next>) {
         let waiting: Vec<&str> = self.waiting.iter().map(|member| member.host.as_str()).collect();
         if !self.limits.vary() || waiting.is_empty() || self.reported_waiting == waiting.len() {
@@ -133,7 +136,7 @@ impl Merge {
         next.push_back(Next::Job(at, Input::Fact(observed("world_stays", Weight::Warning, detail))));
     }
 
-    /// Takes in hosts that wait, before a start that is due anyway. Whether there are any.
+    /// Adds waiting hosts before a start that is due anyway. Returns whether there are any.
     pub(super) fn grow(&mut self, at: Mono, next: &mut VecDeque<Next>) -> bool {
         let Some(arranged) = self.larger() else { return false };
         let why = format!("{} joined", joining(&self.hosts, &arranged.seats));
@@ -141,7 +144,8 @@ impl Merge {
         true
     }
 
-    /// Tells hosts their seats that do not know them, once they are stored; whether that is to be waited for.
+    /// Sends seats to the hosts that do not know theirs, once they are stored. Returns whether that has to be waited
+    /// for.
     pub(super) fn seat_hosts(&mut self, at: Mono, next: &mut VecDeque<Next>) -> bool {
         if self.unstored {
             self.phase = Phase::Arranged;
@@ -164,7 +168,7 @@ impl Merge {
             return;
         }
         if let Some(host) = self.host(seat) {
-            // It may have been about seats that have changed again.
+            // The answer may be about seats that have changed again.
             host.knows |= host.seated.seat == *has;
         }
         if !self.awaits(|host| !host.knows) {
@@ -172,14 +176,14 @@ impl Merge {
         }
     }
 
-    /// What is possible without the hosts that are lost.
+    /// The arrangement without the lost hosts.
     fn smaller(&self) -> Option<Arranged> {
         let all_move = self.hosts.iter().filter(|host| host.here).all(|host| host.seated.member.moves);
         let arranged = (self.limits.vary() && all_move).then(|| self.arrangement()).flatten()?;
         (!self.keeps_world || world(&arranged.seats) == self.world()).then_some(arranged)
     }
 
-    /// What is possible with the hosts that wait, where it is more than now.
+    /// The arrangement with the waiting hosts, if it is larger than now.
     fn larger(&self) -> Option<Arranged> {
         let all_move = self.hosts.iter().all(|host| host.seated.member.moves);
         let room = self.hosts.len() < self.limits.hosts.1 as usize && !self.waiting.is_empty();
@@ -199,11 +203,11 @@ impl Merge {
         self.hosts.iter().map(|host| host.seated.member.ranks).sum()
     }
 
-    /// Hosts get these seats; the leader has that stored.
+    /// Assigns these seats; the leader stores them.
     fn arrange(&mut self, at: Mono, arranged: Arranged, why: &str, next: &mut VecDeque<Next>) {
         let Arranged { seats, benched } = &arranged;
         let before = self.world();
-        // Ranks that wait in their processes have numbers and memory of the world that was.
+        // Ranks that wait in their processes have the numbers and memory of the former world.
         let in_process = std::mem::replace(&mut self.in_process, false);
         let mut why = why.to_owned();
         if !benched.is_empty() {
@@ -249,7 +253,7 @@ fn size_of(seats: &[Seated]) -> String {
     format!("{} ({})", counted(hosts, "host"), counted(world(seats), "rank"))
 }
 
-/// Hosts with a seat that have none now, for people.
+/// The hosts with a seat that have none now, as text.
 fn joining(now: &[Host], seats: &[Seated]) -> String {
     let now: BTreeSet<&str> = now.iter().map(|host| host.seated.member.launcher.as_str()).collect();
     let is_new = |at: &&Seated| !now.contains(at.member.launcher.as_str());

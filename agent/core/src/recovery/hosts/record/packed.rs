@@ -1,21 +1,21 @@
-//! The seats of a large job in few bytes: a value of the coordination store has to be smaller than etcd's limit for a request,
-//! 1.5 MiB, and 12,500 seats as JSON are 4.4 MiB.
+//! Packs the seats of a large job: a value of the coordination store must be smaller than etcd's request limit of 1.5
+//! MiB, and 12,500 seats as JSON are 4.4 MiB.
 //!
-//! Column by column, in the order of seats, the values of all hosts are one string. Each begins with how many letters it has in
-//! common with the one before (one digit of base 36), and ends with a space. What begins with the host's name or address has
-//! `=` in its place.
+//! Each column is one string with the values of all hosts in the order of seats. Each value starts with the number of
+//! letters it shares with the one before (one digit of base 36), and ends with a space. A value that starts with the
+//! host's name or address has `=` in its place.
 
 use serde::{Deserialize, Serialize};
 
 use crate::recovery::hosts::round::{Member, Seated, seated};
 
-/// Fewer seats are stored as they are, so that launchers of earlier versions can read them.
+/// Fewer seats are stored unpacked, so that launchers of earlier versions can read them.
 const FROM: usize = 512;
 
-/// Between values.
+/// The separator between values.
 const END: char = ' ';
 
-/// In the place of the host's name or address, and before what begins like that itself.
+/// Replaces the host's name or address, and escapes values that start with such a character.
 const SAME: char = '=';
 const OTHER: char = '~';
 
@@ -30,12 +30,12 @@ pub(super) struct Packed {
     replicas: String,
     listens: String,
     domains: String,
-    /// `l` for the leader, `m` for one that can get other ranks, `p` for one that can be made ready as a spare.
+    /// `l` for the leader, `m` for a launcher that can get other ranks, `p` for one that can prepare as a spare.
     flags: String,
 }
 
 impl Packed {
-    /// The seats as columns; none for a job that is not large, and for names that do not fit.
+    /// Packs the seats. `None` for a job that is not large, and for names that cannot be packed.
     pub(super) fn of(seats: &[Seated]) -> Option<Packed> {
         let members = || seats.iter().map(|at| &at.member);
         if seats.len() < FROM || seated(members().cloned().collect()) != seats {
@@ -59,7 +59,7 @@ impl Packed {
         })
     }
 
-    /// The seats again.
+    /// Unpacks the seats.
     pub(super) fn seats(&self) -> Result<Vec<Seated>, String> {
         let hosts = unpacked(&self.hosts)?;
         let column = |name: &str, column: &str| {
@@ -110,7 +110,7 @@ fn absolute(value: &str, to: &str) -> String {
     }
 }
 
-/// None if a value has a space.
+/// `None` if a value contains a space.
 fn packed(values: impl Iterator<Item = String>) -> Option<String> {
     let (mut all, mut before) = (String::new(), String::new());
     for value in values {
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As launchers name themselves: host, process and time.
+    /// A name like those of real launchers: host, process and time.
     fn member(host: u32) -> Member {
         let name = format!("node{host:05}");
         let address = format!("10.12.{}.{}", host / 256, host % 256);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_not_large_is_stored_as_it_is() {
+    fn a_small_job_is_stored_unpacked() {
         assert_eq!(Packed::of(&seated((0..511).map(member).collect())), None);
         let mut spaced: Vec<Member> = (0..512).map(member).collect();
         spaced[7].domain = "row 7".to_owned();
@@ -192,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_names_come_back(names in proptest::collection::vec("[=~a-zé0-9.:-]{0,40}", 1..20)) {
+        fn any_names_survive_packing(names in proptest::collection::vec("[=~a-zé0-9.:-]{0,40}", 1..20)) {
             let members = (0..600_usize).map(|at| {
                 let name = |offset: usize| names[(at * 7 + offset) % names.len()].clone();
                 Member {

@@ -1,5 +1,5 @@
-//! Copies of shards, as a host lists them: each step is named once, and a copy is a list. A job of 100,000 ranks has hundreds of
-//! thousands of them in each restart.
+//! The compact form of a host's list of shard copies: each step is named once, and a copy is an array. A job of
+//! 100,000 ranks lists hundreds of thousands of them in each restart.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -13,15 +13,15 @@ struct Listed {
     copies: Vec<Entry>,
 }
 
-/// Which of the steps, the rank, the root, bytes, when it was sealed; where it is, whether it is the holder's own and was
-/// verified, and the holder.
+/// The index of the step, the rank, the root, bytes, when it was sealed; the medium, whether it is the holder's own
+/// and was verified, and the holder.
 type Entry = (usize, u32, String, u64, i64, Medium, bool, bool, SmolStr);
 
 pub(super) fn serialize<S: Serializer>(copies: &[Copy], to: S) -> Result<S::Ok, S::Error> {
     let mut steps: Vec<StepKey> = Vec::new();
     let copies = copies.iter().map(|Copy { holder, medium, own, verified, shard }| {
         let Shard { of, rank, root, bytes, created, piece } = shard;
-        // As everywhere on the wire, the name of a piece stands in the place of the run.
+        // As everywhere on the wire, the name of a piece replaces the run.
         let run = piece.as_ref().map_or_else(|| of.run.clone(), |piece| piece.name(&of.run).into());
         let of = StepKey { run, ..of.clone() };
         let step = steps.iter().rposition(|known| *known == of).unwrap_or_else(|| {
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_is_read_again_and_a_step_is_named_once() {
+    fn a_list_survives_a_round_trip_and_names_each_step_once() {
         let piece = Piece { root: "r".to_owned(), bytes: 9, of: Parity { data: 2, parity: 1 }, index: 1 };
         let copies = vec![copy(1, 0, None), copy(2, 0, None), copy(1, 1, Some(piece)), copy(2, 1, None)];
         let report = Report::Holding { attempt: Attempt(3), copies };

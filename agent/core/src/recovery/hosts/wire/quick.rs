@@ -1,6 +1,7 @@
-//! Messages of which a large job has tens of thousands a second, read in one go. The kind of a message is one of its fields, so
-//! serde first keeps all of it to look for that field, three times for a fact in a report. Here the kind is guessed from
-//! where launchers write it, and compared when the message is read. What does not fit is left to serde.
+//! Parses messages that a large job sends tens of thousands of times a second in one pass. The kind of a message is
+//! one of its fields, so serde first buffers the whole message to find that field, three times for a fact in a
+//! report. Here the kind is guessed from where launchers write it, and verified when the message is read. Anything
+//! else is left to serde.
 
 use std::borrow::Cow;
 
@@ -60,7 +61,7 @@ struct Holding {
     copies: Vec<Copy>,
 }
 
-/// A message of the usual kinds, as launchers write it.
+/// Reads a message of the frequent kinds, as launchers write it.
 pub(super) fn read(bytes: &[u8]) -> Option<Up> {
     match kind_after(bytes, br#"{"up":""#)? {
         b"beat" => {
@@ -77,7 +78,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<Up> {
 }
 
 fn report(bytes: &[u8]) -> Option<Up> {
-    // Behind two numbers of at most 20 digits.
+    // After two numbers of at most 20 digits.
     let head = bytes.get(..bytes.len().min(128))?;
     let marker = br#""report":{"report":""#;
     let begin = head.windows(marker.len()).position(|found| found == marker)?;
@@ -101,7 +102,7 @@ fn numbered<'a, T: Deserialize<'a>>(bytes: &'a [u8], report: impl Fn(T) -> Optio
     Some(Up::Report { number, at, report })
 }
 
-/// The word between this and the next quotation mark.
+/// The word from the end of the marker to the next quotation mark.
 fn kind_after<'a>(bytes: &'a [u8], marker: &[u8]) -> Option<&'a [u8]> {
     let rest = bytes.strip_prefix(marker)?;
     rest.get(..rest.iter().take(16).position(|byte| *byte == b'"')?)
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn each_message_is_what_serde_reads_and_those_that_are_many_are_read_in_one_go() {
+    fn each_message_is_what_serde_reads_and_frequent_kinds_are_read_in_one_pass() {
         for up in messages() {
             let bytes = serde_json::to_vec(&up).expect("it is written");
             assert_eq!(Up::read(&bytes).expect("it is read"), up);
@@ -147,11 +148,11 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_written_another_way_is_left_to_serde() {
+    fn a_message_in_another_format_is_left_to_serde() {
         let beat = br#"{ "sent": 5, "up": "beat" }"#;
         assert_eq!(read(beat), None);
         assert_eq!(Up::read(beat).expect("it is read"), Up::Beat { sent: Mono(5) });
-        // The first word is no proof of the kind.
+        // The first word does not prove the kind.
         let role = br#"{"up":"report","number":1,"at":1,"x":{"report":{"report":"steps"}},"report":{"report":"role","attempt":1,"rank":2,"role":"a","stage":null,"done":[]}}"#;
         assert!(matches!(Up::read(role), Ok(Up::Report { report: Report::Role { .. }, .. })));
         assert!(Up::read(br#"{"up":"beat","sent":"soon"}"#).is_err());

@@ -1,21 +1,21 @@
-//! What ranks are at, in postcard's format: most of what the leader of a large job receives, and as JSON most of what its
-//! processor does. A field that is added needs another [`super::PROTOCOL`].
+//! Sights of ranks in postcard's format. They are most of what the leader of a large job receives; as JSON they would
+//! use most of its CPU time. A new field needs another [`super::PROTOCOL`].
 
 use super::Up;
 use crate::base::id::Attempt;
 use crate::hang::RankSeen;
 
-/// The first byte of such a message. One in JSON begins with a brace.
+/// The first byte of such a message. JSON messages start with a brace.
 pub(super) const MARK: u8 = 1;
 
-/// Writes the message behind its mark.
+/// Writes the mark and the message.
 pub(super) fn write(attempt: Attempt, ranks: &[RankSeen], into: &mut Vec<u8>) -> Result<(), postcard::Error> {
     into.push(MARK);
     into.extend(postcard::to_allocvec(&(attempt, ranks))?);
     Ok(())
 }
 
-/// Reads what stands behind the mark.
+/// Reads the part after the mark.
 pub(super) fn read(bytes: &[u8]) -> Result<Up, postcard::Error> {
     let (attempt, ranks) = postcard::from_bytes(bytes)?;
     Ok(Up::Seen { attempt, ranks })
@@ -72,7 +72,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(attempt: u32, ranks in proptest::collection::vec(any_seen(), 0..4)) {
+        fn a_message_is_read_again(attempt: u32, ranks in proptest::collection::vec(any_seen(), 0..4)) {
             let up = Up::Seen { attempt: Attempt(attempt), ranks };
             let mut bytes = Vec::new();
             up.write(&mut bytes).unwrap();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_cut_off_is_refused() {
+    fn a_truncated_message_is_refused() {
         let mut bytes = Vec::new();
         Up::Seen { attempt: Attempt(3), ranks: vec![RankSeen::default()] }.write(&mut bytes).unwrap();
         bytes.pop();
