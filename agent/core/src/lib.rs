@@ -10,7 +10,7 @@
 //!                                  all of it as entries of the journal ──► view
 //! ```
 //!
-//! Each room uses only the rooms before it in this list; a test holds the order, and that no two files need each other.
+//! Each room uses only the rooms before it in this list. A test checks the order and that no two files depend on each other.
 //!
 //! | room | what it is |
 //! |---|---|

@@ -1,11 +1,11 @@
-//! Counters of the kernel that only grow: what they grew by, and by how much within a window. One that falls was
-//! reset (its driver was loaded anew) or wrapped; what it grew by is then not known, and nothing is made of it.
+//! Growth of monotonic kernel counters, per reading and within a window. A counter that decreases was reset (its driver was reloaded)
+//! or wrapped; its growth is then unknown and ignored.
 
 use std::collections::VecDeque;
 
 use crate::base::time::{Mono, Span};
 
-/// What is remembered of a counter.
+/// The state of a counter.
 #[derive(Clone, Debug, Default)]
 pub struct Counter {
     last: Option<u64>,
@@ -14,20 +14,20 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Takes in a reading and returns by how much it grew since the last one; zero at the first and after a reset.
+    /// Records a reading and returns the growth since the last one: zero at the first and after a reset.
     pub fn step(&mut self, value: u64) -> u64 {
         let before = self.last.replace(value);
         before.map_or(0, |before| value.saturating_sub(before))
     }
 
-    /// Counts growth towards the window.
+    /// Adds growth to the window.
     pub fn count(&mut self, at: Mono, grown: u64) {
         if grown > 0 {
             self.grew.push_back((at, grown));
         }
     }
 
-    /// The growth that was counted within `window` before `at`. What is older is forgotten.
+    /// The growth within `window` before `at`. Drops older growth.
     pub fn within(&mut self, at: Mono, window: Span) -> u64 {
         while self.grew.front().is_some_and(|(when, _)| at.since(*when) > window) {
             self.grew.pop_front();

@@ -1,11 +1,11 @@
-//! Text of others in a place that understands signs: on a terminal or in Markdown it must say what it says and do nothing.
+//! Escapes foreign text for terminals and Markdown, so that it is shown as it is and controls nothing.
 
-/// On one line and without control characters.
+/// Replaces control characters, so that the text stays on one line.
 pub fn clean(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// The same, and Markdown sees no commands in it.
+/// Like [`clean`], and also escapes Markdown.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in clean(text).chars() {

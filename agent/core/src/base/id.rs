@@ -1,4 +1,4 @@
-//! The names of things: newtypes, so that a rank is never taken for a process id.
+//! Identifiers as newtypes, so that a rank cannot be confused with a process id.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ impl std::fmt::Display for Rank {
     }
 }
 
-/// How often the ranks have been started before: 0 for the first start (`TORCHELASTIC_RESTART_COUNT`).
+/// How often the ranks were started before: 0 for the first start (`TORCHELASTIC_RESTART_COUNT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Attempt(pub u32);
@@ -42,10 +42,10 @@ pub struct Pid(pub i32);
 pub struct JobId(pub String);
 
 impl JobId {
-    /// Bytes of a name.
+    /// Maximum length of a name in bytes.
     pub const LONGEST: usize = 128;
 
-    /// What is wrong with a name, for it becomes a part of paths, labels and log lines; none if nothing is.
+    /// What is wrong with a name, which becomes a part of paths, labels and log lines. `None` if it is valid.
     #[must_use]
     pub fn problem(name: &str) -> Option<String> {
         if name.is_empty() || name.len() > JobId::LONGEST {
@@ -76,6 +76,6 @@ pub struct BootId(pub String);
 pub struct Incident(pub u64);
 
 impl Incident {
-    /// No failure: what a person ordered.
+    /// No failure, but an order from a person.
     pub const ORDERED: Incident = Incident(0);
 }

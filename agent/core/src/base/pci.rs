@@ -1,12 +1,11 @@
-//! Where a device sits on the PCI bus: how the kernel log and NVML name the same GPU.
+//! The address of a device on the PCI bus, by which the kernel log and NVML name the same GPU.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// Domain, bus and device, without the function: the driver's log lines leave it out. Written as in the kernel log,
-/// `0000:3b:00`.
+/// Domain, bus and device, without the function, which the driver's log lines omit. Written as in the kernel log, `0000:3b:00`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
-    /// The domain; NVML writes it with eight digits, the kernel with four.
+    /// The domain. NVML writes it with eight digits, the kernel with four.
     pub domain: u32,
     /// The bus.
     pub bus: u8,
@@ -15,7 +14,7 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Reads `0000:3b:00`, `00000000:3B:00.0` and `3b:00`, in either case, with or without `PCI:`.
+    /// Parses `0000:3b:00`, `00000000:3B:00.0` and `3b:00`, in either case, with or without `PCI:`.
     pub fn parse(text: &str) -> Option<PciAddress> {
         let text = text.strip_prefix("PCI:").unwrap_or(text);
         let mut parts = text.rsplit(':');
@@ -35,7 +34,7 @@ fn narrow(text: &str) -> Option<u8> {
 }
 
 fn hex(text: &str, digits: usize) -> Option<u32> {
-    // from_str_radix alone would take a sign too.
+    // `from_str_radix` alone would accept a sign.
     let right = (1..=digits).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     if right { u32::from_str_radix(text, 16).ok() } else { None }
 }
@@ -75,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_none() {
+    fn other_text_is_no_address() {
         for text in
             ["", ":", "PCI:", "00", "+1:00", "0:0:0:0", "0000:3b:0g", "0000:3b1:00", "é:00", "-1:00:00"]
         {

@@ -1,15 +1,15 @@
-//! Secrets in texts that leave the host: recognised by their form or by the name before them, and covered.
+//! Masks secrets in texts that leave the host. Recognises them by their form or by the name before them.
 
 use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 use serde_json::Value;
 
-/// What stands in a secret's place.
+/// The replacement for a secret.
 const COVER: &str = "<masked>";
 
-/// Tokens that tell what they are: of Hugging Face, OpenAI and its like, AWS, GitHub, GitLab, Slack, Google; JSON web
-/// tokens and private keys.
+/// Tokens with a known form: of Hugging Face, OpenAI and similar services, AWS, GitHub, GitLab, Slack, Google; JSON web tokens and
+/// private keys.
 const FORMS: &str = r"(?x)
     (?-u:\b)(?: hf_[A-Za-z0-9]{16,} | sk-[A-Za-z0-9_-]{16,} | (?:AKIA|ASIA)[0-9A-Z]{16}
     | gh[pousr]_[A-Za-z0-9]{20,} | github_pat_[A-Za-z0-9_]{20,} | glpat-[A-Za-z0-9_-]{16,}
@@ -41,9 +41,9 @@ static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
     })
 });
 
-/// The text with its secrets covered.
+/// Masks the secrets in a text.
 pub fn mask(text: &str) -> String {
-    // The patterns are constants that the tests compile; without them nothing may leave.
+    // The patterns are constants that the tests compile. Without them the whole text is masked.
     let Some(patterns) = PATTERNS.as_ref() else { return COVER.to_owned() };
     let text = patterns.forms.replace_all(text, COVER);
     let text =
@@ -55,7 +55,7 @@ pub fn mask(text: &str) -> String {
     patterns.named.replace_all(&text, named).into_owned()
 }
 
-/// Prose about tokens is no token: a value that only a blank parts from its name must look like one.
+/// Text about tokens is no secret: a value separated from its name only by a blank must look like a token.
 fn is_word(name: &str, value: &str) -> bool {
     let parted_by_blank = name.ends_with(char::is_whitespace) && !name.contains([':', '=']);
     let is_option = name.trim_start().starts_with("--") || name.to_ascii_lowercase().contains("bearer");
@@ -63,7 +63,7 @@ fn is_word(name: &str, value: &str) -> bool {
         && !(is_option || value.chars().any(|letter| letter.is_ascii_digit()) && value.len() >= 16)
 }
 
-/// Covers secrets in all texts of a JSON value; names of fields stay.
+/// Masks secrets in all texts of a JSON value. Keys are kept.
 pub fn mask_json(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -73,7 +73,7 @@ pub fn mask_json(value: &mut Value) {
             }
         }
         Value::Array(values) => {
-            // A command line: `--token` and its value are two words.
+            // On a command line, `--token` and its value are two words.
             for at in 0..values.len().saturating_sub(1) {
                 let names_secret = values[at].as_str().is_some_and(|word| {
                     word.starts_with("--")
@@ -97,7 +97,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn secrets_are_covered_by_form_and_by_name() {
+    fn secrets_are_masked_by_form_and_by_name() {
         let check = |text: &str, masked: &str| assert_eq!(mask(text), masked);
         check("401 for hf_AbCdEfGhIjKlMnOpQrSt at", "401 for <masked> at");
         check("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "AWS_SECRET_ACCESS_KEY=<masked>");
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_stays() {
+    fn other_text_is_kept() {
         for text in [
             "RuntimeError: token indices sequence length is longer than 1024",
             "tokens per second: 51233.7",
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_options_are_covered_on_a_command_line() {
+    fn values_of_options_are_masked_on_a_command_line() {
         let mut line = serde_json::json!([
             "train.py",
             "--wandb-token",
@@ -141,7 +141,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn masking_twice_is_masking_once(text in "\\PC{0,80}") {
+        fn masking_is_idempotent(text in "\\PC{0,80}") {
             let once = mask(&text);
             prop_assert_eq!(mask(&once), once);
         }

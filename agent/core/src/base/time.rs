@@ -1,18 +1,17 @@
-//! Points and spans of time. There is no `now()` here: the shell reads the clock and passes it in.
+//! Points and spans of time. There is no `now()` here: the caller reads the clock and passes the time.
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds of the host's `CLOCK_MONOTONIC`. Comparable within one boot of one host, and the only clock
-/// that durations are computed from.
+/// Nanoseconds of the host's `CLOCK_MONOTONIC`. Comparable within one boot of one host. The only clock used to compute durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Mono(pub u64);
 
 impl Mono {
-    /// A time that does not come.
+    /// A time that is never reached.
     pub const NEVER: Mono = Mono(u64::MAX);
 
-    /// The span since `earlier`; zero if `earlier` is in fact later.
+    /// The span since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Mono) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
@@ -23,7 +22,7 @@ impl Mono {
     }
 }
 
-/// Nanoseconds since the Unix epoch, for people and for comparing hosts; it may jump.
+/// Nanoseconds since the Unix epoch, for display and for comparing hosts. It may jump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Wall(pub i64);
@@ -39,8 +38,8 @@ impl std::fmt::Display for Wall {
     }
 }
 
-/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar. The year is taken to begin in March, so
-/// that the leap day is its last.
+/// Converts days since 1970-01-01 to year, month and day in the Gregorian calendar. The year starts in March internally, so that the
+/// leap day is its last.
 fn civil(days: i64) -> (i64, i64, i64) {
     const DAYS_OF_400_YEARS: i64 = 146_097;
     let shifted = days + 719_468; // Days from 0000-03-01 to 1970-01-01.
@@ -54,7 +53,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
-/// A length of time in nanoseconds.
+/// A duration in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Span(pub u64);
@@ -70,17 +69,17 @@ impl Span {
         Span(millis.saturating_mul(1_000_000))
     }
 
-    /// The span in seconds, for people and figures.
+    /// The span in seconds, for display.
     pub fn as_seconds(self) -> f64 {
         self.0 as f64 / 1e9
     }
 
-    /// The sum, held at the largest span there is.
+    /// The sum, saturating at the maximum.
     pub fn plus(self, other: Span) -> Span {
         Span(self.0.saturating_add(other.0))
     }
 
-    /// The difference, held at zero.
+    /// The difference, saturating at zero.
     pub fn minus(self, other: Span) -> Span {
         Span(self.0.saturating_sub(other.0))
     }
@@ -101,7 +100,7 @@ impl std::fmt::Display for Span {
 pub struct Stamp {
     /// For durations and order on this host.
     pub mono: Mono,
-    /// For people.
+    /// For display.
     pub wall: Wall,
 }
 

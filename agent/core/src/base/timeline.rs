@@ -1,33 +1,34 @@
-//! A value that only grows, with the times at which it was seen: how long a file was, how many steps were done. Bounded:
-//! of old times fewer are kept than of new ones.
+//! A monotonic value with the times at which it was observed, such as the length of a file or the number of completed steps. Bounded:
+//! old times are kept at a lower resolution than new ones.
 
 use crate::base::time::{Mono, Span};
 
-/// At most so many moments are kept.
+/// Maximum number of moments kept.
 const MOST: usize = 512;
 
-/// Of a moment's age, so large a part may lie between it and the next: one in so many. Doubled until enough have gone.
+/// The inverse of the initial resolution: moments closer together than this part of their age are joined. The part is doubled until
+/// enough are joined.
 const FINEST: u64 = 32;
 
-/// A look that found a new value.
+/// An observation of a new value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
-    /// The last look that had found less than what is new here.
+    /// The last observation of a smaller value.
     pub not_before: Mono,
-    /// The look.
+    /// The time of the observation.
     pub at: Mono,
-    /// What it found.
+    /// The value observed.
     pub value: u64,
 }
 
-/// The moments of one value, oldest first.
+/// The moments of a value, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
     moments: Vec<Moment>,
 }
 
 impl Timeline {
-    /// Adds a moment. One that is no later or no higher than the last is left out.
+    /// Adds a moment. Ignores one that is earlier than the last, or whose value is not higher.
     pub fn push(&mut self, moment: Moment) {
         if self.moments.last().is_some_and(|last| moment.at < last.at || moment.value <= last.value) {
             return;
@@ -38,7 +39,7 @@ impl Timeline {
         self.moments.push(moment);
     }
 
-    /// The first moment at which the value was at least this.
+    /// The first moment at which the value was at least `value`.
     pub fn reached(&self, value: u64) -> Option<Moment> {
         self.moments.get(self.moments.partition_point(|moment| moment.value < value)).copied()
     }
@@ -53,21 +54,21 @@ impl Timeline {
         self.moments.last().copied()
     }
 
-    /// Joins neighbours, the more the older they are, until at most half is left. What is joined keeps its last time and value
-    /// and the first `not_before`, so that it stays true.
+    /// Joins neighbours, more of them the older they are, until at most half are left. A joined moment keeps the last time and value
+    /// and the first `not_before`, so that it stays correct.
     fn thin_out(&mut self) {
         let Some(now) = self.last().map(|last| last.at) else { return };
         let mut part = FINEST;
         while self.moments.len() > MOST / 2 {
             self.join(now, part);
-            // One moment of all is always few enough.
+            // Joining all into one moment always suffices.
             part /= 2;
         }
     }
 
     fn join(&mut self, now: Mono, part: u64) {
         let mut kept: Vec<Moment> = Vec::with_capacity(MOST);
-        // From the newest on, for the age of a group's last moment decides how long the group may be.
+        // Newest first: the age of a group's last moment limits the length of the group.
         for moment in self.moments.drain(..).rev() {
             match kept.last_mut() {
                 Some(later) if is_close(*later, moment, now, part) => later.not_before = moment.not_before,
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_was_reached_at_the_first_look_that_found_it() {
+    fn a_value_is_reached_at_its_first_observation() {
         let timeline = grown(10);
         let moment = timeline.reached(3).expect("reached");
         assert_eq!((moment.not_before, moment.at), (Mono(2 * EVERY), Mono(3 * EVERY)));
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_grow_is_left_out() {
+    fn values_that_do_not_grow_are_ignored() {
         let mut timeline = grown(3);
         let before = timeline.clone();
         timeline.push(Moment { not_before: Mono(0), at: Mono(9 * EVERY), value: 3 });
@@ -119,8 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn days_take_no_more_room_than_minutes_and_stay_true() {
-        // A day of looks; the last seconds stay as they are, and what is older is known to a part of its age.
+    fn memory_is_bounded_and_old_moments_stay_correct() {
+        // A day of observations: recent ones are exact, and the error of older ones is bounded by a part of their age.
         let looks = 864_000;
         let timeline = grown(looks);
         assert!(timeline.moments.len() <= MOST, "{}", timeline.moments.len());

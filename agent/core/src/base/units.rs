@@ -1,7 +1,6 @@
-//! Values that people write into configurations, and structs of them that know their own documentation.
+//! Values in configuration files, and structs of settings with their own documentation.
 //!
-//! Each value has one written form that says its unit: "5s", "64MiB", a percentage from 0 to 100. What is wrong
-//! with a value is said in terms of what would be right.
+//! Each value has one written form with its unit: "5s", "64MiB", a percentage from 0 to 100. Errors name the expected form.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
@@ -12,14 +11,14 @@ use crate::base::time::Span;
 pub struct Field {
     /// Its name in its section.
     pub name: &'static str,
-    /// What it means, line by line.
+    /// Its documentation, line by line.
     pub doc: &'static [&'static str],
     /// The keys below it, if it is a section.
     pub section: Option<&'static [Field]>,
 }
 
-/// Declares a struct of settings: its values with their defaults, then its sections. The doc comments become
-/// `FIELDS`, from which the commented default file and the tests of the reference are made.
+/// Declares a struct of settings: first its values with their defaults, then its sections. The doc comments become `FIELDS`, which the
+/// commented default file and the tests of the reference use.
 #[macro_export]
 macro_rules! settings {
     (
@@ -60,7 +59,7 @@ macro_rules! settings {
     };
 }
 
-/// A length of time, written as a whole number with its unit: `500ms`, `5s`, `10m`, `2h`, `7d`.
+/// A duration, written as a whole number with its unit: `500ms`, `5s`, `10m`, `2h`, `7d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Period(pub Span);
 
@@ -68,7 +67,7 @@ pub struct Period(pub Span);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
-/// A share from 0 to 100.
+/// A percentage from 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Percent(pub f64);
 
@@ -83,7 +82,7 @@ const PERIOD_UNITS: [(&str, u64); 5] = [
 const BYTE_UNITS: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
-/// Reads a whole number with one of the units.
+/// Parses a whole number with one of the units.
 fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim();
     let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit())?);
@@ -91,7 +90,7 @@ fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// Writes a number in the largest unit that leaves it whole.
+/// Formats a number in the largest unit that keeps it whole.
 fn format_with_unit(number: u64, units: &[(&str, u64)]) -> Option<String> {
     let (name, factor) = units.iter().find(|(_, factor)| number.is_multiple_of(*factor))?;
     Some(format!("{}{name}", number / factor))
@@ -103,7 +102,7 @@ impl Period {
         Period(Span::seconds(seconds))
     }
 
-    /// Reads the written form.
+    /// Parses the written form.
     pub fn parse(text: &str) -> Result<Period, String> {
         parse_with_unit(text, &PERIOD_UNITS)
             .filter(|nanoseconds| *nanoseconds > 0)
@@ -127,14 +126,14 @@ impl std::fmt::Display for Period {
 }
 
 impl Bytes {
-    /// Reads the written form.
+    /// Parses the written form.
     pub fn parse(text: &str) -> Result<Bytes, String> {
         parse_with_unit(text, &BYTE_UNITS).map(Bytes).ok_or_else(|| {
             format!("{text:?} is no size: write a whole number with B, KiB, MiB, GiB or TiB, like \"64MiB\"")
         })
     }
 
-    /// The size for people, rounded: "1.5 GiB".
+    /// The size for display, rounded: "1.5 GiB".
     pub fn rounded(self) -> String {
         match BYTE_UNITS.iter().find(|(_, factor)| self.0 >= *factor) {
             Some((name, 1)) => format!("{} {name}", self.0),
@@ -195,7 +194,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn units_are_needed_and_said() {
+    fn units_are_required_and_named_in_errors() {
         assert_eq!(Period::parse("5s"), Ok(Period::seconds(5)));
         assert_eq!(Period::parse(" 2 h "), Ok(Period::seconds(7200)));
         assert_eq!(Bytes::parse("64MiB"), Ok(Bytes(64 << 20)));
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_rounded_for_people() {
+    fn sizes_are_rounded_for_display() {
         let check = |bytes, text| assert_eq!(Bytes(bytes).rounded(), text);
         check(0, "0 B");
         check(1023, "1023 B");
@@ -217,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(number in 1..u64::MAX / 1_000_000) {
+        fn formatted_values_are_parsed_back(number in 1..u64::MAX / 1_000_000) {
             prop_assert_eq!(Bytes::parse(&Bytes(number).to_string()), Ok(Bytes(number)));
             let period = Period(Span(number * 1_000_000));
             prop_assert_eq!(Period::parse(&period.to_string()), Ok(period));

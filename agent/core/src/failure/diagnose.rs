@@ -1,4 +1,4 @@
-//! Whose fault a failed attempt was: what its ranks said and how they ended, put before the attribution.
+//! Completes the verdict on a failed attempt: passes its ranks' output and exits to the attribution.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 
 mod discount;
 
-/// What an OOM kill at the time of a SIGKILL speaks with, in log-odds.
+/// Log-odds of an OOM kill at the time of a SIGKILL.
 const OUT_OF_MEMORY: f64 = 4.0;
 
 /// Lines of evidence that a verdict quotes.
@@ -31,19 +31,18 @@ const HOUR: f64 = 3.6e12;
 /// How an attempt failed.
 #[derive(Clone, Debug, Default)]
 pub struct FailedAttempt {
-    /// How its ranks ended, and what they said.
+    /// How its ranks ended, and their last output.
     pub ends: BTreeMap<Rank, RankEnd>,
-    /// How long it had run.
+    /// How long it ran.
     pub lived: Span,
-    /// The kernel's OOM kills since it began: of the job's control group, or of the whole host where only that is counted.
+    /// The kernel's OOM kills since it started: of the job's control group, or of the whole host if only that is counted.
     pub out_of_memory_kills: u64,
 }
 
-/// Completes the verdict with what the words of the ranks that failed of their own say. A verdict on which they
-/// say nothing stays as it is.
+/// Adds to the verdict what the output of the ranks that failed by themselves shows. A verdict without such evidence does not change.
 ///
-/// A host that testifies is heard like the ranks: its kernel's lines and its sick components are evidence. How long the
-/// attempt had lived, with how many ranks and whether it did a step, makes some causes likelier before anything is heard.
+/// The kernel lines and unhealthy components in the host evidence count like the ranks' output. The prior depends on how long the
+/// attempt ran, on how many ranks, and on whether it completed a step.
 pub fn complete(
     verdict: &mut Verdict,
     catalog: &Catalog,
@@ -69,7 +68,7 @@ pub fn complete(
     evidence.observations.extend(host_evidence::observations(host_evidence, verdict.fault_at));
     if verdict.cause == Cause::OutOfMemory {
         evidence.observations.push(Observation {
-            // That of its lines in the kernel log: what is told twice counts once.
+            // The family of its lines in the kernel log, so that one kill counts once.
             family: "host".to_owned(),
             text: "the kernel's OOM killer was at work when the rank was killed".to_owned(),
             class: Class::HostResource,
@@ -95,7 +94,7 @@ fn evidence(catalog: &Catalog, failed: &FailedAttempt) -> Evidence {
     deaths.sort_by_key(|(rank, end)| (end.failed_at(), **rank));
     for (order, (rank, end)) in deaths.into_iter().enumerate() {
         evidence.findings.extend(words(catalog, *rank, end));
-        // A rank that raised was stopped by us on its way out: its status says nothing.
+        // The launcher stopped a rank that raised while it was exiting: its status shows nothing.
         if let (None, Some((status, _))) = (&end.note, end.exit) {
             let status = match status {
                 ExitStatus::Code(code) => Status::Code(code),
@@ -108,10 +107,10 @@ fn evidence(catalog: &Catalog, failed: &FailedAttempt) -> Evidence {
     evidence
 }
 
-/// What a rank said last: its exit note, which is whole, or else the end of its standard error; what it wrote there before
-/// its traceback; and the end of its standard output, where NCCL warns.
+/// The last output of a rank: its exit note, which is complete, or else the end of its standard error; its standard error before the
+/// traceback; and the end of its standard output, where NCCL warns.
 ///
-/// Each line comes with its time, so that what was printed before healthy steps is no cause.
+/// Each line has its time, so that lines printed before healthy steps are no cause.
 fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
     let of_lines = |source: &str, lines: &[String], times: &[LineTime]| {
         let times = times.get(..lines.len()).unwrap_or_default();
@@ -151,7 +150,7 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
     said
 }
 
-/// When a rank ended that chose an exit status: an uncaught exception always gives 1.
+/// When a rank that chose an exit status ended. An uncaught exception always exits with 1.
 fn chose_its_exit_at(end: &RankEnd) -> Option<Mono> {
     match (&end.note, end.exit) {
         (None, Some((ExitStatus::Code(code), at))) if code != 1 => Some(at),
@@ -159,13 +158,13 @@ fn chose_its_exit_at(end: &RankEnd) -> Option<Mono> {
     }
 }
 
-/// Whether somebody else ended the rank by a signal: then nothing that it printed did.
+/// Whether another process ended the rank by a signal. Then nothing that it printed is the cause.
 fn was_ended_from_outside(end: &RankEnd) -> bool {
     let Some((ExitStatus::Signal(signal), _)) = end.exit else { return false };
     end.note.is_none() && Cause::Signal { signal }.is_signal_from_outside()
 }
 
-/// The traceback as Python prints it: with the exception as its last line.
+/// The traceback as Python prints it, with the exception as its last line.
 fn text_of(note: &Note) -> String {
     let exception = note.exception.strip_prefix("builtins.").unwrap_or(&note.exception);
     let last = format!("{exception}: {}", note.message);
@@ -176,7 +175,7 @@ fn text_of(note: &Note) -> String {
     }
 }
 
-/// What speaks for something else, and what would have to be seen for another judgement.
+/// The evidence for other causes, and what would change the result.
 fn doubts(evidence: &Evidence, judged: &Attribution) -> Doubts {
     let Report { against, would_change, .. } = explain::report(evidence, judged);
     let against = against.into_iter().take(QUOTED).map(|ground| match ground.quotes.into_iter().next() {
@@ -198,8 +197,8 @@ fn grounds(judged: &Attribution, failed_at: Mono) -> Vec<String> {
         .collect()
 }
 
-/// How long before the failure a line was printed, and how many steps were done after it; empty for the rank's own note, which
-/// is the failure.
+/// How long before the failure a line was printed, and how many steps completed after it. Empty for the rank's own note, which is the
+/// failure.
 fn when(spot: &Spot, failed_at: Mono) -> String {
     match (spot.seen, spot.steps_after) {
         (Some(seen), steps_after) => {

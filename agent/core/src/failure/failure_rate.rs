@@ -1,41 +1,41 @@
-//! Lemons: hosts and devices that fail more often than their like. A record counts incidents against the time in which
-//! there could have been some, so that what is used most is not blamed most; an incident of several is shared among them.
+//! Finds hosts and devices that fail more often than their peers. A record relates incidents to the time of exposure, so that the most
+//! used place is not blamed most. An incident of several places is shared among them.
 //!
-//! The rate of a place has a Gamma prior around the fleet's rate; with `n` incidents in time `T` the posterior is Gamma(a + n,
-//! a / fleet + T). A lemon is a place whose rate is above five times the fleet's with a probability of 95 %, after at least two
+//! The rate of a place has a Gamma prior around the fleet's rate. With `n` incidents in time `T` the posterior is Gamma(a + n, a /
+//! fleet + T). A place counts as faulty if its rate exceeds five times the fleet's with a probability of 95 %, after at least two
 //! independent incidents.
 
 use crate::base::time::{Mono, Span};
 
-/// Shape of the prior: half an incident's worth of trust in the fleet's rate.
+/// Shape of the prior: the fleet's rate weighs as much as half an incident.
 const SHAPE: f64 = 0.5;
-/// So many times the fleet's rate is too much.
+/// The limit, as a multiple of the fleet's rate.
 const TOO_MUCH: f64 = 5.0;
-/// From this probability on it is said.
+/// A place is reported from this probability on.
 const SURE: f64 = 0.95;
-/// Incidents that one cause may bring about by chance.
+/// Minimum number of incidents: a single one may be chance.
 const LEAST: u32 = 2;
-/// What happens to one place within this time is one incident: errors come in bursts.
+/// Faults of one place within this time are one incident: errors come in bursts.
 const BURST: Span = Span::seconds(3600);
 
-/// Faults of a host in a day, as large fleets have published them (Meta, 2024), over the hours of a day.
+/// Host faults per hour, from the daily rate of a large fleet (Meta, 2024).
 pub const HOST_PER_HOUR: f64 = 6.5e-3 / 24.0;
-/// The same for one of the eight GPUs of a host.
+/// The same for one of a host's eight GPUs.
 pub const GPU_PER_HOUR: f64 = HOST_PER_HOUR / 8.0;
 
-/// What has happened to one place.
+/// The incidents of one place.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// Incidents, each by its share of the blame.
     pub blame: f64,
-    /// Incidents in which the place was among those to blame.
+    /// Incidents that involved the place.
     pub incidents: u32,
     last: Option<Mono>,
 }
 
 impl Record {
-    /// Adds an incident at `at` that is shared by `among` places, this one among them; what belongs to the same burst
-    /// as the one before counts once. Whether it was counted.
+    /// Adds an incident at `at` that is shared by `among` places, including this one. Incidents of one burst count once. Returns
+    /// whether it was counted.
     pub fn add(&mut self, at: Mono, among: usize) -> bool {
         let same_burst = self.last.is_some_and(|last| at <= last.after(BURST));
         self.last = self.last.max(Some(at));
@@ -56,14 +56,14 @@ impl Record {
         upper_gamma(SHAPE + self.blame, TOO_MUCH * per_hour * rate)
     }
 
-    /// Whether the place is a lemon.
+    /// Whether the place fails too often.
     pub fn is_lemon(&self, hours: f64, per_hour: f64) -> bool {
         self.incidents >= LEAST && self.suspicion(hours, per_hour) > SURE
     }
 }
 
-/// The regularized upper incomplete gamma function Q(shape, x): how likely a Gamma variable of that shape exceeds x. By its
-/// series below the mean and by Lentz's continued fraction above it.
+/// The regularized upper incomplete gamma function Q(shape, x): the probability that a Gamma variable of that shape exceeds x. Uses the
+/// series below the mean and Lentz's continued fraction above it.
 fn upper_gamma(shape: f64, x: f64) -> f64 {
     if x <= 0.0 {
         return 1.0;
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_upper_gamma_function_is_right_where_it_is_known() {
-        // Of shape 1 it is exp(-x); of shape 1/2 at 1 it is 1 - erf(1).
+        // For shape 1 it is exp(-x); for shape 1/2 at 1 it is 1 - erf(1).
         assert!((upper_gamma(1.0, 2.0) - (-2.0f64).exp()).abs() < 1e-6);
         assert!((upper_gamma(1.0, 0.3) - (-0.3f64).exp()).abs() < 1e-6);
         assert!((upper_gamma(0.5, 1.0) - 0.157_299_207).abs() < 1e-6);

@@ -1,20 +1,20 @@
-//! Fingerprints of exceptions: equal when the same bug strikes again, whatever the numbers in its message.
+//! Fingerprints of exceptions: equal for the same bug, regardless of the numbers in its message.
 
 use crate::model::entry::Note;
 
 use crate::progress::memory::Fnv;
 
-/// How many of the innermost frames count.
+/// The number of innermost frames used.
 const FRAMES: usize = 5;
 
-/// Exception type, message with numbers, addresses and paths masked, and the innermost frames by file and
-/// function. Line numbers are left out, so that an edit above the faulty line does not hide a repetition.
+/// Hashes the exception type, the message with numbers, addresses and paths masked, and the innermost frames by file and function. Line
+/// numbers are left out, so that an edit above the faulty line does not hide a repetition.
 pub fn fingerprint(note: &Note) -> String {
     let frames = innermost_frames(&note.traceback);
     format!("{}: {} @ {}", note.exception, masked(&note.message), frames.join(" < "))
 }
 
-/// What a job runs, as one number: its command and the files of its program, by name and content, in any order.
+/// Hashes a job's program: its command and the files of its program, by name and content, in any order.
 pub fn program(command: &[String], files: &std::collections::BTreeMap<String, Vec<u8>>) -> String {
     let mut hash = Fnv::default();
     command.iter().for_each(|word| hash.word(word.as_bytes()));
@@ -25,7 +25,7 @@ pub fn program(command: &[String], files: &std::collections::BTreeMap<String, Ve
     hash.to_string()
 }
 
-/// The message with every run of digits, every hexadecimal number and every directory replaced.
+/// The message with every run of digits, every hexadecimal number and every directory masked.
 fn masked(message: &str) -> String {
     let first_line = message.lines().next().unwrap_or_default();
     first_line.split_inclusive(char::is_whitespace).map(masked_word).collect()
@@ -62,7 +62,7 @@ fn innermost_frames(traceback: &str) -> Vec<String> {
     frames
 }
 
-/// Reads a line such as `  File "/home/a/train.py", line 12, in main`.
+/// Parses a line such as `  File "/home/a/train.py", line 12, in main`.
 fn frame(line: &str) -> Option<String> {
     let rest = line.trim_start().strip_prefix("File \"")?;
     let (path, rest) = rest.split_once('"')?;

@@ -1,5 +1,4 @@
-//! What a host says when a job on it has failed: what it remembers of its kernel's words, which of its components are
-//! sick, and what that speaks for.
+//! The host's evidence about a failed job: recent kernel lines, unhealthy components, and the classes that they support.
 
 mod found;
 mod records;
@@ -20,26 +19,26 @@ use crate::model::kernel::KernelClass;
 
 pub use records::Records;
 
-/// How long before a fault what happened to the host may have to do with it.
+/// How long before a fault a host event may be related to it.
 const BEFORE: Span = Span::seconds(600);
 
-/// How long after it.
+/// How long after a fault a host event may be related to it.
 pub const AFTER: Span = Span::seconds(60);
 
-/// Kernel lines that are kept for testimonies; the newest count.
+/// Maximum number of kernel lines kept; the oldest are dropped.
 const LINES: usize = 256;
 
-/// What a component that fell sick around the fault speaks with, in log-odds; one that was sick before says little.
+/// Log-odds of a component that became unhealthy around the fault; less if it was unhealthy before.
 const FELL_SICK: f64 = 3.0;
 const WAS_SICK: f64 = 1.0;
 
-/// What a device that surely fails more often than its like speaks with; less where that is less sure.
+/// Maximum log-odds of a device that fails more often than its peers, scaled by the probability of that.
 const LEMON: f64 = 3.0;
 
-/// What an announcement that the machine is taken away speaks with: much where nothing else is seen, little beside a cause.
+/// Log-odds of a notice that the machine will be taken away: decisive without other evidence, little next to a cause.
 const ANNOUNCED: f64 = 2.5;
 
-/// What the sick components and the records of devices speak for, beside the kernel's lines.
+/// Observations from unhealthy components, records of devices, notices, repetitions and findings. Kernel lines are separate.
 pub fn observations(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
     let records = host_evidence.failed_before.iter().map(|before| Observation {
         family: "history".to_owned(),
@@ -77,7 +76,7 @@ fn sick(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Ob
     })
 }
 
-/// The class of failures that a sick component brings about, and the family of evidence that tells of the same.
+/// The failure class that an unhealthy component causes, and the family of evidence for the same fault.
 fn speaks_for(component: &str) -> Option<(Class, &'static str)> {
     use ComponentId::{Gpu, Gpus, Host, Interface, NvLink, NvSwitch, Port, Tpu};
     Some(match ComponentId::parse(component) {
@@ -86,7 +85,7 @@ fn speaks_for(component: &str) -> Option<(Class, &'static str)> {
         Port(_) | Interface(_) | Host("network_card") => (Class::Fabric, "fabric"),
         Host("storage" | "mounts") => (Class::Storage, "storage"),
         Host("pcie" | "hardware" | "kernel") => (Class::HardwareHost, "host"),
-        // Memory, load and full disks are as often the job's own doing; logs and exits tell.
+        // Memory, load and full disks are as often caused by the job itself; logs and exits are better evidence.
         _ => return None,
     })
 }
@@ -95,25 +94,25 @@ fn around(fault_at: Mono, at: Mono) -> bool {
     at.after(BEFORE) >= fault_at && at <= fault_at.after(AFTER)
 }
 
-/// A line of the kernel, with the process and the GPU that it is about.
+/// A kernel line, with the process and the GPU that it is about.
 #[derive(Clone, Debug)]
 struct Line {
     at: Mono,
     pid: Option<Pid>,
     gpu: Option<PciAddress>,
-    /// What a program did, and what was over with it.
+    /// A program's action, over with that program.
     of_a_program: bool,
     text: String,
 }
 
-/// What of the host is no concern of a job.
+/// Parts of the host that are unrelated to a job.
 #[derive(Clone, Debug, Default)]
 pub struct Unrelated {
-    /// Ranks of other jobs, and those that this one has started since it failed.
+    /// Ranks of other jobs, and those that this job has started since it failed.
     pub processes: BTreeSet<Pid>,
-    /// GPUs on which only other jobs are.
+    /// GPUs that only other jobs use.
     pub gpus: BTreeSet<PciAddress>,
-    /// What programs did before this is over: the attempt that failed had not begun.
+    /// Ignore what programs did before this time: the failed attempt had not started.
     pub programs_before: Mono,
 }
 
@@ -129,12 +128,12 @@ impl Unrelated {
     }
 }
 
-/// How the component of a GPU is called.
+/// The name of a GPU's component.
 fn component_of(gpu: PciAddress) -> String {
     ComponentId::Gpu(gpu).to_string()
 }
 
-/// The kernel's lines that may be asked for, and what is on record of each device since the first of them.
+/// The recent kernel lines, and the fault record of each device.
 #[derive(Clone, Debug, Default)]
 pub struct EvidenceLog {
     lines: VecDeque<Line>,
@@ -142,17 +141,17 @@ pub struct EvidenceLog {
 }
 
 impl EvidenceLog {
-    /// One that knows the records of earlier boots.
+    /// Creates a log with the records of earlier boots.
     pub fn with(records: Records) -> EvidenceLog {
         EvidenceLog { records, ..EvidenceLog::default() }
     }
 
-    /// Takes in one fact of this boot.
+    /// Processes one fact of this boot.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) {
         self.records.take_in(at, fact);
         let (pid, gpu, line) = match fact {
             Fact::Xid(xid) => (xid.pid, Some(xid.gpu), &xid.place.line),
-            // A switch is all jobs'.
+            // All jobs share a switch.
             Fact::Sxid(sxid) => (None, None, &sxid.place.line),
             Fact::KernelReport(report) => (report.pid, None, &report.place.line),
             _ => return,
@@ -168,7 +167,7 @@ impl EvidenceLog {
         self.lines.push_back(Line { at, pid, gpu, of_a_program, text: line.clone() });
     }
 
-    /// What is to be said of a fault at `fault_at`, and is not `elsewhere`.
+    /// The evidence about a fault at `fault_at`, without what is unrelated (`elsewhere`).
     pub fn report_evidence(
         &self,
         fault_at: Mono,
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_said_around_the_fault_and_not_of_other_jobs_is_told() {
+    fn only_lines_around_the_fault_and_not_of_other_jobs_are_reported() {
         let mut log = EvidenceLog::default();
         log.take_in(seconds(100), &report("long before", None));
         log.take_in(seconds(950), &report("of another job", Some(7)));
@@ -241,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_did_before_the_attempt_began_says_nothing_of_it_and_what_a_device_did_does() {
+    fn program_faults_before_the_attempt_are_ignored_and_device_faults_are_not() {
         let mut log = EvidenceLog::default();
         log.take_in(seconds(900), &xid(31));
         log.take_in(seconds(901), &report("segfault of another program", Some(9)));
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_only_others_says_nothing_and_a_switch_is_everybodys() {
+    fn a_gpu_of_other_jobs_is_ignored_and_a_switch_is_shared_by_all_jobs() {
         let mut log = EvidenceLog::default();
         (1..4).for_each(|n| log.take_in(seconds(n * 36_000), &xid(79)));
         let at = seconds(3 * 36_000 + 5);
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_fell_sick_around_the_fault_weighs_more_than_one_that_was() {
+    fn a_gpu_that_became_unhealthy_around_the_fault_weighs_more_than_an_older_one() {
         let weight = |since| {
             let reported =
                 HostEvidence { sick: vec![sick("gpu.0000:3b:00", since)], ..HostEvidence::default() };
@@ -283,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announcement_speaks_for_preemption() {
+    fn a_notice_supports_preemption() {
         let reported =
             HostEvidence { notices: vec!["AWS: spot interruption".to_owned()], ..HostEvidence::default() };
         let received: Vec<Observation> = observations(&reported, seconds(1)).collect();
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_failed_again_and_again_is_a_lemon_and_its_programs_faults_do_not_count() {
+    fn repeated_gpu_faults_count_and_program_faults_do_not() {
         let reported = |code: u32, times: u64| {
             let mut log = EvidenceLog::default();
             (1..=times).for_each(|n| log.take_in(seconds(n * 36_000), &xid(code)));
@@ -314,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_testifies_nothing() {
+    fn a_full_disk_is_no_evidence() {
         let reported =
             HostEvidence { sick: vec![sick("host.disk", seconds(990))], ..HostEvidence::default() };
         assert_eq!(observations(&reported, seconds(1000)).count(), 0);

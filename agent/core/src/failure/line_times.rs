@@ -1,31 +1,31 @@
-//! When lines of a rank's output were written, and how many steps the job did after each: what was printed before healthy
-//! steps is no cause of what ended them.
+//! When lines of a rank's output were written, and how many steps the job completed after each: lines printed before healthy steps are
+//! not the cause of a failure.
 //!
-//! Times of lines are those of looks at the file's length, so a line was written between two looks. Where ranks send no
-//! heartbeats, steps are counted by what programs print of them (`attribute::progress`). All counts are lower bounds: a step
-//! counts for a line only if it surely began after the line was written.
+//! The launcher polls the length of the file, so a line was written between two polls. If ranks send no heartbeats, steps are counted
+//! from the programs' output (`attribution::progress`). All counts are lower bounds: a step counts for a line only if it certainly
+//! started after the line was written.
 
 use crate::base::time::Mono;
 use crate::base::timeline::{Moment, Timeline};
 use crate::failure::attribution::progress::{is_progress, step_of};
 use crate::model::entry::{LineTime, StepDone};
 
-/// The steps that a rank completed in an attempt, as its heartbeat page told them.
+/// The steps that a rank completed in an attempt, as reported by its heartbeat page.
 #[derive(Clone, Debug, Default)]
 pub struct Steps {
-    /// When each began; the value is how many of them were complete with it.
+    /// When each started. The value is the number of completed steps including it.
     started: Timeline,
     done: u64,
 }
 
 impl Steps {
-    /// One more step is complete.
+    /// Adds a completed step.
     pub fn completed(&mut self, step: &StepDone) {
         self.done += 1;
         self.started.push(Moment { not_before: step.start, at: step.start, value: self.done });
     }
 
-    /// How many of them began at or after this time; none where the rank told of no step.
+    /// How many of them started at or after this time. `None` if the rank reported no step.
     pub fn started_since(&self, at: Mono) -> Option<u64> {
         let first = self.started.since(at);
         (self.done > 0).then(|| first.map_or(0, |first| self.done + 1 - first.value))
@@ -35,11 +35,11 @@ impl Steps {
 /// The end of a file that a rank writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Written<'a> {
-    /// What it holds from `start` on.
+    /// The content from `start` on.
     pub bytes: &'a [u8],
-    /// Where in the file that begins.
+    /// The offset of `bytes` in the file.
     pub start: u64,
-    /// How long the file was, and when.
+    /// The file's length over time.
     pub growth: &'a Timeline,
 }
 
@@ -51,16 +51,16 @@ pub struct Reports {
 
 #[derive(Clone, Copy, Debug)]
 struct Report {
-    /// Where in the file its line ends.
+    /// The offset of the end of its line.
     end: u64,
-    /// It was not written before this.
+    /// The earliest time at which it was written.
     not_before: Mono,
-    /// How many steps were surely done between it and the last report.
+    /// How many steps were certainly done between this report and the last one.
     later: u64,
 }
 
 impl Reports {
-    /// Reads a file's reports. Each state of a progress bar that redraws itself is one.
+    /// Parses a file's reports. Each state of a progress bar that redraws itself is one.
     pub fn of(written: Written<'_>) -> Reports {
         let mut found = Vec::new();
         let mut end = written.start;
@@ -75,29 +75,29 @@ impl Reports {
         Reports { reports: counted(&found) }
     }
 
-    /// Whether there is none.
+    /// Whether there are no reports.
     pub fn is_empty(&self) -> bool {
         self.reports.is_empty()
     }
 
-    /// The steps that surely began after this place in the same file was written.
+    /// The steps that certainly started after this offset of the same file was written.
     fn after_place(&self, end: u64) -> u64 {
         self.later(|report| report.end > end)
     }
 
-    /// The steps that surely began after this time.
+    /// The steps that certainly started after this time.
     fn after_time(&self, at: Mono) -> u64 {
         self.later(|report| report.not_before >= at)
     }
 
-    /// Both places and times only grow. The step of the first report that counts may have begun before.
+    /// Relies on ascending offsets and times. The step of the first report that counts may have started before.
     fn later(&self, counts: impl Fn(&Report) -> bool) -> u64 {
         let first = self.reports.partition_point(|report| !counts(report));
         self.reports.get(first).map_or(0, |report| report.later)
     }
 }
 
-/// Counts the steps from each report to the last: by their numbers while these only grow, else one for each change.
+/// Counts the steps from each report to the last: by step numbers while these only increase, else one per change.
 fn counted(found: &[(u64, Mono, Option<u64>)]) -> Vec<Report> {
     let mut reports: Vec<Report> = Vec::with_capacity(found.len());
     let last_number = found.last().and_then(|(_, _, step)| *step);
@@ -119,21 +119,22 @@ fn counted(found: &[(u64, Mono, Option<u64>)]) -> Vec<Report> {
     reports
 }
 
-/// What tells of the steps after a line.
+/// The source of the step count after a line.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
     /// The steps of the rank that wrote it.
     Steps(&'a Steps),
-    /// The reports of the line's own file, and those of all others.
+    /// The reports of the line's own file and of all other files.
     Reports {
-        /// Of its own file.
+        /// The line's own file.
         own: &'a Reports,
-        /// Of all others.
+        /// All other files.
         others: &'a [&'a Reports],
     },
 }
 
-/// When a line was written that ends at `end`, its newline included, and what came after it. A line that no look has seen was written by `now`.
+/// When the line that ends at `end`, including its newline, was written, and how many steps followed. A line that no poll has covered
+/// was written by `now`.
 pub fn line_time(end: u64, growth: &Timeline, now: Mono, progress: Progress<'_>) -> LineTime {
     let at = growth.reached(end).map_or(now, |seen| seen.at).min(now);
     let steps_after = match progress {
@@ -151,7 +152,7 @@ pub fn line_time(end: u64, growth: &Timeline, now: Mono, progress: Progress<'_>)
 mod tests {
     use super::*;
 
-    /// A file that was looked at each tenth second: at look n it held the first n of these texts.
+    /// A file that is polled every 100 ns: at poll n it has the first n of these texts.
     fn file(texts: &[&str]) -> (Vec<u8>, Timeline) {
         let (mut bytes, mut growth) = (Vec::new(), Timeline::default());
         for (look, text) in texts.iter().enumerate() {
@@ -180,7 +181,7 @@ mod tests {
     fn steps_in_the_same_file_count_by_their_order() {
         let texts =
             ["UserWarning: x\n", "step 1 loss 2.0\nstep 2 loss 1.9\n", "late\n", "step 3 loss 1.8\nlast\n"];
-        // Step 1 may have been under way when the warning came.
+        // Step 1 may have been in progress when the warning was printed.
         assert_eq!(own(&texts, "UserWarning: x"), LineTime { at: Mono(100), steps_after: Some(2) });
         assert_eq!(own(&texts, "late"), LineTime { at: Mono(300), steps_after: Some(0) });
         assert_eq!(own(&texts, "last"), LineTime { at: Mono(400), steps_after: Some(0) });
@@ -190,7 +191,7 @@ mod tests {
     fn reports_of_every_tenth_step_count_all_of_them() {
         let texts = ["x\n", "iter 100: loss 2.0, time 1ms\n", "iter 110: loss 2.0, time 1ms\n"];
         assert_eq!(own(&texts, "x").steps_after, Some(10));
-        // Numbers that begin anew in each epoch are no distances.
+        // Numbers that start again in each epoch cannot be subtracted.
         let texts =
             ["x\n", "epoch 1 step 90 loss 1.0\n", "epoch 1 step 99 loss 1.0\n", "epoch 2 step 9 loss 1.0\n"];
         assert_eq!(own(&texts, "x").steps_after, Some(2));
@@ -205,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_before_steps_of_another_file_only_if_a_look_lies_between() {
+    fn a_line_precedes_steps_of_another_file_only_if_a_poll_is_between() {
         let growth = file(&["UserWarning: x\n"]).1;
         let after = |texts: &[&str]| {
             let (own, other) = (Reports::default(), reports(texts));
             line_time(14, &growth, Mono(9999), Progress::Reports { own: &own, others: &[&other] }).steps_after
         };
-        // Found at the same look as the warning: nobody knows which was first.
+        // Found in the same poll as the warning: the order is unknown.
         assert_eq!(after(&["step 1 loss 2\nstep 2 loss 2\nstep 3 loss 2\n"]), Some(0));
         assert_eq!(after(&["", "step 1 loss 2\nstep 2 loss 2\nstep 3 loss 2\n"]), Some(2));
         assert_eq!(after(&["step 1 loss 2\n", "step 2 loss 2\nstep 3 loss 2\n"]), Some(1));
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_look_has_seen_was_written_by_now_and_counts_for_nothing() {
+    fn a_line_that_no_poll_covered_was_written_by_now_and_has_no_steps_after_it() {
         let (bytes, growth) = file(&["step 1 loss 2\n"]);
         let mut more = bytes.clone();
         more.extend_from_slice(b"step 2 loss 2\nstep 3 loss 2\n");

@@ -1,4 +1,4 @@
-//! Why an attempt failed: which rank began it, whose fault it was, and how sure that is.
+//! Why an attempt failed: on which rank the failure started, whose fault it was, and with what confidence.
 
 pub mod attribution;
 pub mod diagnose;

@@ -1,7 +1,6 @@
-//! The same failure again: what the journal tells of earlier failures with the fingerprint of the present one, in this job and
-//! in others, in this boot of the host and in earlier ones. A job whose program was changed since gets a new chance: what failed
-//! before the change does not speak against it. Each run of a job has a name of its own; runs of one user's program are one job.
-//! What other hosts tell of their failures is held beside it.
+//! Repeated failures: earlier failures in the journal with the same fingerprint, in this job and in others, in this boot of the host
+//! and in earlier ones. Failures from before a change of the program do not count. Each run of a job has its own name; runs of one
+//! user's program count as one job. Failures reported by other hosts are taken into account.
 
 mod remote;
 #[cfg(test)]
@@ -18,11 +17,11 @@ use crate::progress::memory;
 pub use crate::model::repeats::{OnHost, Place, SeenBefore};
 pub use remote::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 
-/// Fingerprints that are remembered, the newest.
+/// Maximum number of fingerprints kept, the newest.
 const FINGERPRINTS: usize = 512;
-/// Failures that are remembered of each, the newest.
+/// Maximum number of failures kept per fingerprint, the newest.
 const FAILURES: usize = 32;
-/// Runs whose programs are remembered.
+/// Maximum number of runs whose programs are kept.
 const JOBS: usize = 512;
 
 #[derive(Clone, Debug)]
@@ -32,35 +31,35 @@ struct Failure {
     place: Place,
     fault_at: Mono,
     at: Wall,
-    /// What the job ran then; none where its start is not known.
+    /// The job's program at that time. `None` if its start is unknown.
     ran: Option<Program>,
 }
 
-/// What a run runs.
+/// The program of a run.
 #[derive(Clone, Debug)]
 struct Program {
-    /// Whose program it is, and which: the same for all its runs, whatever their arguments.
+    /// The owner and the program: the same for all its runs, with any arguments.
     of: String,
-    /// Its command and files as one number, where they could be read.
+    /// A hash of its command and files, if they could be read.
     content: Option<String>,
-    /// When this run of it began.
+    /// When this run started.
     began: Wall,
-    /// Whether it runs on several hosts at once: then others fail with this one, and tell nothing of it.
+    /// Whether it runs on several hosts at once. Then the others fail with this one and are no independent evidence.
     spans: bool,
 }
 
-/// Remembers failures by their fingerprints. Bounded.
+/// Failures by fingerprint. Bounded.
 #[derive(Clone, Debug, Default)]
 pub struct Repeats {
     failures: BTreeMap<String, VecDeque<Failure>>,
     /// Fingerprints by age, oldest first.
     order: VecDeque<String>,
-    /// What each run runs.
+    /// The program of each run.
     programs: BTreeMap<JobId, Program>,
 }
 
 impl Repeats {
-    /// Takes in an entry of the journal; only verdicts on exceptions and starts of jobs tell something.
+    /// Processes a journal entry. Only verdicts on exceptions and starts of jobs matter.
     pub fn take_in(&mut self, entry: &Entry) {
         if let (Body::Fact(Fact::JobStarted(spec)), Some(job)) = (&entry.body, &entry.job) {
             self.started(job, spec, entry.at.wall);
@@ -71,7 +70,7 @@ impl Repeats {
         if failures.is_empty() {
             self.order.push_back(fingerprint.clone());
         }
-        // A verdict that changed by what a host said is told twice and is one failure.
+        // A verdict that host evidence changed has two entries and counts as one failure.
         failures.retain(|of| !(of.fault_at == verdict.fault_at && of.boot == entry.boot));
         let (job, boot) = (job.clone(), entry.boot.clone());
         let ran = self.programs.get(&job).cloned();
@@ -87,7 +86,7 @@ impl Repeats {
         }
     }
 
-    /// What other hosts may hear of what failed here, the newest last.
+    /// The failures to report to other hosts, the newest last.
     pub fn reported(&self) -> Vec<RemoteFailure> {
         let all =
             self.failures.iter().flat_map(|(fingerprint, of)| of.iter().map(move |of| (fingerprint, of)));
@@ -103,7 +102,7 @@ impl Repeats {
     fn started(&mut self, job: &JobId, spec: &JobSpec, began: Wall) {
         self.programs.remove(job);
         if self.programs.len() >= JOBS {
-            // The job that began first: those that run are newer, as a rule.
+            // The oldest job: running jobs are usually newer.
             let oldest = self.programs.iter().min_by_key(|(_, of)| of.began).map(|(job, _)| job.clone());
             oldest.iter().for_each(|job| _ = self.programs.remove(job));
         }
@@ -116,8 +115,8 @@ impl Repeats {
         self.programs.insert(job.clone(), program);
     }
 
-    /// What was seen before the failure of that verdict, here and `elsewhere`; none if nothing was and nobody else hears of it, or if it
-    /// has no fingerprint.
+    /// Earlier occurrences of the verdict's failure, here and `elsewhere`. `None` if there are none and no other host listens, or if
+    /// the verdict has no fingerprint.
     pub fn before(
         &self,
         job: &JobId,
@@ -142,7 +141,7 @@ impl Repeats {
             {
                 seen.count(of.place, Place::of(verdict));
                 seen.in_other_boots += u32::from(of.boot != *boot);
-                // By time: a scheduler may start the same job anew under the same name.
+                // By time: a scheduler may start the same job again under the same name.
                 let earlier = now.is_some_and(|now| of.at < now.began);
                 seen.in_earlier_runs += u32::from(earlier && of.place.is(Place::of(verdict)));
             }
@@ -158,14 +157,14 @@ impl Repeats {
 }
 
 impl Program {
-    /// A failure of it, in numbers.
+    /// One of its failures, as numbers.
     fn reported(&self, fingerprint: &str, place: Place, at: Wall) -> RemoteFailure {
         let (program, content) = (self.of.clone(), self.content.clone());
         RemoteFailure { program, content, fingerprint: memory::number_of(fingerprint), place, at }
     }
 }
 
-/// Whether it is another program than then; what could not be read is no change.
+/// Whether the program was changed. An unreadable program counts as unchanged.
 fn was_changed(then: Option<&String>, now: Option<&String>) -> bool {
     then.zip(now).is_some_and(|(then, now)| then != now)
 }

@@ -1,7 +1,7 @@
-//! The verdict on a failed attempt: which rank began it, of what kind its end was, who are the victims.
+//! The verdict on a failed attempt: the rank where the failure started, the kind of its end, and the victims.
 //!
-//! First form: it orders the ends by the kernel's time of death and the notes' own times, and puts ends that
-//! speak of a lost peer behind ends that do not. Attribution by logs and device health builds on it.
+//! Orders the ends by the kernel's time of death and the notes' own times. Ends that report a lost peer come after ends that do not.
+//! Attribution by logs and device health builds on this verdict.
 
 use std::collections::BTreeMap;
 
@@ -19,15 +19,15 @@ use crate::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 pub struct RankEnd {
     /// Its exit note, if it raised.
     pub note: Option<Note>,
-    /// Its exit status, with the time at which the launcher knew.
+    /// Its exit status, and when the launcher learned it.
     pub exit: Option<(ExitStatus, Mono)>,
-    /// Whether it ended because it was told to.
+    /// Whether it ended because the launcher stopped it.
     pub after_stop: bool,
-    /// When the launcher first knew that it failed.
+    /// When the launcher first detected the failure.
     pub detected_at: Option<Mono>,
     /// The last step that it completed in this attempt.
     pub step: Option<u64>,
-    /// Where in its data it read when it failed, if it told.
+    /// The position in its data when it failed, if it reported one.
     pub data: Option<u64>,
     /// Whether it sent heartbeats in this attempt.
     pub heartbeats: bool,
@@ -35,15 +35,15 @@ pub struct RankEnd {
     pub stderr_tail: Vec<String>,
     /// The last lines of its standard output.
     pub stdout_tail: Vec<String>,
-    /// Its host was lost, and the rank with it.
+    /// Set if its host was lost, and the rank with it.
     pub lost: Option<LostHost>,
-    /// When each line of `stderr_tail` was written; empty where that is not known.
+    /// When each line of `stderr_tail` was written. Empty if unknown.
     pub stderr_times: Vec<LineTime>,
-    /// The same of `stdout_tail`.
+    /// The same for `stdout_tail`.
     pub stdout_times: Vec<LineTime>,
 }
 
-/// The class of a verdict on ranks that ended because their host was lost: whose fault that is, is not known.
+/// The class of a verdict on ranks that ended because their host was lost: whose fault that is, is unknown.
 pub const HOST_LOST: &str = "host_lost";
 
 /// The loss of a host.
@@ -53,17 +53,17 @@ pub struct LostHost {
     pub host: String,
     /// For people: "host b (node rank 1, ranks 2 to 3)".
     pub named: String,
-    /// How that was seen.
+    /// How the loss was detected.
     pub how: String,
 }
 
 impl RankEnd {
-    /// Whether the rank failed of its own, as far as its own end tells.
+    /// Whether the rank failed by itself, judging only by its own end.
     pub(crate) fn failed(&self) -> bool {
         self.note.is_some() || (!self.after_stop && self.exit.is_some_and(|(status, _)| !status.is_success()))
     }
 
-    /// With a note made of the traceback it printed, if it ended of its own and left none.
+    /// Adds a note made from the printed traceback, if the rank ended by itself and left none.
     pub fn with_last_words(mut self) -> RankEnd {
         if let (None, false, Some((ExitStatus::Code(1), at))) = (&self.note, self.after_stop, self.exit) {
             self.note = traceback_tail::exception(&self.stderr_tail, at);
@@ -80,21 +80,21 @@ impl RankEnd {
         }
     }
 
-    /// Whether it chose to end, though it was told to end before that was seen: an interpreter takes a while to end after
-    /// `sys.exit(3)`, and its peers lose their connections meanwhile. The code is none that a SIGTERM leads to.
+    /// Whether it chose to exit, although the launcher stopped it before noticing: an interpreter takes a while to end after
+    /// `sys.exit(3)`, and its peers lose their connections meanwhile. The exit code is not one that SIGTERM leads to.
     fn chose_its_exit(&self) -> bool {
         const OF_A_STOP: [i32; 5] = [0, 1, 15, 130, 143];
         let Some((ExitStatus::Code(code), _)) = self.exit else { return false };
         self.after_stop && self.note.is_none() && !OF_A_STOP.contains(&code)
     }
 
-    /// Whether its end is what the loss of a peer looks like.
+    /// Whether its end is typical of the loss of a peer.
     pub(crate) fn speaks_of_a_lost_peer(&self) -> bool {
         self.note.as_ref().is_some_and(|note| speaks_of_a_lost_peer(&note.message))
     }
 }
 
-/// Whether a message is one that the loss of a peer leads to.
+/// Whether the message is typical of the loss of a peer.
 pub(crate) fn speaks_of_a_lost_peer(message: &str) -> bool {
     const LOST_PEER: [&str; 7] = [
         "Connection closed by peer",
@@ -108,8 +108,8 @@ pub(crate) fn speaks_of_a_lost_peer(message: &str) -> bool {
     LOST_PEER.iter().any(|phrase| message.contains(phrase))
 }
 
-/// Judges a failed attempt. `out_of_memory_kills` counts the kernel's OOM kills of the job's control
-/// group since it began, or of the whole host where only that is counted.
+/// Judges a failed attempt. `out_of_memory_kills` is the kernel's number of OOM kills since it started: of the job's control group, or
+/// of the whole host if only that is counted.
 pub fn judge(
     incident: Incident,
     attempt: Attempt,
@@ -120,7 +120,7 @@ pub fn judge(
         .iter()
         .filter(|(_, end)| end.failed())
         .min_by_key(|(rank, end)| (end.speaks_of_a_lost_peer(), end.failed_at(), **rank));
-    // Where all that failed of their own lost a peer, the peer may be one that chose to end.
+    // If all ranks that failed by themselves lost a peer, the peer may be one that chose to exit.
     let chose = || ends.iter().filter(|(_, end)| end.chose_its_exit()).min_by_key(|(_, end)| end.failed_at());
     let root = root.map(|root| if root.1.speaks_of_a_lost_peer() { chose().unwrap_or(root) } else { root });
     let Some((&culprit, end)) = root else { return no_rank_failed(incident, attempt) };
@@ -144,7 +144,7 @@ pub fn judge(
     let at_step = match end.step {
         Some(step) => format!(" after step {step}"),
         None if end.heartbeats => " before its first step".to_owned(),
-        // Without heartbeats nobody knows how far it was.
+        // Without heartbeats the step is unknown.
         None => String::new(),
     };
     let (headline, class) = match (&cause, &end.lost) {
@@ -181,14 +181,14 @@ pub fn judge(
     }
 }
 
-/// The ranks that raised what the culprit raised, at the same place in the program: they are no victims of it. The loss of a
-/// peer is the same on all victims.
+/// The ranks that raised the same exception as the culprit, at the same place in the program: they are no victims of it. The loss of a
+/// peer looks the same on all victims.
 fn raised_the_same(culprit: Rank, end: &RankEnd, ends: &BTreeMap<Rank, RankEnd>) -> Vec<Rank> {
     let Some(first) = end.note.as_ref().filter(|_| !end.speaks_of_a_lost_peer()) else { return Vec::new() };
     let same = fingerprint(first);
     let others = ends.iter().filter(|(rank, _)| **rank != culprit);
     let notes = others.filter_map(|(rank, end)| Some((*rank, end.note.as_ref()?)));
-    // The exception's name is compared first: a fingerprint reads the whole traceback, and ranks can be 100,000.
+    // Compare the exception first: a fingerprint reads the whole traceback, and there can be 100,000 ranks.
     let is_alike = |note: &Note| {
         let equal = note.message == first.message && note.traceback == first.traceback;
         note.exception == first.exception && (equal || fingerprint(note) == same)
@@ -222,9 +222,9 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
     }
 }
 
-/// The verdict on ranks that lived and did not move; `found` is what was seen at them before they were stopped.
+/// The verdict on ranks that were alive and made no progress. `found` is what was observed before they were stopped.
 pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String>) -> Verdict {
-    // In a job of one rank there is nobody else with whom it could have begun.
+    // In a job of one rank, that rank is the culprit.
     let alone = hang.victims.first().filter(|_| hang.culprits.is_empty() && hang.victims.len() == 1);
     let culprit = hang.culprits.first().or(alone).copied();
     let (domain, class) = match hang.kind {
@@ -265,7 +265,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
     }
 }
 
-/// Lines without those that another one has whole: a stack may be read in two ways and by two readers.
+/// Drops lines that another line contains completely: a stack may be read in two ways and by two readers.
 fn each_once(lines: impl Iterator<Item = String>) -> Vec<String> {
     let mut kept: Vec<String> = Vec::new();
     for line in lines {
@@ -278,7 +278,7 @@ fn each_once(lines: impl Iterator<Item = String>) -> Vec<String> {
     kept
 }
 
-/// What would have to be seen for another judgement of a hang.
+/// What would change the verdict on a hang.
 fn would_change(hang: &Hang) -> Vec<String> {
     let mut reported = vec![if hang.culprits.is_empty() {
         "A rank that alone stands elsewhere, by its stack or its counters: it would be where it began."
@@ -312,21 +312,20 @@ fn what_happened(cause: &Cause, end: &RankEnd) -> String {
     }
 }
 
-/// The beginning of a message that is too long for a line of its own: its first sentences, or its first words. The evidence has all
-/// of it.
+/// The start of a message that is too long for one line: its first sentences, or its first words. The evidence has the full message.
 fn in_a_headline(message: &str) -> String {
     const LONGEST: usize = 200;
     if message.chars().count() <= LONGEST {
         return message.to_owned();
     }
     let begin: String = message.chars().take(LONGEST).collect();
-    // A sentence that is too short says too little.
+    // Skip a sentence that is too short to be useful.
     let sentences = begin.rfind(". ").filter(|end| *end > LONGEST / 5).and_then(|end| begin.get(..=end));
     let words = || begin.rfind(' ').and_then(|end| begin.get(..end)).unwrap_or(&begin);
     format!("{} …", sentences.unwrap_or_else(words))
 }
 
-/// What a signal did to a rank, as a person on call would say it.
+/// What a signal did to a rank, in words.
 fn ended_by(signal: i32) -> String {
     let name = ExitStatus::Signal(signal);
     match signal {
@@ -341,7 +340,7 @@ fn ended_by(signal: i32) -> String {
     }
 }
 
-/// How sure the verdict is of its culprit: less so when all that is known speaks of somebody else's end.
+/// The confidence in the culprit: lower if all evidence points to the end of another rank.
 fn confidence(cause: &Cause, end: &RankEnd) -> f64 {
     match cause {
         _ if end.speaks_of_a_lost_peer() => 0.4,
@@ -368,7 +367,7 @@ fn evidence(culprit: Rank, end: &RankEnd, out_of_memory_kills: u64, killed: bool
             evidence.push(format!("raised at {}", frame.trim()));
         }
     }
-    // A rank that raised was told to end afterwards: its status is the launcher's doing.
+    // A rank that raised was stopped afterwards: its status was caused by the launcher.
     if let (false, Some((status, _))) = (end.after_stop && !end.chose_its_exit(), end.exit) {
         evidence.push(format!("the process of {culprit} ended with {status}"));
     }
@@ -400,8 +399,8 @@ fn last_line(end: &RankEnd) -> Option<String> {
     Some(format!("last message on its standard error{when}: {line}"))
 }
 
-/// Which line says why a process ended: the newest that speaks of a failure, else the newest. Warnings and the lines of the
-/// program that they quote say nothing of it.
+/// The line that explains why a process ended: the newest that reports a failure, else the newest. Skips warnings and the source lines
+/// that they quote.
 fn telling_line(lines: &[String]) -> Option<usize> {
     const OF_A_FAILURE: [&str; 8] =
         ["Fatal", "fatal", "terminate called", "what():", "rror:", "Assertion", "Exception", "killed"];
@@ -417,7 +416,7 @@ fn telling_line(lines: &[String]) -> Option<usize> {
     of_a_failure.or_else(|| newest_first().next()).map(|(at, _)| at)
 }
 
-/// A job core that is asked to judge an attempt without a failure must still answer.
+/// The job core must get a verdict even for an attempt without a failure.
 fn no_rank_failed(incident: Incident, attempt: Attempt) -> Verdict {
     Verdict {
         incident,

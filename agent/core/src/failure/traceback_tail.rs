@@ -1,15 +1,14 @@
-//! What a rank printed last: the lines that are kept of it, and the exception that its traceback on standard error names,
-//! where it left no exit note.
+//! The last output of a rank: the lines kept of it, and the exception in its traceback on standard error if it left no exit note.
 
 use crate::base::time::Mono;
 use crate::failure::attribution::traceback;
 use crate::model::entry::Note;
 
-/// Lines and bytes that are kept of each stream.
+/// Maximum number of lines and bytes kept per stream.
 const LINES: usize = 60;
 const BYTES: usize = 16 * 1024;
 
-/// The same where they would begin inside a traceback.
+/// The same if they would start inside a traceback.
 const LINES_OF_TRACEBACK: usize = 400;
 const BYTES_OF_TRACEBACK: usize = 64 * 1024;
 
@@ -18,12 +17,12 @@ const BYTES_OF_TRACEBACK: usize = 64 * 1024;
 pub struct Line {
     /// Without its newline.
     pub text: String,
-    /// Where in the file it ends, its newline included.
+    /// The offset of its end in the file, including its newline.
     pub end: u64,
 }
 
-/// The last lines of a file whose end is `bytes`, from `start` on: 60 lines and 16 KiB. A traceback is kept from its beginning,
-/// with those that led to it, up to 400 lines and 64 KiB.
+/// The last lines of a file whose end is `bytes`, from offset `start` on: 60 lines and 16 KiB. A traceback is kept from its start,
+/// together with those that led to it, up to 400 lines and 64 KiB.
 pub fn kept(bytes: &[u8], start: u64) -> Vec<Line> {
     let mut lines: Vec<&[u8]> = Vec::new();
     let (mut size, mut whole) = (0, 0);
@@ -41,7 +40,7 @@ pub fn kept(bytes: &[u8], start: u64) -> Vec<Line> {
         }
         size += line.len();
     }
-    // Beyond the usual, only from where a traceback begins.
+    // Lines beyond the usual limit are kept only from the start of a traceback.
     let starts = |line: &&[u8]| String::from_utf8_lossy(line).contains(TRACEBACK);
     let from = lines[whole..].iter().rposition(starts).map_or(whole, |at| whole + at + 1);
     lines.truncate(from);
@@ -57,7 +56,7 @@ pub fn kept(bytes: &[u8], start: u64) -> Vec<Line> {
     kept
 }
 
-/// Whether a line may stand within tracebacks: what is indented, what begins and links them, and an exception.
+/// Whether a line may be part of a traceback: indented lines, lines that start and link tracebacks, and exceptions.
 fn is_of_traceback(line: &[u8]) -> bool {
     let line = String::from_utf8_lossy(line);
     let text = without_rank(&line);
@@ -69,7 +68,7 @@ fn is_of_traceback(line: &[u8]) -> bool {
         || traceback::raised(text).is_some_and(|raised| !raised.embedded)
 }
 
-/// The line without the `[rank0]: ` that PyTorch writes before each line of a traceback once there is a process group.
+/// The line without the `[rank0]: ` that PyTorch adds to each line of a traceback once there is a process group.
 fn without_rank(line: &str) -> &str {
     let numbered = line.strip_prefix("[rank").and_then(|rest| rest.split_once("]:"));
     match numbered {
@@ -82,11 +81,11 @@ fn without_rank(line: &str) -> &str {
 
 const TRACEBACK: &str = "Traceback (most recent call last):";
 
-/// The exception of the last traceback in `lines`, which ended at `at`; none if there is no whole one.
+/// The exception of the last traceback in `lines`, with the time `at` of the rank's end. `None` if there is no complete one.
 pub fn exception(lines: &[String], at: Mono) -> Option<Note> {
     let begin = lines.iter().rposition(|line| line.trim_end().ends_with(TRACEBACK))?;
     let said: Vec<&str> = lines[begin..].iter().map(|line| without_rank(line)).collect();
-    // Frames, their source lines and carets are indented; the first line that is not names the exception.
+    // Frames, their source lines and carets are indented. The first unindented line names the exception.
     let named = |line: &&&str| !line.starts_with(char::is_whitespace) && !line.is_empty();
     let last = said[1..].iter().find(named)?;
     let (exception, message) = last.split_once(": ").unwrap_or((last.trim_end(), ""));
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_traceback_is_kept_from_its_beginning() {
+    fn a_traceback_is_kept_from_its_start() {
         for prefix in ["", "[rank1]: "] {
             let frames = |count: usize| {
                 let frame = format!("{prefix}  File \"a.py\", line 1, in f\n{prefix}    f()\n");
@@ -151,16 +150,16 @@ mod tests {
             let kept_of = kept(chain.as_bytes(), 0);
             assert_eq!(kept_of.len(), 2 * 122 + 3, "{prefix}");
             assert_eq!(kept_of[0].text, format!("{prefix}{TRACEBACK}"));
-            // What is longer than all bounds has its last lines.
+            // A traceback longer than all limits keeps its last lines.
             assert_eq!(kept(frames(900).as_bytes(), 0).len(), LINES);
         }
-        // Lines that are only indented are no traceback.
+        // Merely indented lines are no traceback.
         let indented = "  option: 1\n".repeat(300);
         assert_eq!(kept(indented.as_bytes(), 0).len(), LINES);
     }
 
     #[test]
-    fn the_last_of_several_tracebacks_tells() {
+    fn the_last_of_several_tracebacks_counts() {
         let text = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nKeyError: 'x'\n\nDuring handling of \
                     the above exception, another exception occurred:\n\nTraceback (most recent call last):\n  File \
                     \"a.py\", line 9, in main\n    g()\n    ^^^\nmy.errors.BadBatch: batch 7 is bad\n";

@@ -1,8 +1,8 @@
-//! Whether a program cannot run at all: its text has a syntax error, its arguments are wrong, its script or a module is missing.
-//! A restart of it would only fail again. Known also where ranks die before they could send a heartbeat.
+//! Whether a program cannot run at all: a syntax error, wrong arguments, a missing script or module. A restart would only fail again.
+//! Detected also if ranks die before their first heartbeat.
 //!
-//! Only what all ranks ended of counts. One rank that cannot import what the others can looks like a broken disk of its host, and
-//! gets its restart.
+//! All ranks must end this way. If one rank cannot import what the others can, its host may have a broken disk, and the job is
+//! restarted.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ use crate::failure::root_rank::RankEnd;
 use crate::model::entry::{ExitStatus, Note};
 use crate::model::verdict::{Cause, FaultDomain, Verdict};
 
-/// Exceptions that say so, as notes name them.
+/// Exceptions that show it, as notes name them.
 const EXCEPTIONS: [&str; 5] =
     ["SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError"];
 
-/// The two of them that may be a matter of one host.
+/// The two of them that may be caused by one host.
 const OF_IMPORTS: [&str; 2] = ["ModuleNotFoundError", "ImportError"];
 
-/// So many of the last lines are looked at where a shell or an interpreter names its reason.
+/// The number of last lines in which a shell or an interpreter gives its reason.
 const LAST_LINES: usize = 3;
 
-/// Completes a verdict with what all ranks' ends say of the program.
+/// Completes a verdict from the ends of all ranks.
 pub fn complete(verdict: &mut Verdict, ends: &BTreeMap<Rank, RankEnd>) {
-    // What ran before is missing something that was there: that may pass.
+    // After a first attempt that ran, something that existed is missing: that may be transient.
     if verdict.attempt != Attempt(0) {
         return;
     }
@@ -38,7 +38,7 @@ pub fn complete(verdict: &mut Verdict, ends: &BTreeMap<Rank, RankEnd>) {
     }
 }
 
-/// Whether a rank's end alone says that the program cannot run. Then it is worth a moment to see how the other ranks end.
+/// Whether a rank's end alone shows that the program cannot run. If so, it is worth waiting briefly for the ends of the other ranks.
 pub fn may_not_run(note: Option<&Note>, status: Option<ExitStatus>, stderr: &[String]) -> bool {
     match (note, status) {
         (Some(note), _) => EXCEPTIONS.contains(&name(&note.exception)),
@@ -62,12 +62,12 @@ fn name(exception: &str) -> &str {
     exception.strip_prefix("builtins.").unwrap_or(exception)
 }
 
-/// What interpreters, shells and parsers of arguments print with their exit codes.
+/// Messages of interpreters, shells and argument parsers, by exit code.
 fn says_so(code: i32, stderr: &[String]) -> bool {
     let mut last = stderr.iter().rev().filter(|line| !line.trim().is_empty()).take(LAST_LINES);
     let mut any = |what: &[&str]| last.any(|line| what.iter().any(|what| line.contains(what)));
     match code {
-        // Python has no traceback for errors in the script's own text, nor for `-m` and a module that is not there.
+        // Python prints no traceback for syntax errors in the script itself, nor for `-m` with a missing module.
         1 => {
             let of_text = |line: &&String| {
                 let named = line.split_once(": ").is_some_and(|(name, _)| EXCEPTIONS.contains(&name));
@@ -137,14 +137,14 @@ mod tests {
             let one = verdict(0, std::slice::from_ref(&end));
             assert!(one.cannot_run && one.domain == FaultDomain::User, "{stderr}");
             assert!(verdict(0, &[end.clone(), end.clone()]).cannot_run, "{stderr}");
-            // One rank of two, and what ran before.
+            // Only one of two ranks, and a program that ran before.
             assert!(!verdict(0, &[end.clone(), RankEnd::default()]).cannot_run, "{stderr}");
             assert!(!verdict(1, &[end]).cannot_run, "{stderr}");
         }
     }
 
     #[test]
-    fn what_ran_or_chose_its_code_is_not_taken_for_it() {
+    fn a_program_that_ran_or_chose_its_exit_code_is_not_unrunnable() {
         for (code, stderr) in [
             (1, ""),
             (1, "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nValueError: x"),

@@ -1,4 +1,4 @@
-//! Text and bytes that others write, read into typed values: kernel log, `/proc`, pickles, NVRx, Prometheus.
+//! Parsers for external text and bytes: kernel log, `/proc`, pickles, NVRx, Prometheus.
 
 pub mod nvrx;
 pub mod parse;

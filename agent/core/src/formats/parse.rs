@@ -1,4 +1,4 @@
-//! Text to facts. Total over every input: what is not understood is no fact, and no text makes it fail.
+//! Parsers from text to facts. They accept any input: unknown text yields no fact and never an error.
 
 pub mod bucket;
 pub mod error_file;

@@ -1,19 +1,18 @@
-//! A reader of the few pickles that others send us: NVRx's rank-monitor client, PyTorch's flight recorder. An allow-list
-//! of opcodes and classes.
+//! A reader for the few pickles that others send: from NVRx's rank-monitor client and PyTorch's flight recorder. It accepts an
+//! allow-list of opcodes and classes.
 //!
-//! Unpickling as Python does it runs whatever the sender likes. Nothing is run here: a class is one of an enumeration, an
-//! object is a class and the dict that was given to it, and everything else is refused. Nodes lie in one flat list and
-//! refer to each other by index, so that a value used many times is not copied, a cycle is no trouble, and memory is
-//! bounded by the message's length: each opcode makes at most one node.
+//! Python's unpickling runs any code that the sender chooses. This reader runs nothing: a class is one of an enumeration, an object is
+//! a class and its dict, and everything else is refused. Nodes are in one flat list and refer to each other by index. So a value used
+//! many times is not copied, cycles do no harm, and memory is bounded by the message's length: each opcode creates at most one node.
 
 use std::collections::BTreeMap;
 
-/// The module that all allowed classes live in.
+/// The module of all allowed classes.
 pub const MODULE: &str = "nvidia_resiliency_ext.fault_tolerance.data";
 
 macro_rules! classes {
     ($($name:ident,)*) => {
-        /// The classes that a message may be made of.
+        /// The allowed classes of a message.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs, reason = "named as the classes of NVRx are")]
         pub enum Class { $($name,)* }
@@ -32,52 +31,52 @@ classes! {
 }
 
 impl Class {
-    /// Whether it is made from a number, by calling it.
+    /// Whether it is an enumeration, created by calling the class with a number.
     fn is_enumeration(self) -> bool {
         matches!(self, Self::SectionAction | Self::WorkloadAction)
     }
 }
 
-/// Why a pickle was refused.
+/// Why a pickle is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PickleError {
-    /// It ends in the middle.
+    /// It is truncated.
     #[error("it ends in the middle of an instruction")]
     Truncated,
-    /// An instruction that no such client sends.
+    /// The instruction is not allowed.
     #[error("instruction 0x{opcode:02x} at byte {at} is not allowed")]
     Opcode {
         /// The instruction.
         opcode: u8,
-        /// Where it stands.
+        /// Its offset.
         at: usize,
     },
-    /// A class that is not on the list.
+    /// The class is not allowed.
     #[error("the class {name} is not allowed")]
     Class {
-        /// Module and name.
+        /// Its module and name.
         name: String,
     },
-    /// An instruction that does not fit what is on the stack.
+    /// The instruction does not match the stack.
     #[error("instruction 0x{opcode:02x} at byte {at} does not fit what comes before it")]
     Stack {
         /// The instruction.
         opcode: u8,
-        /// Where it stands.
+        /// Its offset.
         at: usize,
     },
-    /// A protocol that is not spoken here.
+    /// The protocol version is not supported.
     #[error("pickle protocol {0} is unknown")]
     Protocol(u8),
-    /// It would take too much memory.
+    /// It has too many values.
     #[error("it holds more than {MOST_NODES} values")]
     TooMany,
 }
 
-/// Values that are read at most. The flight record of 20,000 operations with their stacks has some four million.
+/// Maximum number of values. The flight record of 20,000 operations with their stacks has some four million.
 pub const MOST_NODES: usize = 8 << 20;
 
-/// A value's place in a [`Pickle`].
+/// The index of a value in a [`Pickle`].
 pub type Id = usize;
 
 /// A value.
@@ -87,13 +86,13 @@ pub enum Node {
     None,
     /// `True` or `False`.
     Bool(bool),
-    /// A whole number; of larger ones than 64 bits nothing is kept but that they are large.
+    /// An integer. Values beyond 64 bits are clamped.
     Int(i64),
     /// A floating-point number.
     Float(f64),
     /// Text.
     Text(String),
-    /// Bytes; what they are is nobody's business (the key that a client sends protects nothing).
+    /// Bytes. The content is dropped (a client's key protects nothing).
     Bytes,
     /// A tuple, list or set.
     Sequence(Vec<Id>),
@@ -101,18 +100,18 @@ pub enum Node {
     Dict(Vec<(Id, Id)>),
     /// A class itself.
     Class(Class),
-    /// An instance: its class, its dict once it is built, and for an enumeration its number.
+    /// An instance: its class, its dict once it is built, and the number of an enumeration.
     Object {
         /// Its class.
         class: Class,
         /// Its `__dict__`.
         state: Option<Id>,
-        /// The number it was made from.
+        /// The number it was created from.
         number: Option<i64>,
     },
 }
 
-/// A pickle that was read.
+/// A parsed pickle.
 #[derive(Clone, Debug)]
 pub struct Pickle {
     nodes: Vec<Node>,
@@ -120,17 +119,17 @@ pub struct Pickle {
 }
 
 impl Pickle {
-    /// Reads a whole pickle.
+    /// Parses a complete pickle.
     ///
     /// # Errors
-    /// [`PickleError`]: it is broken, or holds anything that is not on the list.
+    /// [`PickleError`]: it is malformed or contains something that is not allowed.
     pub fn read(bytes: &[u8]) -> Result<Self, PickleError> {
         let mut machine = Machine { bytes, ..Machine::default() };
         let root = machine.run()?;
         Ok(Self { nodes: machine.nodes, root })
     }
 
-    /// The same tree, read from another format.
+    /// Wraps the same tree, parsed from another format.
     pub(crate) fn of(nodes: Vec<Node>, root: Id) -> Self {
         Self { nodes, root }
     }
@@ -141,22 +140,22 @@ impl Pickle {
         self.node(self.root)
     }
 
-    /// The value at a place.
+    /// The value at an index.
     #[must_use]
     pub fn node(&self, id: Id) -> &Node {
         self.nodes.get(id).unwrap_or(&Node::None)
     }
 
-    /// What stands under a text in a dict; none if nothing does, or it is no dict.
+    /// The value for a text key of a dict. `None` if there is none, or if it is no dict.
     #[must_use]
     pub fn item(&self, of: &Node, name: &str) -> Option<&Node> {
         let Node::Dict(items) = of else { return None };
         let named = |key: Id| matches!(self.node(key), Node::Text(text) if text == name);
-        // As in a dict, what was set last stands.
+        // The last value set for a key counts, as in a dict.
         items.iter().rev().find(|(key, _)| named(*key)).map(|(_, value)| self.node(*value))
     }
 
-    /// An attribute of an instance; none if it has none of that name.
+    /// An attribute of an instance. `None` if it has no such attribute.
     #[must_use]
     pub fn attribute(&self, of: &Node, name: &str) -> Option<&Node> {
         let Node::Object { state: Some(state), .. } = of else { return None };
@@ -190,7 +189,7 @@ impl Machine<'_> {
                     2..=5 => {}
                     protocol => return Err(PickleError::Protocol(protocol)),
                 },
-                // FRAME: how much follows; it does.
+                // FRAME: the length is ignored.
                 0x95 => self.take(8).map(drop)?,
                 b'N' => self.push(Node::None),
                 0x88 => self.push(Node::Bool(true)),
@@ -298,7 +297,7 @@ impl Machine<'_> {
         let (Some(module), Some(name)) = (text(module), text(name)) else { return Err(misfit) };
         let class = if module == MODULE { Class::named(name) } else { None };
         let class = class.ok_or_else(|| {
-            // What a stranger sends is told shortened.
+            // Truncate names from an untrusted sender.
             let shown: String = format!("{module}.{name}").chars().take(120).collect();
             PickleError::Class { name: shown }
         })?;
@@ -320,7 +319,7 @@ impl Machine<'_> {
         }
     }
 
-    /// REDUCE: an enumeration's member from its number.
+    /// REDUCE: creates a member of an enumeration from its number.
     fn call(&mut self, misfit: PickleError) -> Result<(), PickleError> {
         let (arguments, class) = (self.pop(), self.pop());
         let (Some(Node::Sequence(arguments)), Some(&Node::Class(class))) =
@@ -340,7 +339,7 @@ impl Machine<'_> {
         }
     }
 
-    /// BUILD: gives an instance its dict.
+    /// BUILD: sets an instance's dict.
     fn build(&mut self, misfit: PickleError) -> Result<(), PickleError> {
         let (given, object) = (self.pop(), self.stack.last().copied());
         let (Some(given), Some(object)) = (given, object) else { return Err(misfit) };
@@ -386,7 +385,7 @@ impl Machine<'_> {
         self.nodes.push(node);
     }
 
-    /// Below the newest mark nothing may be taken.
+    /// The stack below the newest mark must not be popped.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -404,7 +403,7 @@ impl Machine<'_> {
         Ok(self.take(1)?[0])
     }
 
-    /// A little-endian number of so many bytes.
+    /// Reads a little-endian number of this many bytes.
     fn number(&mut self, bytes: usize) -> Result<u64, PickleError> {
         Ok(self.take(bytes)?.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
@@ -423,7 +422,7 @@ impl Machine<'_> {
     }
 }
 
-/// A little-endian number in two's complement, as Python writes large ones; beyond 64 bits the nearest that fits.
+/// A little-endian number in two's complement, Python's form for large ones; clamped to 64 bits.
 fn signed(bytes: &[u8]) -> i64 {
     let negative = bytes.last().is_some_and(|&byte| byte & 0x80 != 0);
     let filler = if negative { 0xff } else { 0 };

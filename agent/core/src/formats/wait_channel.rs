@@ -1,7 +1,7 @@
-//! What the kernel has a process wait in, by its wait channel (`/proc/PID/wchan`) or a line of its kernel stack.
+//! What a process waits for in the kernel, by its wait channel (`/proc/PID/wchan`) or a line of its kernel stack.
 
-/// Whether this function of the kernel waits for a file system of the network or of FUSE. Functions of local disks do not
-/// count: a busy disk has every writer wait there.
+/// Whether this kernel function waits for a network file system or FUSE. Functions of local disks do not count: on a busy disk every
+/// writer waits there.
 pub fn is_of_network_file_system(function: &str) -> bool {
     const MARKS: [&str; 17] = [
         "[nfs",
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_systems_of_the_network_are_known_by_channel_and_by_stack_line() {
+    fn network_file_systems_are_recognised_by_channel_and_stack_line() {
         for function in
             ["request_wait_answer", "rpc_wait_bit_killable", "nfs_wait_client_init_complete+0x1 [nfs]"]
         {

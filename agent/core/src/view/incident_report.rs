@@ -1,5 +1,5 @@
-//! The report on one failure, from the journal: what happened, since when, whose fault it is and how sure that is, what was
-//! done, what to do, and the evidence that decided. `mainstay explain`, the terminal and the API show the same text.
+//! The report on one failure, from the journal: what happened, since when, whose fault it is with what confidence, what was done, what
+//! to do, and the decisive evidence. `mainstay explain`, the terminal and the API show the same text.
 
 mod render;
 mod sentences;
@@ -20,20 +20,20 @@ use crate::model::verdict::{Decision, Outcome, Verdict};
 pub use render::{Options, render, render_findings};
 pub use sentences::{AfterFailure, advice, brief, done, fault};
 
-/// What the journal has of one failure.
+/// The journal's entries about one failure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IncidentReport {
-    /// What it meant.
+    /// The diagnosis.
     pub verdict: Verdict,
-    /// What was decided.
+    /// The action taken.
     pub decision: Option<Decision>,
-    /// What came of it.
+    /// The result of the decision.
     pub outcome: Option<Outcome>,
     /// When it happened, by the clock of its host.
     pub happened: Wall,
-    /// How long after the start of the job, where the journal has that start.
+    /// How long after the start of the job, if the journal has that start.
     pub into_the_job: Option<Span>,
-    /// With what exit status the job ended since; none while it runs.
+    /// The exit status of the job, if it ended since. `None` while it runs.
     pub job_ended: Option<i32>,
 }
 
@@ -47,7 +47,7 @@ impl IncidentReport {
     }
 }
 
-/// The failure that is wanted, or the last one, from the entries of one job in their order; none if there was none.
+/// The report on the wanted failure, or on the last one, from the entries of one job in order. `None` if there is none.
 pub fn of<'e>(
     entries: impl DoubleEndedIterator<Item = &'e Entry> + Clone,
     wanted: Option<Incident>,
@@ -59,7 +59,7 @@ pub fn of<'e>(
     let (entry, verdict) =
         verdicts.rfind(|(_, verdict)| wanted.is_none_or(|wanted| verdict.incident == wanted))?;
     let of_it = || entries.clone().filter(|entry| entry.body.incident() == Some(verdict.incident));
-    // The last: before it, it may have been decided to wait for the host.
+    // Only the last one counts: an earlier decision may have been to wait for the host.
     let mut decisions = of_it().filter_map(|entry| match &entry.body {
         Body::Decision(decision) => Some(decision.clone()),
         _ => None,
@@ -85,13 +85,13 @@ pub fn of<'e>(
     })
 }
 
-/// The wall clock's time of `at`, which is not after the entry that speaks of it.
+/// The wall-clock time of `at`, which is not later than the entry that mentions it.
 fn wall_of(at: Mono, entry: &Entry) -> Wall {
     let before = i64::try_from(entry.at.mono.since(at).0).unwrap_or(i64::MAX);
     Wall(entry.at.wall.0.saturating_sub(before))
 }
 
-/// What was wrong with the job although nothing failed, each as it was reported last.
+/// Problems of the job without a failed rank, each in its last reported state.
 pub fn findings<'e>(entries: impl Iterator<Item = &'e Entry>) -> BTreeMap<u64, Finding> {
     let found = entries.filter_map(|entry| match &entry.body {
         Body::Finding(finding) => Some((finding.finding, finding.clone())),
@@ -100,7 +100,7 @@ pub fn findings<'e>(entries: impl Iterator<Item = &'e Entry>) -> BTreeMap<u64, F
     found.collect()
 }
 
-/// The report for programs: verdict, decision and outcome in the journal's form, the findings of the job, and the sentences.
+/// The report as JSON: verdict, decision and outcome in the journal's form, the findings of the job, and the sentences.
 pub fn json(report: &IncidentReport, findings: &BTreeMap<u64, Finding>) -> serde_json::Value {
     let IncidentReport { verdict, decision, outcome, happened, .. } = report;
     serde_json::json!({

@@ -1,4 +1,4 @@
-//! The read side: what is shown of a host and its jobs, the incident report, replays.
+//! The read side: the state of a host and its jobs, the incident report, replays.
 
 pub mod incident_report;
 pub mod node;

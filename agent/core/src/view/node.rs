@@ -1,5 +1,5 @@
-//! The read side: what is shown of a node and its jobs. Computed from entries alone, so that an agent that was
-//! killed and started again shows the same as before, and from live samples of the heartbeat pages.
+//! The read side: the state of a node and its jobs. Computed only from journal entries and live samples of the heartbeat pages, so that
+//! an agent shows the same state after a restart.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::recovery::hosts::ready::SpareReady;
 use crate::recovery::job::POLICY;
 use crate::recovery::policy::{CauseKind, Rung};
 
-/// Where a job stands.
+/// The phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobPhase {
-    /// Ranks are started but have not all completed a step.
+    /// Its ranks have started, but not all have completed a step.
     Starting,
     /// All ranks have completed a step in this attempt.
     Running,
@@ -34,18 +34,18 @@ pub enum JobPhase {
     Stopping,
     /// The job ended with this exit status.
     Ended(i32),
-    /// The launcher vanished.
+    /// The launcher disappeared.
     Lost,
 }
 
-/// Where a rank stands.
+/// The phase of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankPhase {
     /// Its process was started.
     Started,
     /// Its heartbeat client connected.
     Connected,
-    /// It raised; its process may not be gone yet.
+    /// It raised an exception; its process may still exist.
     Raised,
     /// It ended.
     Exited(ExitStatus),
@@ -54,21 +54,21 @@ pub enum RankPhase {
 /// A rank of the current attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankView {
-    /// Which rank.
+    /// Its number.
     pub rank: Rank,
-    /// Its place on the host.
+    /// Its local rank on the host.
     pub local_rank: u32,
     /// Its process.
     pub pid: Pid,
     /// Its heartbeat page, if it has one.
     pub page: Option<String>,
-    /// Where it stands.
+    /// Its phase.
     pub phase: RankPhase,
-    /// Why its client sends no heartbeats, if it refused.
+    /// Why its client refused to send heartbeats.
     pub refusal: Option<String>,
-    /// What its page last told.
+    /// The last sample of its page.
     pub beat: Option<BeatView>,
-    /// The last step that it had completed when it exited.
+    /// The last step completed before it exited.
     pub last_step: Option<u64>,
 }
 
@@ -79,15 +79,15 @@ pub struct BeatView {
     pub step: Option<u64>,
     /// Its open sections, outermost first.
     pub sections: Vec<String>,
-    /// When it last beat.
+    /// The time of the last heartbeat.
     pub at: Mono,
-    /// The last loss it gave.
+    /// The last loss reported.
     pub loss: Option<f64>,
-    /// What its steps took lately, in the middle.
+    /// The median duration of its recent steps.
     pub median_step: Option<Span>,
-    /// How its last steps went beside its peers'.
+    /// Its recent steps compared with its peers'.
     pub pace: Pace,
-    /// The pipeline stage that it said it has.
+    /// The pipeline stage it reported.
     pub stage: Option<u32>,
 }
 
@@ -96,34 +96,34 @@ pub struct BeatView {
 pub struct JobView {
     /// Its name.
     pub id: JobId,
-    /// What it runs.
+    /// Its specification.
     pub spec: Arc<JobSpec>,
-    /// Where it stands.
+    /// Its phase.
     pub phase: JobPhase,
     /// The current attempt.
     pub attempt: Attempt,
     /// When its ranks were started.
     pub attempt_started: Mono,
-    /// When the launcher began.
+    /// When the launcher started.
     pub started: Stamp,
-    /// The number of the journal's entry with which it began.
+    /// The number of the journal entry of its start.
     pub began: u64,
-    /// The newest step that all ranks are known to have completed.
+    /// The newest step known to be completed by all ranks.
     pub step: Option<u64>,
-    /// The ranks of the current attempt. Each is shared with the snapshots that show it as it is now: a job may have 100,000 ranks, and
-    /// a snapshot is made each time one of them changes.
+    /// The ranks of the current attempt. Shared with the snapshots: a job may have 100,000 ranks, and each change of one of them
+    /// creates a snapshot.
     pub ranks: BTreeMap<Rank, Arc<RankView>>,
-    /// Ranks that live and do not move.
+    /// Ranks that are alive and make no progress.
     pub hang: Option<Box<Hang>>,
     /// Restarts so far.
     pub restarts: u32,
-    /// Of these, those in which all ranks went on in their processes.
+    /// Of these, those in which all ranks kept their processes.
     pub restarts_in_process: u32,
-    /// Of these, those in which only some ranks were started again.
+    /// Of these, those in which only some ranks were restarted.
     pub restarts_of_some: u32,
-    /// What is wrong with it at present although no rank has failed, by number.
+    /// Its current findings, by number.
     pub findings: BTreeMap<u64, Finding>,
-    /// How many failures there were, by kind of cause and by whose fault it was.
+    /// The number of failures, by kind of cause and fault domain.
     pub failures: BTreeMap<(CauseKind, &'static str), u32>,
     /// The last verdict.
     pub last_verdict: Option<Verdict>,
@@ -131,17 +131,17 @@ pub struct JobView {
     pub last_decision: Option<Decision>,
     /// Why it ended, if it did.
     pub end_reason: Option<String>,
-    /// How often the built-in policy had to decide in place of the user's own.
+    /// How often the built-in policy decided in place of the user's own.
     pub policy_troubles: u32,
-    /// Why it last had to.
+    /// The reason for the last time.
     pub policy_trouble: Option<String>,
-    /// How often it had better save; none before it has saved a few times.
+    /// The advised interval between checkpoints. `None` before it has saved a few times.
     pub saving: Option<Advised>,
-    /// The newest step of which each shard has a copy on another host, and when that was known.
+    /// The newest step with a copy of each shard on another host, and when that was reported.
     pub copied: Option<(CopiedStep, Stamp)>,
-    /// Why copies do not keep up, until a newer step has its copies.
+    /// Why copies are behind. Cleared when a newer step has its copies.
     pub copies_behind: Option<String>,
-    /// Of a host that waits as a spare: what it has ready, in words.
+    /// For a spare host: what it has ready, in words.
     pub waits: Option<String>,
 }
 
@@ -152,14 +152,14 @@ pub struct NodeView {
     pub components: BTreeMap<String, Component>,
     /// Jobs by name.
     pub jobs: BTreeMap<JobId, JobView>,
-    /// What operators have said of components.
+    /// What operators acknowledged or silenced.
     pub attention: OperatorState,
-    /// GPUs with their last readings, in the order of their addresses. Not of the journal.
+    /// GPUs with their last readings, ordered by address. Not from the journal.
     pub gpus: Arc<[GpuView]>,
 }
 
 impl NodeView {
-    /// The heaviest state of all components that count; `Unknown` when none was read yet.
+    /// The worst state of all components that count. `Unknown` if none was read yet.
     pub fn state(&self) -> HealthState {
         if self.components.is_empty() {
             return HealthState::Unknown;
@@ -167,12 +167,12 @@ impl NodeView {
         self.counting().map(|component| component.state).max().unwrap_or(HealthState::Healthy)
     }
 
-    /// The components that count for the node: those that no operator has acknowledged or silenced.
+    /// The components that count for the node: those that no operator acknowledged or silenced.
     pub fn counting(&self) -> impl Iterator<Item = &Component> {
         self.components.values().filter(|component| self.attention.counts(&component.name))
     }
 
-    /// Takes in the next entry of the journal.
+    /// Applies the next journal entry.
     pub fn apply(&mut self, entry: &Entry) {
         match (&entry.job, &entry.body) {
             (_, Body::Health(change)) => {
@@ -198,7 +198,7 @@ impl NodeView {
         }
     }
 
-    /// Sets what a rank's page told at a sample. Pages of attempts that are over are ignored.
+    /// Stores a sample of a rank's page. Ignores pages of earlier attempts.
     pub fn sample(&mut self, job: &JobId, attempt: Attempt, rank: Rank, beat: BeatView) {
         let Some(job) = self.jobs.get_mut(job).filter(|job| job.attempt == attempt) else { return };
         if let Some(rank) = job.rank_mut(rank) {
@@ -213,7 +213,7 @@ impl NodeView {
 }
 
 impl JobView {
-    /// When it began, and the number of that entry.
+    /// Creates the view of a job from its start and the number of that entry.
     fn new(id: JobId, spec: JobSpec, (started, began): (Stamp, u64)) -> JobView {
         JobView {
             id,
@@ -283,7 +283,7 @@ impl JobView {
         }
     }
 
-    /// The steps at which all ranks have exited are the job's last; samples of pages, which the journal does not have, may end before.
+    /// Takes the job's last step from the exits of its ranks. Samples of pages, which are not in the journal, may end earlier.
     fn take_last_steps(&mut self) {
         let ranks = self.ranks.values();
         let steps: Option<Vec<u64>> =
@@ -293,7 +293,7 @@ impl JobView {
         }
     }
 
-    /// Counts a failure when it is first decided upon: until then its verdict may change.
+    /// Counts a failure at its first decision: until then its verdict may change.
     fn count_failure(&mut self, decision: &Decision) {
         let is_news = self.last_decision.as_ref().is_none_or(|last| last.incident != decision.incident);
         let of =
@@ -310,7 +310,7 @@ impl JobView {
                 self.attempt = *attempt;
                 self.phase = JobPhase::Starting;
                 self.waits = None;
-                // Each attempt is judged anew.
+                // Findings belong to one attempt.
                 self.findings.clear();
                 self.hang = None;
                 self.ranks =
@@ -400,7 +400,7 @@ impl JobView {
         }
     }
 
-    /// Of this view alone: snapshots keep the rank as it was.
+    /// Copies the rank if a snapshot shares it.
     fn rank_mut(&mut self, rank: Rank) -> Option<&mut RankView> {
         self.ranks.get_mut(&rank).map(Arc::make_mut)
     }

@@ -1,4 +1,4 @@
-//! How this host stands as a place for replicas, from what is shown of it.
+//! Whether this host can store replicas, from its view.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::progress::parallelism::Layout;
 use crate::view::node::{JobPhase, JobView, NodeView, RankView};
 
 impl PlacementEligibility {
-    /// As the agent of the host sees it; `run_of` knows the run id of a job.
+    /// As seen by the host's agent. `run_of` returns the run id of a job.
     pub fn of(view: &NodeView, run_of: impl Fn(&JobView) -> Option<String>) -> PlacementEligibility {
         let mut stages: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
         for job in view.jobs.values() {
@@ -21,8 +21,8 @@ impl PlacementEligibility {
     }
 }
 
-/// Why a host with these components is no place for replicas: one of them is not fit for training, and only a reboot or another host
-/// helps, or the cloud takes the machine away. Either ends what its memory holds. None: it is a place.
+/// Why a host with these components cannot store replicas: a component is unhealthy and only a reboot or another host helps, or the
+/// cloud takes the machine away. Either one destroys the contents of its memory. `None` if the host is eligible.
 fn excluded<'a>(components: impl Iterator<Item = &'a Component>) -> Option<String> {
     use RecommendedAction::{RebootNode, ReplaceNode};
     let ends = |component: &&Component| {
@@ -32,7 +32,7 @@ fn excluded<'a>(components: impl Iterator<Item = &'a Component>) -> Option<Strin
     Some(format!("{}: {}", worst.name, worst.reason))
 }
 
-/// The stages of a job's ranks on this host, as the ranks told them, or else as the job's command line has them.
+/// The pipeline stages of a job's ranks on this host, as reported by the ranks, or else from the job's command line.
 fn stages_of(job: &JobView) -> BTreeSet<u32> {
     if matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost) {
         return BTreeSet::new();
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(excluded(lost.iter()).as_deref(), Some("host.cloud: so"), "the heavier of two");
     }
 
-    /// A job of eight ranks in four stages, of which this host has ranks 2 and 3.
+    /// A job of eight ranks in four stages. This host has ranks 2 and 3.
     fn view() -> NodeView {
         let command = ["train.py", "--pp", "4"].map(str::to_owned).to_vec();
         let spec = JobSpec { command, world_size: 8, local_world_size: 2, ..JobSpec::default() };
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_are_those_that_ranks_tell_and_else_those_of_the_command() {
+    fn stages_are_those_reported_by_ranks_or_else_those_of_the_command() {
         let mut view = view();
         let run = |_: &JobView| Some("run".to_owned());
         assert_eq!(PlacementEligibility::of(&view, run), stages("run", &[1]));

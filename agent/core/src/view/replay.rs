@@ -1,5 +1,5 @@
-//! A job's journal judged anew: the facts of last night, today's judgement. Shows what an upgrade changes, and that
-//! nothing else does.
+//! Replays a job's journal: diagnoses and decides recorded failures again with the present program. Shows what an upgrade changes, and
+//! that nothing else does.
 
 use std::sync::Arc;
 
@@ -11,33 +11,32 @@ use crate::model::verdict::{Action, Decision, Verdict};
 use crate::recovery::job::{Input, Job, Order, Output, POLICY, Ruling};
 use crate::recovery::policy::{Advisor, Budget};
 
-/// A verdict and what was decided on it.
+/// A verdict and its decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judgement {
-    /// What the failure meant.
+    /// The diagnosis.
     pub verdict: Verdict,
-    /// What was to be done.
+    /// The action to take.
     pub decision: Decision,
 }
 
-/// One failure, as it was judged and as it is judged now.
+/// One failure, as judged then and now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replayed {
     /// The job.
     pub job: JobId,
-    /// Which of its failures.
+    /// The number of the failure.
     pub incident: Incident,
     /// As the journal has it.
     pub then: Judgement,
-    /// As today's core judges the same facts.
+    /// As the present core judges the same facts.
     pub now: Judgement,
-    /// Why the built-in policy had to decide now in place of the one that was given.
+    /// Why the built-in policy decided now in place of the one that was given.
     pub trouble: Option<String>,
 }
 
 impl Replayed {
-    /// What differs, a line each: `domain: unknown, now hardware`. Words may be put otherwise without being another
-    /// judgement.
+    /// The differences, one per line: `domain: unknown, now hardware`. A change of wording alone is no difference.
     pub fn differences(&self) -> Vec<String> {
         let (then, now) = (&self.then.verdict, &self.now.verdict);
         let rank = |verdict: &Verdict| verdict.culprit.map_or("none".to_owned(), |rank| rank.0.to_string());
@@ -60,13 +59,13 @@ impl Replayed {
     }
 }
 
-/// Judges all failures in a journal anew, in their order. Entries of several jobs may be mixed; what has no beginning
-/// in the journal is left out.
+/// Judges all failures in a journal again, in order. Entries of several jobs may be mixed. Jobs whose start is not in the journal are
+/// skipped.
 pub fn replay(entries: &[Entry]) -> Vec<Replayed> {
     replay_with(entries, None)
 }
 
-/// As [`replay`], with a policy of the user's own.
+/// Like [`replay`], with a user's own policy.
 pub fn replay_with(entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>) -> Vec<Replayed> {
     let mut jobs: Vec<&JobId> = Vec::new();
     for entry in entries {
@@ -101,7 +100,7 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
                 job.step(entry.at.mono, Input::Fact(fact.clone()), &mut out);
                 let consulted = consulted(&out);
                 if consulted == Some(Incident::ORDERED) {
-                    // What a person ordered is no judgement: it goes on as it did then.
+                    // An order from a person is not judged: replay it as recorded.
                     let host_evidence = HostEvidence::default();
                     rule(
                         job,
@@ -109,7 +108,7 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
                         Ruling { incident: Incident::ORDERED, instead: None, host_evidence },
                     );
                 } else if let Some(incident) = consulted {
-                    // It is decided anew once ranks that waited in their processes are gone.
+                    // Decided again once ranks that waited in their processes are gone.
                     replayed.retain(|before: &Replayed| before.incident != incident);
                     replayed.extend(judge(id, job, incident, &out, &of_job[place..]));
                 }
@@ -119,11 +118,11 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
     replayed
 }
 
-/// Has the job decide by itself what the journal has a decision on, and then go on as it went on then.
+/// Lets the job decide by itself, then continue with the recorded decision.
 fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[&Entry]) -> Option<Replayed> {
     let recorded = |entry: &&&Entry| entry.body.incident() == Some(incident);
     let bodies = || rest.iter().filter(recorded).map(|entry| (&entry.body, entry.at.mono));
-    // The last: before it, it may have been decided to wait.
+    // Only the last one counts: an earlier decision may have been to wait.
     let mut decisions = bodies().filter_map(|(body, at)| match body {
         Body::Decision(decision) => Some((decision.clone(), at)),
         _ => None,
@@ -137,8 +136,8 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
     let decided = rest
         .iter()
         .rposition(|entry| matches!(&entry.body, Body::Decision(of) if of.incident == incident))?;
-    // The last word before the decision is what it rests on: while a host was waited for, it said other things. What it
-    // said later changed the verdict alone.
+    // The decision is based on the last host evidence before it: earlier evidence may differ while the job waits for a host. Later
+    // evidence changed only the verdict.
     let host_evidence =
         rest.get(..decided)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();
     let later = rest.get(decided..)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();

@@ -1,18 +1,19 @@
-//! Finds all words of the catalogue in one pass over a text, in any case of letters: an Aho-Corasick automaton over the first
-//! letters of each word ([`PREFIX`]); the rest of a word is compared where its first letters were found. The whole automaton of 5,000
-//! words would have 75,000 states, of their first seven letters it has 10,000. It is made when the program is built (`build.rs`) and read in place: a
-//! start costs nothing, and of the table only the pages that texts lead to are ever in memory.
+//! An Aho-Corasick automaton that finds all words of the catalogue in one pass over a text, ignoring ASCII case. It covers the first
+//! [`PREFIX`] letters of each word; the rest of a word is compared after a match of the prefix. The full automaton of 5,000 words would
+//! have 75,000 states; with seven letters it has 10,000. The build script (`build.rs`) creates it and the program reads it in place:
+//! start-up costs nothing, and only the pages of the table that texts visit are in memory.
 //!
-//! The bytes, all numbers little-endian: the number of letters' classes (u32), of states (u32), of words (u32); for each byte its class (u8); for each state
-//! and class the place of the next state's row in the table (u32), with [`MATCH`] where words begin; for each state the first of its
-//! words and the end of them in the list (u32, u32); the list: for each entry a word (u32); for each word the place and the end of its letters (u32, u32); the letters.
+//! Layout, all numbers little-endian: the number of byte classes (u32), of states (u32), of words (u32); for each byte its class (u8);
+//! for each state and class the offset of the next state's row in the table (u32), with [`MATCH`] set where a prefix ends; for each
+//! state the start and end of its words in the list (u32, u32); the list of word numbers (u32); for each word the start and end of its
+//! letters (u32, u32); the letters.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 
-/// So many letters of a word are in the automaton.
+/// The number of letters of a word that are in the automaton.
 const PREFIX: usize = 7;
-/// Marks the way into a state in which words were begun.
+/// Marks a transition to a state in which the prefix of at least one word ends.
 const MATCH: u32 = 1 << 31;
 
 /// Bytes before the table.
@@ -24,7 +25,7 @@ pub struct Automaton {
     bytes: Cow<'static, [u8]>,
     classes: usize,
     words: usize,
-    /// Where its parts begin.
+    /// Offsets of the sections.
     spans_at: usize,
     list_at: usize,
     words_at: usize,
@@ -32,7 +33,7 @@ pub struct Automaton {
 }
 
 impl Automaton {
-    /// Reads one in place; none if the bytes are not whole.
+    /// Reads an automaton in place. `None` if the bytes are incomplete.
     pub fn read(bytes: impl Into<Cow<'static, [u8]>>) -> Option<Automaton> {
         let bytes = bytes.into();
         let number = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?) as usize);
@@ -47,7 +48,7 @@ impl Automaton {
         is_whole.then_some(Automaton { bytes, classes, words, spans_at, list_at, words_at, letters_at })
     }
 
-    /// How many words it finds.
+    /// The number of words.
     pub fn len(&self) -> usize {
         self.words
     }
@@ -58,7 +59,7 @@ impl Automaton {
         self.bytes.get(self.letters_at + from..self.letters_at + to).unwrap_or_default()
     }
 
-    /// All words in a text with their places, in the order of where their first letters end; words may overlap.
+    /// Finds all words in a text with their offsets, ordered by the end of their prefix. Words may overlap.
     pub fn find<'t>(&'t self, text: &'t [u8]) -> Find<'t> {
         Find {
             automaton: self,
@@ -86,7 +87,7 @@ impl Automaton {
     }
 }
 
-/// Where each state leads by each byte.
+/// The transitions: the next state for each state and byte.
 #[derive(Clone, Copy)]
 struct Steps<'a> {
     class_of: &'a [u8; 256],
@@ -94,26 +95,26 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// The next state's row, with [`MATCH`] where words begin.
+    /// The next state's row, with [`MATCH`] set where a prefix ends.
     fn next(self, row: u32, byte: u8) -> u32 {
         u32::from_le_bytes(self.table[row as usize + usize::from(self.class_of[usize::from(byte)])])
     }
 
-    /// The state at a place of the text. The automaton knows the first [`PREFIX`] letters of words alone, so that its state
-    /// depends on so many bytes and no more.
+    /// The state at an offset of the text. The automaton knows only the first [`PREFIX`] letters of words, so the state depends only on
+    /// that many bytes.
     fn state_at(self, text: &[u8], place: usize) -> u32 {
         let before = &text[place.saturating_sub(PREFIX)..place];
         before.iter().fold(0, |row, byte| self.next(row, *byte) & !MATCH)
     }
 }
 
-/// Lanes of a text that are read side by side: each step waits for the table's answer to the one before it, so that
-/// one lane alone leaves the processor idle for most of the time.
+/// Lanes of a text that are read in parallel. Each step depends on the table lookup of the step before it, so a single lane would leave
+/// the processor idle most of the time.
 const LANES: usize = 4;
 /// Bytes of a lane.
 const LANE: usize = 1024;
 
-/// A place behind the first letters of words, and the state there.
+/// The offset after a prefix, and the state there.
 type Started = (usize, u32);
 
 /// Finds the words in a text.
@@ -121,19 +122,19 @@ type Started = (usize, u32);
 pub struct Find<'t> {
     automaton: &'t Automaton,
     text: &'t [u8],
-    /// Bytes that were read.
+    /// Bytes read so far.
     read: usize,
-    /// What was found in the bytes that were read last, by lane.
+    /// Matches in the bytes that were read last, by lane.
     lanes: [Vec<Started>; LANES],
-    /// The lane and the place in it that come next.
+    /// The next lane and the index in it.
     next: (usize, usize),
-    /// Entries of the list that are to be compared, and the place behind their first letters.
+    /// Entries of the list that are still to be compared, and the offset after their prefix.
     started: std::ops::Range<usize>,
     behind: usize,
 }
 
 impl Find<'_> {
-    /// Reads on until something is found. False at the end of the text.
+    /// Reads on until something is found. Returns false at the end of the text.
     fn read_on(&mut self) -> bool {
         let steps = self.automaton.steps();
         self.next = (0, 0);
@@ -212,7 +213,7 @@ impl Iterator for Find<'_> {
     }
 }
 
-/// The automaton of these words, as bytes.
+/// Builds the automaton of these words, as bytes.
 pub fn build(words: &[String]) -> Vec<u8> {
     let words: Vec<Vec<u8>> = words.iter().map(|word| word.to_ascii_lowercase().into_bytes()).collect();
     let mut class_of = [0u8; 256];
@@ -262,7 +263,7 @@ struct Node {
 
 struct Trie(Vec<Node>);
 
-/// A state: where each class of letters leads, and the words whose first letters end here.
+/// A state: the next state for each byte class, and the words whose prefix ends here.
 struct Row {
     next: Vec<usize>,
     words: Vec<usize>,
@@ -287,12 +288,12 @@ impl Trie {
         Trie(nodes)
     }
 
-    /// The rows in the order of their depth, so that those which texts lead to most lie side by side.
+    /// The rows in breadth-first order, so that the most visited rows are next to each other.
     fn rows(self, stride: usize) -> Vec<Row> {
         let Trie(nodes) = self;
         let mut rows: Vec<Row> = Vec::with_capacity(nodes.len());
         let mut place = vec![0; nodes.len()];
-        // Nodes with the row to which a text falls back from them.
+        // Nodes with the row to fall back to.
         let mut waiting = VecDeque::from([(0, None::<usize>)]);
         let mut numbered = 1;
         while let Some((node, fallback)) = waiting.pop_front() {
@@ -329,7 +330,7 @@ mod tests {
         found
     }
 
-    /// Word by word, letter by letter.
+    /// Reference implementation: compares each word at each offset.
     fn plainly(text: &str) -> Vec<(usize, usize)> {
         let text = text.to_ascii_lowercase();
         let of = |(number, word): (usize, &&str)| {
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_found_where_they_stand_in_any_case_and_over_one_another() {
+    fn overlapping_words_are_found_in_any_case() {
         for text in [
             "CUDA error: out of memory\n",
             "cuda errors are",
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn words_over_the_edges_of_lanes_are_found_like_all_others() {
+    fn words_across_lane_boundaries_are_found() {
         for offset in 0..24 {
             let mut text = "x".repeat(offset);
             while text.len() < 3 * LANES * LANE {
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_automaton_is_none() {
+    fn a_truncated_automaton_is_rejected() {
         let mut bytes = build(&WORDS.map(str::to_owned));
         bytes.pop();
         assert!(Automaton::read(bytes).is_none());

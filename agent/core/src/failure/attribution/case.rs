@@ -1,5 +1,5 @@
-//! Labelled cases as they stand in a file: one JSON object a line. Whatever a line holds becomes a case: what cannot be
-//! understood is noted in the case and scored as far as it can be, never skipped and never an error.
+//! Labelled cases as stored in a file, one JSON object per line. Every line becomes a case: what cannot be parsed is noted in the case,
+//! which is scored as far as possible. Lines are never skipped and never cause an error.
 
 use serde_json::Value;
 
@@ -10,63 +10,63 @@ use crate::model::verdict::FaultDomain;
 /// Characters of a value that a note quotes.
 const QUOTED: usize = 60;
 
-/// A failure with what people found to be its cause.
+/// A failure together with the cause that people determined.
 #[derive(Clone, Debug, Default)]
 pub struct Case {
     /// Its name; `line N` where it has none.
     pub id: String,
-    /// The log as it was found; empty where only exits or the kernel tell.
+    /// The log as it was found. Empty if the case has only exits or kernel lines.
     pub log: String,
-    /// The same with line wraps undone, where that was needed.
+    /// The log with line wraps undone, if that was needed.
     pub log_joined: Option<String>,
-    /// Further files of the case. Their lines are counted on from those of `log`.
+    /// Further files of the case. Their line numbers continue those of `log`.
     pub files: Vec<LogFile>,
     /// What is known about exits.
     pub exit_info: Option<String>,
-    /// Lines of the kernel.
+    /// Kernel log lines.
     pub kernel_log: Option<String>,
-    /// The right answer, where it is known.
+    /// The right answer, if known.
     pub label: Option<Label>,
     /// How sure the label is: high, medium, low.
     pub confidence: Option<String>,
-    /// Words to cut by.
+    /// Tags to group results by.
     pub tags: Vec<String>,
     /// `verbatim` or `author_abridged`.
     pub log_fidelity: Option<String>,
-    /// Cases of one group come from one source: what was learned from one of them was learned from all.
+    /// Cases of one group come from one source: lessons learned from one of them apply to all.
     pub group: Option<String>,
-    /// What could not be understood, a sentence each.
+    /// What could not be parsed, one sentence each.
     pub notes: Vec<String>,
 }
 
 /// One of several files of a case.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogFile {
-    /// Its name, which may tell its rank.
+    /// The file's name, which may contain its rank.
     pub name: String,
-    /// The rank that wrote it, where that is told.
+    /// The rank that wrote the file, if known.
     pub rank: Option<u32>,
-    /// What it holds.
+    /// The file's content.
     pub text: String,
 }
 
-/// The right answer. A part that is missing or not of the schema is not scored.
+/// The right answer. A part that is missing or does not match the schema is not scored.
 #[derive(Clone, Debug)]
 pub struct Label {
     /// What went wrong.
     pub class: Option<Class>,
     /// Whose fault it was.
     pub fault_domain: FaultDomain,
-    /// What to do.
+    /// The right advice.
     pub restart: Option<Restart>,
-    /// Lines of the log, from 1, any of which is the root.
+    /// Lines of the log, from 1. Any of them counts as the root.
     pub root_lines: Option<Vec<u64>>,
-    /// The rank where it began, where one is to blame.
+    /// The rank where the failure started, if one rank is to blame.
     pub culprit_rank: Option<u32>,
 }
 
 impl Case {
-    /// Reads one line of a file of cases; `number` is its place in the file, from 1.
+    /// Reads one line of a case file. `number` is the line number, from 1.
     pub fn read(number: usize, text: &str) -> Case {
         match serde_json::from_str(text.trim_start_matches('\u{feff}')) {
             Ok(value) => Case::of_value(number, &value),
@@ -96,18 +96,18 @@ impl Case {
                 "group" => case.group = Some(text(value)),
                 "tags" => case.tags = list(value).into_iter().map(text).collect(),
                 "label" => case.label = label(value, &mut case.notes),
-                // Where the case comes from and what people thought of it is no evidence.
+                // The origin of the case and what people thought of it are no evidence.
                 _ => {}
             }
         }
-        // Files that hold other lines than the joined text would be left out with it.
+        // Files with lines that the joined text lacks would be lost with it.
         if !case.files.is_empty() {
             case.log_joined = None;
         }
         case
     }
 
-    /// A log may be one text, a list of lines, or several files: objects with a name and a text, or a map of them.
+    /// Accepts a log as one text, a list of lines, or several files: objects with a name and a text, or a map of them.
     fn take_log(&mut self, key: &str, value: &Value) {
         match value {
             Value::Array(items) if items.iter().any(Value::is_object) => {
@@ -124,13 +124,13 @@ impl Case {
         }
     }
 
-    /// Lets go of the logs: what is left is what a score needs.
+    /// Drops the logs and keeps what scoring needs.
     pub fn forget_texts(&mut self) {
         (self.log, self.log_joined, self.kernel_log) = (String::new(), None, None);
         self.files.clear();
     }
 
-    /// How many lines of all logs come before those of the file at `place`.
+    /// The number of lines of all logs before those of the file at `place`.
     pub(super) fn lines_before(&self, place: usize) -> u64 {
         let own = if self.log.is_empty() { 0 } else { self.log.split('\n').count() };
         let files = self.files.iter().take(place).map(|file| file.text.split('\n').count());
@@ -138,7 +138,7 @@ impl Case {
     }
 }
 
-/// Keys under which a file's text may stand.
+/// Keys that may hold a file's text.
 const TEXTS: [&str; 5] = ["text", "log", "content", "body", "lines"];
 
 fn is_file(value: &Value) -> bool {
@@ -178,7 +178,7 @@ fn label(value: &Value, notes: &mut Vec<String>) -> Option<Label> {
     Some(Label { class, fault_domain, restart, root_lines, culprit_rank })
 }
 
-/// A value as a text: lists are lines, anything else is written as JSON.
+/// Converts a value to text: lists become lines, anything else is written as JSON.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_noted_and_the_rest_is_scored() {
+    fn unparsable_fields_are_noted_and_the_rest_is_scored() {
         let case = Case::read(
             4,
             r#"{"id": 7, "exit_info": {"rank 3": -9}, "label": {"class": "gremlins", "fault_domain": "user", "restart": 5}}"#,

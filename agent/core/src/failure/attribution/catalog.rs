@@ -1,4 +1,4 @@
-//! The catalogue of log signatures: data from `agent/catalog/signatures/*.toml`, read, checked and made ready to be matched.
+//! The catalogue of log signatures: reads, checks and compiles `agent/catalog/signatures/*.toml`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -15,18 +15,18 @@ use super::words::Words;
 /// Why a catalogue cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// A file is not what the schema asks for.
+    /// A file does not match the schema.
     #[error("reading the catalogue file {file}: {reason}")]
     Unreadable {
         /// Which file.
         file: String,
-        /// What TOML says.
+        /// The TOML error.
         reason: String,
     },
-    /// Two signatures bear the same name.
+    /// Two signatures have the same id.
     #[error("the catalogue has two signatures with the id {0}; ids are unique")]
     Twice(String),
-    /// A word to look for is too short to be looked for.
+    /// A word to search for is too short.
     #[error("signature {id}: {word:?} in `any` is too short; four letters are the least")]
     ShortWord {
         /// Which signature.
@@ -39,43 +39,43 @@ pub enum CatalogError {
     Pattern {
         /// Which signature.
         id: String,
-        /// What the engine says.
+        /// The error of the regex engine.
         reason: String,
     },
-    /// The tables that were made when the program was built are not those of its catalogue.
+    /// The tables that were built with the program do not match its catalogue.
     #[error("the catalogue's tables are broken: {0}; build the program again")]
     Tables(String),
 }
 
-/// A cause of less weight only says where a line comes from (a worker of the loader), not what it tells.
+/// A cause of lower weight only shows where a line comes from (a worker of the loader), not what happened.
 const EXPLAINS: f64 = 0.8;
 
-/// The places of the words that lines of completed steps have.
+/// The indexes of the words that appear in lines of completed steps.
 pub(super) const PROGRESS: [usize; 3] = [XID - 3, XID - 2, XID - 1];
-/// Words up to this length are no part of another word.
+/// Words up to this length match only as whole words.
 const SHORT: usize = 6;
-/// Of fewer words (with their stems and pairs) than this a line that no signature knows says nothing.
+/// A line that no signature matches needs at least this many words (with stems and pairs) to count as evidence.
 const FEWEST_WORDS: usize = 6;
 
-/// The place of "xid" among them.
+/// The index of "xid" among them.
 pub(super) const XID: usize = STRUCTURE.len() - 1;
 
 /// The catalogue, ready to be matched.
 #[derive(Clone, Debug)]
 pub struct Catalog {
     signatures: Vec<Signature>,
-    /// Compiled when they are first wanted: a failure wants few of them, and all of them take long.
+    /// Compiled on first use: a failure needs few of them, and compiling all takes long.
     patterns: Vec<OnceLock<Option<regex::bytes::Regex>>>,
     exceptions: BTreeMap<String, ExceptionRule>,
-    /// Rules by a part of an exception's name, in the order of the files.
+    /// Rules by a part of an exception's name, in file order.
     parts: Vec<(String, ExceptionRule)>,
     xids: BTreeMap<u32, usize>,
     words: Automaton,
-    /// For each word the signatures that look for it; the first words are those of [`STRUCTURE`].
+    /// The signatures that search for each word. The first words are those of [`STRUCTURE`].
     of_word: Vec<Vec<usize>>,
-    /// Whether the word counts only where no letter stands before it: "uct_" is no part of "product_".
+    /// Whether the word matches only if no letter precedes it: "uct_" is no part of "product_".
     starts: Vec<bool>,
-    /// What words tell of a line that no signature knows.
+    /// The learned words for lines that no signature matches.
     vocabulary: Words<'static>,
 }
 
@@ -105,31 +105,30 @@ const FILES: [(&str, &str); 22] = [
     ("vocabulary.toml", include_str!("../../../../catalog/signatures/vocabulary.toml")),
 ];
 
-/// The same files as the build script has read them: JSON, which is read ten times as fast.
+/// The same files as parsed by the build script: JSON, which parses ten times as fast.
 const READ: &str = include_str!(concat!(env!("OUT_DIR"), "/signatures.json"));
 
 /// The automaton of their words.
 static AUTOMATON: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/automaton.bin"));
 
-/// Held by those who are judging a failure.
+/// Shared by all attributions in progress.
 static SHARED: Shared<Catalog> = Shared::new();
 
 impl Catalog {
-    /// The catalogue that comes with the program, read once and kept: for commands that end soon, and for tests. What runs for
-    /// long takes [`Catalog::shared`].
+    /// The built-in catalogue, read once and kept. For commands that end soon and for tests. Long-running processes use
+    /// [`Catalog::shared`].
     ///
     /// # Errors
-    /// None in a program that was tested: a test compiles it.
+    /// None in a tested program: a test compiles the catalogue.
     pub fn built_in() -> Result<&'static Catalog, &'static CatalogError> {
         static BUILT_IN: OnceLock<Result<Catalog, CatalogError>> = OnceLock::new();
         BUILT_IN.get_or_init(Catalog::prepared).as_ref()
     }
 
-    /// The catalogue that comes with the program, for those who give it back: the last to drop it frees it, with all patterns that
-    /// were compiled.
+    /// The built-in catalogue, shared. Dropping the last reference frees it together with all patterns that were compiled.
     ///
     /// # Errors
-    /// None in a program that was tested: a test compiles it.
+    /// None in a tested program: a test compiles the catalogue.
     pub fn shared() -> Result<Arc<Catalog>, CatalogError> {
         SHARED.get(Catalog::prepared)
     }
@@ -141,7 +140,7 @@ impl Catalog {
         Catalog::of(files, Some(automaton))
     }
 
-    /// The files of the catalogue that comes with the program, by name and text.
+    /// The files of the built-in catalogue, by name and text.
     pub fn files() -> &'static [(&'static str, &'static str)] {
         &FILES
     }
@@ -149,8 +148,8 @@ impl Catalog {
     /// Reads catalogue files, given as name and text.
     ///
     /// # Errors
-    /// When a file does not follow the schema, names come twice or words and patterns cannot be compiled; the
-    /// message names the file or the signature.
+    /// If a file does not match the schema, ids are duplicated, or words and patterns cannot be compiled. The message names the file or
+    /// the signature.
     pub fn read(files: &[(&str, &str)]) -> Result<Catalog, CatalogError> {
         let read = |(name, text): &(&str, &str)| {
             toml::from_str(text).map_err(|error| CatalogError::Unreadable {
@@ -161,13 +160,13 @@ impl Catalog {
         let catalog = Catalog::of(files.iter().map(read).collect::<Result<_, _>>()?, None)?;
         for (signature, ready) in catalog.signatures.iter().zip(&catalog.patterns) {
             let pattern = signature.pattern.as_deref().map(|pattern| compiled(&signature.id, pattern));
-            // Nobody else has the catalogue yet.
+            // Nothing else shares the catalogue yet.
             let _ = ready.set(pattern.transpose()?);
         }
         Ok(catalog)
     }
 
-    /// Patterns are not looked at yet: of the catalogue that comes with the program a test compiles all of them.
+    /// Does not compile patterns. A test compiles all patterns of the built-in catalogue.
     fn of(files: Vec<File>, automaton: Option<Automaton>) -> Result<Catalog, CatalogError> {
         let mut signatures = Vec::new();
         let mut exceptions = BTreeMap::new();
@@ -258,7 +257,7 @@ impl Catalog {
         Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, starts, vocabulary })
     }
 
-    /// All signatures, those of XIDs among them.
+    /// All signatures, including those of XIDs.
     pub fn signatures(&self) -> &[Signature] {
         &self.signatures
     }
@@ -268,13 +267,13 @@ impl Catalog {
         self.signatures.iter().find(|signature| signature.id == id)
     }
 
-    /// The XIDs whose signature is of this kind.
+    /// The XIDs whose signature satisfies `is`.
     pub fn xids_where(&self, is: impl Fn(&Signature) -> bool) -> BTreeSet<u32> {
         let of = |(code, index): (&u32, &usize)| is(self.signatures.get(*index)?).then_some(*code);
         self.xids.iter().filter_map(of).collect()
     }
 
-    /// What the type of an exception tells, by its name without or with modules: by the whole name, or by a part of it.
+    /// The rule for an exception type, by its name with or without modules: by the whole name, or by a part of it.
     pub fn exception(&self, name: &str) -> Option<&ExceptionRule> {
         let name = name.rsplit('.').next().unwrap_or(name);
         let by_part =
@@ -282,8 +281,7 @@ impl Catalog {
         self.exceptions.get(name).or_else(by_part)
     }
 
-    /// Signatures that match a single line, best first: the heaviest, and of equals the one with the longest
-    /// words.
+    /// Signatures that match a single line, best first: by weight, then by the length of the words.
     pub fn matches(&self, line: &str) -> Vec<&Signature> {
         let line = lines::clean(line.as_bytes()).to_ascii_lowercase();
         let mut found: Vec<usize> =
@@ -300,7 +298,7 @@ impl Catalog {
         found
     }
 
-    /// The hints of a line in lower case.
+    /// The hints that match a line in lower case.
     pub(super) fn hints<'l>(&'l self, line: &'l str) -> impl Iterator<Item = usize> + 'l {
         (0..self.signatures.len()).filter(|index| {
             let signature = &self.signatures[*index];
@@ -310,24 +308,24 @@ impl Catalog {
         })
     }
 
-    /// Whether a signature tells what a line is about, so that nothing else needs to be asked about it.
+    /// Whether a signature fully explains a line, so that no other evidence from it is needed.
     pub(super) fn explains(&self, index: usize) -> bool {
         self.signatures
             .get(index)
             .is_some_and(|of| !of.fallback && (of.role != Role::Primary || of.weight >= EXPLAINS))
     }
 
-    /// How likely each class is by the words of a line alone.
+    /// The probability of each class by the words of a line alone.
     pub(super) fn opinion(&self, line: &str) -> Option<[f64; Class::ALL.len()]> {
         (self.vocabulary.known(line).count() >= FEWEST_WORDS).then(|| self.vocabulary.opinion(line))?
     }
 
-    /// What words tell of a line that no signature knows.
+    /// The learned words for lines that no signature matches.
     pub(super) fn vocabulary(&self) -> &Words<'static> {
         &self.vocabulary
     }
 
-    /// The words in a text, with their places: those of signatures and those of [`STRUCTURE`].
+    /// The words in a text with their offsets: those of signatures and those of [`STRUCTURE`].
     pub(super) fn hits<'t>(&'t self, text: &'t [u8]) -> impl Iterator<Item = (usize, usize)> + 't {
         self.words.find(text).filter_map(|(word, at)| {
             let inside = self.starts[word] && at > 0 && text[at - 1].is_ascii_alphabetic();
@@ -339,7 +337,7 @@ impl Catalog {
         &self.of_word[word]
     }
 
-    /// Whether a line in lower case that holds one of the signature's words is what it means.
+    /// Whether a line in lower case that contains one of the signature's words matches the signature.
     pub(super) fn confirms(&self, index: usize, line: &str) -> bool {
         let signature = &self.signatures[index];
         signature.with.iter().all(|word| line.contains(word.as_str()))
@@ -347,7 +345,7 @@ impl Catalog {
             && self.pattern(index).is_none_or(|pattern| pattern.is_match(line.as_bytes()))
     }
 
-    /// The pattern of a signature that has one. None as well for one that cannot be compiled, which a test rules out.
+    /// The pattern of a signature, if it has one. Also `None` if the pattern cannot be compiled, which a test rules out.
     fn pattern(&self, index: usize) -> Option<&regex::bytes::Regex> {
         let signature = &self.signatures[index];
         let compile =
@@ -355,7 +353,7 @@ impl Catalog {
         self.patterns[index].get_or_init(compile).as_ref()
     }
 
-    /// The signatures of the XIDs that a line in lower case tells of: `xid (pci:0000:af:00): 79,`, `xid 79`.
+    /// The signatures of the XIDs in a line in lower case: `xid (pci:0000:af:00): 79,`, `xid 79`.
     pub(super) fn xids_in<'l>(&'l self, line: &'l str) -> impl Iterator<Item = usize> + 'l {
         line.match_indices("xid")
             .filter(|(at, _)| *at == 0 || !line.as_bytes()[at - 1].is_ascii_alphanumeric())
@@ -363,7 +361,7 @@ impl Catalog {
     }
 }
 
-/// The code in what follows the word: `(pci:0000:af:00): 79,`, ` error 79`, `s: 79`.
+/// Parses the code after the word: `(pci:0000:af:00): 79,`, ` error 79`, `s: 79`.
 fn xid_code(rest: &str) -> Option<u32> {
     let separators = ['s', ' ', ':', '=', '#', '-'];
     let rest = rest.trim_start_matches(separators);
@@ -378,7 +376,7 @@ fn xid_code(rest: &str) -> Option<u32> {
     rest[..digits].parse().ok()
 }
 
-/// Whether a line holds a word as such or in the plural, not as a part of another: "npu", but not "input".
+/// Whether a line contains a word by itself or in the plural, not inside another: "npu", but not "input".
 fn holds_word(line: &str, word: &str) -> bool {
     let bytes = line.as_bytes();
     let inside = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
@@ -405,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_build_script_read_are_the_files_of_the_catalogue() {
+    fn the_build_script_reads_the_files_of_the_catalogue() {
         assert_eq!(FILES.map(|(name, _)| name), super::super::common::FILE_NAMES);
         let (made, read) = (Catalog::prepared().expect("tables"), Catalog::read(&FILES).expect("files"));
         assert_eq!(format!("{:?}", made.signatures), format!("{:?}", read.signatures));

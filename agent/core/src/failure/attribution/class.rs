@@ -1,16 +1,16 @@
-//! What can have gone wrong, whose fault that is, and whether a restart helps.
+//! What can go wrong, whose fault that is, and whether a restart helps.
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::verdict::FaultDomain;
 
-/// What went wrong. `docs/reference/attribution.md` tells each at length.
+/// What went wrong. `docs/reference/attribution.md` describes each class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// A bug in the training program.
     UserCode,
-    /// The program was asked for what cannot work: flags, sizes, versions, credentials.
+    /// The configuration cannot work: flags, sizes, versions, credentials.
     UserConfig,
     /// The data is broken, missing or not what the program expects.
     Data,
@@ -22,18 +22,18 @@ pub enum Class {
     Fabric,
     /// Filesystems and object stores.
     Storage,
-    /// Memory, shared memory, file handles and the like of the host ran out.
+    /// The host ran out of memory, shared memory, file handles or the like.
     HostResource,
     /// The scheduler or the cloud took the machines away.
     Preemption,
-    /// Driver, libraries, containers, framework: what the program stands on.
+    /// Driver, libraries, containers, framework: everything below the program.
     SoftwarePlatform,
-    /// It cannot be told from what was seen.
+    /// The evidence does not show the cause.
     Unknown,
 }
 
 impl Class {
-    /// All of them, in the order of the confusion matrix.
+    /// All classes, in the order of the confusion matrix.
     pub const ALL: [Class; 11] = [
         Class::UserCode,
         Class::UserConfig,
@@ -65,18 +65,18 @@ impl Class {
         }
     }
 
-    /// The class of that name.
+    /// The class with that name.
     pub fn named(name: &str) -> Option<Class> {
         Class::ALL.into_iter().find(|class| class.name() == name)
     }
 
-    /// Its place in [`Class::ALL`].
+    /// Its index in [`Class::ALL`].
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// Whose fault it is, unless the evidence says otherwise. Memory of the host counts as the user's, who
-    /// asked for too little; a full or slow filesystem as the infrastructure's.
+    /// The default fault domain; evidence can override it. Host memory counts as the user's, who asked for too little; a full or slow
+    /// filesystem as the infrastructure's.
     pub fn domain(self) -> FaultDomain {
         match self {
             Class::UserCode | Class::UserConfig | Class::Data | Class::HostResource => FaultDomain::User,
@@ -87,7 +87,7 @@ impl Class {
         }
     }
 
-    /// In words, as the beginning of a sentence.
+    /// The class in words, as the start of a sentence.
     pub fn words(self) -> &'static str {
         match self {
             Class::UserCode => "a bug in the training program",
@@ -104,7 +104,7 @@ impl Class {
         }
     }
 
-    /// Failures of this class, in the plural; none of a cause that is not known.
+    /// Failures of this class, in the plural. `None` if the cause is unknown.
     pub fn failures(self) -> Option<&'static str> {
         Some(match self {
             Class::UserCode => "bugs of training programs",
@@ -123,7 +123,7 @@ impl Class {
 }
 
 impl FaultDomain {
-    /// All of them.
+    /// All domains.
     pub const ALL: [FaultDomain; 5] = [
         FaultDomain::User,
         FaultDomain::Hardware,
@@ -132,7 +132,7 @@ impl FaultDomain {
         FaultDomain::Unknown,
     ];
 
-    /// The domain of that name.
+    /// The domain with that name.
     pub fn named(name: &str) -> Option<FaultDomain> {
         FaultDomain::ALL.into_iter().find(|domain| domain.name() == name)
     }
@@ -149,22 +149,22 @@ impl FaultDomain {
     }
 }
 
-/// What a controller should do now, before any person changes anything.
+/// What a controller should do now, before a person changes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Restart {
-    /// Start again where it ran.
+    /// Restart on the same hosts.
     RestartSameNodes,
-    /// Start again without the suspected host.
+    /// Restart without the suspected host.
     RestartExcludeNode,
-    /// Start again once what was taken or broken is back.
+    /// Restart when what was taken or broken is back.
     RestartAfterWait,
-    /// A restart would only fail again.
+    /// Do not restart: it would only fail again.
     DoNotRestart,
 }
 
 impl Restart {
-    /// All of them.
+    /// All values.
     pub const ALL: [Restart; 4] = [
         Restart::RestartSameNodes,
         Restart::RestartExcludeNode,
@@ -172,7 +172,7 @@ impl Restart {
         Restart::DoNotRestart,
     ];
 
-    /// The advice of that name.
+    /// The advice with that name.
     pub fn named(name: &str) -> Option<Restart> {
         Restart::ALL.into_iter().find(|restart| restart.name() == name)
     }

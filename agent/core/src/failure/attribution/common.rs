@@ -1,4 +1,4 @@
-//! What the build script and the program must agree on.
+//! Definitions that the build script and the program share.
 
 /// The names of the classes, in the order of [`super::class::Class::ALL`].
 pub const CLASS_NAMES: [&str; CLASSES] = [
@@ -18,7 +18,7 @@ pub const CLASS_NAMES: [&str; CLASSES] = [
 /// How many classes there are.
 pub const CLASSES: usize = 11;
 
-/// Words that lead to structure rather than to a signature.
+/// Words that indicate structure rather than a signature.
 pub const STRUCTURE: [&str; 15] = [
     "file \"",
     "error:",
@@ -37,17 +37,17 @@ pub const STRUCTURE: [&str; 15] = [
     "xid",
 ];
 
-/// What an XID means, as the meaning of its signature.
+/// The meaning of an XID's signature.
 pub fn xid_meaning(code: u32, meaning: &str) -> String {
     format!("XID {code}: {meaning}")
 }
 
-/// A line that tells of an XID.
+/// A kernel log line with an XID.
 pub fn xid_example(code: u32) -> String {
     format!("NVRM: Xid (PCI:0000:af:00): {code}, pid=1234, name=python")
 }
 
-/// The files of signatures, in the order in which they are read.
+/// The signature files, in the order in which they are read.
 pub const FILE_NAMES: [&str; 22] = [
     "xid.toml",
     "gpu.toml",

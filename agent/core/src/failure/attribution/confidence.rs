@@ -1,9 +1,9 @@
-//! How sure a judgement may say that it is: no surer than evidence of its weight was right.
+//! Bounds the confidence of an attribution: no higher than the accuracy that evidence of its weight has shown.
 //!
-//! Of 878 public failures that a signature named which another batch of failures bears out, the share of right domains
-//! followed the weight of the strongest piece of evidence and not the number of pieces: two weak ones that agree were right
-//! less often (67 %) than their sum says (87 %). So the sum is bounded by what the strongest piece is worth. The bounds stand
-//! some points below what was seen, since signatures were written with these failures in view.
+//! Measured on 878 public failures, with signatures that another batch of failures confirms: the share of right domains followed the
+//! weight of the strongest piece of evidence and not the number of pieces. Two weak pieces that agree were right less often (67 %) than
+//! their sum claims (87 %). The sum is therefore bounded by the strongest piece. The bounds are some points below the measurement,
+//! since signatures were written with these failures in view.
 
 use std::collections::BTreeSet;
 
@@ -12,25 +12,25 @@ use super::class::Class;
 use super::vote::Vote;
 use crate::model::verdict::FaultDomain;
 
-/// Log-odds of the strongest piece of evidence, and how sure a judgement on it may be at most.
+/// Log-odds of the strongest piece of evidence, and the maximum confidence with it.
 const BOUNDS: [(f64, f64); 8] =
     [(1.0, 0.55), (1.5, 0.62), (2.0, 0.66), (2.5, 0.72), (3.0, 0.78), (3.5, 0.84), (4.0, 0.91), (5.0, 0.96)];
-/// What rests on learned words alone is no surer than this.
+/// The maximum confidence from learned words alone.
 const ONLY_WORDS: f64 = 0.6;
-/// What rests on one line of a log is no surer than this: nothing shows who followed whom, and the same message has several causes.
+/// The maximum confidence from a single log line: nothing shows which rank followed which, and the same message has several causes.
 const ONE_LINE: f64 = 0.88;
-/// Evidence in a rank's own exit note counts as this much stronger for the bound: it is sure to be what ended the rank that failed
-/// first, where in a log the line itself may be the wrong one.
+/// Added to the weight of evidence in a rank's own exit note for the bound: the note is what ended the rank that failed first, whereas
+/// a line found in a log may be the wrong one.
 const OWN_END: f64 = 1.0;
-/// Under the launcher the odds of a right domain are this many times those of a log read afterwards: how and when each rank ended is
-/// known, and what was printed before healthy steps is left out. A fault of hardware stays as sure as the device's own words make
-/// it. Chosen on the even programs of the live fault matrix (`cargo xtask bench verdicts`); its `verdict.live_calibration_ece` is of
-/// the odd ones.
+/// Under the launcher the odds of a right domain are multiplied by this, compared with a log read afterwards: how and when each rank
+/// ended is known, and lines from before healthy steps are left out. A hardware fault stays as certain as the device's own messages
+/// make it. Chosen on the even programs of the live fault matrix (`cargo xtask bench verdicts`); its `verdict.live_calibration_ece`
+/// covers the odd ones.
 const LIVE_ODDS: f64 = 4.0;
-/// Pieces of evidence below this log-odds corroborate nothing.
+/// Pieces of evidence below this log-odds do not count as corroboration.
 const CORROBORATES: f64 = 1.0;
 
-/// The confidence in a class, from the probability that all evidence together gives it.
+/// The confidence in a class, from its probability under all evidence.
 pub(super) fn of(probability: f64, class: Class, for_it: &[Vote], evidence: &Evidence) -> f64 {
     if class == Class::Unknown {
         return probability;
@@ -53,24 +53,24 @@ pub(super) fn of(probability: f64, class: Class, for_it: &[Vote], evidence: &Evi
         bound = bound.min(ONE_LINE);
     }
     let sure = probability.min(bound);
-    // What was learned from logs says no more in a live run.
+    // Words learned from logs are no stronger in a live run.
     let is_surer = evidence.live && class.domain() != FaultDomain::Hardware;
     if is_surer && !only_words { with_odds(sure, LIVE_ODDS) } else { sure }
 }
 
-/// The probability whose odds are so many times those of `probability`.
+/// Multiplies the odds of `probability` by `times`.
 fn with_odds(probability: f64, times: f64) -> f64 {
     times * probability / (1.0 - probability + times * probability)
 }
 
-/// In how many places evidence was seen: lines of a log that differ, and what no line says: an exit, a device, a judge.
+/// The number of places with evidence: distinct log lines, and evidence without a line (an exit, a device, another judge).
 fn places(votes: &[&Vote]) -> usize {
     let lines: BTreeSet<(usize, u64)> =
         votes.iter().flat_map(|vote| vote.spots.iter().map(|(source, spot)| (*source, spot.line))).collect();
     lines.len() + votes.iter().filter(|vote| vote.spots.is_empty()).count()
 }
 
-/// The bound for the strongest piece of evidence: between the entries of the table in proportion.
+/// The bound for the strongest piece of evidence, interpolated linearly between the entries of the table.
 fn bound(weight: f64) -> f64 {
     let above = BOUNDS.partition_point(|(of, _)| *of <= weight);
     match (above.checked_sub(1).map(|below| BOUNDS[below]), BOUNDS.get(above)) {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn weak_pieces_that_agree_make_no_certainty_and_a_strong_one_does() {
+    fn agreeing_weak_pieces_stay_uncertain_and_a_strong_one_is_certain() {
         let strong = judged("NVRM: Xid (PCI:0000:3b:00): 79, pid=812, GPU has fallen off the bus.\n");
         assert!(strong.confidence > 0.85, "{}", strong.confidence);
         let weak = judged(

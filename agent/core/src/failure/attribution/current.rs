@@ -1,7 +1,6 @@
-//! What of the evidence can be the cause of this failure: not what came before healthy steps, nor what was only warned of.
+//! Filters evidence that cannot be the cause of this failure: lines from before healthy steps, and mere warnings.
 //!
-//! A signature may speak all the same: of what lies in wait (`latent`), and from a warning (`warning`). The catalogue says so
-//! of each.
+//! A signature in the catalogue can be exempt: `latent` for faults that show later, `warning` for warnings that count.
 
 use std::borrow::Cow;
 
@@ -35,7 +34,7 @@ fn every_spot_speaks(catalog: &Catalog, findings: &Findings, killed: bool) -> bo
 }
 
 fn keep_current(catalog: &Catalog, findings: &mut Findings, killed: bool) {
-    // The kernel's lines come with a time of their own, and not with the ranks' progress.
+    // Kernel lines have their own times and are unrelated to the ranks' progress.
     if findings.kind == Kind::Kernel {
         return;
     }
@@ -47,13 +46,13 @@ fn keep_current(catalog: &Catalog, findings: &mut Findings, killed: bool) {
     findings.exceptions.retain(|of| speaks(None, &of.spot, killed));
 }
 
-/// Whether all that is known to have ended was ended by signals. An exception that a program logged did not end it then.
+/// Whether all known exits were by signals. Then an exception that a program logged did not end it.
 fn ended_by_signals(evidence: &Evidence) -> bool {
     let by_signal = |exit: &Exit| matches!(exit.status.normal(), Status::Signal(_));
     !evidence.exits.is_empty() && evidence.exits.iter().all(by_signal)
 }
 
-/// Whether a line can be a cause of the failure, by what its signature says of warnings and of what lies in wait.
+/// Whether a line can be a cause of the failure, given its signature's `warning` and `latent` fields.
 fn speaks(signature: Option<&Signature>, spot: &Spot, killed: bool) -> bool {
     let from_a_warning = signature.is_some_and(|of| of.warning);
     let is_latent = signature.is_some_and(|of| of.latent.is_some());
@@ -77,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_healthy_steps_is_no_cause_and_the_same_after_them_is() {
+    fn a_line_is_a_cause_after_healthy_steps_and_not_before_them() {
         assert_eq!(judged(&format!("{MISSING}{}", steps(0, 40))).class, Class::Unknown);
         assert_eq!(judged(&format!("{}{MISSING}", steps(0, 40))).class, Class::UserConfig);
         // One step may have been under way already.
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_wait_speaks_past_healthy_steps() {
+    fn a_latent_fault_is_a_cause_despite_healthy_steps_after_it() {
         let xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.\n";
         assert_eq!(judged(&format!("{xid}{}", steps(0, 40))).class, Class::HardwareGpu);
         let full = "OSError: [Errno 28] No space left on device: '/scratch/ckpt'\n";
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_python_ignored_while_it_cleaned_up_ended_nothing() {
+    fn an_exception_ignored_by_python_is_no_cause() {
         let ignored = "Exception ignored in: <function Pool.__del__ at 0x7f>\nTraceback (most recent call last):\n  File \"/home/a/train.py\", line 3, in __del__\nTypeError: 'NoneType' object is not callable\n";
         assert_eq!(judged(ignored).class, Class::Unknown);
         let raised = ignored.split_once('\n').expect("two lines").1;
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_alone_names_nobody_and_with_its_reason_it_does() {
+    fn a_signal_names_a_cause_only_together_with_its_reason() {
         let table = "exitcode  : -9 (pid: 10)\ntraceback : Signal 9 (SIGKILL) received by PID 10\n";
         assert_eq!(judged(table).class, Class::Unknown);
         let reason =

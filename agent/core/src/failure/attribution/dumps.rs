@@ -1,5 +1,4 @@
-//! What the flight records of PyTorch's collectives add to a judgement: the rank that the others wait for, and what that
-//! speaks for.
+//! Evidence from the flight records of PyTorch's collectives: the rank that the others wait for, and the class that this supports.
 
 use std::collections::BTreeSet;
 
@@ -9,28 +8,28 @@ use super::{Evidence, Observation};
 use crate::hang::HangKind;
 use crate::hang::flight::BlockedCollective;
 
-/// The name of this evidence.
+/// The id of this evidence.
 pub const ID: &str = "torch.flight_record";
 
-/// Log-odds of ranks that entered different operations under one number of a group: the program's branches differ. The same
-/// as for watchdog lines that show it.
+/// Log-odds when ranks entered different operations under one sequence number of a group: the program's branches differ. The same as
+/// for watchdog lines that show it.
 const DISAGREE: f64 = 3.4;
-/// Log-odds of an operation that all have entered and none has left: the network, though other causes remain.
+/// Log-odds when all ranks entered an operation and none left it: the network, though other causes remain.
 const NONE_LEFT: f64 = 1.2;
-/// Files that are named.
+/// The maximum number of files named.
 const FILES: usize = 3;
 
-/// The flight records that were found beside the logs.
+/// The flight records that were found next to the logs.
 #[derive(Clone, Debug, Default)]
 pub struct Dumps {
     /// Each file with its rank.
     pub files: Vec<(String, u32)>,
-    /// What they show, if ranks wait.
+    /// What they show, if ranks are blocked.
     pub held_up: Option<BlockedCollective>,
 }
 
 impl Evidence {
-    /// Adds the flight records, with what they speak for.
+    /// Adds the flight records and the classes that they support.
     pub fn add_dumps(&mut self, dumps: Dumps) {
         self.observations.extend(dumps.observation());
         self.dumps = dumps;
@@ -38,8 +37,8 @@ impl Evidence {
 }
 
 impl Dumps {
-    /// What they speak for. A rank that did not come to an operation speaks for nothing: data, storage, a device and the
-    /// program itself can all keep it from there.
+    /// The class that they support. A rank that did not enter an operation supports none: data, storage, a device and the program
+    /// itself can all be the reason.
     fn observation(&self) -> Option<Observation> {
         let held_up = self.held_up.as_ref()?;
         let (class, weight) = match held_up.kind? {
@@ -47,7 +46,7 @@ impl Dumps {
             HangKind::Network => (Class::Fabric, NONE_LEFT),
             _ => return None,
         };
-        // Of the same family as the watchdog's lines about it: the same is not heard twice.
+        // The same family as the watchdog's lines about it, so that it counts once.
         let (family, text) = ("nccl".to_owned(), held_up.reported.clone());
         Some(Observation { family, text, class, weight, also: Vec::new() })
     }
@@ -66,7 +65,7 @@ impl Dumps {
         held_up.flat_map(|held_up| &held_up.waiting).map(|rank| rank.0).collect()
     }
 
-    /// The same as a piece of evidence, with the files that show it: that of the culprit first.
+    /// The same as a piece of evidence, with the files that show it, the culprit's first.
     pub(super) fn ground(&self, class: Class) -> Option<EvidenceSummary> {
         let held_up = self.held_up.as_ref()?;
         let is_culprit = |rank: u32| held_up.culprits.iter().any(|of| of.0 == rank);

@@ -1,4 +1,4 @@
-//! What exit statuses say. A status alone says little: it is one family of evidence, and a light one.
+//! The meaning of exit statuses. A status is weak evidence: all statuses together form one family.
 
 use super::class::{Class, Restart};
 
@@ -14,22 +14,22 @@ pub enum Status {
 /// The end of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Which rank, where that is known.
+    /// The rank, if known.
     pub rank: Option<u32>,
-    /// How.
+    /// Its status.
     pub status: Status,
-    /// Its place in the order of deaths by the kernel's time, from 0, where that is known.
+    /// Its index in the order of deaths by kernel time, from 0, if known.
     pub order: Option<u32>,
 }
 
-/// What a status tells.
+/// What a status means.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Meaning {
     /// In words.
     pub words: &'static str,
-    /// Classes with their log-odds, heaviest first; none when the rank was merely stopped.
+    /// Classes with their log-odds, heaviest first. Empty if the rank was merely stopped.
     pub classes: &'static [(Class, f64)],
-    /// What to do, where the code is an agreement about that.
+    /// The advice, for codes with an agreed meaning.
     pub restart: Option<Restart>,
 }
 
@@ -57,7 +57,7 @@ const NAMES: [(&str, i32); 10] = [
 ];
 
 impl Status {
-    /// A shell's 128 + n is signal n; so is Python's -n.
+    /// Normalizes a signal: a shell's 128 + n and Python's -n are signal n.
     pub(super) fn normal(self) -> Status {
         match self {
             Status::Code(code @ 129..=159) => Status::Signal(code - 128),
@@ -66,7 +66,7 @@ impl Status {
         }
     }
 
-    /// What it tells; none for success and for codes that mean nothing.
+    /// What the status means. `None` for success and for codes without a meaning.
     pub fn meaning(self) -> Option<Meaning> {
         use Class::{HardwareGpu, HostResource, Preemption, SoftwarePlatform, Unknown, UserCode, UserConfig};
         let (words, classes, restart): (_, &'static [(Class, f64)], _) = match self.normal() {
@@ -102,7 +102,7 @@ impl Status {
             Status::Code(16) => (
                 "exit code 16: Megatron asks for a rerun on another GPU, to tell a passing fault from a lasting one",
                 &[(HardwareGpu, 0.8)],
-                // On the same GPU the rerun can only say the same again, and did so without end (Megatron-LM #5281).
+                // On the same GPU the rerun repeats the result, without end (Megatron-LM #5281).
                 Some(Restart::RestartExcludeNode),
             ),
             Status::Code(17) => (

@@ -1,5 +1,5 @@
-//! The judgement in words: a headline, the evidence with its lines quoted, what speaks against it, what to do
-//! next and what would change it.
+//! Renders an attribution as text: a headline, the evidence with quoted lines, counter-evidence, next steps, and what would change the
+//! result.
 
 use serde::Serialize;
 
@@ -12,52 +12,52 @@ use crate::model::verdict::FaultDomain;
 
 /// Lines quoted for one piece of evidence.
 const QUOTES: usize = 3;
-/// Pieces of evidence told on each side.
+/// Pieces of evidence shown on each side.
 const GROUNDS: usize = 6;
-/// Another class is worth a word from this probability on.
+/// Another class is mentioned from this probability on.
 const WORTH_A_WORD: f64 = 0.1;
 
-/// The whole judgement, ready to be shown.
+/// The whole attribution, ready to be shown.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// One line for the person on call.
     pub headline: String,
     /// What went wrong.
     pub class: Class,
-    /// Whose fault it is; unknown is an abstention.
+    /// Whose fault it is. Unknown is an abstention.
     pub fault_domain: FaultDomain,
-    /// How sure of the domain, from 0 to 1.
+    /// The confidence in the domain, from 0 to 1.
     pub confidence: f64,
     /// What to do now.
     pub restart: Restart,
-    /// The rank where it began.
+    /// The rank where the failure started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub culprit: Option<u32>,
-    /// Ranks that show the cause at once: it is none of them.
+    /// Ranks that show the cause at the same time, so that none of them is the culprit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub common_to: Vec<u32>,
     /// Ranks that only followed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub victims: Vec<u32>,
-    /// Where it began, best first.
+    /// Where it started, best first.
     pub root: Vec<Quote>,
-    /// What it rests on, heaviest first.
+    /// The evidence that it is based on, heaviest first.
     pub evidence: Vec<EvidenceSummary>,
-    /// What speaks for something else.
+    /// The evidence for other causes.
     pub against: Vec<EvidenceSummary>,
-    /// The line that complains and that nothing explains, where the cause is not known.
+    /// The line that reports a problem and that nothing explains, if the cause is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unexplained: Option<Quote>,
-    /// What only followed from it.
+    /// The consequences of the failure.
     pub consequences: Vec<EvidenceSummary>,
-    /// Other classes that are not out of the question, with their probabilities.
+    /// Other plausible classes, with their probabilities.
     pub alternatives: Vec<(Class, f64)>,
-    /// What PyTorch's flight records show, where ranks wait.
+    /// What PyTorch's flight records show, if ranks are blocked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collectives: Option<BlockedCollective>,
     /// What to do next.
     pub next: Vec<String>,
-    /// What would change the judgement.
+    /// What would change the attribution.
     pub would_change: Vec<String>,
 }
 
@@ -68,11 +68,11 @@ pub struct EvidenceSummary {
     pub signature: String,
     /// What it means.
     pub meaning: String,
-    /// The class it speaks for.
+    /// The class it supports.
     pub class: Class,
-    /// With which log-odds.
+    /// Its log-odds.
     pub weight: f64,
-    /// How often it was seen.
+    /// The number of sightings.
     pub count: u64,
     /// The first lines in which it was seen.
     pub quotes: Vec<Quote>,
@@ -83,16 +83,16 @@ pub struct EvidenceSummary {
 pub struct Quote {
     /// The file.
     pub source: String,
-    /// The line's number in it, from 1; 0 where it is the whole file.
+    /// The line's number in the file, from 1. 0 means the whole file.
     pub line: u64,
-    /// The rank that wrote it or of which it speaks.
+    /// The rank that wrote the line or that it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
     /// The line, cleaned and shortened.
     pub text: String,
 }
 
-/// Puts the judgement into words.
+/// Renders the attribution.
 pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
     let grounds = |votes: &[Vote]| -> Vec<EvidenceSummary> {
         votes.iter().take(GROUNDS).map(|vote| ground(evidence, vote)).collect()
@@ -104,7 +104,7 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
         let is_another = |of: &EvidenceSummary| of.meaning != ground.meaning;
         for_it.retain(is_another);
         against.retain(is_another);
-        // Of an unknown cause it is what says most.
+        // For an unknown cause it is the most informative piece.
         let place = if judged.class == Class::Unknown { 0 } else { for_it.len().min(1) };
         for_it.insert(place, ground);
     }
@@ -149,12 +149,12 @@ fn quote(evidence: &Evidence, source: usize, spot: &super::scan::Spot) -> Quote 
     Quote { source, line: spot.line, rank: spot.rank, text: spot.text.clone() }
 }
 
-/// Whether the vote is the words of a line that are those of no class.
+/// Whether the vote comes from words that match no class.
 fn is_unexplained(vote: &Vote) -> bool {
     vote.is_of_words() && vote.class == Class::Unknown
 }
 
-/// The last line that complains and that no signature knows; none where something is known of the cause.
+/// The last line that reports a problem and that no signature matches. `None` if the cause is known.
 fn unexplained(evidence: &Evidence, judged: &Attribution) -> Option<Quote> {
     let mut lines = evidence
         .findings
@@ -173,7 +173,7 @@ fn headline(
 ) -> String {
     let sure = format!("{:.0} % sure", judged.confidence * 100.0);
     let meaning = judged.evidence.first().map(|vote| vote.meaning.as_str());
-    // Of an abstention whatever was found is a hint; what words resemble is none to be told.
+    // For an abstention, any finding is a hint, except similarity of words.
     let mut found = judged.against.iter().chain(&judged.evidence).filter(|vote| vote.id != "words");
     let hint = found.next().map(|vote| vote.meaning.as_str());
     let place = match (judged.root.rank, judged.root.common.len()) {
@@ -206,7 +206,7 @@ fn capital(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// Where a person looks next for failures of that class.
+/// Where to look next for failures of that class.
 pub fn look(class: Class) -> &'static str {
     match class {
         Class::UserCode => "Read the quoted traceback and fix the program.",
@@ -242,7 +242,7 @@ fn next(judged: &Attribution, held_up: Option<&BlockedCollective>) -> Vec<String
         Restart::RestartSameNodes => "Restart on the same hosts.",
         Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
         Restart::RestartAfterWait => "Restart when what was taken or broken is back.",
-        // One voice: what is in doubt is not said to fail again.
+        // Keeps advice and headline consistent: an uncertain cause is not reported as one that fails again.
         Restart::DoNotRestart if judged.class != Class::Unknown && judged.confidence < 0.75 => {
             "Do not restart on these hosts; one retry on other hosts tells a bug from a broken host."
         }

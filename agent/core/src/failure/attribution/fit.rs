@@ -1,19 +1,19 @@
-//! The formula of the learned words, for learning as for reading.
+//! The formula of the learned words, shared by training and inference.
 
 use super::common::CLASSES;
 
-/// The length, as a vector of the rarities of its words, below which a text is as short as its words make it: some four rare words
-/// with their stems and pairs. Scaled up to the length of others, "gave up after" would name a cause.
+/// Texts whose vector of word rarities is shorter than this are not scaled up. The length corresponds to some four rare words with
+/// their stems and pairs. Scaled to full length, "gave up after" would name a cause.
 const SHORTEST: f32 = 24.0;
 
-/// Scaled so that a long text says no more by its length, and a line of few and common words less.
+/// Normalizes the weights so that a long text counts no more for its length, and a line of few, common words counts less.
 pub fn of_one_length<T>(mut words: Vec<(T, f32)>) -> Vec<(T, f32)> {
     let length = words.iter().map(|(_, rarity)| rarity * rarity).sum::<f32>().sqrt();
     words.iter_mut().for_each(|(_, rarity)| *rarity /= length.max(SHORTEST));
     words
 }
 
-/// The softmax of what all words say.
+/// The softmax over the weights of all words.
 pub fn likely<'w>(
     base: &[f32; CLASSES],
     words: impl Iterator<Item = (&'w [f32; CLASSES], f32)>,

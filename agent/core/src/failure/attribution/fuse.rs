@@ -1,5 +1,5 @@
-//! From votes to a probability for each class: log-odds are added, one vote for each family of evidence, so that
-//! ten lines of one fault do not count as ten faults.
+//! Turns votes into a probability for each class. Log-odds are added, one vote per family of evidence, so that ten lines of one fault
+//! do not count as ten faults.
 
 use std::collections::BTreeMap;
 
@@ -7,28 +7,29 @@ use super::catalog::Role;
 use super::class::Class;
 use super::vote::Vote;
 
-/// Log-odds before anything is seen, per class in the order of [`Class::ALL`]. The share of each class among
-/// failures of jobs that were worth a report; "unknown" is what stays when nothing speaks.
+/// Prior log-odds per class, in the order of [`Class::ALL`]: the share of each class among job failures that were reported. "Unknown"
+/// is what remains without evidence.
 const PRIOR: [f64; 11] = [0.0, 0.1, -0.5, 0.0, -0.6, -0.3, -0.3, -0.2, -0.6, 0.0, 0.9];
-/// The job of which [`PRIOR`] speaks: so many ranks times hours.
+/// The exposure of the job that [`PRIOR`] describes, in rank-hours.
 const USUAL_EXPOSURE: f64 = 64.0 * 6.0;
-/// What each doubling of exposure, in powers of e, adds to faults of machines.
+/// Log-odds added to machine faults when the exposure grows by a factor of e.
 const BY_EXPOSURE: f64 = 0.25;
-/// What it adds to a program's faults that no step was done, and what one takes from them.
+/// Log-odds added to program faults if no step was completed. A completed step subtracts half of it.
 const BEFORE_ANY_STEP: f64 = 0.8;
-/// The job moves no class further than this: a cause that was seen decides against any job.
+/// The limit of the job's influence on a class: evidence for a cause outweighs any job.
 const FURTHEST: f64 = 0.8;
-/// A second and a third signature of one family for one class add this much each.
+/// Added for each of a second and a third signature of one family for one class.
 const CORROBORATION: f64 = 0.3;
-/// Below this weight a cause is a hint; consequences beside it keep their doubt.
+/// Below this weight a cause is a hint, and consequences keep their full doubt.
 const CAUSE: f64 = 2.0;
-/// How much of a consequence's weight stays as doubt beside a cause of weight.
+/// The share of a consequence's weight that remains as doubt next to a cause of weight.
 const DOUBT: f64 = 0.15;
-/// The earliest cause tends to be the one that the others follow from.
+/// Bonus for the earliest cause: the others tend to follow from it.
 const EARLIEST: f64 = 0.4;
-/// Log-odds are divided by this. Undivided, what was sure by 0.8 on was right in 94 % of the 393 failures that nobody had seen before, by
-/// 0.6 to 0.8 in 85 % (`agent/catalog/failures/README.md`), and of 714 judged without memory of their source in 96 and 90 %: too modest.
-/// With 0.8 confidence and share of right answers differ by 0.05 on the average instead of 0.11; which domain is named stays.
+/// Log-odds are divided by this. Undivided, attributions with a confidence of at least 0.8 were right in 94 % of 393 unseen failures,
+/// and those with 0.6 to 0.8 in 85 % (`agent/catalog/failures/README.md`); of 714 judged without memory of their source, in 96 and 90
+/// %: too modest. With 0.8, confidence and share of right answers differ by 0.05 on average instead of 0.11. The named domain does not
+/// change.
 const TEMPERATURE: f64 = 0.8;
 
 /// A probability for each class, in the order of [`Class::ALL`].
@@ -36,7 +37,7 @@ const TEMPERATURE: f64 = 0.8;
 pub struct Posterior(pub [f64; 11]);
 
 impl Posterior {
-    /// Of one class.
+    /// The probability of one class.
     pub fn of(&self, class: Class) -> f64 {
         self.0[class.index()]
     }
@@ -60,18 +61,18 @@ impl Posterior {
     }
 }
 
-/// What is known of the job beside its failure.
+/// Facts about the job other than its failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct JobSoFar {
-    /// Its ranks.
+    /// The number of ranks.
     pub ranks: u32,
-    /// How long the attempt had lived, hours.
+    /// How long the attempt ran, in hours.
     pub hours: f64,
-    /// Whether it had done a step; none where that cannot be told.
+    /// Whether it completed a step. `None` if unknown.
     pub stepped: Option<bool>,
 }
 
-/// Log-odds before anything of the failure is seen. Machines fail by their number and by the hour; programs fail early.
+/// Prior log-odds for a job. Machine faults grow with the number of machines and hours; programs fail early.
 fn prior(job: Option<&JobSoFar>) -> [f64; 11] {
     let mut odds = PRIOR;
     let Some(job) = job else { return odds };
@@ -88,7 +89,7 @@ fn prior(job: Option<&JobSoFar>) -> [f64; 11] {
                 (machines - 0.5 * early).clamp(-FURTHEST, FURTHEST)
             }
             Class::UserCode | Class::UserConfig | Class::SoftwarePlatform => early.clamp(-FURTHEST, FURTHEST),
-            // Where nothing was seen, the job alone names nobody.
+            // Without evidence, the job alone names no culprit.
             Class::Unknown => early.clamp(0.0, FURTHEST),
             Class::Data | Class::HostResource => 0.0,
         };
@@ -120,8 +121,8 @@ fn causes(votes: &[Vote]) -> impl Iterator<Item = &Vote> {
     votes.iter().filter(|vote| vote.role == Role::Primary)
 }
 
-/// The heaviest vote of each family for each class, with a little for what corroborates it. A consequence speaks
-/// here only for the classes that it names beside "unknown"; that one is weighed once for all consequences.
+/// The heaviest vote of each family for each class, plus a bonus for corroboration. A consequence counts here only for the classes that
+/// it names in addition to "unknown"; "unknown" is weighed once for all consequences.
 fn by_family(votes: &[Vote]) -> BTreeMap<(&str, Class), f64> {
     let mut heaviest: BTreeMap<(&str, Class), (f64, u32)> = BTreeMap::new();
     for vote in votes {
@@ -142,7 +143,7 @@ fn by_family(votes: &[Vote]) -> BTreeMap<(&str, Class), f64> {
         .collect()
 }
 
-/// The class of the earliest cause of weight, when all causes stand in one source.
+/// The class of the earliest cause of weight, ordered by source, then by line.
 fn earliest(votes: &[Vote]) -> Option<Class> {
     causes(votes)
         .filter(|vote| vote.weight >= CAUSE)
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_victim_is_unknown_and_a_cause_beside_it_decides() {
+    fn a_lone_victim_is_unknown_and_an_additional_cause_decides() {
         let victim = vote("nccl", "v", Class::Unknown, 2.0, Role::Secondary);
         let cause = vote("xid", "c", Class::HardwareGpu, 5.0, Role::Primary);
         assert_eq!(fuse(std::slice::from_ref(&victim), None).best(), Class::Unknown);
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_of_many_is_rather_the_machines_and_a_young_one_the_programs() {
+    fn long_large_runs_point_to_machines_and_young_ones_to_programs() {
         let weak = |class| vote("a", "1", class, 1.5, Role::Primary);
         let votes = [weak(Class::UserCode), vote("b", "2", Class::HardwareHost, 1.5, Role::Primary)];
         let of =
@@ -217,7 +218,7 @@ mod tests {
         let (young, old) = (of(8, 0.01, false), of(4096, 48.0, true));
         assert!(young.of(Class::UserCode) > young.of(Class::HardwareHost));
         assert!(old.of(Class::HardwareHost) > old.of(Class::UserCode));
-        // A cause that was seen decides against any job.
+        // Evidence for a cause outweighs any job.
         let lost = vote("xid", "79", Class::HardwareGpu, 5.5, Role::Primary);
         let first_second = JobSoFar { ranks: 1, hours: 0.0, stepped: Some(false) };
         assert_eq!(fuse(&[lost], Some(&first_second)).best(), Class::HardwareGpu);

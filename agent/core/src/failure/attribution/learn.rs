@@ -1,6 +1,6 @@
-//! Learns what words speak for: a softmax regression over words, their parts and stems, and pairs of neighbours. It runs when the
-//! program is built (`build.rs`), from the examples of the catalogue, from lines whose class is known and from the figures of
-//! failures in `agent/catalog/failures`. The program contains only the result, in the form that [`super::words`] reads in place.
+//! Learns which classes words indicate: a softmax regression over words, their parts and stems, and pairs of neighbours. The build
+//! script (`build.rs`) runs it on the examples of the catalogue, on lines of known class and on the figures of failures in
+//! `agent/catalog/failures`. The program contains only the result, in the form that [`super::words`] reads in place.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,28 +8,28 @@ use super::common::CLASSES;
 use super::fit::{likely, of_one_length};
 use super::wording::{Word, words_of_text};
 
-/// Texts in which a word must stand to count.
+/// The minimum number of texts with a word.
 const SEEN: u32 = 2;
-/// How often all texts are gone through. More fits them better and others worse.
+/// Training epochs. More epochs overfit.
 const ROUNDS: u32 = 8;
-/// Rounds whose weights are not kept. The mean of those after them depends less on the order of the texts than the last ones do.
+/// Initial rounds whose weights are not averaged. The mean of later rounds depends less on the order of the texts.
 const UNKEPT: u32 = 2;
-/// How far each text moves the weights in the first round.
+/// The learning rate of the first round.
 const STEP: f32 = 2.5;
-/// What each further round takes from the step.
+/// The decay of the learning rate per round.
 const COOLING: f32 = 0.1;
-/// How far a text moves what is held likely before any word is read, of how far it moves a word.
+/// The learning rate of the bias relative to that of a word.
 const BASE_STEP: f32 = 0.1;
 
 /// What was learned.
 pub struct Learned {
     texts: u32,
     base: [f32; CLASSES],
-    /// For each word in how many texts it stands, and what it says of each class.
+    /// For each word the number of texts that contain it, and its weight for each class.
     words: BTreeMap<Word, (u32, [f32; CLASSES])>,
 }
 
-/// Learns from texts of known class, and from those of which only the words are known. A class is its place in the list of classes.
+/// Learns from texts of known class, and from failures of which only the words are known. A class is its index in the list of classes.
 pub fn learn<'t>(
     texts: impl Iterator<Item = (usize, &'t str)>,
     figures: impl Iterator<Item = (usize, BTreeSet<Word>)>,
@@ -56,8 +56,8 @@ pub fn learn<'t>(
 }
 
 impl Learned {
-    /// The table: the number of texts, the number of words, the step of the weights, the base, then the words in ascending order, in
-    /// how many texts each stands, and its weights in steps. All numbers are little-endian.
+    /// Encodes the table: the number of texts, the number of words, the step of the weights, the bias, all words in ascending order,
+    /// the number of texts that contain each word, and the weights of each word in steps. All numbers are little-endian.
     pub fn to_bytes(&self) -> Vec<u8> {
         let weights = || self.words.values().flat_map(|(_, says)| says);
         let step =
@@ -76,7 +76,7 @@ impl Learned {
     }
 }
 
-/// Weights under which each lesson is of its class, by stochastic gradient descent.
+/// Fits the weights to the classes of the lessons by stochastic gradient descent.
 fn fitted(lessons: &[(usize, Vec<(usize, f32)>)], words: usize) -> (Vec<[f32; CLASSES]>, [f32; CLASSES]) {
     let mut says = vec![[0.0; CLASSES]; words];
     let mut base = [0.0; CLASSES];
@@ -107,11 +107,11 @@ fn fitted(lessons: &[(usize, Vec<(usize, f32)>)], words: usize) -> (Vec<[f32; CL
     (mean, mean_base)
 }
 
-/// The same order each time: what is learned must not change from start to start.
+/// A generator with a fixed seed, so that each build learns the same.
 struct Dice(u64);
 
 impl Dice {
-    /// A number from 0 up to and with the highest.
+    /// A number from 0 to `highest`, inclusive.
     fn up_to(&mut self, highest: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).unwrap_or_default() % (highest + 1)

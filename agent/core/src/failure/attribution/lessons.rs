@@ -1,5 +1,5 @@
-//! What words are learned from when the program is built: lines as the field's programs print them, and the figures of failures that
-//! were told in public (`agent/catalog/failures`, whose README tells the form): of these no text is kept.
+//! What words are learned from at build time: lines that common programs print, and the figures of publicly reported failures
+//! (`agent/catalog/failures`, whose README describes the format). The texts of these failures are not stored.
 
 use std::collections::BTreeSet;
 
@@ -11,17 +11,17 @@ use super::wording::Word;
 pub struct Failure<'t> {
     /// Its name.
     pub id: &'t str,
-    /// What went wrong: the place of the class among all.
+    /// What went wrong: the index of the class.
     pub class: usize,
-    /// The batch in which it was gathered.
+    /// The batch in which it was collected.
     pub batch: &'t str,
-    /// The signatures that matched its log when it was gathered.
+    /// The signatures that matched its log when it was collected.
     pub signatures: Vec<&'t str>,
-    /// The numbers of the words of its log, in no order.
+    /// The numbers of the words in its log, unordered.
     pub words: BTreeSet<Word>,
 }
 
-/// The lines of the field: a class, a tab and the text.
+/// The collected lines: a class, a tab and the text.
 pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().filter_map(|line| {
         let (class, text) = line.split_once('\t')?;
@@ -29,12 +29,12 @@ pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The failures, one a line. A line that cannot be read is none; a test holds that there is no such line.
+/// The failures, one per line. Skips lines that cannot be parsed; a test checks that there are none.
 pub fn failures(text: &str) -> impl Iterator<Item = Failure<'_>> {
     text.lines().filter_map(failure)
 }
 
-/// The place of the class of this name.
+/// The index of the class with this name.
 pub fn class_named(name: &str) -> Option<usize> {
     CLASS_NAMES.iter().position(|of| *of == name)
 }
@@ -57,7 +57,7 @@ mod tests {
     const FAILURES: &str = include_str!("../../../../catalog/failures/failures.tsv");
 
     #[test]
-    fn every_line_and_every_failure_is_read_and_no_name_comes_twice_in_a_batch() {
+    fn every_line_and_failure_is_read_and_names_are_unique_in_a_batch() {
         assert_eq!(lines(LINES).count(), LINES.lines().filter(|line| !line.is_empty()).count());
         let names: BTreeSet<(&str, &str)> = failures(FAILURES).map(|of| (of.batch, of.id)).collect();
         let count = FAILURES.lines().count();

@@ -1,26 +1,26 @@
-//! How serious a line says it is: by the level that its logger wrote, or by the form of a Python warning.
+//! The severity of a line: by the level that its logger wrote, or by the form of a Python warning.
 //!
-//! What a program only warns of, it survived. A line below the level of an error is no cause by itself.
+//! A program survives what it only warns of. A line below the level of an error is no cause by itself.
 
 use super::lines;
 
-/// Bytes at the beginning of a line in which a logger's level is looked for.
+/// Bytes at the start of a line in which a logger's level is searched.
 const HEAD: usize = 160;
 
 /// The level of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// A note: debug, information, or a message that says of itself that nothing is wrong.
+    /// A note: debug, information, or a message which states that nothing is wrong.
     Note,
     /// A warning.
     Warning,
-    /// An error, or what is worse.
+    /// An error or worse.
     Error,
-    /// The line does not say.
+    /// The line has no level.
     Unsaid,
 }
 
-/// Phrases of lines that say of themselves that the program goes on.
+/// Phrases of lines which state that the program goes on.
 const GOES_ON: [&str; 19] = [
     "training goes on",
     "going on without",
@@ -43,15 +43,15 @@ const GOES_ON: [&str; 19] = [
     "using default value",
 ];
 
-/// What the kernel writes at a level below the one that it deserves: tasks that hang, CPUs that stall.
+/// Alarms that the kernel logs at too low a level: hung tasks, stalled CPUs.
 const KERNEL_ALARMS: [&str; 2] = ["INFO: task", "INFO: rcu"];
 
-/// The level of a cleaned line, prefixes of launchers included.
+/// The level of a cleaned line that may have prefixes of launchers.
 pub fn level(line: &str) -> Level {
     if KERNEL_ALARMS.iter().any(|alarm| line.contains(alarm)) {
         return Level::Error;
     }
-    // Before the logger's level: programs log as errors what they survive.
+    // Checked before the logger's level: programs log as errors what they survive.
     if goes_on(line) {
         return Level::Note;
     }
@@ -64,7 +64,7 @@ pub fn level(line: &str) -> Level {
     Level::Unsaid
 }
 
-/// Whether the line says of itself that the program goes on.
+/// Whether the line states that the program goes on.
 fn goes_on(line: &str) -> bool {
     let lower = line.to_ascii_lowercase();
     GOES_ON.iter().any(|phrase| lower.contains(phrase))
@@ -75,8 +75,8 @@ pub fn is_mild(line: &str) -> bool {
     matches!(level(line), Level::Note | Level::Warning)
 }
 
-/// What a line that reports that something went wrong has. Learned words and hints are heard of such lines only: they were
-/// learned from failures, and speak of any other line as well.
+/// What a line contains that reports a problem. Learned words and hints apply only to such lines: they were learned from failures and
+/// would match other lines as well.
 const COMPLAINTS: [&str; 57] = [
     "error",
     "fail",
@@ -137,14 +137,14 @@ const COMPLAINTS: [&str; 57] = [
     "dead",
 ];
 
-/// Whether a logger wrote the line, at whatever level.
+/// Whether a logger wrote the line, at any level.
 pub fn is_logged(line: &str) -> bool {
     level(line) != Level::Unsaid
 }
 
-/// Whether the line reports that something went wrong, and not only in a warning.
+/// Whether the line reports a problem, and not only as a warning.
 pub fn complains(line: &str) -> bool {
-    // What the launcher says of the job is no line of the program.
+    // What the launcher prints about the job is no line of the program.
     if line.starts_with("mainstay: ") {
         return false;
     }
@@ -158,20 +158,20 @@ pub fn complains(line: &str) -> bool {
     level == Level::Error || !counts_none && COMPLAINTS.iter().any(|word| lower.contains(word))
 }
 
-/// Whether the line begins a Python warning: `train.py:3: UserWarning: text`, or its call in the quoted program.
+/// Whether the line starts a Python warning, `train.py:3: UserWarning: text`, or is the call in the quoted source.
 pub fn is_python_warning(line: &str) -> bool {
     line.contains("warnings.warn(")
         || line.match_indices("Warning:").any(|(at, _)| names_a_category(line, at))
 }
 
-/// Whether the word that ends at `at` is the name of a category: at the beginning of the message, or after a place in the source.
+/// Whether the word that ends at `at` is a warning category: at the start of the message, or after a source location.
 fn names_a_category(line: &str, at: usize) -> bool {
     let name = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '.');
     let before = line[..at].trim_end_matches(name);
     before.trim().is_empty() || before.ends_with(": ") || lines::prefix(line).len >= before.len()
 }
 
-/// The first part of a line, cut at a character.
+/// The first part of a line, cut at a character boundary.
 fn head(line: &str) -> &str {
     let mut end = line.len().min(HEAD);
     while !line.is_char_boundary(end) {
@@ -180,12 +180,12 @@ fn head(line: &str) -> &str {
     &line[..end]
 }
 
-/// The level that a logger wrote at the head of the line.
+/// The level that a logger wrote at the start of the line.
 fn of_logger(head: &str) -> Option<Level> {
     of_letter(head).or_else(|| of_word(head))
 }
 
-/// `W1124 06:42:31.1 12 file.cc:3]`, `[W1124 06:42:31.1 file.cpp:3]`, `[W socket.cpp:3]` of glog and c10.
+/// The level letter of glog and c10: `W1124 06:42:31.1 12 file.cc:3]`, `[W1124 06:42:31.1 file.cpp:3]`, `[W socket.cpp:3]`.
 fn of_letter(head: &str) -> Option<Level> {
     let bytes = head.as_bytes();
     for (at, letter) in head.char_indices() {
@@ -197,7 +197,7 @@ fn of_letter(head: &str) -> Option<Level> {
         };
         let starts = at == 0 || matches!(bytes[at - 1], b'[' | b' ' | b':');
         let rest = bytes.get(at + 1..).unwrap_or_default();
-        // `06:42:31.123 W `: after the time of day.
+        // `06:42:31.123 W `: after a time of day.
         let after_time =
             at >= 2 && bytes[at - 1] == b' ' && bytes[at - 2].is_ascii_digit() && rest.first() == Some(&b' ');
         let after_time = after_time && lines::time_of_day(&head[..at]).is_some();
@@ -212,7 +212,7 @@ fn of_letter(head: &str) -> Option<Level> {
     None
 }
 
-/// ` socket.cpp:663]`: a place in C++ sources up to the bracket.
+/// ` socket.cpp:663]`: a C++ source location up to the bracket.
 fn is_place(rest: &[u8]) -> bool {
     let Some(body) = rest.strip_prefix(b" ") else { return false };
     let Some(end) = body.iter().position(|byte| *byte == b']') else { return false };
@@ -235,7 +235,7 @@ fn of_word(head: &str) -> Option<Level> {
         if let Some(level) = of_name(head, at, word) {
             return Some(level);
         }
-        // An exception's name ends the head: what follows is its message.
+        // An exception's name ends the prefix: its message follows.
         if word.ends_with("Error") || word.ends_with("Exception") {
             return None;
         }
@@ -260,7 +260,7 @@ fn of_name(head: &str, at: usize, word: &str) -> Option<Level> {
         return None;
     }
     match word.to_ascii_uppercase().as_str() {
-        // NCCL has one level for what went wrong.
+        // NCCL has a single level for problems.
         "WARN" if before.ends_with("NCCL ") => Some(Level::Error),
         "DEBUG" | "INFO" | "NOTICE" | "TRACE" => Some(Level::Note),
         "WARNING" | "WARN" => Some(Level::Warning),
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_none_of_them() {
+    fn errors_are_not_mild() {
         for line in [
             "node-1:812:900 [0] NCCL WARN Error: failed to extend /dev/shm",
             "[rank0]:[E1124 06:42:31.612 ProcessGroupNCCL.cpp:552] Exception: CUDA error",

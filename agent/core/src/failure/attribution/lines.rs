@@ -1,22 +1,21 @@
-//! One line of a log as a person would read it: without colours, progress bars and prefixes, but knowing which
-//! rank and which host wrote it and when.
+//! Normalizes a log line: removes colours, progress bars and prefixes, and reads from them which rank wrote the line and when.
 
 use std::borrow::Cow;
 
-/// Bytes of a line that are looked at on each side of what was found. A line of 100 MB is not copied whole.
+/// Bytes of a line that are read on each side of a match, so that a line of 100 MB is not copied whole.
 pub const LINE_WINDOW: usize = 2048;
 
-/// What stood before the message of a line.
+/// The prefix of a line's message.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prefix {
     /// The rank that wrote it.
     pub rank: Option<u32>,
-    /// Bytes of the line that the prefix takes.
+    /// Length of the prefix in bytes.
     pub len: usize,
 }
 
-/// The line without terminal sequences and control characters; of a progress bar that redraws itself with
-/// carriage returns all states stay, one after the other.
+/// The line without terminal sequences and control characters. All states of a progress bar that redraws itself with carriage returns
+/// are kept, one after the other.
 pub fn clean(raw: &[u8]) -> Cow<'_, str> {
     let text = String::from_utf8_lossy(raw);
     if text.bytes().all(|byte| (b' '..0x7f).contains(&byte)) {
@@ -47,8 +46,8 @@ fn skip_sequence(letters: &mut std::iter::Peekable<std::str::Chars<'_>>) {
     }
 }
 
-/// Takes away terminal sequences so that a word with colours in its middle is found. Control sequences only
-/// (`ESC [ … letter`): what else an escape may begin stays and does no harm.
+/// Removes terminal sequences, so that a word with colours inside is found. Only control sequences (`ESC [ … letter`): other escapes
+/// stay and do no harm.
 pub fn without_colours(raw: &[u8], out: &mut Vec<u8>) {
     out.clear();
     let mut rest = raw;
@@ -58,7 +57,7 @@ pub fn without_colours(raw: &[u8], out: &mut Vec<u8>) {
         if let Some(body) = rest.strip_prefix(b"[") {
             let parameters = body.iter().take_while(|byte| matches!(byte, b' '..=b'?')).count();
             rest = body.get(parameters + 1..).unwrap_or_default();
-            // A newline must never be lost: it would shift the numbers of all lines after it.
+            // Never drop a newline: it would shift the numbers of all lines after it.
             if body.get(parameters).is_some_and(|byte| !matches!(byte, b'@'..=b'~')) {
                 rest = &body[parameters..];
             }
@@ -67,7 +66,7 @@ pub fn without_colours(raw: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(rest);
 }
 
-/// Reads what launchers, loggers and kernels put before a message, however they are stacked.
+/// Parses the prefixes of launchers, loggers and kernels, in any combination.
 pub fn prefix(line: &str) -> Prefix {
     let mut found = Prefix::default();
     for _ in 0..8 {
@@ -128,7 +127,7 @@ fn bracketed(text: &str) -> Option<(usize, Option<u32>)> {
     (is_time || is_level || month(body) || is_place_in_source(body)).then_some((len, None))
 }
 
-/// `core.py:303`, `socket.cpp:860` of a logger that names the line of the source.
+/// `core.py:303`, `socket.cpp:860`: a source location written by a logger.
 fn is_place_in_source(body: &str) -> bool {
     let Some((file, line)) = body.rsplit_once(':') else { return false };
     let known = [".py", ".cc", ".cpp", ".cu", ".c", ".rs", ".go"];
@@ -145,7 +144,7 @@ fn actor(text: &str) -> Option<(usize, Option<u32>)> {
     named.then_some((end + 1, None))
 }
 
-/// `3: ` of `srun --label`, and the column of numbers that some viewers put before each line.
+/// `3: ` of `srun --label`, and the line numbers that some viewers add.
 fn numbered(text: &str) -> Option<(usize, Option<u32>)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let rest = &text[digits..];
@@ -155,7 +154,8 @@ fn numbered(text: &str) -> Option<(usize, Option<u32>)> {
     (digits <= 7 && rest.starts_with("  ")).then_some((digits + 2, None))
 }
 
-/// `2026-06-10 03:09:55,123`, `2026/06/10 …`, `2026-06-10T03:09:55.123Z`, `03:09:55`, with what of a logger follows in ` - `.
+/// `2026-06-10 03:09:55,123`, `2026/06/10 …`, `2026-06-10T03:09:55.123Z`, `03:09:55`, and the fields of a logger after it, separated by
+/// ` - `.
 fn stamped(text: &str) -> Option<(usize, Option<u32>)> {
     let len = text
         .bytes()
@@ -166,7 +166,7 @@ fn stamped(text: &str) -> Option<(usize, Option<u32>)> {
     let stamp = &text[..len];
     let separators = stamp.bytes().filter(|byte| matches!(byte, b':' | b'-' | b'/')).count();
     let next = text[len..].bytes().next();
-    // `02-27 20:37:29`: a day without its year, before a time.
+    // `02-27 20:37:29`: a date without its year, before a time.
     let is_day = separators == 1 && len == 5 && text.as_bytes().get(len + 3) == Some(&b':');
     ((separators >= 2 && len >= 8 || is_day) && matches!(next, Some(b' ' | b']') | None))
         .then_some((len, None))
@@ -208,7 +208,7 @@ fn month(text: &str) -> bool {
     NAMES.iter().any(|name| text.starts_with(name))
 }
 
-/// The rank that a line speaks of anywhere in it: `[rank3]`, `[Rank 3]`, `Rank 3`, `rank: 3`, `task 3:`.
+/// The rank that a line mentions anywhere: `[rank3]`, `[Rank 3]`, `Rank 3`, `rank: 3`, `task 3:`.
 pub fn rank_in(line: &str) -> Option<u32> {
     let lower = line.to_ascii_lowercase();
     for marker in ["[rank", "rank      : ", " rank ", " task ", "global_rank=", "rank="] {
@@ -222,13 +222,13 @@ pub fn rank_in(line: &str) -> Option<u32> {
     None
 }
 
-/// The rank with which a line begins: `rank 3 (local_rank: 3)`, `rank: 3`.
+/// The rank at the start of a line: `rank 3 (local_rank: 3)`, `rank: 3`.
 pub fn rank_at_start(line: &str) -> Option<u32> {
     let rest = line.trim_start().strip_prefix("rank")?.trim_start_matches([' ', ':']);
     rest[..rest.bytes().take_while(u8::is_ascii_digit).count()].parse().ok()
 }
 
-/// The rank that a file's path names: `rank3.log`, `rank_3/stderr`, `3/stdout.log` below torchrun's directories.
+/// The rank that a file's path names: `rank3.log`, `rank_3/stderr`, `3/stdout.log` in torchrun's directories.
 pub fn rank_of_path(path: &str) -> Option<u32> {
     let mut parts = path.rsplit('/');
     let name = parts.next()?.to_ascii_lowercase();
@@ -244,7 +244,7 @@ pub fn rank_of_path(path: &str) -> Option<u32> {
     after(stem).or_else(|| after(&parent)).or_else(of_torchrun)
 }
 
-/// Whether the line is what a program advises its reader to do: what it speaks of was not seen.
+/// Whether the line is advice to the reader: what it mentions did not occur.
 pub fn is_advice(line: &str) -> bool {
     const BEGINNINGS: [&str; 16] = [
         "solution:",
@@ -259,7 +259,7 @@ pub fn is_advice(line: &str) -> bool {
         "to fix",
         "try ",
         "you can try",
-        // What it tells of causes in general, it tells of every failure.
+        // General remarks on possible causes, printed with every such failure.
         "this is usually due to",
         "this usually means",
         "this typically indicates",
@@ -270,7 +270,7 @@ pub fn is_advice(line: &str) -> bool {
     BEGINNINGS.iter().any(starts)
 }
 
-/// Seconds since midnight of the first time of day in the line: `09:54:15.885`.
+/// The first time of day in the line, in seconds since midnight: `09:54:15.885`.
 pub fn time_of_day(line: &str) -> Option<f64> {
     let bytes = line.as_bytes();
     let two = |at: usize| -> Option<f64> {
@@ -305,7 +305,7 @@ pub fn time_of_day(line: &str) -> Option<f64> {
     None
 }
 
-/// Times of day can be compared unless midnight may lie between them.
+/// Times of day are comparable unless midnight may be between them.
 pub fn spans_less_than_half_a_day(times: &[f64]) -> bool {
     let (least, most) = times
         .iter()

@@ -1,10 +1,10 @@
-//! Whose fault was it: from logs, exits and the kernel's lines to a judgement that explains itself.
+//! Attribution: from logs, exits and kernel lines to an explained diagnosis of whose fault a failure was.
 //!
-//! Pure: text comes in, an [`Attribution`] comes out. `docs/reference/attribution.md` tells how the judgement is made.
+//! Pure: takes text and returns an [`Attribution`]. `docs/reference/attribution.md` describes the method.
 //!
-//! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`level`], [`progress`], [`traceback`], [`scan`] (one pass
-//! over the text), [`exit`], `structure`, `raised`, `ranks`, `words` (learned by the build script, `learn`, from `lessons`), [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against
-//! labelled cases ([`case`]).
+//! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`level`], [`progress`], [`traceback`],
+//! [`scan`] (one pass over the text), [`exit`], `structure`, `raised`, `ranks`, `words` (learned by the build script, `learn`, from
+//! `lessons`), [`vote`], [`fuse`], [`root`], [`explain`]. [`score`] evaluates it on labelled cases ([`case`]).
 
 mod automaton;
 pub mod case;
@@ -55,67 +55,67 @@ use crate::model::verdict::FaultDomain;
 
 /// Below this probability no domain is named.
 const COMMIT: f64 = 0.5;
-/// Unless it has at least this and is so many times as likely as the next. Of 611 failures, each judged without memory of its
-/// source, one in a hundred more is right with these than with 0.38 and 1.4, and 14 % are abstained on instead of 16 %.
+/// Exception: a domain with at least this probability that leads the next one by this factor. On 611 failures, each judged without
+/// memory of its source, these values make 1 % more right than 0.38 and 1.4, and 14 % abstentions instead of 16 %.
 const LEADS_FROM: f64 = 0.34;
 const LEADS_BY: f64 = 1.1;
 
-/// What a signal says for "unknown" of which nobody knows who sent it.
+/// The log-odds of a signal for "unknown" when its sender is unknown.
 const SIGNAL: f64 = 0.6;
-/// From this weight on what may be a cause is shown as the root of an unknown one.
+/// From this weight on, a possible cause is shown as the root of an unknown one.
 const HINT: f64 = 1.5;
-/// Below this confidence "do not restart" is not said.
+/// Below this confidence the advice is never "do not restart".
 const SURE_TO_STOP: f64 = 0.6;
-/// The same where nothing that was seen comes again by its nature. Of 809 failures, each judged without memory of its source, it is said
-/// in error in 11 so; with one limit for both in 15, and 34 advices more would be right. Limits higher by 0.05 spare no error and cost 15 advices.
+/// The same without deterministic evidence. On 809 failures, each judged without memory of its source, the advice is wrong in 11 cases.
+/// With one limit for both it is wrong in 15, and 34 more would be right. Limits higher by 0.05 avoid no error and lose 15 right ones.
 const SURE_WITHOUT_REASON: f64 = 0.7;
 
-/// All that is known of a failure.
+/// All evidence of a failure.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
-    /// What was found in logs of ranks and launchers and in the kernel's lines.
+    /// Findings in logs of ranks and launchers and in kernel lines.
     pub findings: Vec<Findings>,
     /// How ranks ended.
     pub exits: Vec<Exit>,
-    /// What else was observed: health of devices, verdicts of other judges, notices.
+    /// Other observations: health of devices, verdicts of other judges, notices.
     pub observations: Vec<Observation>,
-    /// What is known of the job; it moves what is held likely before anything is seen.
+    /// Facts about the job, which determine the prior.
     pub job: Option<JobSoFar>,
-    /// PyTorch's flight records, where there are any.
+    /// PyTorch's flight records, if any.
     pub dumps: dumps::Dumps,
-    /// The ranks ran under the launcher: how and when each of them ended is known.
+    /// The ranks ran under the launcher, so how and when each of them ended is known.
     pub live: bool,
 }
 
-/// Something observed beside the logs that speaks for a class.
+/// An observation outside the logs that supports a class.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// Evidence of one family counts once; families of the catalogue may be named.
+    /// Evidence of one family counts once. May be a family of the catalogue.
     pub family: String,
     /// What was observed, in words.
     pub text: String,
-    /// What it speaks for.
+    /// The class it supports.
     pub class: Class,
-    /// With which log-odds.
+    /// Its log-odds.
     pub weight: f64,
-    /// Other classes that it speaks for as well, with theirs.
+    /// Other classes it supports, with their log-odds.
     pub also: Vec<(Class, f64)>,
 }
 
-/// The judgement.
+/// The result of attribution.
 #[derive(Clone, Debug)]
 pub struct Attribution {
     /// What went wrong.
     pub class: Class,
-    /// Whose fault it is; unknown is an abstention.
+    /// Whose fault it is. Unknown is an abstention.
     pub domain: FaultDomain,
-    /// How sure of the domain, from 0 to 1; of an abstention, how sure that nothing can be told.
+    /// The confidence in the domain, from 0 to 1. For an abstention, the confidence that the cause cannot be determined.
     pub confidence: f64,
     /// What to do now.
     pub restart: Restart,
-    /// Whether it comes again in the same place.
+    /// Whether the failure repeats in the same place.
     pub determinism: Determinism,
-    /// Where it began and who followed.
+    /// Where it started and which ranks followed.
     pub root: Root,
     /// All classes with their probabilities.
     pub posterior: Posterior,
@@ -123,11 +123,11 @@ pub struct Attribution {
     pub evidence: Vec<Vote>,
     /// The evidence for other classes, heaviest first.
     pub against: Vec<Vote>,
-    /// What only followed.
+    /// The consequences of the failure.
     pub consequences: Vec<Vote>,
 }
 
-/// Judges.
+/// Attributes a failure.
 pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let evidence = &*current::current(catalog, evidence);
     let mut votes = votes::votes(catalog, evidence);
@@ -142,7 +142,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let class = committed(&posterior, &domains);
     let (mut for_it, mut against, mut consequences) = (Vec::new(), Vec::new(), Vec::new());
     for vote in votes {
-        // Words alone name no line, and where nothing is known no cause.
+        // Words alone name no line, and without a known cause no cause.
         let says_more = class != Class::Unknown || !vote.spots.is_empty();
         let speaks = vote.classes().any(|(of, weight)| of == class && weight > 0.0) && says_more;
         match vote.role {
@@ -156,7 +156,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     for_it.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(starts(a).cmp(&starts(b))));
     against.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     consequences.sort_by(|a, b| b.weight.total_cmp(&a.weight));
-    // With nothing but consequences, they are what the judgement rests on.
+    // With nothing but consequences, these decide.
     let decisive = for_it.first().or_else(|| consequences.iter().find(|vote| vote.class == class));
     let determinism = decisive.map_or(Determinism::Either, |vote| vote.determinism);
     let domain = domains[class.index()];
@@ -164,10 +164,10 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let confidence =
         confidence::of(domain_probability(&posterior, &domains, domain), class, &for_it, evidence);
     let reported = decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart);
-    // One crash may pass; what crashes on several ranks comes again.
+    // One crash may be transient. Crashes on several ranks are not.
     let together = reported == Some(Restart::RestartSameNodes) && ranks::crashed_together(for_it.iter());
     let usual = reported.filter(|_| !together).unwrap_or_else(|| advice(class, determinism));
-    // A job that is stopped in error costs more than one restart in vain, which policies bound.
+    // A job that is stopped by mistake costs more than a useless restart, which policies bound.
     let reasoned = together || comes_again(&for_it, class);
     let unsure =
         usual == Restart::DoNotRestart && (!may_stop(confidence, reasoned) || only_by_words(&for_it));
@@ -195,8 +195,8 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     }
 }
 
-/// Whether nothing but the signal that ended a process, and words, speaks for the class: a signal does not say who sent it.
-/// Several ranks that crash in native code are more than that.
+/// Whether only the signal that ended a process, and words, support the class: a signal does not reveal its sender. Crashes in native
+/// code on several ranks are stronger evidence.
 fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
     let for_it = || {
         votes
@@ -207,27 +207,27 @@ fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
     votes.iter().any(|vote| vote.signal) && for_it().all(only) && !ranks::crashed_together(for_it())
 }
 
-/// Leaves of signals that they ended something, and takes what they are said to speak for.
+/// Keeps signals as consequences and removes the causes that they support.
 fn say_nothing_of_the_sender(votes: &mut Vec<Vote>) {
     for vote in votes.iter_mut().filter(|vote| vote.signal) {
         (vote.role, vote.class, vote.weight) = (Role::Secondary, Class::Unknown, SIGNAL);
         vote.also.clear();
     }
-    // What words resemble is no reason for a signal either.
+    // Similarity of words does not explain a signal either.
     votes.retain(|vote| !vote.hint && !vote.is_of_words());
 }
 
-/// Whether any of the evidence for the class is of what comes again by its nature.
+/// Whether any evidence for the class is deterministic.
 fn comes_again(evidence: &[Vote], class: Class) -> bool {
     evidence.iter().any(|vote| vote.class == class && vote.determinism == Determinism::Deterministic)
 }
 
-/// Whether nothing but words and hints speaks for the class: they say of what kind a failure is, not that it comes again.
+/// Whether only words and hints support the class: they show the kind of a failure, not that it repeats.
 fn only_by_words(evidence: &[Vote]) -> bool {
     evidence.iter().all(|vote| vote.hint || vote.is_of_words())
 }
 
-/// Whether a job may be stopped with such a confidence, where what was seen comes again by its nature or not.
+/// Whether a job may be stopped with this confidence. `reasoned`: with deterministic evidence.
 fn may_stop(confidence: f64, reasoned: bool) -> bool {
     confidence >= if reasoned { SURE_TO_STOP } else { SURE_WITHOUT_REASON }
 }
@@ -236,8 +236,8 @@ fn starts(vote: &Vote) -> (usize, u64) {
     vote.spots.first().map_or((usize::MAX, u64::MAX), |(source, spot)| (*source, spot.line))
 }
 
-/// Whose fault each class is here: what its heaviest cause says, else what it is in general. A full disk is a matter of
-/// storage, and of the run that filled it.
+/// The fault domain of each class here: that of its heaviest cause, else the default. A full disk belongs to storage, and also to the
+/// run that filled it.
 fn domains(votes: &[Vote]) -> [FaultDomain; Class::ALL.len()] {
     Class::ALL.map(|class| {
         let causes = votes.iter().filter(|vote| vote.role == Role::Primary && vote.class == class);
@@ -246,15 +246,15 @@ fn domains(votes: &[Vote]) -> [FaultDomain; Class::ALL.len()] {
     })
 }
 
-/// The likeliest class of the likeliest domain; unknown when no domain is likely enough.
+/// The likeliest class of the likeliest domain. `Unknown` if no domain is likely enough.
 fn committed(posterior: &Posterior, domains: &[FaultDomain; Class::ALL.len()]) -> Class {
     let of = |domain| domain_probability(posterior, domains, domain);
     let likeliest = posterior.best();
-    // A domain of many classes must not win by their number alone.
+    // A domain of many classes must not win by their number.
     let alone = posterior.of(likeliest) > COMMIT;
     let best = FaultDomain::ALL.into_iter().max_by(|a, b| of(*a).total_cmp(&of(*b)));
     let domain = if alone { domains[likeliest.index()] } else { best.unwrap_or(FaultDomain::Unknown) };
-    // To exchange a host for a program's bug costs more than to abstain.
+    // Replacing a host because of a program's bug costs more than an abstention.
     let may_lead = domain != FaultDomain::Hardware && leads(posterior, domains, domain);
     if of(domain) < COMMIT && !may_lead {
         return Class::Unknown;
@@ -263,14 +263,14 @@ fn committed(posterior: &Posterior, domains: &[FaultDomain; Class::ALL.len()]) -
     classes.find(|class| domains[class.index()] == domain).unwrap_or(Class::Unknown)
 }
 
-/// Whether a domain is likelier than all others by far, and its likeliest class the likeliest of all.
+/// Whether a domain leads all others by far and contains the likeliest class.
 fn leads(posterior: &Posterior, domains: &[FaultDomain; Class::ALL.len()], domain: FaultDomain) -> bool {
     let of = |domain| domain_probability(posterior, domains, domain);
     let others = FaultDomain::ALL.into_iter().filter(|other| *other != domain).map(of).fold(0.0, f64::max);
     of(domain) >= LEADS_FROM && of(domain) > LEADS_BY * others && domains[posterior.best().index()] == domain
 }
 
-/// The probability of all classes of a domain together.
+/// The summed probability of a domain's classes.
 fn domain_probability(
     posterior: &Posterior,
     domains: &[FaultDomain; Class::ALL.len()],
@@ -280,7 +280,7 @@ fn domain_probability(
     its.map(|class| posterior.of(class)).sum()
 }
 
-/// What a class and its determinism say about a restart, when the evidence itself says nothing.
+/// The default advice for a class and its determinism.
 fn advice(class: Class, determinism: Determinism) -> Restart {
     match (class, determinism) {
         (Class::UserCode | Class::UserConfig | Class::Data | Class::HostResource, Determinism::Transient) => {
@@ -301,7 +301,7 @@ fn advice(class: Class, determinism: Determinism) -> Restart {
     }
 }
 
-/// What may be the cause of a failure of which none is known, heaviest first.
+/// Possible causes of a failure with unknown cause, heaviest first.
 fn hints<'v>(votes: impl Iterator<Item = &'v Vote>) -> Vec<Vote> {
     let most = |vote: &Vote| vote.classes().map(|(_, weight)| weight).fold(0.0, f64::max);
     let mut hints: Vec<Vote> =
@@ -310,7 +310,7 @@ fn hints<'v>(votes: impl Iterator<Item = &'v Vote>) -> Vec<Vote> {
     hints
 }
 
-/// All ranks that any line names.
+/// All ranks mentioned in any line.
 fn ranks_named(evidence: &Evidence) -> BTreeSet<u32> {
     evidence
         .findings
@@ -319,7 +319,7 @@ fn ranks_named(evidence: &Evidence) -> BTreeSet<u32> {
         .collect()
 }
 
-/// What is judged of one log: for the tests of the parts.
+/// Attributes a single log. For the tests of the modules.
 #[cfg(test)]
 fn judged(log: &str) -> Attribution {
     let catalog = Catalog::built_in().expect("the catalogue is compiled in");
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_comes_again_stops_a_job_of_which_little_is_known() {
+    fn at_low_confidence_only_deterministic_evidence_stops_a_job() {
         assert!(may_stop(0.65, true) && may_stop(0.75, false));
         assert!(!may_stop(0.65, false) && !may_stop(0.55, true));
         let reasoned = |log: &str| {

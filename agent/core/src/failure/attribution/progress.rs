@@ -1,8 +1,8 @@
-//! Recognises lines of a training log that report a completed step, for the rule that what came before healthy steps is no
-//! cause. Understood: nanoGPT, Megatron, Hugging Face Trainer, tqdm, Lightning, torchtitan, MaxText, DeepSpeed, fairseq,
-//! Keras, PyTorch's examples, and `step 10 loss 2.3` in general.
+//! Recognises lines of a training log that report a completed step, for the rule that lines before healthy steps are no cause.
+//! Supported formats: nanoGPT, Megatron, Hugging Face Trainer, tqdm, Lightning, torchtitan, MaxText, DeepSpeed, fairseq, Keras,
+//! PyTorch's examples, and `step 10 loss 2.3` in general.
 //!
-//! It is called for every line of a log, so it makes one pass and allocates only where a line has terminal colours.
+//! Called for every line of a log: makes one pass and allocates only for lines with terminal colours.
 
 mod bar;
 mod words;
@@ -12,15 +12,15 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 use words::{Number, Words, is_number_at, number_after};
 
-/// Bytes of a line that are looked at: its end, where a progress bar has its newest state.
+/// Bytes of a line that are read: its end, where a progress bar has its newest state.
 const LOOKED_AT: usize = 4096;
 
-/// Whether the line shows that a step was completed in good order. A NaN or infinite loss shows none.
+/// Whether the line reports a step that completed normally. A NaN or infinite loss does not count.
 pub fn is_progress(line: &str) -> bool {
     read(line).is_some()
 }
 
-/// The step that the line reports as completed, where the line names its number. Numbers may begin anew in each epoch.
+/// The number of the completed step, if the line has one. Numbers may start again in each epoch.
 pub fn step_of(line: &str) -> Option<u64> {
     read(line).flatten()
 }
@@ -36,7 +36,7 @@ fn read(line: &str) -> Option<Option<u64>> {
     read_plain(line)
 }
 
-/// One of these is in every report: loss, step, iteration. Most lines of a log have none and are done with after this look.
+/// Every report contains one of these: loss, step, iteration. This check rules out most lines of a log.
 static MARKS: LazyLock<[Finder<'static>; 3]> = LazyLock::new(|| ["oss", "tep", "ter"].map(Finder::new));
 
 fn read_plain(line: &[u8]) -> Option<Option<u64>> {
@@ -55,18 +55,18 @@ fn end_of(line: &str) -> &[u8] {
     &line[line.len().saturating_sub(LOOKED_AT)..]
 }
 
-/// What a line has of a report.
+/// The parts of a report found in a line.
 #[derive(Default)]
 struct Seen {
     /// The number of a step, an iteration or a batch.
     step: Option<u64>,
-    /// A place in the training: that number, an epoch, `[64/60000]`.
+    /// A position in the training: that number, an epoch, `[64/60000]`.
     place: bool,
-    /// A finite loss of training.
+    /// A finite training loss.
     loss: bool,
-    /// A finite loss of an evaluation.
+    /// A finite evaluation loss.
     evaluated: bool,
-    /// What only a completed step has: its time, a throughput, a word that says so.
+    /// What only a completed step has: its time, a throughput, a word for it.
     measured: bool,
 }
 
@@ -79,11 +79,11 @@ impl Seen {
     }
 }
 
-/// Reads the words of a line; none where one of them says that the line is something else than a report.
+/// Reads the words of a line. `None` if one of them shows that the line is no report.
 fn look(line: &[u8]) -> Option<Seen> {
     let mut seen = Seen::default();
     let mut words = Words::new(line);
-    // A loss belongs to an evaluation if such a word came since the last word `train`.
+    // A loss belongs to an evaluation if such a word occurred after the last `train`.
     let mut evaluation = false;
     let mut named = false;
     while let Some((word, end)) = words.next_word() {
@@ -99,7 +99,7 @@ fn look(line: &[u8]) -> Option<Seen> {
             word::Kind::Step => {
                 if let Some(step) = words::whole_number_after(line, end) {
                     seen.place = true;
-                    // A number of the whole job is better than one within the epoch.
+                    // A number of the whole job is preferred to one within the epoch.
                     if seen.step.is_none() || word.len() > "iteration".len() {
                         seen.step = Some(step);
                         named = true;
@@ -128,32 +128,32 @@ fn look(line: &[u8]) -> Option<Seen> {
 }
 
 mod word {
-    /// What a word of a line is in a report.
+    /// The role of a word in a report.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Kind {
         Other,
-        /// A line with it is an error or a warning.
+        /// Marks the line as an error or a warning.
         NoReport,
-        /// What follows was read from a checkpoint.
+        /// Marks values that were read from a checkpoint.
         Restored,
-        /// With a parenthesis after it, a dump of arguments.
+        /// With a parenthesis after it, marks a dump of arguments.
         Dump,
         Training,
         Evaluation,
         Step,
         Epoch,
-        /// A loss, and whether its name says that it is one of an evaluation.
+        /// A loss, and whether its name marks an evaluation.
         Loss(bool),
-        /// What is measured of a completed step.
+        /// A measurement of a completed step.
         Measure,
-        /// The step is said to be done.
+        /// States that the step is done.
         Done,
     }
 
-    /// The longest word that is known by its whole name.
+    /// Length of the longest known word.
     const LONGEST: usize = 24;
 
-    /// By the field's habits. Letters are compared without case, for programs differ in it.
+    /// By common usage. Case is ignored because programs differ in it.
     pub(super) fn kind(word: &[u8]) -> Kind {
         let mut lower = [0; LONGEST];
         if let Some(lower) = lower.get_mut(..word.len()) {
@@ -234,7 +234,7 @@ mod word {
         at.is_some_and(|at| word[at..].eq_ignore_ascii_case(with.as_bytes()))
     }
 
-    /// `W0926`, `E0628`: the level and the day of glog.
+    /// `W0926`, `E0628`: glog's level and date.
     fn is_glog(word: &[u8]) -> bool {
         word.len() == 5 && matches!(word[0], b'E' | b'F' | b'W') && word[1..].iter().all(u8::is_ascii_digit)
     }

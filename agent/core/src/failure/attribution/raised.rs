@@ -1,4 +1,4 @@
-//! What exceptions speak for that no signature knows: by their type, by the parts of its name, and by whose frame raised them.
+//! Evidence from exceptions that no signature matches: their type, parts of its name, and the frame that raised them.
 
 use super::catalog::{Catalog, Determinism, Role};
 use super::class::Class;
@@ -6,34 +6,34 @@ use super::scan::{Exception, Findings, Sighting, Spot};
 use super::vote::Vote;
 use crate::model::verdict::FaultDomain;
 
-/// What an exception tells whose type no rule knows.
+/// The classes for an exception type without a rule.
 const UNKNOWN_EXCEPTION: [(Class, f64); 3] =
     [(Class::UserCode, 1.6), (Class::UserConfig, 1.3), (Class::SoftwarePlatform, 0.8)];
-/// What the most general exception tells when native code below Python made its message.
+/// The classes for the most general exception when native code below Python created its message.
 const NATIVE_EXCEPTION: [(Class, f64); 4] = [
     (Class::SoftwarePlatform, 2.2),
     (Class::UserCode, 1.3),
     (Class::UserConfig, 0.6),
     (Class::HardwareGpu, 0.6),
 ];
-/// An exception told inside another message counts for less.
+/// The factor for an exception inside another message.
 const EMBEDDED: f64 = 0.6;
-/// An exception from the training program's own frames is the program's.
+/// Added to the user's code if the training program's own frames raised the exception.
 const OWN_FRAMES: f64 = 0.6;
 
-/// One that is known to have ended its rank, raised by the program's own frames.
+/// Added if the program's own frames raised it and it is known to have ended its rank.
 const ENDED_ITS_RANK: f64 = 0.8;
 
-/// From this weight on even an exception of a general type tells enough: the program's own frames raised it.
+/// From this weight on even an exception of a general type is conclusive: the program's own frames raised it.
 const TELLS_ENOUGH: f64 = 2.0;
 
-/// Whether a vote rests on an exception whose type says little, or is not known: its message says more.
+/// Whether the vote comes from an exception whose type is unknown or too general; then its message is better evidence.
 pub fn is_general(catalog: &Catalog, vote: &Vote) -> bool {
     let Some(name) = vote.id.strip_prefix("exception.") else { return false };
     vote.weight < TELLS_ENOUGH && catalog.exception(name).is_none_or(|rule| rule.general)
 }
 
-/// Whether a signature tells of the exception's line, or of that line joined with the next.
+/// Whether a signature explains the exception's line, or that line joined with the next.
 pub fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -> bool {
     let line = exception.spot.line;
     let at_line = |spot: &Spot| spot.line == line;
@@ -42,7 +42,7 @@ pub fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -
         || findings.sightings.iter().filter(explains).any(|sighting| sighting.spots.iter().any(at_line))
 }
 
-/// What an exception speaks for by its type and by whose frame raised it.
+/// The classes that an exception supports by its type and by the frame that raised it.
 pub fn vote(catalog: &Catalog, (place, findings): (usize, &Findings), exception: &Exception) -> Vote {
     let rule = catalog.exception(&exception.name);
     let (role, mut classes) = match rule {
@@ -90,7 +90,7 @@ pub fn vote(catalog: &Catalog, (place, findings): (usize, &Findings), exception:
     }
 }
 
-/// Whether native code made the message: it names a place in C++ sources, or a status that only a library counts.
+/// Whether native code created the message: it contains a C++ source location, or a status that only libraries use.
 fn told_by_native_code(text: &str) -> bool {
     const SOURCES: [&str; 6] = [".cpp:", ".cc:", ".cu:", ".cxx:", ".hpp:", ".cuh:"];
     const STATUS: [&str; 6] =
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_general_exception_from_native_code_is_rather_the_platforms() {
+    fn a_general_exception_from_native_code_points_to_the_platform() {
         let native = "RuntimeError: frobnicate(h, n) in lib/frob/core.cpp:281 returned 26\n";
         assert_eq!(class_of(native), Class::SoftwarePlatform);
         let own = format!("  File \"/home/a/train.py\", line 3, in step\n    frob(h)\n{native}");
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_no_rule_knows_tells_by_a_part_of_its_name() {
+    fn an_unknown_exception_type_is_classified_by_a_part_of_its_name() {
         assert_eq!(class_of("acme.errors.SpotEvictedError: gone\n"), Class::Preemption);
         assert_eq!(class_of("acme.BlobUploadError: part 7 of 9\n"), Class::Storage);
         assert_eq!(class_of("acme.CorruptShardError: part 7 of 9\n"), Class::Data);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_general_type_leaves_the_word_to_its_message() {
+    fn a_general_exception_type_is_classified_by_its_message() {
         let words = "RuntimeError: GPU 4 is degraded, unhealthy\n";
         assert_eq!(class_of(words), Class::HardwareGpu);
         let own = format!("  File \"/home/a/train.py\", line 3, in step\n    step()\n{words}");

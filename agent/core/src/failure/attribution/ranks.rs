@@ -1,4 +1,4 @@
-//! What lines tell of ranks beside the cause: which one others name, and which crashed together.
+//! Evidence about ranks in addition to the cause: the rank that others name, and ranks that crashed together.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::vote::Vote;
 /// Signatures of crashes in native code.
 const CRASHES: [&str; 4] = ["crash.segv", "torch.sigsegv", "exit.any_segv", "exit.minus11"];
 
-/// The one rank of which others say that it ended: JAX's service names its task, srun the task that left with an error.
+/// The rank that others report as ended: JAX's service names its task, srun the task that exited with an error.
 pub fn named_by_others(catalog: &Catalog, evidence: &Evidence) -> Option<u32> {
     let tasks = spots_of(catalog, evidence, "jax.task_named")
         .filter_map(|(_, spot)| number_after(&spot.text, &["task:"]))
@@ -20,7 +20,7 @@ pub fn named_by_others(catalog: &Catalog, evidence: &Evidence) -> Option<u32> {
     named.first().copied().filter(|_| named.len() == 1)
 }
 
-/// Whether several ranks crashed in native code, each by itself: libraries that do not fit, on every host.
+/// Whether several ranks crashed in native code, each by itself: incompatible libraries, on every host.
 pub fn crashed_together<'v>(votes: impl Iterator<Item = &'v Vote>) -> bool {
     let crashes = votes.filter(|vote| CRASHES.contains(&vote.id.as_str()));
     let ranks: BTreeSet<u32> =
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_unknown_cause_no_rank_is_named_unless_others_follow() {
+    fn an_unknown_cause_names_no_rank_unless_others_follow() {
         let hint = "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n";
         let alone = judged(hint);
         assert_eq!((alone.class, alone.root.rank), (Class::Unknown, None));

@@ -1,5 +1,5 @@
-//! Where a failure began among ranks: causes before consequences, by time where there is time; the others are
-//! victims. The same cause on many ranks at once is no rank's.
+//! The rank where a failure started: causes before consequences, ordered by time where known. The others are victims. A cause on many
+//! ranks at once belongs to no rank.
 
 use std::collections::BTreeSet;
 
@@ -9,48 +9,48 @@ use super::scan::Spot;
 use super::vote::Vote;
 use super::votes::is_log;
 
-/// Root lines that are told at most.
+/// Maximum number of root lines.
 const LINES: usize = 3;
-/// A second piece of evidence belongs to the root when it weighs nearly as much as the first.
+/// A second piece of evidence belongs to the root if its weight is nearly that of the first.
 const NEARLY: f64 = 0.8;
-/// From this share of the named ranks on a cause is common to them.
+/// From this share of the named ranks on, a cause is common to them.
 const COMMON: f64 = 0.3;
 
-/// Where it began.
+/// Where the failure started.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Root {
-    /// The lines in which it shows: a source's place in the evidence, and the line. Best first.
+    /// The lines that show it: the index of the source in the evidence, and the line. Best first.
     pub lines: Vec<(usize, Spot)>,
     /// The rank.
     pub rank: Option<u32>,
-    /// Ranks that show the same cause at once: it is none of them.
+    /// Ranks that show the same cause at the same time, so that none of them is the culprit.
     pub common: BTreeSet<u32>,
     /// Ranks that only show consequences.
     pub victims: BTreeSet<u32>,
 }
 
-/// What is known of ranks beside the lines of the cause.
+/// Evidence about ranks in addition to the lines of the cause.
 #[derive(Clone, Debug, Default)]
 pub struct Pointers {
-    /// The rank that all others wait for, and the line that tells it.
+    /// The rank that all others wait for, and the line that shows it.
     pub laggard: Option<(u32, usize, Spot)>,
-    /// The rank of which others say that it ended.
+    /// The rank that others report as ended.
     pub named: Option<u32>,
-    /// The rank that the others wait for by their flight records, and those that wait.
+    /// The rank that the others wait for according to their flight records.
     pub held_up_by: Option<u32>,
     /// The ranks that wait for it.
     pub waiting: BTreeSet<u32>,
-    /// Whether the cause is known: one that is not begins nowhere, unless others follow from it.
+    /// Whether the cause is known. An unknown cause has no rank unless others follow from it.
     pub cause_known: bool,
-    /// Of an unknown cause what may be one, heaviest first: its lines are to be read before what followed.
+    /// Possible causes if the cause is unknown, heaviest first. Their lines come before the consequences.
     pub hints: Vec<Vote>,
 }
 
-/// Finds the root in the evidence for the class (heaviest first) and in what only followed. With nothing but
-/// consequences the laggard, for whom the others waited, is the one to look at.
+/// Finds the root in the evidence for the class (heaviest first) and in the consequences. With nothing but consequences, the laggard
+/// that the others waited for is the root.
 pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointers: Pointers) -> Root {
     let Pointers { laggard, named: named_by_others, held_up_by, waiting, cause_known, hints } = pointers;
-    // A record of what the ranks entered shows more than what one says of another.
+    // A record of the operations that ranks entered is better evidence than one rank's report about another.
     let reported_of = held_up_by.or(named_by_others);
     let grounds = [hints.as_slice(), for_it, consequences]
         .into_iter()
@@ -99,7 +99,7 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
 }
 
 fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, Spot)> {
-    // The heaviest evidence may stand in the kernel's lines alone; the log has a root of its own.
+    // The heaviest evidence may be only in kernel lines; the log has its own root.
     let shows = |vote: &&Vote| vote.spots.iter().any(|(source, _)| is_log(evidence, *source));
     let least = grounds.iter().find(shows).map_or(0.0, |vote| vote.weight * NEARLY);
     let mut lines: Vec<(usize, Spot)> = Vec::new();

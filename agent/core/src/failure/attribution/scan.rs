@@ -1,5 +1,5 @@
-//! One pass over a log for all signatures at once. Takes text in pieces of any size, so that memory stays small
-//! however long the log is; survives garbage bytes and lines without end.
+//! Searches a log for all signatures in one pass. Accepts text in pieces of any size, so that memory use does not depend on the length
+//! of the log. Tolerates invalid bytes and lines without end.
 
 mod below_frames;
 mod completed_steps;
@@ -23,17 +23,17 @@ use super::lines::{self, LINE_WINDOW};
 use super::traceback::{self, Frame};
 use crate::model::entry::LineTime;
 
-/// Sightings of one signature in one source that are kept: so many of the first, and so many of the last.
+/// Sightings kept per signature and source: this many of the first, and this many of the last.
 const KEPT: usize = 16;
-/// The exception that an ignored one is about stands at most so many lines below.
+/// Maximum distance in lines between "Exception ignored" and its exception.
 const IGNORED_REACH: u64 = 60;
-/// Sightings after which a signature is no longer looked at in a source.
+/// Sightings after which a signature is ignored in a source.
 const LOOKED_AT: usize = 4096;
-/// Ranks that are told apart; a text that names more is no log.
+/// Maximum number of distinct ranks. A text that names more is no log.
 const RANKS: usize = 131_072;
-/// An unfinished line is held back up to this size, then looked at in pieces.
+/// An unfinished line is buffered up to this size, then processed in pieces.
 const UNFINISHED: usize = 64 * 1024;
-/// Only a source up to this size is read a second time with its lines joined, against wrapped text.
+/// Maximum size of a source that is read a second time with its lines joined, against wrapped text.
 const JOINED: usize = 64 * 1024;
 /// Characters of a line that are kept for quoting.
 const QUOTE: usize = 400;
@@ -44,29 +44,29 @@ pub struct Scan<'c> {
     findings: Findings,
     places: BTreeMap<usize, usize>,
     frames: BTreeMap<Option<u32>, (u64, Frame)>,
-    /// When each line was written, where that is known.
+    /// When each line was written, if known.
     times: &'c [LineTime],
-    /// The newest sightings of signatures, once there are more than are kept from the beginning.
+    /// The newest sightings of signatures, once there are more than the first ones kept.
     last_spots: BTreeMap<usize, VecDeque<Spot>>,
-    /// The line that says that the exception below it is ignored, and the lines of such exceptions.
+    /// The line that announces an ignored exception, and the lines of such exceptions.
     ignored: Option<u64>,
     ignored_lines: BTreeSet<u64>,
-    /// Bytes of the block up to which progress lines are not looked at.
+    /// Progress lines before this offset of the block are skipped.
     no_progress_until: usize,
-    /// The last places of words of progress in the block that were not looked at.
+    /// The last offsets of progress words in the block that were skipped.
     passed_over: VecDeque<usize>,
-    /// The newest exceptions, once there are more than are kept from the beginning.
+    /// The newest exceptions, once there are more than the first ones kept.
     last_exceptions: VecDeque<Exception>,
-    /// The rank that a row of the launcher's table named last, and in which line.
+    /// The rank in the last row of the launcher's table that names one, and its line.
     table: Option<(u64, u32)>,
     /// The first line of the newest traceback, and its last frame so far.
     traceback: Option<u64>,
     last_frame: Option<LastFrame>,
-    /// The first line of a traceback that a logger wrote below a message of its own.
+    /// The first line of a traceback that a logger wrote below its own message.
     logged: Option<u64>,
-    /// The lines of such tracebacks: their words are not heard.
+    /// The lines of such tracebacks. Their words are ignored.
     logged_lines: BTreeSet<u64>,
-    /// The line that is looked at is the program's text that a warning quotes.
+    /// The current line is source text that a warning quotes.
     quotes_a_warning: bool,
     unfinished: Vec<u8>,
     plain: Vec<u8>,
@@ -75,7 +75,7 @@ pub struct Scan<'c> {
 }
 
 impl<'c> Scan<'c> {
-    /// Begins with a source.
+    /// Starts a scan of one source.
     pub fn new(catalog: &'c Catalog, source: &str, rank: Option<u32>, kind: Kind) -> Scan<'c> {
         Scan {
             catalog,
@@ -102,7 +102,7 @@ impl<'c> Scan<'c> {
         }
     }
 
-    /// Reads a whole text at once.
+    /// Scans a whole text at once.
     pub fn of_text(
         catalog: &'c Catalog,
         source: &str,
@@ -115,8 +115,8 @@ impl<'c> Scan<'c> {
         scan.finish()
     }
 
-    /// Reads the last lines of a rank's output, of each of which is known when it was written; `times` is as long as
-    /// `lines`, or empty where that is not known.
+    /// Scans the last lines of a rank's output. `times` holds when each line was written; it is as long as `lines`, or empty if
+    /// unknown.
     pub fn of_lines(
         catalog: &'c Catalog,
         source: &str,
@@ -130,7 +130,7 @@ impl<'c> Scan<'c> {
         scan.finish()
     }
 
-    /// Takes the next piece; it may end anywhere.
+    /// Processes the next piece, which may end anywhere.
     pub fn feed(&mut self, piece: &[u8]) {
         self.findings.bytes += piece.len() as u64;
         if self.findings.bytes <= JOINED as u64 {
@@ -155,7 +155,7 @@ impl<'c> Scan<'c> {
         self.unfinished.extend_from_slice(&rest[end..]);
     }
 
-    /// The text is over.
+    /// Ends the text and returns the findings.
     pub fn finish(mut self) -> Findings {
         let mut last = std::mem::take(&mut self.unfinished);
         if !last.is_empty() {
@@ -190,7 +190,7 @@ impl<'c> Scan<'c> {
         }
     }
 
-    /// Finds the words of all signatures, and looks closer at the lines that have some.
+    /// Finds the words of all signatures and examines the lines that contain some.
     fn plain_block(&mut self, block: &[u8]) {
         let catalog = self.catalog;
         let (mut counted, mut start, mut end) = (0, 0, 0);
@@ -230,7 +230,7 @@ impl<'c> Scan<'c> {
         self.last_progress_in(block);
     }
 
-    /// Looks at a line of the block, and below it if it is a frame.
+    /// Examines a line of the block, and the lines below it if it is a frame.
     fn look_at(&mut self, block: &[u8], start: usize, end: usize) {
         self.look(block.get(start..end).unwrap_or_default());
         if self.last_frame.is_some() {
@@ -238,7 +238,7 @@ impl<'c> Scan<'c> {
         }
     }
 
-    /// Looks at a line that has some of the words.
+    /// Examines a line that contains some of the words.
     fn look(&mut self, raw: &[u8]) {
         if self.words.is_empty() {
             return;
@@ -272,7 +272,7 @@ impl<'c> Scan<'c> {
         self.words = words;
     }
 
-    /// Whether the line is what a traceback quotes of the program below a frame: no message of the run.
+    /// Whether the line is source text that a traceback quotes below a frame, and no message of the run.
     fn is_program_text(&self, line: &str, number: u64) -> bool {
         let prefix = lines::prefix(line);
         let rank = prefix.rank.or(self.findings.rank);
@@ -280,7 +280,7 @@ impl<'c> Scan<'c> {
         below && line[prefix.len..].starts_with(|first: char| !first.is_ascii_uppercase())
     }
 
-    /// Whether the line is the exception that Python ignored while it cleaned up: that ended nothing.
+    /// Whether the line is an exception that Python ignored during cleanup. Such an exception ends nothing.
     fn is_ignored(&mut self, line: &str, number: u64) -> bool {
         let Some(at) = self.ignored.filter(|at| number > *at) else { return false };
         if number - at > IGNORED_REACH {
@@ -299,7 +299,7 @@ impl<'c> Scan<'c> {
         self.places.get(&signature).map_or(0, |place| self.findings.sightings[*place].count)
     }
 
-    /// Notes each signature that the line matches; tells whether one explains the line.
+    /// Records each signature that the line matches. Returns whether one explains the line.
     fn signatures_of(&mut self, line: &str, number: u64, words: &[usize], only_new: bool) -> bool {
         let mut candidates: Vec<usize> =
             words.iter().flat_map(|word| self.catalog.of_word(*word).iter().copied()).collect();
@@ -320,7 +320,7 @@ impl<'c> Scan<'c> {
         if candidates.is_empty() {
             return false;
         }
-        // A line that healthy runs print says nothing else.
+        // A line that healthy runs print matches nothing else.
         let benign = |index: &usize| self.catalog.signatures()[*index].role == Role::Benign;
         if candidates.iter().any(benign) {
             candidates.retain(benign);
@@ -375,7 +375,7 @@ impl<'c> Scan<'c> {
     }
 }
 
-/// Whether the line before is such a one.
+/// Whether the line before satisfies `is`.
 fn follows(before: &[u8], is: impl Fn(&str) -> bool) -> bool {
     let before = before.strip_suffix(b"\n").unwrap_or(before);
     let begin = memchr::memrchr(b'\n', before).map_or(0, |at| at + 1);
@@ -383,7 +383,7 @@ fn follows(before: &[u8], is: impl Fn(&str) -> bool) -> bool {
     is(&lines::clean(&before[begin..]))
 }
 
-/// The line in which a place is: from `least` on, and not more than the window on either side.
+/// The line that contains an offset: from `least` on, and limited to the window on either side.
 fn line_around(block: &[u8], at: usize, least: usize) -> Range<usize> {
     let from = least.max(at.saturating_sub(LINE_WINDOW));
     let start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);

@@ -1,5 +1,5 @@
-//! Holds the judgement against labelled cases: one JSON object a line, of the schema that
-//! `docs/reference/attribution.md` tells. Pure: cases come in parsed, numbers come out.
+//! Evaluates attribution on labelled cases: one JSON object per line, with the schema in `docs/reference/attribution.md`. Pure: takes
+//! parsed cases and returns numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::model::verdict::FaultDomain;
 
 /// Bins of the reliability table.
 const BINS: usize = 5;
-/// Least confidences of the table of thresholds.
+/// Minimum confidences in the table of thresholds.
 const THRESHOLDS: [f64; 7] = [0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
 
 /// The answer to one case.
@@ -26,23 +26,23 @@ pub struct Answer {
     pub id: String,
     /// What went wrong.
     pub class: Class,
-    /// Whose fault it was; unknown is an abstention.
+    /// Whose fault it was. Unknown is an abstention.
     pub fault_domain: FaultDomain,
     /// What to do.
     pub restart: Restart,
-    /// How sure of the domain, from 0 to 1.
+    /// The confidence in the domain, from 0 to 1.
     pub confidence: f64,
     /// Lines of the log, from 1, best first.
     pub root_lines: Vec<u64>,
-    /// The rank where it began.
+    /// The rank where the failure started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_rank: Option<u32>,
-    /// On what it rests, heaviest first.
+    /// The evidence that it is based on, heaviest first.
     pub reasons: Vec<String>,
     /// Whether the domain is right; absent without a label.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub right: Option<bool>,
-    /// What of the case could not be understood.
+    /// What could not be parsed in the case.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -65,20 +65,20 @@ pub fn evidence(catalog: &Catalog, case: &Case) -> Evidence {
     Evidence { findings, exits: exit::from_text(exit_info), ..Evidence::default() }
 }
 
-/// Judges a case.
+/// Attributes a case.
 pub fn answer(catalog: &Catalog, case: &Case) -> Answer {
     answer_from(catalog, case, &evidence(catalog, case))
 }
 
-/// Signatures that matched the log of a failure in `agent/catalog/failures` when it was gathered; the build script lists them.
+/// Signatures that matched the log of a failure in `agent/catalog/failures` when it was collected. The build script lists them.
 const BORNE_OUT: &str = include_str!(concat!(env!("OUT_DIR"), "/borne_out.txt"));
 
-/// The lines of the field.
+/// The collected lines.
 const LINES: &str = include_str!("../../../../catalog/signatures/lines.tsv");
 
-/// Judges each case as if its source had never been seen: a signature counts only if a case of another source, one of the failures
-/// that the catalogue knows or one of the lines of the field matches it too. Signatures are written by hand; one that nothing
-/// but this source bears out may have been written after it.
+/// Judges each case as if its source had never been seen: a signature counts only if a case of another source, a failure in the
+/// catalogue or a collected line matches it too. Signatures are written by hand; one that only this source matches may have been
+/// written after it.
 pub fn without_memory(catalog: &Catalog, cases: &[Case]) -> Vec<Answer> {
     let known = sources_of_signatures(catalog, cases);
     let judged = cases.iter().map(|case| {
@@ -93,7 +93,7 @@ fn source(case: &Case) -> String {
     case.group.clone().unwrap_or_else(|| case.id.clone())
 }
 
-/// For each signature the sources that it matches in; what matches in a known failure or in the lines of the field has one of no name.
+/// For each signature the sources that it matches in. A match in a known failure or in the collected lines has an empty name.
 fn sources_of_signatures(catalog: &Catalog, cases: &[Case]) -> BTreeMap<usize, BTreeSet<String>> {
     let mut known: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
     for case in cases {
@@ -111,7 +111,7 @@ fn sources_of_signatures(catalog: &Catalog, cases: &[Case]) -> BTreeMap<usize, B
     known
 }
 
-/// Takes from the evidence what only its own source bears out.
+/// Removes evidence that only its own source confirms.
 fn forget(catalog: &Catalog, evidence: &mut Evidence, known: &BTreeMap<usize, BTreeSet<String>>, own: &str) {
     let is_memory =
         |signature: usize| known.get(&signature).is_some_and(|of| of.iter().all(|source| source == own));
@@ -163,9 +163,9 @@ fn reasons(judged: &Attribution) -> Vec<String> {
         .collect()
 }
 
-/// Root lines as lines of the log as it was found.
+/// Root lines as line numbers of the original log.
 fn root_lines(case: &Case, judged: &Attribution) -> Vec<u64> {
-    // The log is the first source; its further files come next, their lines counted on.
+    // The log is the first source. The line numbers of further files continue its own.
     let lines = judged.root.lines.iter().filter_map(|(source, spot)| match source.checked_sub(1) {
         None => Some(spot.line),
         Some(file) if file < case.files.len() => Some(case.lines_before(file) + spot.line),
@@ -185,8 +185,8 @@ fn root_lines(case: &Case, judged: &Attribution) -> Vec<u64> {
     found
 }
 
-/// For each line of the joined text the lines of the original that it is made of: both hold the same letters,
-/// only white space differs.
+/// For each line of the joined text, the range of original lines that it consists of. Both texts have the same letters and differ only
+/// in white space.
 fn covered_lines(log: &str, joined: &str) -> Vec<(u64, u64)> {
     let mut line_of_letter = Vec::new();
     for (number, line) in (1u64..).zip(log.split('\n')) {
@@ -205,28 +205,28 @@ fn covered_lines(log: &str, joined: &str) -> Vec<(u64, u64)> {
     covered
 }
 
-/// How right the answers are.
+/// The accuracy of the answers.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Summary {
     /// All cases with a label.
     pub all: Share,
-    /// Verbatim logs with labels that are not of low confidence, without one-liners.
+    /// Verbatim logs with labels of at least medium confidence, without one-liners.
     pub headline: Share,
     /// One-liners alone.
     pub one_liners: Share,
-    /// How often each class was right, by its name.
+    /// Results per class, by name.
     pub per_class: BTreeMap<&'static str, Share>,
-    /// For each true class how often each class was answered.
+    /// The confusion matrix: for each true class the number of answers per class.
     pub confusion: BTreeMap<&'static str, BTreeMap<&'static str, u32>>,
-    /// How far confidence can be trusted.
+    /// The calibration of the confidence.
     pub calibration: Calibration,
-    /// Cases called hardware that were the user's.
+    /// Cases of the user's fault that were classified as hardware.
     pub false_hardware: u32,
-    /// Cases told not to restart where a restart was right.
+    /// Cases with the advice not to restart although a restart was right.
     pub false_do_not_restart: u32,
-    /// Cases that were judged and have no label that could be scored.
+    /// Cases that were judged but have no label that can be scored.
     pub unscored: u32,
-    /// Cases of which something could not be understood; their answers say what.
+    /// Cases that could not be parsed completely; their answers list what.
     pub odd: u32,
 }
 
@@ -235,62 +235,62 @@ pub struct Summary {
 pub struct Share {
     /// Cases.
     pub cases: u32,
-    /// With the right domain; an abstention is right when the label says unknown.
+    /// Cases with the right domain. An abstention is right if the label is unknown.
     pub domain: u32,
     /// Cases in which a domain was named.
     pub committed: u32,
-    /// Of those with the right one.
+    /// Of those, cases with the right domain.
     pub committed_right: u32,
-    /// With the right class.
+    /// Cases with the right class.
     pub class: u32,
-    /// With the right advice.
+    /// Cases with the right advice.
     pub restart: u32,
-    /// Cases whose label tells root lines.
+    /// Cases whose label has root lines.
     pub with_root: u32,
-    /// Of those: the first root line told is one of them.
+    /// Of those, cases whose first root line is right.
     pub root_first: u32,
-    /// Of those: one of the root lines told is one of them.
+    /// Of those, cases with any right root line.
     pub root_any: u32,
-    /// Cases whose label tells a rank.
+    /// Cases whose label has a rank.
     pub with_rank: u32,
-    /// Of those: that rank is told.
+    /// Of those, cases with the right rank.
     pub rank: u32,
-    /// Cases whose label tells root lines or a rank.
+    /// Cases whose label has root lines or a rank.
     pub with_place: u32,
-    /// Of those: the first root line or the rank is right.
+    /// Of those, cases whose first root line or rank is right.
     pub place: u32,
 }
 
-/// How far confidence can be trusted.
+/// The calibration of the confidence.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Calibration {
-    /// Mean squared difference between confidence and being right about the domain.
+    /// Mean squared difference between the confidence and the correctness of the domain (0 or 1).
     pub brier: f64,
-    /// Mean distance between confidence and the share of right answers, over the bins by their answers.
+    /// Expected calibration error: mean distance between confidence and the share of right answers, weighted by the size of the bins.
     pub expected_error: f64,
-    /// By confidence, lowest first.
+    /// Bins by confidence, lowest first.
     pub bins: Vec<Bin>,
-    /// What it would mean to name no domain below a confidence.
+    /// The effect of abstaining below a confidence.
     pub thresholds: Vec<Threshold>,
 }
 
-/// What it would mean to abstain below a confidence.
+/// The effect of abstaining below a confidence.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Threshold {
-    /// The least confidence with which a domain would be named.
+    /// The minimum confidence for naming a domain.
     pub at: f64,
-    /// Cases in which one would be.
+    /// Cases with at least this confidence.
     pub named: u32,
-    /// Of those with the right one.
+    /// Of those, cases with the right domain.
     pub right: u32,
 }
 
-/// Answers of like confidence.
+/// Answers of similar confidence.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Bin {
-    /// Least confidence of the bin.
+    /// Lower bound of the bin.
     pub from: f64,
-    /// Answers in it.
+    /// Number of answers.
     pub cases: u32,
     /// Their mean confidence.
     pub confidence: f64,
@@ -325,7 +325,7 @@ impl Share {
     }
 }
 
-/// Sums answers up against the labels of their cases.
+/// Compares answers with the labels of their cases.
 pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
     let mut summary = Summary::default();
     let mut bins = vec![Bin::default(); BINS];
@@ -387,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn joined_lines_know_what_they_are_made_of() {
+    fn joined_lines_map_to_their_original_lines() {
         let log = "one\ntwo th\nree\nfour";
         assert_eq!(covered_lines(log, "one\ntwo three\nfour"), [(1, 1), (2, 3), (4, 4)]);
         assert_eq!(covered_lines("", ""), [(1, 1)]);

@@ -1,4 +1,4 @@
-//! Constant data that is costly to make, shared by all who need it at the same time and freed when no one does.
+//! Constant data that is expensive to create, shared by all concurrent users and freed when the last one drops it.
 
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, Weak};
 )]
 type Lock<T> = std::sync::Mutex<T>;
 
-/// One value, made when it is needed.
+/// A value that is created on demand.
 #[derive(Debug)]
 pub(super) struct Shared<T>(Lock<Weak<T>>);
 
@@ -17,9 +17,9 @@ impl<T> Shared<T> {
         Shared(Lock::new(Weak::new()))
     }
 
-    /// The value that others hold, or a new one.
+    /// The shared value, or a new one.
     pub(super) fn get<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        // Whoever panicked with the lock left a whole value behind: it is written at once.
+        // The value is replaced in one step, so it is intact even after a panic with the lock held.
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = shared.upgrade() {
             return Ok(value);
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_who_hold_it_share_it_and_the_last_one_frees_it() {
+    fn holders_share_the_value_and_the_last_one_frees_it() {
         let shared = Shared::new();
         let get = |value: u32| shared.get(|| Ok::<u32, ()>(value)).expect("made");
         let (one, other) = (get(1), get(2));
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_is_tried_again() {
+    fn a_failed_creation_is_retried() {
         let shared = Shared::new();
         assert_eq!(shared.get(|| Err::<u32, &str>("no")), Err("no"));
         assert_eq!(shared.get(|| Ok::<u32, &str>(7)).map(|value| *value), Ok(7));

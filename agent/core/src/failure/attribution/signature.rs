@@ -1,4 +1,4 @@
-//! The entries of the catalogue as they stand in its files.
+//! The entries of the catalogue files.
 
 use std::collections::BTreeMap;
 
@@ -8,33 +8,33 @@ use super::class::{Class, Restart};
 use super::common;
 use crate::model::verdict::FaultDomain;
 
-/// What a line says about the failure.
+/// The role of a line in the failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// It may be where the failure began.
+    /// A possible cause.
     #[default]
     Primary,
-    /// It is what the others print when someone else failed.
+    /// A consequence: other ranks print it after one has failed.
     Secondary,
-    /// It looks alarming and is no failure.
+    /// It looks alarming but is no failure.
     Benign,
 }
 
-/// Whether the same happens again after a restart in the same place.
+/// Whether the failure repeats after a restart in the same place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Determinism {
-    /// It will.
+    /// It repeats.
     Deterministic,
-    /// It need not.
+    /// It may not repeat.
     Transient,
-    /// The line does not tell.
+    /// The line does not show which.
     #[default]
     Either,
 }
 
-/// One signature as it stands in the catalogue.
+/// One signature of the catalogue.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Signature {
@@ -42,36 +42,36 @@ pub struct Signature {
     pub id: String,
     /// What the line means, in plain words.
     pub meaning: String,
-    /// What went wrong when it is seen.
+    /// What went wrong if the line is seen.
     pub class: Class,
     /// Whether it is a cause or a consequence.
     #[serde(default)]
     pub role: Role,
-    /// Log-odds that it adds to its class: 1 a hint, 3 likely, 5 nearly certain.
+    /// Log-odds that it adds to its class: 1 is a hint, 3 likely, 5 nearly certain.
     pub weight: f64,
-    /// Whether it comes again.
+    /// Whether the failure repeats.
     #[serde(default)]
     pub determinism: Determinism,
-    /// What to do, where it is not what the class and the determinism say.
+    /// What to do, if different from the default of the class and the determinism.
     #[serde(default)]
     pub restart: Option<Restart>,
-    /// Whose fault it is, where it is not what the class says.
+    /// Whose fault it is, if different from the default of the class.
     #[serde(default)]
     pub domain: Option<FaultDomain>,
-    /// The rank that prints it tells of another's fault: it is not where the failure began.
+    /// The rank that prints it reports the fault of another: it is not where the failure started.
     #[serde(default)]
     pub reporter: bool,
-    /// It may speak from a warning or a note, and not only from an error: machines warn before they fail.
+    /// It also counts in a warning or a note, and not only in an error: machines warn before they fail.
     #[serde(default)]
     pub warning: bool,
-    /// It only repeats that a signal ended a process, and not why.
+    /// It only repeats that a signal ended a process, without the reason.
     #[serde(default)]
     pub signal: bool,
-    /// Why it still speaks for a failure when healthy steps came after it: what it reports lies in wait. Without a reason
-    /// it does not.
+    /// Why it still counts when healthy steps came after it: the fault that it reports is latent. Without a reason it does not count
+    /// then.
     #[serde(default)]
     pub latent: Option<String>,
-    /// Only a hint, looked for in short texts on lines that no other signature explains.
+    /// Only a hint, for short texts and lines that no other signature explains.
     #[serde(default)]
     pub fallback: bool,
     /// Other classes that the same text can mean, with their log-odds.
@@ -80,23 +80,23 @@ pub struct Signature {
     /// Evidence of one family counts once.
     #[serde(default)]
     pub family: String,
-    /// The line holds one of these, in any case of letters.
+    /// The line contains one of these, in any case.
     pub any: Vec<String>,
-    /// And all of these.
+    /// The line contains all of these.
     #[serde(default)]
     pub with: Vec<String>,
-    /// And none of these.
+    /// The line contains none of these.
     #[serde(default)]
     pub without: Vec<String>,
-    /// And this regular expression, over the line in lower case, ASCII only.
+    /// The line in lower case matches this regular expression, ASCII only.
     #[serde(default)]
     pub pattern: Option<String>,
     /// The project, document or source file that it comes from.
     #[serde(default)]
     pub source: String,
-    /// A line that it matches.
+    /// A line that matches.
     pub example: String,
-    /// Lines that look alike and must not match.
+    /// Similar lines that must not match.
     #[serde(default)]
     pub silent: Vec<String>,
 }
@@ -121,23 +121,23 @@ pub(super) struct Xid {
     pub(super) also: BTreeMap<Class, f64>,
 }
 
-/// What the type of a Python exception tells when nothing better is known about its line.
+/// The meaning of a Python exception's type, used when there is no better evidence about its line.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExceptionRule {
     /// Names without their modules.
     #[serde(default)]
     pub names: Vec<String>,
-    /// Parts of names; they count where no rule knows the whole name.
+    /// Parts of names, used if no rule has the whole name.
     #[serde(default)]
     pub parts: Vec<String>,
-    /// Its type says little: what it says in words counts more.
+    /// The type is too general: its message counts more.
     #[serde(default)]
     pub general: bool,
-    /// Whether it comes again.
+    /// Whether the failure repeats.
     #[serde(default)]
     pub determinism: Determinism,
-    /// What it tells.
+    /// The class it supports.
     pub class: Class,
     /// Whether it is a cause or a consequence.
     #[serde(default)]
@@ -155,10 +155,10 @@ pub struct ExceptionRule {
 pub(super) struct File {
     pub(super) family: String,
     pub(super) source: String,
-    /// Of all entries of the file that name no reason of their own.
+    /// Default for entries of the file without their own reason.
     #[serde(default)]
     pub(super) latent: Option<String>,
-    /// Of all entries of the file.
+    /// Default for all entries of the file.
     #[serde(default)]
     pub(super) warning: bool,
     #[serde(default)]
@@ -169,7 +169,7 @@ pub(super) struct File {
     pub(super) exception: Vec<ExceptionRule>,
 }
 
-/// XIDs are found by their number, not by words.
+/// Creates the signature of an XID. XIDs are found by number, not by words.
 pub(super) fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signature {
     Signature {
         id: format!("xid.{code}"),
@@ -181,7 +181,7 @@ pub(super) fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signat
         restart: xid.restart,
         domain: None,
         reporter: false,
-        // The driver writes XIDs at the level of an error.
+        // The driver logs XIDs at the level of an error.
         warning: true,
         signal: false,
         latent: xid.latent.clone(),

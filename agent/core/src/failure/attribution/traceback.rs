@@ -1,11 +1,11 @@
-//! Python's exceptions by structure: what was raised, and whether in the program or in a library.
+//! Parses Python exceptions: what was raised, and whether in the program or in a library.
 
 /// A frame of a traceback.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
-    /// File as the interpreter names it.
+    /// The file as the interpreter names it.
     pub path: String,
-    /// Function, where the line has it.
+    /// The function, if the line has it.
     pub function: String,
 }
 
@@ -21,7 +21,7 @@ impl Frame {
             "<string>",
             "/usr/lib/",
             "\\lib\\",
-            // Frameworks that run from a checkout of their sources.
+            // Frameworks that run from a source checkout.
             "/pytorch/torch/",
             "/megatron/",
             "/Megatron-LM/",
@@ -35,7 +35,7 @@ impl Frame {
     }
 }
 
-/// Reads `  File "/home/a/train.py", line 12, in main`; the text begins at or before `File`.
+/// Parses `  File "/home/a/train.py", line 12, in main`. The text starts at or before `File`.
 pub fn frame(text: &str) -> Option<Frame> {
     let at = text.find("File \"")?;
     let (path, rest) = text[at + 6..].split_once('"')?;
@@ -44,27 +44,27 @@ pub fn frame(text: &str) -> Option<Frame> {
     Some(Frame { path: path.to_owned(), function: function.to_owned() })
 }
 
-/// An exception that a line tells.
+/// An exception in a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Raised<'a> {
     /// Its type with modules.
     pub name: &'a str,
-    /// What it says.
+    /// Its message.
     pub message: &'a str,
-    /// The line tells more before it: a log message, a wrapper's words.
+    /// The line has other text before it: a log message, a wrapper's message.
     pub embedded: bool,
 }
 
-/// Reads `ValueError: text`, `torch.cuda.OutOfMemoryError`, `E   KeyError: 'a'`, `stderr: OSError: text`;
-/// the text begins after the line's prefix.
+/// Parses `ValueError: text`, `torch.cuda.OutOfMemoryError`, `E   KeyError: 'a'`, `stderr: OSError: text`. The text starts after the
+/// line's prefix.
 pub fn raised(text: &str) -> Option<Raised<'_>> {
     let text = text.trim_start_matches(['|', '+', '-', ' ', '╭', '│']).trim_end();
-    // pytest marks its lines so.
+    // pytest marks its lines with this.
     let text = text.strip_prefix("E  ").map_or(text, str::trim_start);
     if let Some(found) = at_start(text) {
         return Some(found);
     }
-    // Somewhere in the line: the first word that is the name of an exception before a colon.
+    // Elsewhere in the line: the first exception name before a colon.
     for (colon, _) in text.match_indices(": ").take(12) {
         let start = text[..colon]
             .rfind(|c: char| !is_name(c))
@@ -77,8 +77,8 @@ pub fn raised(text: &str) -> Option<Raised<'_>> {
     None
 }
 
-/// Reads the line below the frames of a traceback whose exception has a name that [`raised`] does not know as one:
-/// `acme.Stalled: no batch`. None for one that it knows.
+/// Parses the line below the frames of a traceback whose exception has a name that [`raised`] does not recognise: `acme.Stalled: no
+/// batch`. `None` for one that it does.
 pub fn raised_below_frames(text: &str) -> Option<Raised<'_>> {
     const LEVELS: [&str; 4] = ["Debug", "Info", "Warning", "Critical"];
     if raised(text).is_some() {
@@ -111,7 +111,7 @@ fn is_name(letter: char) -> bool {
     letter.is_alphanumeric() || matches!(letter, '_' | '.')
 }
 
-/// By the field's habit: a capital somewhere in the last part and one of the usual ends.
+/// By convention: a capital in the last part, and one of the usual endings.
 fn is_exception(name: &str) -> bool {
     const ENDS: [&str; 9] =
         ["Error", "Exception", "Interrupt", "Exit", "Timeout", "Failure", "Iteration", "Expired", "Group"];

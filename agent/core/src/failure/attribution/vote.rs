@@ -1,11 +1,11 @@
-//! One piece of evidence and what it speaks for.
+//! One piece of evidence and the classes that it supports.
 
 use super::catalog::{Determinism, Role};
 use super::class::{Class, Restart};
 use super::scan::Spot;
 use crate::model::verdict::FaultDomain;
 
-/// What votes of learned words are named.
+/// The id of votes from learned words.
 pub(super) const WORDS_ID: &str = "words";
 
 /// One piece of evidence.
@@ -13,43 +13,43 @@ pub(super) const WORDS_ID: &str = "words";
 pub struct Vote {
     /// Evidence of one family counts once.
     pub family: String,
-    /// Name of the signature, or what else it is.
+    /// The id of the signature or of another kind of evidence.
     pub id: String,
     /// What it means, in words.
     pub meaning: String,
     /// Cause or consequence.
     pub role: Role,
-    /// The class it speaks for first, its log-odds with it.
+    /// The class that it supports most.
     pub class: Class,
     /// Log-odds for that class.
     pub weight: f64,
-    /// Other classes, with theirs.
+    /// Other classes with their log-odds.
     pub also: Vec<(Class, f64)>,
-    /// Whether it comes again.
+    /// Whether the failure repeats.
     pub determinism: Determinism,
-    /// What to do, where the evidence says so itself.
+    /// What to do, if the evidence determines it.
     pub restart: Option<Restart>,
-    /// Whose fault, where it is not what the class says.
+    /// Whose fault, if different from the default of the class.
     pub domain: Option<FaultDomain>,
-    /// The rank that prints it tells of another's fault.
+    /// The rank that prints it reports the fault of another.
     pub reporter: bool,
-    /// It only repeats that a signal ended a process, and not why.
+    /// It only repeats that a signal ended a process, without the reason.
     pub signal: bool,
-    /// Only a hint, from the words of a line that no signature explains.
+    /// Only a hint from a line that no signature explains.
     pub hint: bool,
-    /// Where it was seen: the source's place in the evidence, and the lines.
+    /// Where it was seen: the index of the source in the evidence, and the lines.
     pub spots: Vec<(usize, Spot)>,
-    /// How often.
+    /// The number of sightings.
     pub count: u64,
 }
 
 impl Vote {
-    /// All classes that it speaks for.
+    /// All classes that it supports.
     pub fn classes(&self) -> impl Iterator<Item = (Class, f64)> + '_ {
         std::iter::once((self.class, self.weight)).chain(self.also.iter().copied())
     }
 
-    /// Whether it rests on nothing but what words were learned to speak for.
+    /// Whether it is based only on learned words.
     pub fn is_of_words(&self) -> bool {
         self.id == WORDS_ID
     }

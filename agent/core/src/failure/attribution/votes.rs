@@ -1,4 +1,4 @@
-//! From what was found to votes: each piece of evidence speaks for some classes, with log-odds.
+//! Turns findings into votes: each piece of evidence supports some classes, with log-odds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,22 +12,22 @@ use super::structure;
 use super::vote::{Vote, WORDS_ID};
 use super::words::Word;
 
-/// Beside evidence of this weight hints are left out.
+/// Evidence of at least this weight replaces hints.
 const BETTER_THAN_HINTS: f64 = 1.5;
 
-/// How far the words of a line are trusted.
+/// The weight factor for the words of a line.
 const WORDS: f64 = 1.0;
-/// How far the words of a whole text are trusted beside signatures.
+/// The weight factor for the words of a whole text, in addition to signatures.
 const ALL_WORDS: f64 = 0.3;
-/// They say no more than this, for a class or against it.
+/// The maximum log-odds of these words, for or against a class.
 const MOST_ALL_WORDS: f64 = 1.5;
-/// Of so few different words nobody can tell what a log is of: a traceback alone has the words of every bug.
+/// A log with fewer distinct words is not classified by them: a traceback alone has the words of every bug.
 const FEW_WORDS: usize = 40;
-/// Words that say less than this are not heard.
+/// Words with lower log-odds are ignored.
 const LEAST_WORDS: f64 = 0.3;
-/// Words do not say more than this.
+/// The maximum log-odds of a line's words.
 const MOST_WORDS: f64 = 2.0;
-/// A signature of this weight leaves no line to words alone.
+/// If any signature has this weight, the words of lines are not used.
 const LEAST_SIGNATURE: f64 = 0.5;
 
 /// All votes, in the order of sources and lines.
@@ -41,14 +41,14 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
             }
         }
     }
-    // Words count only where no signature says anything: beside a victim's complaint they speak of whatever is left.
+    // Words count only if no signature does: next to a victim's report they would describe unrelated lines.
     if !votes
         .iter()
         .any(|vote| !vote.hint && vote.weight >= LEAST_SIGNATURE && !raised::is_general(catalog, vote))
     {
         votes.extend(of_words(evidence));
     }
-    // The same words are not heard twice: where a line's are all there is, those of the log are the same once more.
+    // Do not count the same words twice: if a line's words are used, those of the log would repeat them.
     if !votes.iter().any(Vote::is_of_words) {
         votes.extend(of_all_words(catalog, evidence));
     }
@@ -74,7 +74,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         spots: Vec::new(),
         count: 1,
     }));
-    // Words count only where nothing better was seen: a cause, or a victim's complaint that is sure to be one.
+    // Hints count only without better evidence: a cause, or a report that is surely a victim's.
     if votes
         .iter()
         .any(|vote| !vote.hint && vote.weight >= BETTER_THAN_HINTS && !raised::is_general(catalog, vote))
@@ -104,7 +104,7 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
             reporter: signature.reporter,
             signal: signature.signal,
             hint: signature.fallback,
-            // What is known about exits and the kernel's lines are no lines of the log.
+            // Exit information and kernel lines are no lines of the log.
             spots: sighting.spots.iter().map(|spot| (place, spot.clone())).collect(),
             count: sighting.count,
         };
@@ -112,7 +112,7 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
     }
 }
 
-/// The same evidence from another source is not other evidence.
+/// Merges evidence with the same id and class from several sources.
 fn add(votes: &mut Vec<Vote>, vote: Vote) {
     match votes.iter_mut().find(|of| of.id == vote.id && of.class == vote.class) {
         Some(same) => {
@@ -124,7 +124,7 @@ fn add(votes: &mut Vec<Vote>, vote: Vote) {
     }
 }
 
-/// What the words of a line speak for that nothing explains.
+/// Votes from the words of a line that nothing explains.
 fn of_words(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
     evidence.findings.iter().enumerate().filter_map(|(place, findings)| {
         let (spot, opinion) = findings.words.as_ref()?;
@@ -134,7 +134,7 @@ fn of_words(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
     })
 }
 
-/// The classes that the words of something are those of, heaviest first, as far as the words are trusted.
+/// The classes that the words support, heaviest first, scaled by `trust`.
 fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<Vote> {
     let mut classes = by_likelihood(opinion, trust, |weight| weight.min(MOST_WORDS));
     classes.retain(|(_, weight)| *weight > LEAST_WORDS);
@@ -161,7 +161,7 @@ fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<V
     })
 }
 
-/// The log-odds of each class against one of as many of which nothing was said, heaviest first.
+/// The log-odds of each class relative to a uniform distribution, heaviest first.
 fn by_likelihood(
     opinion: &[f64; Class::ALL.len()],
     trust: f64,
@@ -174,7 +174,7 @@ fn by_likelihood(
     classes
 }
 
-/// What all words together speak for. They are read beside the signatures, for these see only what they know.
+/// The classes that all words together support. Used in addition to signatures, which match only known lines.
 fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     let sources = evidence.findings.iter().filter(|findings| findings.kind != Kind::Exit);
     let words: BTreeSet<&Word> = sources.flat_map(|findings| findings.vocabulary.iter()).collect();
@@ -182,7 +182,7 @@ fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
         return None;
     }
     let opinion = catalog.vocabulary().opinion_of(words.into_iter())?;
-    // They speak against classes as well: a log that reads like no other of its kind is none of them.
+    // They also count against classes: a log that is worded unlike a class is probably not of that class.
     let mut classes =
         by_likelihood(&opinion, ALL_WORDS, |weight| weight.clamp(-MOST_ALL_WORDS, MOST_ALL_WORDS));
     let (class, weight) = classes.remove(0);
@@ -190,7 +190,7 @@ fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     Some(Vote { family: "words".to_owned(), class, weight, also: classes, ..vote })
 }
 
-/// Faults that a program can cause by itself are the GPU's when several programs meet them on one device.
+/// Faults that a program can cause itself point to the GPU when several programs have them on one device.
 fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     let mut processes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut spots = Vec::new();
@@ -258,7 +258,7 @@ fn of_exits(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
     })
 }
 
-/// Whether a spot of this source is a line of a log that a person can be shown as the root.
+/// Whether a spot of this source is a log line that can be shown as the root.
 pub fn is_log(evidence: &Evidence, place: usize) -> bool {
     evidence.findings.get(place).is_some_and(|findings| findings.kind == Kind::Log)
 }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_says_where_a_line_comes_from_does_not_explain_it() {
+    fn a_signature_of_only_the_origin_does_not_explain_a_line() {
         let caught = |name: &str| format!("{name}: Caught {name} in DataLoader worker process 1.\n");
         assert_eq!(class_of(&caught("fsspec.exceptions.FSTimeoutError")), Class::Storage);
         assert_eq!(class_of(&caught("IndexError")), Class::UserCode);

@@ -1,19 +1,18 @@
-//! From the text of a log to the numbers of its words. The build script uses this file too, so that learned words and read words
-//! have the same numbers.
+//! Maps the text of a log to word numbers. The build script uses this file too, so that training and inference use the same numbers.
 
 use std::collections::BTreeSet;
 
 use super::traceback;
 
-/// A word or a pair of words by its number; which word it was is never needed.
+/// A word or a pair of words as a hash. The word itself is never needed.
 pub type Word = u32;
 
-/// The words of the lines that are messages: a traceback's frames and the program's text below them are those of any program.
+/// The words of message lines. A traceback's frames and the source text below them occur with any program.
 pub fn words_of_text(text: &str) -> BTreeSet<Word> {
     messages(text.lines()).flat_map(words).collect()
 }
 
-/// The lines of a text without the frames of tracebacks and the program's text below them.
+/// The lines of a text without traceback frames and the source text below them.
 pub fn messages<'t>(lines: impl Iterator<Item = &'t str>) -> impl Iterator<Item = &'t str> {
     let mut below = false;
     lines.filter(move |line| {
@@ -43,7 +42,7 @@ pub fn words(line: &str) -> BTreeSet<Word> {
     found.iter().copied().chain(pairs).chain(stems).collect()
 }
 
-/// An address of the web up to its host: what is fetched there says nothing.
+/// A URL up to its host: the path is not informative.
 fn without_path(word: &str) -> &str {
     let Some((scheme, rest)) = word.split_once("://") else { return word };
     let host = rest.find('/').unwrap_or(rest.len());
@@ -54,7 +53,7 @@ fn letters(word: &str) -> impl Iterator<Item = &str> {
     word.split(|letter: char| !(letter.is_ascii_alphabetic() || letter == '_'))
 }
 
-/// `OutOfMemoryError` is of three words and one.
+/// `OutOfMemoryError` yields its parts.
 fn humps(word: &str) -> impl Iterator<Item = &str> {
     let bytes = word.as_bytes();
     let starts = |at: &usize| {
@@ -68,7 +67,7 @@ fn humps(word: &str) -> impl Iterator<Item = &str> {
     ends.into_iter().filter_map(move |end| word.get(std::mem::replace(&mut from, end)..end))
 }
 
-/// A word without its commonest endings.
+/// A word without common endings.
 fn stem(word: &str) -> &str {
     const ENDINGS: [&str; 8] = ["ing", "ed", "es", "s", "ion", "ions", "ment", "able"];
     let cut =
@@ -89,14 +88,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_of_words_stay_as_they_are() {
-        // The figures of failures are kept by these numbers.
+    fn word_numbers_are_stable() {
+        // The stored figures of failures depend on these numbers.
         let numbers: Vec<String> = words("disk full").iter().map(|of| format!("{of:08x}")).collect();
         assert_eq!(numbers, ["3867e1bd", "5d5b9204", "9dcb29e3", "f5dc67e5", "fc60e4a4"]);
     }
 
     #[test]
-    fn frames_and_the_program_are_no_messages() {
+    fn frames_and_source_text_are_no_messages() {
         let log = "boom\n  File \"/a/train.py\", line 3, in step\n    loss.backward()\nValueError: x\n  File \"b.py\", line 1\nKeyError: 'y'";
         assert_eq!(messages(log.lines()).collect::<Vec<_>>(), ["boom", "ValueError: x", "KeyError: 'y'"]);
     }

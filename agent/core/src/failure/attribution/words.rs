@@ -1,5 +1,5 @@
-//! What words speak for: a table that was learned when the program was built (`learn.rs`) and is read in place. What it says are
-//! probabilities that hold: of failures that it has not seen, as many are of a class as it says.
+//! Classifies words with a table that is learned at build time (`learn.rs`) and read in place. Its output are calibrated probabilities,
+//! also for failures that it has not seen.
 
 use super::common::CLASSES;
 use super::fit::{likely, of_one_length};
@@ -9,20 +9,20 @@ pub use super::wording::{Word, messages};
 /// The learned words of this build.
 static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/words.bin"));
 
-/// The learned words, in the form that `learn.rs` writes.
+/// The learned words, in the format that `learn.rs` writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Words<'t> {
-    /// Texts that were learned from.
+    /// The number of texts learned from.
     texts: f32,
     /// The unit of the weights.
     step: f32,
-    /// What is held likely before any word is read.
+    /// The bias: log-odds before any word is read.
     base: [f32; CLASSES],
     /// The words, ascending.
     words: &'t [[u8; 4]],
-    /// In how many texts each word stands.
+    /// The number of texts that contain each word.
     times: &'t [[u8; 2]],
-    /// What each word says of each class.
+    /// The weights of each word per class.
     says: &'t [[u8; 2]],
 }
 
@@ -32,9 +32,9 @@ struct Weight {
 }
 
 impl Words<'static> {
-    /// Those that the program was built with.
+    /// The table of this build.
     pub fn built_in() -> Words<'static> {
-        // A table that cannot be read knows no word; a test holds that it can.
+        // A table that cannot be read has no words; a test checks that it can be read.
         Words::read(BUILT_IN).unwrap_or_default()
     }
 }
@@ -46,7 +46,7 @@ impl Default for Words<'_> {
 }
 
 impl<'t> Words<'t> {
-    /// The table in these bytes; none if they are too few.
+    /// Reads the table from bytes. `None` if they are too few.
     pub fn read(table: &'t [u8]) -> Option<Words<'t>> {
         let (texts, rest) = table.split_first_chunk()?;
         let (count, rest) = rest.split_first_chunk()?;
@@ -69,17 +69,17 @@ impl<'t> Words<'t> {
         })
     }
 
-    /// How likely each class is by the words of the line alone; none if no word is known.
+    /// The probability of each class by the words of the line alone. `None` if it has no known word.
     pub fn opinion(&self, line: &str) -> Option<[f64; CLASSES]> {
         self.opinion_of(words(line).iter())
     }
 
-    /// The words of a line that say something.
+    /// The words of a line that are in the table.
     pub fn known(&self, line: &str) -> impl Iterator<Item = Word> {
         words(line).into_iter().filter(|word| self.place(*word).is_some())
     }
 
-    /// How likely each class is by the words of a text.
+    /// The probability of each class by the words of a text.
     pub fn opinion_of<'w>(&self, words: impl Iterator<Item = &'w Word>) -> Option<[f64; CLASSES]> {
         let known: Vec<Weight> = words.filter_map(|word| self.weight(*word)).collect();
         if known.is_empty() {
@@ -125,7 +125,7 @@ mod tests {
     ];
 
     #[test]
-    fn words_speak_for_the_class_in_whose_lines_they_stand() {
+    fn words_support_the_class_whose_lines_contain_them() {
         let table = learn(LINES.into_iter(), std::iter::empty()).to_bytes();
         let words = Words::read(&table).expect("a whole table");
         let of = |line, class: usize| words.opinion(line).map(|of| of[class]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_and_its_words_teach_the_same() {
+    fn a_text_and_its_words_yield_the_same_table() {
         let (texts, figures) = LINES.split_at(2);
         let figures = figures.iter().map(|(class, text)| (*class, words_of_text(text)));
         let both = learn(texts.iter().copied(), figures).to_bytes();
@@ -143,25 +143,25 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_the_build_are_whole_and_a_torn_table_is_none() {
+    fn the_built_in_table_is_complete_and_a_truncated_one_is_rejected() {
         assert!(Words::read(BUILT_IN).is_some_and(|words| words.words.len() > 5000));
         assert!(Words::read(&BUILT_IN[..BUILT_IN.len() - 1]).is_none());
         assert!(Words::built_in().opinion("CUDA out of memory").is_some());
     }
 
     #[test]
-    fn the_build_knows_the_classes_by_the_same_places() {
+    fn the_build_script_uses_the_same_class_order() {
         assert_eq!(Class::ALL.map(Class::name), CLASS_NAMES);
     }
 
-    /// Parts of the lines of the field: each is judged by words that were learned from the other parts. How many of the
-    /// lines are right that were learned from says nothing of others.
+    /// The collected lines are split into this many parts. Each part is judged with words learned from the other parts, since accuracy
+    /// on training lines would show nothing.
     const PARTS: usize = 5;
-    /// Right domains of lines that were not learned from, in percent.
+    /// Minimum accuracy of the domain on held-out lines, in percent.
     const FLOOR: usize = 82;
 
     #[test]
-    fn words_name_the_domain_of_lines_that_they_were_not_learned_from() {
+    fn words_name_the_domain_of_held_out_lines() {
         const LINES: &str = include_str!("../../../../catalog/signatures/lines.tsv");
         const FAILURES: &str = include_str!("../../../../catalog/failures/failures.tsv");
         let lines: Vec<(usize, &str)> = lessons::lines(LINES).collect();

@@ -1,5 +1,5 @@
-//! What a failed rank printed and what yet is no evidence of its end: what it caught or survived, and what the kernel's own count
-//! contradicts.
+//! Removes output of a failed rank that is no evidence of its end: exceptions that it caught or survived, and what the kernel's OOM
+//! count contradicts.
 
 use std::collections::BTreeSet;
 
@@ -9,13 +9,13 @@ use crate::failure::attribution::class::Class;
 use crate::failure::attribution::scan::{Findings, Spot};
 use crate::model::verdict::FaultDomain;
 
-/// So long after an exception a program that goes on has survived it; an interpreter that ends takes less, also on a busy host.
+/// A program that still runs this long after an exception has survived it. An interpreter that exits takes less, even on a busy host.
 const SURVIVED: Span = Span::seconds(5);
 
 /// The signature of a DataLoader worker that a signal ended.
 const WORKER_KILLED: &str = "torch.dataloader_killed";
 
-/// A program that exits because of an exception does so soon after it printed it. What it printed long before, it survived.
+/// A program that exits because of an exception does so soon after printing it. It survived what it printed long before.
 pub(super) fn forget_what_it_survived(catalog: &Catalog, findings: &mut Findings, ended: Mono) {
     let survived = |spot: &Spot| spot.seen.is_some_and(|seen| ended.since(seen.at) > SURVIVED);
     let is_latent = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
@@ -30,8 +30,8 @@ pub(super) fn forget_what_it_survived(catalog: &Catalog, findings: &mut Findings
     }
 }
 
-/// A rank that ended by an exception caught those that it printed before. A fault of the program among them ended nothing; what a
-/// device or a service said may still be the cause.
+/// A rank that ended by an exception caught those that it printed before. Program faults among them ended nothing; what a device or a
+/// service reported may still be the cause.
 pub(super) fn forget_what_it_caught(catalog: &Catalog, findings: &mut Findings) {
     let lines: BTreeSet<u64> = findings.exceptions.iter().map(|exception| exception.spot.line).collect();
     let of_user = |of: usize| {
@@ -48,8 +48,7 @@ pub(super) fn forget_what_it_caught(catalog: &Catalog, findings: &mut Findings) 
     findings.exceptions.retain(|of| catalog.exception(&of.name).is_some_and(|rule| !is_users(rule.class)));
 }
 
-/// Of the words of a rank that was killed only those count that tell why somebody killed it: memory that ran out, a machine
-/// that is taken away, a device that fails.
+/// In the output of a rank that was killed only reasons for the kill count: out of memory, preemption of the machine, a failing device.
 pub(super) fn keep_what_lies_in_wait(catalog: &Catalog, findings: &mut Findings) {
     let is_latent = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
     findings.sightings.retain(|sighting| is_latent(sighting.signature));
@@ -58,8 +57,8 @@ pub(super) fn keep_what_lies_in_wait(catalog: &Catalog, findings: &mut Findings)
     findings.words = None;
 }
 
-/// A worker of the DataLoader that SIGKILL ended is a sign of memory that ran out, as long as the kernel did not count. Where it
-/// counted none, somebody else sent the signal, and neither memory nor the program explains it. Returns whether there was such a worker.
+/// A DataLoader worker that SIGKILL ended indicates that memory ran out, unless the kernel counted no OOM kill. In that case another
+/// process sent the signal, and neither memory nor the program explains it. Returns whether there was such a worker.
 pub(super) fn forget_unexplained_kills(catalog: &Catalog, all: &mut [Findings]) -> bool {
     let mut found = false;
     for findings in all {

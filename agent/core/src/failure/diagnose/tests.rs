@@ -12,7 +12,7 @@ fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
 }
 
 #[test]
-fn the_kernels_word_turns_an_illegal_access_into_the_hardwares_fault() {
+fn a_kernel_line_attributes_an_illegal_access_to_the_hardware() {
     let ends = [raised("builtins.RuntimeError", "CUDA error: unspecified launch failure", 5), stopped()];
     let ends: BTreeMap<Rank, RankEnd> =
         ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
@@ -34,7 +34,7 @@ fn the_kernels_word_turns_an_illegal_access_into_the_hardwares_fault() {
         "{:?}",
         verdict.evidence
     );
-    // A program's own fault in the kernel log is none of the GPU's.
+    // A program's own fault in the kernel log does not point to the GPU.
     let own = "NVRM: Xid (PCI:0000:3b:00): 31, pid=812, name=python, MMU Fault: ENGINE GRAPHICS faulted";
     assert_ne!(blamed(&[own]).domain, FaultDomain::Hardware);
 }
@@ -53,7 +53,7 @@ fn stopped() -> RankEnd {
 }
 
 #[test]
-fn an_uncorrectable_memory_error_is_the_hardwares() {
+fn an_uncorrectable_memory_error_points_to_the_hardware() {
     let message = "CUDA error: uncorrectable ECC error encountered";
     let verdict = verdict([raised("builtins.RuntimeError", message, 5), stopped()], 0);
     assert_eq!(verdict.domain, FaultDomain::Hardware);
@@ -61,7 +61,7 @@ fn an_uncorrectable_memory_error_is_the_hardwares() {
 }
 
 #[test]
-fn a_verdict_tells_what_speaks_against_it_and_what_would_change_it() {
+fn a_verdict_lists_counter_evidence_and_what_would_change_it() {
     let message = "CUDA error: uncorrectable ECC error encountered";
     let mut other = raised("builtins.FileNotFoundError", "No such file: /data/shard-7", 6);
     other.detected_at = Some(Mono(6));
@@ -75,7 +75,7 @@ fn a_verdict_tells_what_speaks_against_it_and_what_would_change_it() {
 }
 
 #[test]
-fn what_nccl_warned_of_on_standard_output_is_heard_beside_the_exception() {
+fn nccl_warnings_on_standard_output_count_in_addition_to_the_exception() {
     let message = "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)";
     let warned = |lines: &[&str]| {
         let mut end = raised("torch.distributed.DistBackendError", message, 5);
@@ -102,7 +102,7 @@ fn a_quoted_line_says_how_long_before_the_failure_it_was_printed() {
 }
 
 #[test]
-fn an_exception_that_was_caught_before_is_no_reason_of_the_one_that_ended_the_rank() {
+fn an_exception_caught_earlier_is_not_the_cause() {
     let domain_where = |in_output: bool, before: &str| {
         let message = "HTTP Error 503: Service Unavailable";
         let mut end = raised("urllib.error.HTTPError", message, 5);
@@ -129,7 +129,7 @@ fn an_exception_that_was_caught_before_is_no_reason_of_the_one_that_ended_the_ra
 }
 
 #[test]
-fn what_a_program_survived_for_long_is_no_reason_of_the_exit_that_it_chose() {
+fn what_a_program_survived_for_long_is_not_the_cause_of_its_exit() {
     let domain = |code: i32, printed: u64| {
         let stderr_tail = [
             "Traceback (most recent call last):",
@@ -147,18 +147,18 @@ fn what_a_program_survived_for_long_is_no_reason_of_the_exit_that_it_chose() {
     };
     assert_eq!(domain(3, 12), FaultDomain::Unknown);
     assert_eq!(domain(3, 19), FaultDomain::User);
-    // With 1 the exception may have ended the program, and its cleaning up took long.
+    // With exit code 1 the exception may have ended the program after a long cleanup.
     assert_eq!(domain(1, 12), FaultDomain::User);
 }
 
 #[test]
-fn a_missing_module_is_the_users() {
+fn a_missing_module_points_to_the_user() {
     let verdict = verdict([raised("builtins.ModuleNotFoundError", "No module named 'x'", 5), stopped()], 0);
     assert_eq!(verdict.domain, FaultDomain::User);
 }
 
 #[test]
-fn a_bare_sigkill_blames_nobody_and_with_an_oom_kill_the_hosts_memory() {
+fn sigkill_alone_has_no_known_cause_and_with_an_oom_kill_points_to_memory() {
     assert_eq!(verdict([killed(5), stopped()], 0).domain, FaultDomain::Unknown);
     assert_eq!(verdict([killed(5), stopped()], 1).class.as_deref(), Some("host_resource"));
 }
@@ -172,14 +172,14 @@ fn a_killed_worker_is_out_of_memory_only_where_the_kernel_counted_a_kill() {
     assert_eq!((unexplained.domain, &unexplained.class), (FaultDomain::Unknown, &None), "{unexplained:?}");
     let says = "counted no OOM kill";
     assert!(unexplained.evidence.iter().any(|line| line.contains(says)), "{:?}", unexplained.evidence);
-    // Shared memory that ran out ends a worker by SIGBUS, and the kernel counts no kill.
+    // Exhausted shared memory ends a worker by SIGBUS, and the kernel counts no kill.
     let bus = "DataLoader worker (pid 2351) is killed by signal: Bus error. ";
     let bus = verdict([raised("builtins.RuntimeError", bus, 5), stopped()], 0);
     assert_eq!(bus.class.as_deref(), Some("host_resource"));
 }
 
 #[test]
-fn what_the_kernel_counts_and_what_it_logs_of_one_kill_is_no_second_witness() {
+fn the_count_and_the_log_line_of_one_oom_kill_count_once() {
     let ends: BTreeMap<Rank, RankEnd> = [(Rank(0), killed(5)), (Rank(1), stopped())].into();
     let catalog = Catalog::built_in().expect("the catalogue is compiled in");
     let line = "Out of memory: Killed process 812 (python) total-vm:22533256kB, anon-rss:7728636kB";
@@ -197,7 +197,7 @@ fn what_the_kernel_counts_and_what_it_logs_of_one_kill_is_no_second_witness() {
 }
 
 #[test]
-fn a_lone_victim_blames_nobody() {
+fn a_lone_victim_has_no_known_cause() {
     let lost = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4";
     let verdict = verdict([raised("builtins.RuntimeError", lost, 5), stopped()], 0);
     assert_eq!(verdict.domain, FaultDomain::Unknown);

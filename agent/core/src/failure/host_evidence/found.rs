@@ -1,28 +1,29 @@
-//! What findings of a running job speak for when it fails. All of it is weak: the job ran on with it.
+//! Evidence from findings of a running job when it fails. All of it is weak, since the job ran on despite the finding.
 
 use crate::failure::attribution::Observation;
 use crate::failure::attribution::class::Class;
 use crate::model::finding::{Finding, FindingKind};
 use crate::model::verdict::FaultDomain;
 
-/// One replica that computes something else than the majority, in log-odds: less than any word of the kernel, since programs that
-/// are not deterministic do so as well.
+/// Log-odds of one replica that computes a different result than the majority: less than any kernel line, since non-deterministic
+/// programs show the same.
 const CORRUPTION: f64 = 1.5;
 
-/// Replicas of which none is known to be right.
+/// Log-odds of replicas that differ when none is known to be right.
 const DIFFERENCE: f64 = 0.5;
 
-/// Numbers that are sick on one rank alone.
+/// Log-odds of invalid numbers on one rank only.
 const ALONE: f64 = 1.0;
 
-/// A loss or gradients out of bounds on all: the program, its settings or its data far more often than a device.
+/// Log-odds of a loss or gradients out of bounds on all ranks: far more often caused by the program, its settings or its data than by a
+/// device.
 const NUMBERS: f64 = 0.6;
 const NUMBERS_OF_A_DEVICE: f64 = 0.3;
 
-/// Slowness whose cause is a fault of the place.
+/// Log-odds of slowness that is caused by a fault of the place.
 const SLOW: f64 = 1.0;
 
-/// None of a finding that blames nothing that can fail: work that is spread unevenly.
+/// `None` for findings about unevenly distributed work, which blame nothing that can fail.
 pub(super) fn observation(finding: &Finding) -> Option<Observation> {
     let sure = finding.confidence.clamp(0.0, 1.0);
     let (family, class, weight, also) = match finding.what {
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_corruption_speaks_for_the_device_and_sick_numbers_for_the_program_first() {
+    fn a_corruption_supports_the_device_and_invalid_numbers_the_program_first() {
         let hardware = FaultDomain::Hardware;
         let corrupt = observation(&finding(FindingKind::SilentCorruption, hardware, None)).expect("evidence");
         assert_eq!(corrupt.class, Class::HardwareGpu);
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn slowness_speaks_only_where_it_is_a_fault_of_the_place() {
+    fn slowness_counts_only_if_the_place_has_a_fault() {
         let slow = |what, domain, device| observation(&finding(what, domain, device)).map(|of| of.class);
         let hardware = FaultDomain::Hardware;
         assert_eq!(slow(FindingKind::SlowRank, hardware, Some("0000:3b:00")), Some(Class::HardwareGpu));

@@ -1,5 +1,5 @@
-//! What is on record of a host and of its GPUs: faults of the hardware, over all boots of the host that the journal remembers, against
-//! the time in which it was up. A board that was put in another's place begins anew.
+//! Fault records of a host and of its GPUs: hardware faults over all boots of the host in the journal, relative to its uptime. A
+//! replaced board starts a new record.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::OnceLock;
@@ -15,38 +15,38 @@ use crate::model::kernel::KernelClass;
 
 use super::{BEFORE, around, component_of};
 
-/// What the host itself is called in records.
+/// The name of the host itself in records.
 pub(super) const HOST: &str = "host";
 
-/// Faults of one place that are remembered, the newest; more than enough to know what it is.
+/// Maximum number of faults kept per place, the newest.
 const FAULTS: usize = 64;
 
-/// The faults of a host and of its GPUs. Times are of its life: the times in which it was up, one after the other.
+/// The faults of a host and of its GPUs. Times are in the host's accumulated uptime: its boots, one after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
-    /// How long the boots before this one were, as far as they are remembered.
+    /// Total uptime of the earlier boots that are known.
     before: Span,
-    /// The newest time of this boot that was told.
+    /// The newest time of this boot that was reported.
     newest: Mono,
     /// By place, oldest first.
     faults: BTreeMap<String, VecDeque<Mono>>,
-    /// The board that sits at a GPU's address, and since when there is no other.
+    /// The board at each GPU's address, and since when it is there.
     boards: BTreeMap<String, (String, Mono)>,
 }
 
 impl Records {
-    /// The host was up until `until` in this boot, whatever was told.
+    /// The host was up until `until` in this boot, even without facts.
     pub fn was_up(&mut self, until: Mono) {
         self.newest = self.newest.max(until);
     }
 
-    /// What comes from now on is of the next boot.
+    /// Starts the next boot.
     pub fn next_boot(&mut self) {
         self.before = Span(self.before.0.saturating_add(self.newest.0));
         self.newest = Mono::default();
     }
 
-    /// Takes in one fact of this boot.
+    /// Processes one fact of this boot.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) {
         self.was_up(at);
         let life = self.life(at);
@@ -74,7 +74,7 @@ impl Records {
         match self.boards.get_mut(&component) {
             None => _ = self.boards.insert(component, (uuid, Mono::default())),
             Some((known, since)) if *known != uuid => {
-                // The first word on a board after it was replaced is no second replacement.
+                // The first UUID reported after a replacement is no second replacement.
                 if !known.is_empty() {
                     *since = at;
                 }
@@ -84,7 +84,7 @@ impl Records {
         }
     }
 
-    /// The records of the places that had a fault around this one of this boot, as they were before it.
+    /// The records, before this fault of this boot, of the places that had a fault around it.
     pub fn before(&self, fault_at: Mono) -> Vec<FailedBefore> {
         let fault_at = self.life(fault_at);
         let starts = Mono(fault_at.0.saturating_sub(BEFORE.0));
@@ -112,17 +112,17 @@ impl Records {
     }
 }
 
-/// Whether the catalogue takes the XID for a fault of the device, not of a program.
+/// Whether the catalogue attributes the XID to the device rather than to a program.
 fn is_of_the_hardware(code: u32) -> bool {
-    /// Kept, so that the catalogue need not be read for each XID.
+    /// Cached, so that the catalogue is not read for each XID.
     static CODES: OnceLock<BTreeSet<u32>> = OnceLock::new();
     let codes = || Catalog::shared().map(|catalog| catalog.xids_where(is_of_a_device)).unwrap_or_default();
     CODES.get_or_init(codes).contains(&code)
 }
 
-/// Whether the catalogue takes the XID for what a program did, or for what follows from its end.
+/// Whether the catalogue attributes the XID to a program, or to the end of one.
 pub(super) fn is_of_a_program(code: u32) -> bool {
-    /// Kept as above.
+    /// Cached, see above.
     static CODES: OnceLock<BTreeSet<u32>> = OnceLock::new();
     let is = |signature: &Signature| signature.class == Class::UserCode;
     let codes = || Catalog::shared().map(|catalog| catalog.xids_where(is)).unwrap_or_default();
@@ -133,7 +133,7 @@ fn is_of_a_device(signature: &Signature) -> bool {
     signature.class == Class::HardwareGpu && signature.role == Role::Primary
 }
 
-/// Whether a report is of the host's own hardware: what programs and drivers bring about counts for nothing.
+/// Whether a report is about the host's own hardware. Faults caused by programs and drivers do not count.
 fn is_of_the_host(class: KernelClass) -> bool {
     matches!(
         class,
@@ -184,7 +184,7 @@ mod tests {
         })
     }
 
-    /// So many boots of a hundred hours, each with the fact after ten of them.
+    /// `count` boots of a hundred hours, each with the fact after ten hours.
     fn boots(count: u64, fact: &Fact) -> Records {
         let mut records = Records::default();
         for _ in 0..count {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_a_record_of_its_own_and_more_is_asked_of_it() {
+    fn a_host_has_its_own_record_with_a_higher_threshold() {
         let mut records = boots(3, &machine_check());
         records.take_in(hours(2), &machine_check());
         let [of] = &records.before(hours(2))[..] else { panic!("one record: {records:?}") };
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn another_board_begins_anew_and_the_same_one_does_not() {
+    fn a_different_board_starts_a_new_record_and_the_same_one_does_not() {
         let record = |uuid: &str| {
             let mut records = Records::default();
             records.take_in(hours(1), &learned("GPU-1"));

@@ -1,27 +1,27 @@
-//! What it speaks for that the same failure came before: in this job, where the same data was read, on other hosts, in other jobs.
+//! Evidence from earlier occurrences of the same failure: in this job, with the same data, on other hosts, in other jobs.
 
 use crate::failure::attribution::Observation;
 use crate::failure::attribution::class::Class;
 use crate::failure::repeats::SeenBefore;
 
-/// What it speaks with that the same came before in this job, in log-odds; more at the same step and over a restart of the
-/// host. On one host alone a broken device could do it, too: it stays below what a kernel's word weighs.
+/// Log-odds of an earlier occurrence in this job; more at the same step and across a reboot of the host. On one host a broken device
+/// could also cause it, so this stays below the weight of a kernel line.
 const AGAIN: f64 = 0.6;
 const AGAIN_AT_THE_STEP: f64 = 0.8;
 const AGAIN_IN_ANOTHER_BOOT: f64 = 0.6;
 
-/// What it speaks with for the data that it came again where the same data was read, though at another step.
+/// Log-odds for the data when the failure repeats with the same data at another step.
 const AGAIN_AT_THE_DATA: f64 = 3.0;
 
-/// What it speaks with that the same program failed so on another host: then it is no matter of this one.
+/// Log-odds when the same program failed in the same way on another host: the cause is not on this one.
 const ON_ANOTHER_HOST: f64 = 2.0;
 
-/// So many other jobs with the same failure are no chance, and what they speak with.
+/// The number of other jobs with the same failure that rules out chance, and its log-odds.
 const SEVERAL_JOBS: u32 = 2;
 const SEVERAL: f64 = 1.5;
 
-/// What comes again is the program's, its data's, or of what it stands on, the more so at the same step, over a restart of the host
-/// and on another one. What several jobs meet on one host is the host's, or of what all of them stand on.
+/// A repeated failure points to the program, its data or the software below it, more so at the same step, across a reboot and on
+/// another host. A failure of several jobs on one host points to the host or to software that all of them use.
 pub(super) fn observations(seen: &SeenBefore) -> impl Iterator<Item = Observation> {
     [in_this_job(seen), by_data(seen), on_other_hosts(seen), in_other_jobs(seen)].into_iter().flatten()
 }
@@ -30,7 +30,7 @@ fn in_this_job(seen: &SeenBefore) -> Option<Observation> {
     let weight = AGAIN
         + if seen.at_this_step > 0 { AGAIN_AT_THE_STEP } else { 0.0 }
         + if seen.in_other_boots > 0 { AGAIN_IN_ANOTHER_BOOT } else { 0.0 };
-    // At the same step with other data it is hardly the data's.
+    // At the same step with other data, the data is an unlikely cause.
     let data = if seen.at_other_data > seen.at_this_data { 0.0 } else { weight };
     let times = |count: u32| if count == 1 { "once".to_owned() } else { format!("{count} times") };
     let mut text = format!("the same failure occurred {} before in this job", times(seen.in_this_job));
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::failure::repeats::OnHost;
 
-    /// What all of it together speaks with for a class.
+    /// The total log-odds for a class.
     fn speaks(seen: &SeenBefore, class: Class) -> f64 {
         let received = observations(seen);
         let of = received.flat_map(|of| std::iter::once((of.class, of.weight)).chain(of.also));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_speaks_for_the_program_and_on_many_jobs_for_the_host() {
+    fn a_repetition_supports_the_program_and_in_many_jobs_the_host() {
         let once = SeenBefore { in_this_job: 1, ..SeenBefore::default() };
         let here = SeenBefore { at_this_step: 1, in_other_boots: 1, ..once.clone() };
         assert!(speaks(&here, Class::UserCode) > speaks(&once, Class::UserCode));
@@ -105,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn the_same_data_speaks_for_the_data_and_other_data_for_the_program() {
+    fn the_same_data_supports_the_data_and_other_data_the_program() {
         let same = SeenBefore { in_this_job: 1, at_this_data: 1, ..SeenBefore::default() };
         assert!(speaks(&same, Class::Data) > 2.0 * speaks(&same, Class::UserCode));
         let other = SeenBefore { in_this_job: 1, at_this_step: 1, at_other_data: 1, ..SeenBefore::default() };
         assert!(speaks(&other, Class::Data).abs() < f64::EPSILON);
         assert!(speaks(&other, Class::UserCode) > 0.0);
-        // Where ranks tell nothing of their data, it may be either.
+        // Without reports on the data, either may be the cause.
         let unreported = SeenBefore { in_this_job: 1, at_this_step: 1, ..SeenBefore::default() };
         assert!(
             (speaks(&unreported, Class::Data) - speaks(&unreported, Class::UserCode)).abs() < f64::EPSILON
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_on_another_host_is_not_this_hosts_and_that_others_hear_of_it_says_nothing() {
+    fn a_failure_on_another_host_clears_this_host_and_listeners_are_no_evidence() {
         let on_b = OnHost { host: "b".to_owned(), at_this_place: false };
         let seen = SeenBefore { elsewhere: vec![on_b], ..SeenBefore::default() };
         assert!(speaks(&seen, Class::UserCode) > 0.0 && speaks(&seen, Class::Data) > 0.0);

@@ -1,5 +1,5 @@
-//! What hosts tell each other of their failures: numbers alone, no word of a program or of what it said. A failure that the same
-//! program met on another host before is no matter of this one.
+//! Failures that hosts report to each other: only hashes and numbers, no text of a program or its output. A failure that the same
+//! program had on another host before is not caused by this one.
 
 use std::collections::BTreeMap;
 
@@ -9,38 +9,38 @@ use super::{Place, was_changed};
 use crate::base::time::Wall;
 use crate::model::repeats::OnHost;
 
-/// Failures that a host tells of, the newest.
+/// Maximum number of failures that a host reports, the newest.
 pub const MAX_REPORTED: usize = 64;
 
-/// A failure, as a host tells others of it.
+/// A failure, as a host reports it to others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteFailure {
-    /// Whose program it was, and which: a number.
+    /// The owner and the program, as a hash.
     pub program: String,
-    /// Its command and files as one number, where they could be read.
+    /// A hash of its command and files, if they could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// The failure's fingerprint as a number.
+    /// The failure's fingerprint as a hash.
     pub fingerprint: String,
-    /// Where in its work it failed.
+    /// Where in the training it failed.
     #[serde(default)]
     pub place: Place,
-    /// When it was judged, by that host's clock.
+    /// When the verdict was given, by that host's clock.
     pub at: Wall,
 }
 
-/// What is known of other hosts.
+/// Failures of other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteFailures {
-    /// Agents of other hosts that answer, and hear of what fails here.
+    /// The number of agents of other hosts that respond and receive the failures of this host.
     pub answered_by: u32,
-    /// What they told, by host.
+    /// The failures they reported, by host.
     pub failures: BTreeMap<String, Vec<RemoteFailure>>,
 }
 
 impl RemoteFailures {
-    /// The hosts on which this program failed so before `began`, each once. What fails at the same time on several hosts is one
-    /// failure of one job, and no second witness.
+    /// The hosts on which this program had the same failure before `began`, each once. Simultaneous failures on several hosts are one
+    /// failure of one job.
     pub(super) fn before(&self, now: &RemoteFailure, began: Wall) -> Vec<OnHost> {
         let same = |reported: &&RemoteFailure| {
             let changed = was_changed(reported.content.as_ref(), now.content.as_ref());

@@ -1,4 +1,4 @@
-//! What is remembered of failures, and of whom.
+//! Which failures are remembered, and for which programs.
 
 use super::*;
 use crate::base::id::{Attempt, Incident};
@@ -67,7 +67,7 @@ fn failures_are_counted_by_job_step_and_boot_and_the_present_one_is_not() {
 }
 
 #[test]
-fn the_same_data_at_another_step_and_other_data_at_the_same_step_are_told_apart() {
+fn the_same_data_at_another_step_and_other_data_at_the_same_step_are_distinguished() {
     let of = |step, data, at| Verdict { data, ..verdict("x", step, at) };
     let seen = |earlier: &[Verdict], now: Verdict| {
         let mut repeats = Repeats::default();
@@ -101,7 +101,7 @@ fn a_changed_program_is_a_new_chance_and_an_unchanged_one_is_not() {
     };
     assert_eq!(seen(Some("two")), None);
     assert_eq!(seen(Some("one")), Some(1));
-    // What cannot be read is no change.
+    // An unreadable program counts as unchanged.
     assert_eq!(seen(None), Some(1));
 }
 
@@ -135,7 +135,7 @@ fn runs_of_one_program_are_one_job_and_those_of_other_programs_or_users_are_othe
 }
 
 #[test]
-fn other_hosts_are_asked_of_runs_on_one_host_and_earlier_runs_are_those_before_this_one_began() {
+fn other_hosts_count_for_runs_on_one_host_and_earlier_runs_started_before_this_one() {
     let at = |seconds: i64, of: Entry| Entry { at: Stamp { wall: Wall(seconds), ..of.at }, ..of };
     let started = |world_size: u32| {
         let spec = JobSpec { world_size, local_world_size: 2, ..JobSpec::default() };
@@ -144,7 +144,7 @@ fn other_hosts_are_asked_of_runs_on_one_host_and_earlier_runs_are_those_before_t
     let seen = |world_size: u32| {
         let mut repeats = Repeats::default();
         let of = |step, fault_at| Verdict { heartbeats: true, ..verdict("x", step, fault_at) };
-        // The scheduler starts it anew under its old name.
+        // The scheduler starts it again under its old name.
         for (seconds, entry) in [
             (10, started(world_size)),
             (20, entry("a", "boot", of(7, 20))),

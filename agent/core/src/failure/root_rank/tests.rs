@@ -25,7 +25,7 @@ fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
 }
 
 #[test]
-fn a_rank_that_ends_with_its_host_is_not_said_to_be_killed() {
+fn a_rank_that_ends_with_its_host_is_not_reported_as_killed() {
     let lost = LostHost {
         host: "b".to_owned(),
         named: "host b (node rank 1, ranks 2 to 3)".to_owned(),
@@ -62,12 +62,12 @@ fn a_shell_whose_command_the_oom_killer_ended_ran_out_of_memory() {
 }
 
 #[test]
-fn a_rank_that_raised_the_same_of_its_own_is_no_victim_and_the_evidence_names_it() {
+fn a_rank_that_raised_the_same_exception_is_no_victim_and_the_evidence_names_it() {
     let reported = "the same exception was raised at the same place by rank 1";
     let same = verdict([raised("bad", 5), raised("bad", 6)], 0);
     assert_eq!((same.culprit, same.victims.len()), (Some(Rank(0)), 0));
     assert!(same.evidence.iter().any(|line| line == reported), "{:?}", same.evidence);
-    // Another exception can be what the first one led to, and a lost peer always is.
+    // Another exception may follow from the first one, and a lost peer always does.
     let lost = "Connection closed by peer";
     for (first, second) in [("bad", "worse"), (lost, lost)] {
         let other = verdict([raised(first, 5), raised(second, 6)], 0);
@@ -88,7 +88,7 @@ fn a_peer_that_chose_to_exit_is_the_root_though_the_rank_that_lost_it_was_seen_f
     assert_eq!((chose.culprit, &chose.victims[..]), (Some(Rank(1)), &[Rank(0)][..]));
     assert_eq!(chose.headline, "rank 1 exited with code 3");
     assert!(chose.evidence.iter().any(|line| line.contains("exit code 3")), "{:?}", chose.evidence);
-    // What a program does on SIGTERM is no choice of its own, and an own failure is one whatever else ended.
+    // An exit on SIGTERM is not the program's choice, and an own failure takes precedence.
     for code in [0, 1, 143] {
         assert_eq!(verdict_of(ended_while_stopped(code)).culprit, Some(Rank(0)), "{code}");
     }
@@ -126,7 +126,7 @@ fn a_lone_victim_is_named_with_little_confidence() {
 }
 
 #[test]
-fn what_the_rank_did_before_is_told_only_where_it_is_known() {
+fn the_last_step_of_a_rank_is_reported_only_if_known() {
     let headline = |end: RankEnd| verdict([end, RankEnd::default()], 0).headline;
     let silent = RankEnd { step: None, ..killed(3) };
     assert_eq!(headline(silent.clone()), "rank 0 was ended by SIGKILL");
@@ -135,7 +135,7 @@ fn what_the_rank_did_before_is_told_only_where_it_is_known() {
 }
 
 #[test]
-fn a_hang_of_a_job_of_one_rank_began_with_that_rank() {
+fn the_only_rank_of_a_job_is_the_culprit_of_its_hang() {
     let hang = |ranks: u32| Hang {
         kind: HangKind::AllStill,
         culprits: Vec::new(),

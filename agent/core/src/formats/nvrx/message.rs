@@ -1,59 +1,59 @@
-//! What a rank-monitor client says, and what is answered.
+//! The messages of a rank-monitor client, and the replies to them.
 
 use crate::formats::pickle::{Class, MODULE, Node, Pickle, PickleError};
 
-/// The longest section name that is kept; the page has room for no more.
+/// Maximum length of a section name; the page has room for no more.
 const NAME_BYTES: usize = 56;
 
 /// A message of a client.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
-    /// The first one; its key protects nothing.
+    /// The first message. Its key protects nothing.
     Authkey,
-    /// Who it is.
+    /// Identifies the client.
     Init {
-        /// The rank's process, as it sees itself.
+        /// The pid of the rank, as it reports it.
         pid: Option<u32>,
-        /// Whether each message is to be answered: clients up to 0.4 wait for that.
+        /// Whether the client waits for a reply to each message. Clients up to 0.4 do.
         waits: bool,
     },
-    /// Alive.
+    /// A heartbeat.
     Heartbeat,
-    /// A section begins or ends.
+    /// A section starts or ends.
     Section {
         /// What happened.
         change: Change,
-        /// The training iteration, where the client knows it.
+        /// The training iteration, if the client knows it.
         iteration: Option<u64>,
     },
-    /// Time-outs, which are of no use here.
+    /// Time-outs. Mainstay ignores them.
     UpdateConfig,
 }
 
 /// A change of a client's open sections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// This one begins.
+    /// This section starts.
     Open(String),
-    /// This one ends.
+    /// This section ends.
     Close(String),
-    /// All end.
+    /// All sections end.
     CloseAll,
 }
 
-/// Why a message was refused.
+/// Why a message is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// It is no pickle of that kind.
+    /// It is no valid pickle.
     #[error("the message is refused: {0}")]
     Pickle(#[from] PickleError),
-    /// It is something else than a client's message.
+    /// It is no message of a client.
     #[error("the message is refused: it is no message that a rank's client sends to its monitor")]
     Unknown,
 }
 
 impl Message {
-    /// Reads a message.
+    /// Parses a message.
     ///
     /// # Errors
     /// [`MessageError`].
@@ -105,7 +105,7 @@ fn number(node: Option<&Node>) -> Option<u64> {
     }
 }
 
-/// Everything is well; a frame, ready to be sent.
+/// The frame that reports success.
 #[must_use]
 pub fn ok() -> Vec<u8> {
     let mut pickle = begin("OkMsg");
@@ -113,7 +113,7 @@ pub fn ok() -> Vec<u8> {
     frame(&pickle)
 }
 
-/// What is wrong; a frame, ready to be sent.
+/// The frame that reports an error.
 #[must_use]
 pub fn error(cause: &str) -> Vec<u8> {
     let mut pickle = begin("ErrorMsg");
@@ -124,9 +124,9 @@ pub fn error(cause: &str) -> Vec<u8> {
     frame(&pickle)
 }
 
-/// The answer to [`Message::Init`]: the configuration, with the sections whose changes are wanted; a frame.
+/// The reply to [`Message::Init`] as a frame: the configuration, with the sections whose changes the client must report.
 ///
-/// The client asks for seven attributes of `cfg` and not for its class, so the answer fits every version.
+/// The client reads seven attributes of `cfg` and not its class, so the reply works for every version.
 #[must_use]
 pub fn configuration(sections: &[&str]) -> Vec<u8> {
     let mut pickle = begin("OkMsg");
@@ -158,7 +158,7 @@ pub fn configuration(sections: &[&str]) -> Vec<u8> {
     frame(&pickle)
 }
 
-/// PROTO 4 and a new object of a class.
+/// PROTO 4 and a new instance of a class.
 fn begin(class: &str) -> Vec<u8> {
     let mut pickle = vec![0x80, 4];
     text(&mut pickle, MODULE);

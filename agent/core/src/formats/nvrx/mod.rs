@@ -1,8 +1,8 @@
-//! The rank-monitor protocol of NVRx (nvidia-resiliency-ext), from the monitor's side: jobs that call its
-//! `RankMonitorClient` (Megatron-LM, NeMo) are watched without a change.
+//! The monitor side of the rank-monitor protocol of NVRx (nvidia-resiliency-ext): jobs that use its `RankMonitorClient` (Megatron-LM,
+//! NeMo) are monitored without a change.
 //!
-//! A frame is four bytes of length, most significant first, and a pickle. A [`Session`] takes the bytes of one connection
-//! and says what the rank told and what is to be answered.
+//! A frame consists of a four-byte big-endian length and a pickle. A [`Session`] takes the bytes of one connection and returns the
+//! client's messages and the replies to send.
 //!
 //! ```text
 //!  AuthkeyMsg → ok    InitMsg → configuration    HeartbeatMsg, SectionMsg → (ok, for clients up to 0.4)
@@ -14,11 +14,11 @@ pub use crate::formats::pickle;
 
 use message::{Change, Message, MessageError};
 
-/// The longest message that is read; those of a client have some hundred bytes, plus its time-outs.
+/// Maximum length of a message. A client's messages have a few hundred bytes, plus its time-outs.
 pub const MESSAGE_BYTES: usize = 64 << 10;
 
-/// Sections that Megatron-LM and NeMo open. A client of a later version than 0.4 tells of no others, and one up to
-/// 0.4 takes others for an error, as it does under NVRx unless they are configured.
+/// Sections that Megatron-LM and NeMo open. A client newer than 0.4 reports no others. A client up to 0.4 treats others as an error, as
+/// it does under NVRx unless they are configured.
 pub const SECTIONS: [&str; 4] = ["setup", "warmup", "step", "checkpointing"];
 
 /// The name of a rank's socket in the directory of its job.
@@ -27,17 +27,17 @@ pub fn socket_name(local_rank: u32) -> String {
     format!("nvrx-{local_rank}.sock")
 }
 
-/// What a rank told.
+/// A message from a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientMessage {
-    /// It is there.
+    /// It connected.
     Connected {
-        /// Its process, as it sees itself; 0 if it did not say.
+        /// Its pid as it reports it, or 0.
         pid: u32,
     },
-    /// It lives.
+    /// A heartbeat.
     Beat,
-    /// A section begins.
+    /// A section starts.
     Enter(String),
     /// A section ends.
     Leave(String),
@@ -45,7 +45,7 @@ pub enum ClientMessage {
     Step(u64),
 }
 
-/// Why a connection is given up.
+/// Why a connection is closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// A message is too long.
@@ -54,7 +54,7 @@ pub enum SessionError {
     /// A message is not a client's.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// A message comes before the client has said who it is.
+    /// The client did not identify itself before this message.
     #[error("the message is refused: the client has not said who it is")]
     NotInitialised,
 }
@@ -63,7 +63,7 @@ pub enum SessionError {
 #[derive(Debug, Default)]
 pub struct Session {
     buffer: Vec<u8>,
-    /// Whether the client has said who it is, and whether it waits for answers.
+    /// Whether the client waits for replies. `None` until it identifies itself.
     waits: Option<bool>,
     open: Vec<String>,
     steps: u64,
@@ -71,10 +71,10 @@ pub struct Session {
 }
 
 impl Session {
-    /// Takes in what has arrived. What the rank told is appended to `reported`, what is to be sent to `answers`.
+    /// Processes received bytes. Appends the rank's messages to `reported` and the replies to `answers`.
     ///
     /// # Errors
-    /// [`SessionError`]: the connection is to be closed, after what is in `answers` has been sent.
+    /// [`SessionError`]: close the connection after sending `answers`.
     pub fn receive(
         &mut self,
         bytes: &[u8],
@@ -89,7 +89,7 @@ impl Session {
         received
     }
 
-    /// The connection is over: what was open is not any more.
+    /// Ends the connection and closes all open sections.
     pub fn end(&mut self, reported: &mut Vec<ClientMessage>) {
         self.close_all(reported);
     }
@@ -147,7 +147,7 @@ impl Session {
                 reported.push(ClientMessage::Enter(shown(&name).to_owned()));
                 self.open.push(name);
             }
-            // Open already, or one of more than anybody opens.
+            // Already open, or more than any client opens.
             Change::Open(_) => reported.push(ClientMessage::Beat),
             Change::Close(name) => {
                 match self.open.iter().rposition(|open| *open == name) {
@@ -165,7 +165,7 @@ impl Session {
         }
     }
 
-    /// Sections of this protocol may overlap; on the page they are a stack. Those that were opened later stay open.
+    /// Sections of this protocol may overlap, but on the page they are a stack. Sections that were opened later stay open.
     fn close(&mut self, at: usize, reported: &mut Vec<ClientMessage>) {
         reported.push(ClientMessage::Leave(shown(&self.open[at]).to_owned()));
         self.open.remove(at);
@@ -178,7 +178,7 @@ impl Session {
         }
     }
 
-    /// Megatron-LM opens `step` for a step of evaluation too, in the same iteration.
+    /// Megatron-LM also opens `step` for an evaluation step, in the same iteration.
     fn step(&mut self, iteration: Option<u64>, reported: &mut Vec<ClientMessage>) {
         if iteration.is_some() && iteration == self.newest {
             return;
@@ -189,7 +189,7 @@ impl Session {
     }
 }
 
-/// A section as this project names it.
+/// The name of a section in Mainstay.
 fn shown(name: &str) -> &str {
     if name == "checkpointing" { "checkpoint" } else { name }
 }

@@ -1,38 +1,38 @@
-//! Tokens that let the first lines of a storm through and count the rest.
+//! A token bucket: lets the first lines of a storm pass and counts the rest.
 
 use crate::base::time::{Mono, Span};
 
-/// How much gets through.
+/// The rate at which lines pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// At once.
+    /// Lines that may pass at once.
     pub burst: u32,
-    /// The time after which one more may pass.
+    /// The interval at which one more line may pass.
     pub every: Span,
 }
 
-/// One bucket of tokens.
+/// A token bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     tokens: u32,
-    /// Up to when tokens were given out.
+    /// The time up to which tokens were added.
     filled: Mono,
     held_back: u64,
 }
 
 impl Bucket {
-    /// A full bucket.
+    /// Creates a full bucket.
     pub fn new(rate: Rate, now: Mono) -> Bucket {
         Bucket { tokens: rate.burst, filled: now, held_back: 0 }
     }
 
-    /// Whether one more may pass; counts it if it may not.
+    /// Whether one more may pass. Counts it if not.
     pub fn pass(&mut self, rate: Rate, now: Mono) -> bool {
         let earned = now.since(self.filled).0.checked_div(rate.every.0).unwrap_or(u64::MAX);
         if earned > 0 {
             let room = u64::from(rate.burst.saturating_sub(self.tokens));
             self.tokens = self.tokens.saturating_add(u32::try_from(earned.min(room)).unwrap_or(u32::MAX));
-            // What is left of the time counts towards the next token, unless the bucket is full anyway.
+            // The remaining time counts towards the next token, unless the bucket is full.
             let spent = if earned >= room {
                 now
             } else {
@@ -48,7 +48,7 @@ impl Bucket {
         false
     }
 
-    /// How many were held back since this was last asked.
+    /// Returns and resets the number of lines held back.
     pub fn take_held_back(&mut self) -> u64 {
         std::mem::take(&mut self.held_back)
     }

@@ -1,11 +1,11 @@
-//! `TORCHELASTIC_ERROR_FILE`: what torch's `@record` writes of an uncaught exception.
+//! `TORCHELASTIC_ERROR_FILE`: the record that torch's `@record` writes for an uncaught exception.
 
 use serde_json::Value;
 
 use crate::base::time::Mono;
 use crate::model::entry::Note;
 
-/// Both forms: `{"message": {"message": …, "extraInfo": {"py_callstack": …}}}` and `{"message": "…"}`.
+/// Parses both forms: `{"message": {"message": …, "extraInfo": {"py_callstack": …}}}` and `{"message": "…"}`.
 pub fn parse(text: &str, at: Mono) -> Option<Note> {
     let file: Value = serde_json::from_str(text).ok()?;
     let message = &file["message"];
@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_nothing() {
+    fn other_content_is_rejected() {
         for text in ["", "{", "[]", "{}", "{\"message\": 3}", "{\"message\": {\"extraInfo\": 1}}", "\u{0}"] {
             assert_eq!(parse(text, Mono(0)), None, "{text}");
         }

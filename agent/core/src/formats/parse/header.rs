@@ -1,6 +1,5 @@
-//! What `dmesg`, syslog daemons and `journalctl` write in front of a line of the kernel: times in a dozen forms, the
-//! host, the program. Lines of other programs are told apart: a log that has both must not let a program speak as the
-//! kernel.
+//! Parses what `dmesg`, syslog daemons and `journalctl` put before a kernel line: times in a dozen forms, the host, the program.
+//! Recognises lines of other programs, so that a program cannot forge kernel messages in a log that has both.
 
 use super::record::Record;
 use crate::base::time::Mono;
@@ -9,7 +8,7 @@ const MONTHS: [&str; 12] =
     ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 
-/// Takes a line of text apart; one of another program has an empty message.
+/// Splits a line into its parts. The message of another program's line is empty.
 pub(super) fn take_apart(line: &str) -> Record<'_> {
     let line =
         line.trim_start_matches(|letter: char| letter.is_whitespace() || letter == '\u{feff}').trim_end();
@@ -27,25 +26,25 @@ pub(super) fn take_apart(line: &str) -> Record<'_> {
     let ((at, stamped), rest) = times(decoded_facility(rest));
     let (again, message) = match of_kernel(rest) {
         Some(message) => times(message),
-        // What a daemon stamped and the kernel did not write is somebody else's. Only the kernel adds its own clock, and
-        // only the driver begins so.
+        // A line with a daemon's timestamp that the kernel did not write belongs to another program. Only the kernel adds its own
+        // clock, and only the driver starts its lines like this.
         None if stamped && at.is_none() && !rest.starts_with("NVRM: ") => ((None, false), ""),
         None => ((None, false), rest),
     };
     record(at.or(again.0), repeated(message))
 }
 
-/// `<6>` at the beginning.
+/// `<6>` at the start.
 fn leading_priority(line: &str) -> Option<(Option<u8>, &str)> {
     let (number, rest) = line.strip_prefix('<')?.split_once('>')?;
     let number: u32 = number.parse().ok()?;
     Some((Some((number & 7) as u8), rest))
 }
 
-/// `kern  :err   : ` as `dmesg --decode` writes.
+/// `kern  :err   : ` of `dmesg --decode`.
 fn decoded_facility(line: &str) -> &str {
     const FACILITIES: [&str; 4] = ["kern", "user", "daemon", "syslog"];
-    // `kern.err: `, as some daemons write.
+    // `kern.err: ` of some daemons.
     if let Some((level, rest)) = line.strip_prefix("kern.").and_then(|rest| rest.split_once(": "))
         && level.bytes().all(|byte| byte.is_ascii_lowercase())
     {
@@ -63,18 +62,17 @@ fn decoded_facility(line: &str) -> &str {
     decoded().unwrap_or(line)
 }
 
-/// Takes away all times in front. Returns the kernel's own, if there is one, whether a daemon stamped the line, and
-/// the rest.
+/// Strips all leading times. Returns the kernel's own time, if any, whether a daemon stamped the line, and the rest.
 fn times(line: &str) -> ((Option<Mono>, bool), &str) {
     let (mut at, mut stamped, mut rest) = (None, false, line);
-    // A kernel that also says which task or CPU wrote puts it into a second pair of brackets.
+    // A kernel that also logs the task or CPU uses a second pair of brackets.
     for _ in 0..4 {
         if let Some((time, after)) = bracketed(rest) {
             (at, rest) = (at.or(time), after);
         } else if let Some((after, by_daemon)) = date(rest) {
             (stamped, rest) = (stamped || by_daemon, after);
         } else if let Some(after) = of_stream(rest).filter(|_| stamped) {
-            // What a container wrote is what its program read: it begins anew.
+            // A container's output is what its program read, so parsing starts again.
             (stamped, rest) = (false, decoded_facility(after));
         } else {
             break;
@@ -83,8 +81,8 @@ fn times(line: &str) -> ((Option<Mono>, bool), &str) {
     ((at, stamped), rest)
 }
 
-/// `10.0.0.7: kern: warning: [2026-11-21T03:04:05.123Z]: …`, as `talosctl dmesg` writes; without the host on the host
-/// itself. Returns whether the kernel wrote it, and what.
+/// `10.0.0.7: kern: warning: [2026-11-21T03:04:05.123Z]: …` of `talosctl dmesg`; without the host on the host itself. Returns whether
+/// the kernel wrote it, and the message.
 fn of_talos(line: &str) -> Option<(bool, &str)> {
     let (head, rest) = line.split_once(": [")?;
     let (time, message) = rest.split_once("]: ")?;
@@ -94,7 +92,7 @@ fn of_talos(line: &str) -> Option<(bool, &str)> {
     (is_iso_date(time) && is_word(level) && is_word(facility)).then_some((facility == "kern", message))
 }
 
-/// `stderr F …`: a line of a container, as its runtime keeps it.
+/// `stderr F …`: a container's line in the log format of its runtime.
 fn of_stream(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("stdout ").or_else(|| line.strip_prefix("stderr "))?;
     rest.strip_prefix("F ").or_else(|| rest.strip_prefix("P "))
@@ -120,7 +118,7 @@ fn bracketed(line: &str) -> Option<(Option<Mono>, &str)> {
 fn seconds(text: &str) -> Option<Mono> {
     let (seconds, fraction) = text.split_once('.')?;
     let digits = fraction.len();
-    // Parsing alone would take a sign too.
+    // `parse` alone would accept a sign.
     let right = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     if !(1..=9).contains(&digits) || !right(seconds) || !right(fraction) {
         return None;
@@ -141,8 +139,8 @@ fn is_clock(word: &str) -> bool {
     bytes.len() >= 8 && bytes[0].is_ascii_digit() && bytes[2] == b':' && bytes[5] == b':'
 }
 
-/// A date at the beginning. Returns the rest, and whether a daemon wrote it: `dmesg --time-format iso` has a comma
-/// before the microseconds, and nothing between the time and the message.
+/// A date at the start. Returns the rest, and whether a daemon wrote it: `dmesg --time-format iso` has a comma before the microseconds,
+/// and nothing between the time and the message.
 fn date(line: &str) -> Option<(&str, bool)> {
     let (first, rest) = line.split_once(' ')?;
     let rest = rest.trim_start();
@@ -153,7 +151,7 @@ fn date(line: &str) -> Option<(&str, bool)> {
     let after = |text| -> Option<&str> { Some(str::split_once(text, ' ')?.1.trim_start()) };
     if is_iso_date(first) && is_clock(&word(rest)) {
         let rest = after(rest)?;
-        // A time zone, if there is one.
+        // An optional time zone.
         let zoned = matches!(word(rest).as_str(), "UTC" | "GMT") || word(rest).starts_with(['+', '-']);
         return Some((if zoned { after(rest)? } else { rest }, true));
     }
@@ -172,7 +170,7 @@ fn date(line: &str) -> Option<(&str, bool)> {
     unix.then_some((rest, true))
 }
 
-/// What the kernel wrote, behind `host kernel: `, `kernel: ` or `kernel[0]: `.
+/// The kernel's message after `host kernel: `, `kernel: ` or `kernel[0]: `.
 fn of_kernel(line: &str) -> Option<&str> {
     let (before, message) = line.split_once("kernel:").or_else(|| line.split_once("kernel[0]:"))?;
     let only_a_host = before.is_empty()
@@ -180,7 +178,7 @@ fn of_kernel(line: &str) -> Option<&str> {
     only_a_host.then(|| message.strip_prefix(' ').unwrap_or(message).trim_start())
 }
 
-/// `<165>1 2026-11-21T03:04:05Z host app procid msgid [data] message`, behind the version; of the kernel only.
+/// `<165>1 2026-11-21T03:04:05Z host app procid msgid [data] message`, after the version; only kernel lines.
 fn rfc5424(line: &str) -> Option<&str> {
     let mut fields = line.splitn(6, ' ');
     let app = fields.nth(2).filter(|app| *app == "kernel");
@@ -193,7 +191,7 @@ fn rfc5424(line: &str) -> Option<&str> {
     Some(message.trim_start_matches('\u{feff}').trim_start())
 }
 
-/// `message repeated 3 times: [ …]`, as rsyslog shortens.
+/// `message repeated 3 times: [ …]`, an abbreviation of rsyslog.
 fn repeated(message: &str) -> &str {
     let shortened = || {
         let (_, rest) = message.strip_prefix("message repeated ")?.split_once(" times: [")?;
@@ -268,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn another_program_does_not_speak_for_the_kernel() {
+    fn another_program_cannot_forge_kernel_messages() {
         for prefix in [
             "Nov 21 03:04:05 gpu-17 python3[4711]: ",
             "Nov 21 03:04:05 gpu-17 dockerd[12]: level=error msg=kernel: ",
@@ -294,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_in_the_middle_is_no_harm() {
+    fn truncated_lines_are_accepted() {
         for line in [
             "[",
             "[1",
@@ -316,7 +314,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_fail(head in "(\\[|<3>1 |Nov 21 |Tue |2026-11-21T|kern:|kernel:)?", tail in any::<String>()) {
+        fn any_text_is_parsed_without_a_panic(head in "(\\[|<3>1 |Nov 21 |Tue |2026-11-21T|kern:|kernel:)?", tail in any::<String>()) {
             let line = format!("{head}{tail}");
             let record = take_apart(&line);
             prop_assert!(line.contains(record.message));

@@ -1,7 +1,7 @@
-//! What the kernel writes of the host: PCIe, memory and CPU errors, kills, hangs, disks, cards, crashes.
+//! Kernel messages about the host: PCIe, memory and CPU errors, kills, hangs, disks, cards, crashes.
 //!
-//! Lines are known by how they begin, so that no name that a program chose for itself is taken for the kernel's word.
-//! What the kernel says in the normal course of things (a link that comes up, a volume that is mounted) is no report.
+//! Lines are recognised by how they start, so that a program cannot forge a kernel message through its name. Messages of normal
+//! operation (a link that comes up, a volume that is mounted) are no reports.
 
 mod amd;
 mod hardware;
@@ -17,9 +17,9 @@ pub use storage::is_virtual_disk;
 use crate::base::id::Pid;
 use crate::model::kernel::{KernelClass, KernelReport, LogPlace};
 
-/// Reads a line of any class of the host.
+/// Parses a line of any host class.
 pub fn report(message: &str) -> Option<KernelReport> {
-    // Storms are mostly of devices, and most readers are not of these.
+    // Storms are mostly about devices, which most parsers do not handle.
     if let Some(device) = of_device(message) {
         const OF_DEVICES: [fn(&str, OfDevice<'_>) -> Option<KernelReport>; 4] =
             [network::of_device, amd::of_device, hardware::of_device, storage::of_device];
@@ -54,7 +54,7 @@ fn contains_any(text: &str, parts: &[&str]) -> bool {
     parts.iter().any(|part| text.contains(part))
 }
 
-/// A line of a device, taken apart: the driver, the device and the text.
+/// A device's line: the driver, the device and the text.
 type OfDevice<'a> = (&'a str, &'a str, &'a str);
 
 /// `driver 0000:3b:00.0: text` or `driver 0000:3b:00.0 ens1: text`: the driver, the device and the text.

@@ -1,29 +1,29 @@
-//! Slurm's host lists, such as `node[01-03,7],login1`, as names.
+//! Expands Slurm's host lists, such as `node[01-03,7],login1`.
 
-/// More hosts than any job has. A longer list is refused before it fills the memory.
+/// More hosts than any job has. A longer list is refused before it uses too much memory.
 const MOST: usize = 1 << 17;
 
 /// Why a text is no host list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostlistError {
-    /// There is no host where one should be.
+    /// A host name is empty.
     #[error("a host has no name")]
     Empty,
-    /// `[` without `]`, or the other way round.
+    /// `[` without `]`, or vice versa.
     #[error("{0:?}: each [ needs its ]")]
     Brackets(String),
-    /// What is between brackets is neither a number nor a range of numbers.
+    /// The text in brackets is neither a number nor a range of numbers.
     #[error("[{0}]: write numbers and ranges such as [01-03,7]")]
     Range(String),
-    /// More than a job can have.
+    /// More hosts than a job can have.
     #[error("more than {MOST} hosts")]
     TooMany,
 }
 
-/// The hosts of a list in its order. Numbers keep their leading zeros.
+/// The hosts of a list, in order. Numbers keep their leading zeros.
 ///
 /// # Errors
-/// The text is no host list.
+/// If the text is no host list.
 pub fn expand(text: &str) -> Result<Vec<String>, HostlistError> {
     let mut hosts = Vec::new();
     for word in words(text)? {
@@ -33,7 +33,7 @@ pub fn expand(text: &str) -> Result<Vec<String>, HostlistError> {
     Ok(hosts)
 }
 
-/// The list at its commas outside of brackets.
+/// Splits the list at commas outside of brackets.
 fn words(text: &str) -> Result<Vec<&str>, HostlistError> {
     let mut words = Vec::new();
     let (mut from, mut is_inside) = (0, false);
@@ -57,7 +57,7 @@ fn words(text: &str) -> Result<Vec<&str>, HostlistError> {
     if words.iter().any(|word| word.is_empty()) { Err(HostlistError::Empty) } else { Ok(words) }
 }
 
-/// The names of one word, in which each pair of brackets has a list of numbers.
+/// The names of one word, in which each pair of brackets contains a list of numbers.
 fn names(word: &str, room: usize) -> Result<Vec<String>, HostlistError> {
     let mut names = vec![String::new()];
     let mut rest = word;
@@ -79,7 +79,7 @@ fn names(word: &str, room: usize) -> Result<Vec<String>, HostlistError> {
     Ok(names)
 }
 
-/// `01-03,7` as 01, 02, 03 and 7.
+/// Expands `01-03,7` to 01, 02, 03 and 7.
 fn numbers(inside: &str, room: usize) -> Result<Vec<String>, HostlistError> {
     let wrong = || HostlistError::Range(inside.to_owned());
     let number = |text: &str| {
@@ -108,7 +108,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn lists_as_slurm_writes_them() {
+    fn slurm_lists_are_expanded() {
         for (text, hosts) in [
             ("login1", "login1"),
             ("node[01-03,7],login1", "node01 node02 node03 node7 login1"),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused_with_its_reason() {
+    fn invalid_lists_are_refused_with_a_reason() {
         for (text, reported) in [
             ("", "a host has no name"),
             ("a,,b", "a host has no name"),
@@ -143,7 +143,7 @@ mod tests {
         }
     }
 
-    /// A list, and the hosts it is made of.
+    /// A list, and the hosts that it consists of.
     fn list() -> impl Strategy<Value = (String, Vec<String>)> {
         let range = (0u64..2_000, 0u64..12, 0usize..5);
         let word = ("[a-z][a-z.-]{0,6}", proptest::collection::vec(range, 0..4), "(-ib)?");
@@ -173,13 +173,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_is_the_hosts_it_was_made_of((text, hosts) in list()) {
+        fn a_list_expands_to_its_hosts((text, hosts) in list()) {
             prop_assert_eq!(expand(&text), Ok(hosts.clone()));
             prop_assert_eq!(expand(&hosts.join(",")), Ok(hosts), "names are their own list");
         }
 
         #[test]
-        fn no_text_takes_more_than_a_job_can_have(text in "[a-c0-9,\\[\\]-]{0,40}") {
+        fn any_text_expands_to_a_bounded_list(text in "[a-c0-9,\\[\\]-]{0,40}") {
             if let Ok(hosts) = expand(&text) {
                 prop_assert!((1..=MOST).contains(&hosts.len()));
                 prop_assert!(hosts.iter().all(|host| !host.contains(['[', ']', ','])));

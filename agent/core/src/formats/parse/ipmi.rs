@@ -1,29 +1,29 @@
-//! What a host's management controller tells of power supplies, fans and heat, as `ipmitool sdr elist` prints it: one
-//! sensor on each line, `PSU1 Status | C8h | ok | 10.1 | Presence detected`.
+//! Sensors of a host's management controller (power supplies, fans, temperatures) from `ipmitool sdr elist`: one sensor per line, `PSU1
+//! Status | C8h | ok | 10.1 | Presence detected`.
 
 /// A sensor of the management controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sensor {
-    /// Its name, which its maker chose.
+    /// Its name, chosen by the vendor.
     pub name: String,
-    /// Whether its reading is in order.
+    /// The severity of its reading.
     pub level: Level,
-    /// What it reads: a number with a unit, or states in words.
+    /// Its reading: a number with a unit, or states in words.
     pub reading: String,
 }
 
-/// Whether a sensor's reading is in order.
+/// The severity of a sensor's reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// It is.
+    /// Normal.
     Ok,
-    /// It is beyond the first limit of the controller.
+    /// Beyond the controller's first limit.
     Warning,
-    /// It is beyond a limit behind which things break, or the state itself says that something is broken.
+    /// Beyond a limit at which hardware breaks, or in a state that reports a defect.
     Critical,
 }
 
-/// States that say that something is broken, in the words of IPMI's standard.
+/// States that report a defect, as named in the IPMI standard.
 const BROKEN: [&str; 14] = [
     "Failure detected",
     "Power Supply AC lost",
@@ -41,7 +41,7 @@ const BROKEN: [&str; 14] = [
     "Transition to Non-recoverable",
 ];
 
-/// States that say that something is about to break.
+/// States that predict a failure.
 const FAILING: [&str; 5] = [
     "Predictive failure",
     "Predictive Failure",
@@ -50,7 +50,7 @@ const FAILING: [&str; 5] = [
     "Transition to Non-critical",
 ];
 
-/// The sensors of a listing; those that are not there or read nothing are left out.
+/// Parses the sensors of a listing. Skips sensors that are absent or have no reading.
 pub fn sensors(listing: &str) -> Vec<Sensor> {
     listing.lines().filter_map(sensor).collect()
 }
@@ -66,7 +66,7 @@ fn sensor(line: &str) -> Option<Sensor> {
         "ok" => Level::Ok,
         "nc" | "unc" | "lnc" => Level::Warning,
         "cr" | "ucr" | "lcr" | "nr" | "unr" | "lnr" => Level::Critical,
-        // The controller has none of it: "ns".
+        // The controller has no such sensor: "ns".
         _ => return None,
     };
     let says = |words: &[&str]| words.iter().any(|word| reading.contains(word));
@@ -84,7 +84,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_listing_is_read_and_what_is_not_there_left_out() {
+    fn a_listing_is_parsed_without_absent_sensors() {
         let listing = "\
             CPU1 Temp        | 01h | ok  |  3.1 | 52 degrees C\n\
             FAN1             | 41h | ok  | 29.1 | 9100 RPM\n\
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_listing_has_no_sensors() {
+    fn other_text_has_no_sensors() {
         for text in ["", "Could not open device at /dev/ipmi0\n", "a | b\n| | | |\n", "a|b|ok|c|\n"] {
             assert_eq!(sensors(text), [], "{text}");
         }
@@ -122,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_fail(text in "(?s).{0,200}", line in "[A-Za-z0-9 |]{0,60}") {
+        fn any_text_is_parsed_without_a_panic(text in "(?s).{0,200}", line in "[A-Za-z0-9 |]{0,60}") {
             let _ = (sensors(&text), sensors(&line));
         }
     }

@@ -1,4 +1,4 @@
-//! One entry of systemd's journal, as `journalctl -o json` writes it on one line; and one of `dmesg --json`.
+//! One entry of systemd's journal as a line of `journalctl -o json`, or of `dmesg --json`.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -6,23 +6,22 @@ use serde_json::Value;
 use crate::base::id::BootId;
 use crate::base::time::Mono;
 
-/// An entry, as far as it matters here.
+/// The relevant fields of an entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalEntry {
-    /// What it says.
+    /// The message.
     pub message: String,
     /// Whether the kernel wrote it.
     pub by_kernel: bool,
-    /// Where it stands in the journal: what `--after-cursor` takes.
+    /// Its position in the journal, as accepted by `--after-cursor`.
     pub cursor: Option<String>,
-    /// When it was written, on the clock of its boot.
+    /// When it was written, on the monotonic clock of its boot.
     pub at: Option<Mono>,
-    /// Its boot, written as the kernel writes it, with dashes.
+    /// Its boot id in the kernel's form, with dashes.
     pub boot: Option<BootId>,
 }
 
-/// Fields come as text, as bytes in a list where they are no text, as a list where they stand more than once, and as
-/// null where they are too long.
+/// Fields are text, a list of bytes if they are no valid text, a list if they occur more than once, or null if they are too long.
 #[derive(Deserialize)]
 struct Fields {
     #[serde(rename = "MESSAGE")]
@@ -42,7 +41,7 @@ struct Fields {
 }
 
 impl JournalEntry {
-    /// Reads a line; none if it is no entry.
+    /// Parses a line. `None` if it is no entry.
     pub fn parse(line: &str) -> Option<JournalEntry> {
         let line = line.trim_start_matches(['\u{1e}', ' ']);
         let line = line.strip_prefix("data: ").unwrap_or(line);
@@ -73,8 +72,7 @@ pub fn of_dmesg(line: &str) -> Option<String> {
     serde_json::from_str(value).ok()
 }
 
-/// What a line of JSON keeps that is no entry of the journal: a container's output as Docker writes it, or a line of the
-/// kernel as Talos sends it.
+/// The message in a JSON line that is no journal entry: a container's output as written by Docker, or a kernel line as sent by Talos.
 pub fn of_container(line: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Line {
@@ -128,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_are_no_text_and_entries_of_programs_are_told_apart() {
+    fn binary_messages_and_entries_of_programs_are_distinguished() {
         let bytes = JournalEntry::parse(r#"{"_TRANSPORT":"kernel","MESSAGE":[78,86,255]}"#).unwrap();
         assert_eq!(bytes.message, "NV\u{fffd}");
         let program = JournalEntry::parse(
@@ -147,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_containers_and_talos_write_is_taken_out() {
+    fn messages_of_containers_and_talos_are_extracted() {
         let docker = r#"{"log":"[    5.1] NVRM: Xid\n","stream":"stderr","time":"2026-11-21T03:04:05Z"}"#;
         assert_eq!(of_container(docker), Some("[    5.1] NVRM: Xid".into()));
         let talos = r#"{"clock":5,"facility":"kern","msg":"NVRM: Xid","priority":"err","seq":7}"#;
@@ -158,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_fail(head in "(\\{\"MESSAGE\":|\"msg\":)?", tail in any::<String>()) {
+        fn any_text_is_parsed_without_a_panic(head in "(\\{\"MESSAGE\":|\"msg\":)?", tail in any::<String>()) {
             let line = format!("{head}{tail}");
             let _ = (JournalEntry::parse(&line), of_dmesg(&line), of_container(&line));
         }

@@ -1,4 +1,4 @@
-//! One record of the kernel log: `/dev/kmsg`'s own form, or a line that others made of it.
+//! One record of the kernel log: in the format of `/dev/kmsg`, or a line derived from it.
 
 use std::borrow::Cow;
 
@@ -7,15 +7,14 @@ pub use super::record::Record;
 use crate::base::time::Mono;
 
 impl<'a> Record<'a> {
-    /// Takes a record apart: `6,339,5140900,-;NVRM: …`, with or without the lines of its dictionary; or a line as
-    /// `dmesg`, a syslog daemon or `journalctl` writes it; or a bare one. A line of another program than the kernel has
-    /// an empty message.
+    /// Parses a record: `6,339,5140900,-;NVRM: …`, with or without the lines of its dictionary; a line of `dmesg`, a syslog daemon or
+    /// `journalctl`; or a bare message. The message of a line from another program than the kernel is empty.
     pub fn parse(text: &'a str) -> Record<'a> {
         let line = text.lines().next().unwrap_or("");
         from_kmsg(line).unwrap_or_else(|| header::take_apart(line))
     }
 
-    /// Whether the line only belongs to the record before it (` SUBSYSTEM=pci`).
+    /// Whether the line continues the record before it (` SUBSYSTEM=pci`).
     pub fn is_continuation(line: &str) -> bool {
         line.starts_with(' ') && line.trim_start().split_once('=').is_some_and(|(key, _)| is_key(key))
     }
@@ -28,23 +27,23 @@ fn is_key(text: &str) -> bool {
 fn from_kmsg(line: &str) -> Option<Record<'_>> {
     let (prefix, message) = line.split_once(';')?;
     let mut fields = prefix.split(',').peekable();
-    // netconsole may put the kernel's release first.
+    // netconsole may put the kernel release first.
     fields.next_if(|first| first.contains('.'));
     let priority: u32 = fields.next()?.parse().ok()?;
     let sequence: u64 = fields.next()?.parse().ok()?;
     let micros: u64 = fields.next()?.parse().ok()?;
-    // The flags: '-' a whole record, 'c' and '+' pieces of one. More fields may follow in newer kernels.
+    // The flags: '-' for a whole record, 'c' and '+' for fragments. Newer kernels may add fields.
     fields.next()?;
     Some(Record {
         priority: Some((priority & 7) as u8),
         sequence: Some(sequence),
         at: Some(Mono(micros.saturating_mul(1000))),
-        // Who tests an alarm writes "kernel: …" into /dev/kmsg by hand.
+        // Tests of alerts write "kernel: …" into /dev/kmsg by hand.
         message: message.strip_prefix("kernel: ").unwrap_or(message).trim_end_matches('\r'),
     })
 }
 
-/// The line without what only a terminal needs: colours (`dmesg --color`, `journalctl`) and other control characters.
+/// The line without colours (`dmesg --color`, `journalctl`) and other control characters.
 pub fn plain(line: &str) -> Cow<'_, str> {
     if !line.bytes().any(|byte| byte < 0x20 && byte != b'\t') {
         return Cow::Borrowed(line);
@@ -62,7 +61,7 @@ pub fn plain(line: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// A terminal's sequence: `ESC [`, parameters and one final letter; or ESC and one letter.
+/// A terminal sequence: `ESC [`, parameters and a final letter; or ESC and one letter.
 fn skip_sequence(letters: &mut std::str::Chars<'_>) {
     if letters.next() == Some('[') {
         let _ = letters.find(|letter| ('@'..='~').contains(letter));
@@ -75,20 +74,20 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_record_of_the_kernel_is_taken_apart() {
+    fn a_kernel_record_is_parsed() {
         let text = "4,1339,5140900123,-,caller=T2387;NVRM: Xid (PCI:0000:01:00): 79, off\n SUBSYSTEM=pci\n DEVICE=+pci:0000:01:00.0\n";
         let record = Record::parse(text);
         assert_eq!((record.priority, record.sequence), (Some(4), Some(1339)));
         assert_eq!(record.at, Some(Mono(5_140_900_123_000)));
         assert_eq!(record.message, "NVRM: Xid (PCI:0000:01:00): 79, off");
-        // Facility and priority share a number; a user's line is facility 1.
+        // Facility and priority share a number. User-space lines have facility 1.
         assert_eq!(Record::parse("12,7,9,-;hello").priority, Some(4));
         let over_the_network = Record::parse("6.8.0-45-generic,4,1339,5140900123,-,ncfrag=0/9;hello");
         assert_eq!((over_the_network.sequence, over_the_network.message), (Some(1339), "hello"));
     }
 
     #[test]
-    fn lines_that_others_wrote_down_are_read_too() {
+    fn lines_of_other_tools_are_parsed() {
         let message = "NVRM: Xid (PCI:0000:01:00): 79, off";
         let check = |prefix: &str, at| {
             let line = format!("{prefix}{message}");
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_and_control_characters_are_taken_away() {
+    fn colours_and_control_characters_are_removed() {
         let line = "\u{1b}[32m[    5.140900] \u{1b}[0m\u{1b}[33mNVRM: \u{1b}[0mXid\u{0}\r";
         assert_eq!(plain(line), "[    5.140900] NVRM: Xid");
         assert_eq!(plain("as\tit is"), "as\tit is");
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn dictionaries_are_told_from_messages() {
+    fn dictionaries_are_distinguished_from_messages() {
         assert!(Record::is_continuation(" SUBSYSTEM=pci"));
         assert!(Record::is_continuation(" DEVICE=+pci:0000:01:00.0"));
         assert!(!Record::is_continuation(" frame=12"));
@@ -128,13 +127,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_fail(text in any::<String>()) {
+        fn any_text_is_parsed_without_a_panic(text in any::<String>()) {
             let record = Record::parse(&text);
             prop_assert!(text.contains(record.message));
         }
 
         #[test]
-        fn what_the_kernel_writes_is_read(priority in 0u32..200, sequence: u64, micros in 0u64..1 << 50, message in "[^\n\r;]*") {
+        fn kernel_records_are_parsed(priority in 0u32..200, sequence: u64, micros in 0u64..1 << 50, message in "[^\n\r;]*") {
             let text = format!("{priority},{sequence},{micros},-;{message}");
             let record = Record::parse(&text);
             prop_assert_eq!(record.sequence, Some(sequence));

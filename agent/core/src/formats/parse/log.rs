@@ -1,4 +1,4 @@
-//! A kernel log as it is read on: records in, facts out, storms counted.
+//! Reads a kernel log continuously: turns records into facts and counts storms.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,8 +14,8 @@ use crate::model::entry::Fact;
 use crate::model::kernel::{KernelClass, KernelReport, LogPlace, Sxid, Xid};
 use crate::settings;
 
-/// Kinds of lines that are counted apart, so that a storm of one does not hide another. Lines of one code that say
-/// something different of it (fatal or not, reset or not, what is needed) are different kinds.
+/// Kinds of lines that are counted separately, so that a storm of one does not hide another. Lines with one code but different details
+/// (fatal or not, reset or not, required action) are different kinds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Xid(PciAddress, u32, u64),
@@ -49,61 +49,61 @@ impl std::fmt::Display for Kind {
 }
 
 settings! {
-    /// What a storm of lines may cost.
+    /// Limits for storms of lines.
     pub struct LogLimits {
-        /// Lines of each kind that are looked at at once; the others are counted. At least 1.
+        /// Lines of each kind that are read at once; the others are counted. At least 1.
         burst: u32 = 20,
-        /// The time after which one more line of that kind is looked at.
+        /// The interval at which one more line of that kind is read.
         every: Period = Period::seconds(10),
     }
     sections {}
 }
 
-/// Kinds that are remembered: far more than one host has GPUs times codes in a bad hour.
+/// Maximum number of kinds remembered: far more than the GPUs of a host times their codes in an hour with many faults.
 const KINDS: usize = 1024;
 
-/// Subjects of a class whose first line always passes: a storm of one disk hides no other disk.
+/// Subjects of a class whose first line always passes, so that a storm of one disk does not hide another.
 const SUBJECTS: usize = 64;
 
-/// Messages of a storm that are known again letter by letter: storms have few.
+/// Repeated messages of a storm that are compared as a whole: storms have few distinct ones.
 const REPEATED: usize = 8;
 
-/// How often it is told what was held back.
+/// How often the number of lines held back is reported.
 const REPORT_EVERY: Span = Span::seconds(10);
 
-/// Longest line that is kept as evidence, in bytes.
+/// Maximum length of a line kept as evidence, in bytes.
 const LINE: usize = 1024;
 
-/// How the kernel writes the end of a line within a record.
+/// The kernel's escape for a newline inside a record.
 const NEW_LINE: &str = "\\x0a";
 
-/// Reads a log on.
+/// Reads a log continuously.
 #[derive(Clone, Debug, Default)]
 pub struct LogReader {
     limits: LogLimits,
     buckets: BTreeMap<Kind, Bucket>,
     subjects: BTreeMap<KernelClass, BTreeSet<String>>,
-    /// The process of the last kill: older and newer kernels tell it in two lines.
+    /// The process of the last kill: some kernels report one kill in two lines.
     last_kill: Option<Pid>,
-    /// The control group of which older kernels say, in a line of its own, that a process of it is to be killed.
+    /// The control group of the next kill, which older kernels report in a separate line.
     group_of_kill: Option<String>,
-    /// The last report of the firmware that is of an error which was not corrected.
+    /// The firmware's last report of an uncorrected error.
     of_firmware: Option<String>,
-    /// The GPU that a line named whose trouble stands in the lines behind it.
+    /// The GPU named in a line whose problem follows in later lines.
     preface: Option<String>,
-    /// Messages that were held back, and of which kind they were: to take one apart costs more than to compare it.
+    /// Messages that were held back, with their kinds: comparing a message costs less than parsing it.
     repeated: VecDeque<(String, Kind)>,
     reported: Mono,
 }
 
 impl LogReader {
-    /// A reader that has read nothing yet.
+    /// Creates a reader at the start of a log.
     pub fn new(limits: LogLimits) -> LogReader {
         LogReader { limits, ..LogReader::default() }
     }
 
-    /// Takes in one line of text, read at `now`, with the position behind it: of a kernel log that `dmesg`, syslog or
-    /// `journalctl` wrote, in any of their forms.
+    /// Processes one line of text, read at `now`, with the position after it: a kernel log line in any form of `dmesg`, syslog or
+    /// `journalctl`.
     pub fn line(&mut self, now: Mono, line: &str, position: u64) -> Option<(Mono, Fact)> {
         let wrapped = sieve::is_wrapped(line);
         if (!wrapped && self.is_left_out(line)) || Record::is_continuation(line) {
@@ -123,23 +123,22 @@ impl LogReader {
         if wrapped { self.read(now, &record, position) } else { self.take_in(now, &record, position) }
     }
 
-    /// Takes in one entry of the journal, read at `now`.
+    /// Processes one journal entry, read at `now`.
     pub fn entry(&mut self, now: Mono, entry: &JournalEntry, position: u64) -> Option<(Mono, Fact)> {
         self.read(now, &bare(&plain(&entry.message), entry.at), position)
     }
 
-    /// Takes in one record, read at `now`, with the position behind it. Returns what it says, if that is a fact, and
-    /// when it was written.
+    /// Processes one record, read at `now`, with the position after it. Returns the fact, if any, and when it was written.
     pub fn read(&mut self, now: Mono, record: &Record<'_>, position: u64) -> Option<(Mono, Fact)> {
         if self.is_left_out(record.message) { None } else { self.take_in(now, record, position) }
     }
 
-    /// Whether nothing is to be found in the line.
+    /// Whether the line certainly contains no fact.
     fn is_left_out(&self, line: &str) -> bool {
         if sieve::may_say_something(line) {
             return false;
         }
-        // In tests and under fuzzing it is proven; what is shipped relies on it.
+        // Verified in tests and under fuzzing; release builds rely on it.
         debug_assert!(
             self.clone().take_in(Mono(0), &Record::parse(line), 0).is_none(),
             "a word is missing in the sieve: {line:?}"
@@ -148,7 +147,7 @@ impl LogReader {
     }
 
     fn take_in(&mut self, now: Mono, record: &Record<'_>, position: u64) -> Option<(Mono, Fact)> {
-        // A clock of another boot, or of another host, must not put it into the future.
+        // A clock of another boot or host must not put the record into the future.
         let at = record.at.map_or(now, |at| at.min(now));
         let of_line = |message: &str| LogPlace { position, line: shortened(message) };
         let fact = if memchr::memchr(b'\\', record.message.as_bytes()).is_none() {
@@ -201,7 +200,7 @@ impl LogReader {
         })
     }
 
-    /// What the driver says beside its XIDs; some of it takes three lines, of which only the first names the GPU.
+    /// The driver's other messages. Some take three lines, of which only the first names the GPU.
     fn of_driver(&mut self, message: &str) -> Option<KernelReport> {
         if !message.starts_with("NVRM: ") {
             return None;
@@ -216,7 +215,7 @@ impl LogReader {
         Some(report)
     }
 
-    /// What the kernel says of the host; the firmware tells in one line how bad something is and in a later one what.
+    /// The kernel's messages about the host. The firmware reports the severity in one line and the subject in a later one.
     fn of_host(&mut self, message: &str) -> Option<KernelReport> {
         if let Some(of) = host::pcie_of_firmware(message) {
             let reported = self.of_firmware.take_if(|reported| *reported == of)?;
@@ -229,7 +228,7 @@ impl LogReader {
         Some(report)
     }
 
-    /// What was held back since it was last told, once in a while.
+    /// The lines held back since the last report, at most once per interval.
     pub fn held_back(&mut self, now: Mono) -> Vec<Fact> {
         if now.since(self.reported) < REPORT_EVERY {
             return Vec::new();
@@ -242,7 +241,7 @@ impl LogReader {
         held_back.collect()
     }
 
-    /// Whether the message was held back before, letter by letter, and is again.
+    /// Whether an identical message was held back before and must be held back again.
     fn is_held_back_again(&mut self, now: Mono, message: &str) -> bool {
         let rate = self.rate();
         let Some((_, kind)) = self.repeated.iter().find(|(before, _)| before == message) else {
@@ -263,7 +262,7 @@ impl LogReader {
 
     fn passes(&mut self, kind: Kind, subject: Option<&str>, now: Mono, message: &str) -> bool {
         let passes = self.passes_of(&kind, subject, now);
-        // What a line means that the driver writes beside its XIDs, or of a kill, hangs on the lines before it.
+        // The meaning of the driver's other lines, and of a kill, depends on the lines before them.
         let alone = match kind {
             Kind::Xid(..) | Kind::Sxid(..) => true,
             Kind::Host(KernelClass::OutOfMemory) => false,
@@ -288,7 +287,7 @@ impl LogReader {
         if let Some(bucket) = self.buckets.get_mut(kind) {
             return bucket.pass(rate, now);
         }
-        // A log that makes up kinds is no reason to grow without end, nor to lose a real one.
+        // A log that invents kinds must not use unbounded memory, nor hide a real kind.
         if self.buckets.len() >= KINDS {
             self.buckets.pop_first();
         }

@@ -1,27 +1,27 @@
-//! The table of mounts, as text: finding a path's mount this way asks no file system.
+//! Parses the mount table. Finding a path's mount in it needs no access to the file system.
 
 use std::path::{Path, PathBuf};
 
 /// A mount of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Major and minor number: the same of all mounts of one file system.
+    /// Major and minor number: equal for all mounts of one file system.
     pub device: String,
     /// Its type: `ext4`, `nfs4`.
     pub kind: String,
-    /// What is mounted: a disk, a server and what it exports.
+    /// The source: a disk, or a server and its export.
     pub from: String,
-    /// Where.
+    /// The mount point.
     pub point: PathBuf,
-    /// Nobody can write there.
+    /// Not writable.
     pub read_only: bool,
-    /// Read-only by the mount's own options while the file system itself can be written: somebody chose so for
-    /// this namespace, as systemd's ProtectSystem does, and `/etc/fstab` does not speak of it.
+    /// Read-only by the mount's own options while the file system itself is writable: intended for this namespace, for example by
+    /// systemd's ProtectSystem, and independent of `/etc/fstab`.
     pub by_choice: bool,
 }
 
-/// The mounts in the order in which they were made: a later one covers an earlier one at the same place.
-/// Format: proc_pid_mountinfo(5). Lines that are none are passed over.
+/// The mounts in order of creation: a later one covers an earlier one at the same mount point. Format: proc_pid_mountinfo(5). Skips
+/// invalid lines.
 pub fn parse_mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(parse_mount).collect()
 }
@@ -33,7 +33,7 @@ fn parse_mount(line: &str) -> Option<Mount> {
     let mut about = file_system.split(' ');
     let (kind, from) = (about.next()?.to_owned(), unescape(about.next().unwrap_or("")));
     let super_options = about.next().unwrap_or("");
-    // ext4 since Linux 6.15 leaves `rw` and adds `emergency_ro` when errors stop it from writing.
+    // Since Linux 6.15, ext4 keeps `rw` and adds `emergency_ro` when errors stop writes.
     let stops = |option: &str| matches!(option, "ro" | "emergency_ro" | "shutdown");
     let (here, everywhere) = (options.split(',').any(stops), super_options.split(',').any(stops));
     let (read_only, by_choice) = (here || everywhere, here && !everywhere);
@@ -44,11 +44,11 @@ fn parse_mount(line: &str) -> Option<Mount> {
 /// The mount that a path is on.
 pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let on = mounts.iter().filter(|mount| path.starts_with(&mount.point));
-    // Of equal ones the last, which is what max_by_key gives.
+    // `max_by_key` returns the last of equal ones.
     on.max_by_key(|mount| mount.point.components().count())
 }
 
-/// Whether `/etc/fstab` wants the file system at `point` writable; none if it does not speak of it.
+/// Whether `/etc/fstab` mounts the file system at `point` writable. `None` if it has no entry.
 pub fn meant_writable(fstab: &str, point: &Path) -> Option<bool> {
     fstab.lines().filter(|line| !line.trim_start().starts_with('#')).find_map(|line| {
         let mut fields = line.split_whitespace().skip(1);
@@ -57,7 +57,7 @@ pub fn meant_writable(fstab: &str, point: &Path) -> Option<bool> {
     })
 }
 
-/// Both tables write blanks and backslashes as three octal digits.
+/// Both tables escape blanks and backslashes as three octal digits.
 fn unescape(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_that_may_not_write_is_no_failing_disk() {
+    fn a_read_only_sandbox_is_no_failing_disk() {
         let sandboxed = "1 2 8:1 / / ro,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro";
         let failing = "1 2 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 ro,errors=remount-ro";
         let reported = |line| parse_mount(line).map(|mount| (mount.read_only, mount.by_choice));
@@ -121,7 +121,7 @@ no mount at all
     }
 
     #[test]
-    fn fstab_tells_what_was_meant() {
+    fn fstab_shows_the_intended_mode() {
         let fstab = "# /dev/sda /data ext4 rw 0 0\n/dev/sda /data ext4 defaults 0 2\n/dev/sdb /data/with\\040blank ext4 noatime,ro\nshort\n";
         assert_eq!(meant_writable(fstab, Path::new("/data")), Some(true));
         assert_eq!(meant_writable(fstab, Path::new("/data/with blank")), Some(false));
@@ -129,7 +129,7 @@ no mount at all
     }
 
     #[test]
-    fn escapes_that_are_none_stay() {
+    fn invalid_escapes_are_kept() {
         assert_eq!(unescape(r"a\040b\\c\9é\"), r"a b\\c\9é\");
     }
 }

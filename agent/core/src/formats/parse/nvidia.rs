@@ -1,13 +1,13 @@
-//! What NVIDIA's drivers write: `NVRM: Xid …` of GPUs, `SXid …` of switches.
+//! Messages of NVIDIA's drivers: `NVRM: Xid …` of GPUs, `SXid …` of switches.
 //!
-//! Every form is read that is known of drivers of the last ten years: with and without process, of a MIG instance,
-//! with the driver's word on the reset it needs, of NVLink 5, with the recovery action.
+//! Parses all known forms of the drivers of the last ten years: with and without process, of a MIG instance, with the required reset,
+//! of NVLink 5, with the recovery action.
 
 use crate::base::id::Pid;
 use crate::base::pci::PciAddress;
 use crate::model::kernel::{KernelClass, KernelReport, LinkRegisters, LogPlace, NvlinkError, Sxid, Xid};
 
-/// Reads an XID: `NVRM: Xid (PCI:0000:3b:00): 79, pid=12, name=python, GPU has fallen off the bus.`
+/// Parses an XID: `NVRM: Xid (PCI:0000:3b:00): 79, pid=12, name=python, GPU has fallen off the bus.`
 pub fn xid(message: &str) -> Option<Xid> {
     let rest = message.strip_prefix("NVRM: ")?.trim_start().strip_prefix("Xid ")?;
     let (place, rest) = rest.trim_start().strip_prefix('(')?.split_once(')')?;
@@ -39,7 +39,7 @@ pub fn xid(message: &str) -> Option<Xid> {
     })
 }
 
-/// Reads an SXID: `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`.
+/// Parses an SXID: `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`.
 pub fn sxid(message: &str) -> Option<Sxid> {
     if !message.starts_with("nvidia-nvswitch") {
         return None;
@@ -48,7 +48,7 @@ pub fn sxid(message: &str) -> Option<Sxid> {
     let (address, rest) = rest.split_once(')')?;
     let (code, text) = leading_number(rest.strip_prefix(':')?.trim_start())?;
     let text = text.trim_start_matches([',', ' ']);
-    // The lines behind the first tell the details of the same error; how bad it is, the first has said.
+    // Later lines give details of the same error. The first line has the severity.
     if text.starts_with("Severity ") || text.starts_with("Data {") {
         return None;
     }
@@ -62,8 +62,7 @@ pub fn sxid(message: &str) -> Option<Sxid> {
     })
 }
 
-/// Reads the other things that the driver says: a GPU off the bus without an XID, one that cannot be initialised, the
-/// driver's own start.
+/// Parses the driver's other messages: a GPU off the bus without an XID, a GPU that cannot be initialised, and the start of the driver.
 pub fn other(message: &str) -> Option<KernelReport> {
     let text = message.strip_prefix("NVRM: ")?;
     if text.starts_with("loading NVIDIA ") {
@@ -78,12 +77,11 @@ pub fn other(message: &str) -> Option<KernelReport> {
     } else {
         return None;
     };
-    // Without a GPU's name it cannot be held against one.
+    // Without an address it cannot be attributed to a GPU.
     Some(report(class, gpu_named(text)))
 }
 
-/// The GPU of a line that tells the rest in the lines behind it:
-/// `NVRM: The NVIDIA GPU 0000:0b:00.0 (PCI ID: 10de:2330)`.
+/// The GPU of a line that continues in later lines: `NVRM: The NVIDIA GPU 0000:0b:00.0 (PCI ID: 10de:2330)`.
 pub fn preface(message: &str) -> Option<String> {
     let text = message.strip_prefix("NVRM: ")?;
     text.starts_with("The NVIDIA GPU ").then(|| gpu_named(text)).flatten()
@@ -105,8 +103,7 @@ fn leading_number(text: &str) -> Option<(u32, &str)> {
     Some((digits.parse().ok()?, rest))
 }
 
-/// `pid=12, name=python, rest`; the driver writes '<unknown>' for what it does not know, and drivers before 455
-/// write no process at all.
+/// `pid=12, name=python, rest`. The driver writes '<unknown>' for an unknown process; drivers before 455 write no process at all.
 fn who(text: &str) -> (Option<Pid>, Option<String>, &str) {
     let Some(rest) = text.strip_prefix("pid=") else { return (None, None, text) };
     let (pid, rest) = rest.split_once(',').unwrap_or((rest, ""));
@@ -154,8 +151,8 @@ fn is_separator(letter: char) -> bool {
     letter.is_whitespace() || matches!(letter, ',' | '(' | ')' | '[' | ']')
 }
 
-/// `NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 …)`. Drivers before 575 write less in brackets, and a
-/// line may be cut: then the unit's word on whether it is fatal is all there is.
+/// `NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 …)`. Drivers before 575 write less in brackets, and a line may be
+/// truncated; then only the unit and the severity are known.
 fn nvlink(text: &str) -> Option<NvlinkError> {
     let unit = text.split(is_separator).next().filter(|unit| unit.contains('_') || unit.len() > 2)?;
     if !unit.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_') {
@@ -167,8 +164,8 @@ fn nvlink(text: &str) -> Option<NvlinkError> {
     Some(NvlinkError { unit: unit.to_owned(), fatal: fatal_word(words), link: link(words), intrinfo, status })
 }
 
-/// `NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)`: the link and its registers, of
-/// which a line that was cut has fewer.
+/// `NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)`: the link and its registers. A truncated line has
+/// fewer.
 fn link_registers(text: &str) -> Option<LinkRegisters> {
     let (_, on) = text.split_once(" link ")?;
     let (link, rest) = leading_number(on.trim_start())?;
@@ -192,7 +189,7 @@ fn fatal_word(text: &str) -> Option<bool> {
     })
 }
 
-/// `Link 08`; -1 stands for no link.
+/// `Link 08`; -1 means no link.
 fn link(text: &str) -> Option<u32> {
     let (_, number) = text.split_once("Link ")?;
     leading_number(number.trim_start()).map(|(number, _)| number)
@@ -208,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn process_and_name_are_read_where_the_driver_knows_them() {
+    fn process_and_name_are_parsed_if_the_driver_knows_them() {
         let check = |line: &str, code, pid: Option<i32>, name: Option<&str>| {
             let xid = read(line);
             assert_eq!((xid.code, xid.pid, xid.process.as_deref()), (code, pid.map(Pid), name), "{line}");
@@ -245,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_own_word_on_recovery_is_read() {
+    fn the_recovery_action_is_parsed() {
         let line = |to: &str| {
             format!(
                 "NVRM: Xid (PCI:0000:01:00): 154, pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x0 (None) to {to}"
@@ -258,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_nvlink_unit_tells_of_itself() {
+    fn an_nvlink_error_is_parsed() {
         let xid = read(
             "NVRM: Xid (PCI:0018:01:00): 145, RLW_REMAP Nonfatal XC1 i0 Link -1 (0x00000082 0x00000100 0x0 0x0)",
         );
@@ -284,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_of_earlier_generations_tells_its_registers() {
+    fn link_registers_of_earlier_generations_are_parsed() {
         let of = |rest: &str| read(&format!("NVRM: Xid (PCI:0003:00:00): 74, {rest}")).link_registers;
         let whole = of("pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)").unwrap();
         assert_eq!((whole.link, whole.registers), (14, vec![0, 0, 0x10000, 0, 0, 0, 0]));
@@ -298,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cause_of_an_echo_is_read() {
+    fn the_previous_xid_is_parsed() {
         assert_eq!(
             read("NVRM: Xid (PCI:0018:01:00): 45, pid=1, name=a, Ch 1, caused by previous Xid 145").caused_by,
             Some(145)
@@ -306,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_says_how_bad_it_is() {
+    fn the_severity_of_a_switch_error_is_parsed() {
         let read = sxid("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO (First)").unwrap();
         assert_eq!(
             (read.switch.as_str(), read.code, read.fatal, read.link),
@@ -357,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_may_stand_in_quotes_as_one_that_is_not_known_does() {
+    fn quoted_and_unknown_processes_are_parsed() {
         let quoted = read("NVRM: Xid (PCI:0000:3b:00): 31, pid='4711', name='python3', Ch 00000008");
         assert_eq!((quoted.pid, quoted.process.as_deref()), (Some(Pid(4711)), Some("python3")));
         let unknown = read("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, off");
@@ -365,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_one_is_none() {
+    fn similar_lines_are_no_xid() {
         for line in [
             "",
             "NVRM: Xid",
@@ -382,7 +379,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_fail(tail in any::<String>(), head in "(NVRM: Xid \\(PCI:0000:01:00( GPU-I:)?|nvidia-nvswitch0: SXid \\(|NVRM: )?") {
+        fn parses_any_text(tail in any::<String>(), head in "(NVRM: Xid \\(PCI:0000:01:00( GPU-I:)?|nvidia-nvswitch0: SXid \\(|NVRM: )?") {
             let line = format!("{head}{tail}");
             let _ = (xid(&line), sxid(&line), other(&line));
         }

@@ -1,11 +1,11 @@
-//! A PCI device's configuration space, as sysfs gives it: what a port does with traffic between the devices below it.
+//! Parses a PCI device's configuration space from sysfs: how a port routes traffic between the devices below it.
 
-/// A port of PCI Express.
+/// A PCI Express port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// It is a port of a switch that leads down to a device.
+    /// It is a downstream port of a switch.
     pub of_switch: bool,
-    /// It sends what devices below the same switch send each other up to the root, by access control services (ACS).
+    /// It redirects traffic between devices below the same switch to the root complex, by access control services (ACS).
     pub redirects: bool,
 }
 
@@ -16,17 +16,18 @@ const DOWNSTREAM_PORT: u16 = 6;
 /// P2P Request Redirect and P2P Completion Redirect of the ACS Control Register.
 const REDIRECTS: u16 = 1 << 2 | 1 << 3;
 
-/// Reads the configuration space of a port; none if it is none, or was not read whole, as without privilege.
+/// Parses the configuration space of a port. `None` if the device is no port, or if the space is incomplete, as for unprivileged
+/// readers.
 pub fn port(config: &[u8]) -> Option<Port> {
     let kind = word(config, capability(config, EXPRESS)? + 2)? >> 4 & 0xf;
     let of_switch = kind == DOWNSTREAM_PORT;
-    // The extended part is given to root alone.
+    // Only root can read the extended part.
     config.get(0x100)?;
     let control = extended(config, ACCESS_CONTROL).and_then(|at| word(config, at + 6));
     Some(Port { of_switch, redirects: control.is_some_and(|control| control & REDIRECTS != 0) })
 }
 
-/// Where a capability begins. The list is as long as the device says, and may be a circle.
+/// The offset of a capability. The device determines the length of the list, which may be circular.
 fn capability(config: &[u8], id: u8) -> Option<usize> {
     let mut at = usize::from(*config.get(0x34)? & !3);
     for _ in 0..48 {
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A configuration space with these values at these places.
+    /// A configuration space with these bytes at these offsets.
     fn space(length: usize, bytes: &[(usize, u8)]) -> Vec<u8> {
         let mut space = vec![0; length];
         for (at, byte) in bytes {
@@ -84,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_redirects_is_told_from_one_that_does_not() {
+    fn a_port_that_redirects_is_recognised() {
         assert_eq!(port(&with_acs(6, 0x1d)), Some(Port { of_switch: true, redirects: true }));
         assert_eq!(port(&with_acs(6, 0x01)), Some(Port { of_switch: true, redirects: false }));
         assert_eq!(port(&with_acs(4, 0x1d)), Some(Port { of_switch: false, redirects: true }));
     }
 
     #[test]
-    fn what_is_no_port_or_was_not_read_whole_tells_nothing() {
+    fn other_devices_and_truncated_spaces_are_rejected() {
         assert_eq!(port(&with_acs(6, 0x1d)[..64]), None);
         assert_eq!(port(&with_acs(6, 0x1d)[..256]), None);
         assert_eq!(port(&space(4096, &[])), None);
@@ -100,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_fail(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn any_bytes_are_parsed_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             let _ = port(&bytes);
         }
     }

@@ -1,24 +1,24 @@
-//! Words of procfs about processes.
+//! Parses procfs files about processes.
 
-/// What `/proc/PID/stat` tells.
+/// Fields of `/proc/PID/stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// The name of its program, as far as the kernel keeps it.
+    /// The name of its program, as truncated by the kernel.
     pub name: String,
     /// `R`, `S`, `D`, `Z`.
     pub state: char,
     /// Its parent.
     pub parent: i32,
-    /// It is a thread of the kernel.
+    /// It is a kernel thread.
     pub kernel_thread: bool,
     /// When it started, in ticks since boot.
     pub start: u64,
 }
 
-/// `PF_KTHREAD` of the kernel's flags of a task.
+/// `PF_KTHREAD` of the kernel's task flags.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// Reads `/proc/PID/stat`. The name stands in brackets and may itself hold brackets and blanks.
+/// Parses `/proc/PID/stat`. The name is in parentheses and may itself contain parentheses and blanks.
 pub fn process_stat(text: &str) -> Option<ProcessStat> {
     let (before, rest) = text.rsplit_once(')')?;
     let name = before.split_once('(')?.1.to_owned();
@@ -30,7 +30,7 @@ pub fn process_stat(text: &str) -> Option<ProcessStat> {
     Some(ProcessStat { name, state, parent, kernel_thread: flags & KERNEL_THREAD != 0, start })
 }
 
-/// How often a task was given a CPU, from `/proc/PID/schedstat`.
+/// How often a task was scheduled on a CPU, from `/proc/PID/schedstat`.
 pub fn runs(text: &str) -> Option<u64> {
     text.split_whitespace().nth(2)?.parse().ok()
 }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_read_whatever_its_name() {
+    fn a_process_with_any_name_is_parsed() {
         let line =
             "4711 (a) b (c)) D 17 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 987654 0 0 18446744073709551615";
         let reported = process_stat(line).unwrap();
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_process() {
+    fn other_text_is_no_process() {
         for wrong in ["", "1", "1 (a", "1 (a)", "1 (a) S", "1 (a) S x", ") ( ", "1 (a) S 1 1 1 1 1 x"] {
             assert_eq!(process_stat(wrong), None, "{wrong}");
         }

@@ -1,9 +1,9 @@
-//! Prometheus' text format, as exporters write it: `name{label="value",…} number [milliseconds]`. Strict: a page with a
-//! line that is none of the format is refused as a whole, since half a page would read as GPUs that are gone.
+//! Parses Prometheus' text format as written by exporters: `name{label="value",…} number [milliseconds]`. Strict: a page with an
+//! invalid line is refused as a whole, since a partial page would look like missing GPUs.
 
 use std::collections::BTreeMap;
 
-/// The most samples of a page; the largest exporters have some ten thousand.
+/// Maximum number of samples per page; the largest exporters have some ten thousand.
 const MOST: usize = 100_000;
 
 /// One sample.
@@ -13,30 +13,30 @@ pub struct Sample {
     pub name: String,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Its value; may be infinite or no number.
+    /// Its value. May be infinite or NaN.
     pub value: f64,
 }
 
 /// Why a page is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
-    /// A line is none of the format.
+    /// A line does not match the format.
     #[error("line {line} is no sample: {what}")]
     Line {
-        /// Counted from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// What is wrong.
         what: &'static str,
     },
-    /// It does not end.
+    /// The page has too many samples.
     #[error("it has more than {MOST} samples")]
     TooLong,
 }
 
-/// Reads a page.
+/// Parses a page.
 ///
 /// # Errors
-/// A line is none of the format, or there are too many.
+/// If a line does not match the format, or if there are too many samples.
 pub fn parse(page: &str) -> Result<Vec<Sample>, PageError> {
     let mut samples = Vec::new();
     for (index, line) in page.lines().enumerate() {
@@ -78,7 +78,7 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == ':'
 }
 
-/// The labels up to the brace, and what follows it.
+/// Parses the labels up to the brace. Returns them and the rest.
 fn labels(mut rest: &str) -> Result<(BTreeMap<String, String>, &str), &'static str> {
     let mut labels = BTreeMap::new();
     loop {
@@ -102,7 +102,7 @@ fn labels(mut rest: &str) -> Result<(BTreeMap<String, String>, &str), &'static s
     }
 }
 
-/// A text in quotes with `\\`, `\"` and `\n` in it, and what follows it.
+/// Parses a quoted string with the escapes `\\`, `\"` and `\n`. Returns it and the rest.
 fn quoted(text: &str) -> Result<(String, &str), &'static str> {
     let text = text.strip_prefix('"').ok_or("a label's value is not in quotes")?;
     let mut value = String::new();

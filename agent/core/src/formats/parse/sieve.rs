@@ -1,17 +1,17 @@
-//! Which lines can say anything at all: one look over a line, before it is taken apart. A log storm is mostly lines that
-//! nobody wants, and they cost no more than this.
+//! A prefilter that drops lines without a possible fact before they are parsed. A log storm consists mostly of irrelevant lines, which
+//! cost only this check.
 
 use std::sync::LazyLock;
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 
-/// Words of which each line has one that any reader takes up. In debug builds each line that is left out is read all
-/// the same, so that a word which is missing here fails the reader's own test.
+/// Every line that a parser accepts contains one of these words. Debug builds also parse the lines that are dropped, so a missing word
+/// fails the parser's own test.
 const WORDS: &[&str] = &[
-    // The drivers of NVIDIA.
+    // NVIDIA's drivers.
     "nvrm: ",
     "nvidia-nvswitch",
-    // That of AMD.
+    // AMD's driver.
     "amdgpu ",
     // The kernel and its processes.
     "linux version ",
@@ -129,17 +129,17 @@ const WORDS: &[&str] = &[
     "heartbeat stopped",
 ];
 
-/// Whether the line can say anything; whatever it is wrapped in.
+/// Whether the line can contain a fact, in any wrapping.
 pub(super) fn may_say_something(line: &str) -> bool {
     static ANY: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         let builder = &mut AhoCorasick::builder();
         builder.ascii_case_insensitive(true).kind(Some(AhoCorasickKind::DFA)).build(WORDS).ok()
     });
-    // Without the automaton, which is too small to fail, everything is read.
+    // Building the automaton cannot fail at this size. Without it, every line is parsed.
     ANY.as_ref().is_none_or(|any| any.is_match(line))
 }
 
-/// Whether a word of the line may stand there in pieces: with a terminal's colours between, or as JSON.
+/// Whether words of the line may be interrupted, by a terminal's colours or JSON escapes.
 pub(super) fn is_wrapped(line: &str) -> bool {
     line.trim_start_matches(['\u{1e}', ' ']).starts_with(['{', 'd', '"'])
         || line.bytes().any(|byte| byte < 0x20 && byte != b'\t' && byte != b'\r')

@@ -1,20 +1,20 @@
-//! Words of sysfs about links.
+//! Parses sysfs files about links.
 
-/// `ACTIVE` of `4: ACTIVE`, `LinkUp` of `5: LinkUp`: what stands behind the number of a port's state.
+/// The name after the number of a port's state: `ACTIVE` of `4: ACTIVE`, `LinkUp` of `5: LinkUp`.
 pub fn state_name(text: &str) -> Option<&str> {
     let (number, name) = text.trim().split_once(':')?;
     number.trim().parse::<u32>().ok()?;
     Some(name.trim()).filter(|name| !name.is_empty())
 }
 
-/// Gb/s of `400 Gb/sec (4X NDR)`; none of what is no rate, or zero.
+/// Gb/s of `400 Gb/sec (4X NDR)`. `None` if it is no rate, or zero.
 pub fn port_rate(text: &str) -> Option<f64> {
     let (number, rest) = text.trim().split_once(' ')?;
     let rate: f64 = number.parse().ok()?;
     (rest.starts_with("Gb/sec") && rate.is_finite() && rate > 0.0).then_some(rate)
 }
 
-/// Gb/s of an interface's speed in Mb/s; none where the driver does not know it (`-1`, or 4294967295).
+/// Gb/s from an interface's speed in Mb/s. `None` if the driver does not know it (`-1`, or 4294967295).
 pub fn interface_rate(text: &str) -> Option<f64> {
     let megabits: i64 = text.trim().parse().ok()?;
     (1..i64::from(i32::MAX)).contains(&megabits).then_some(megabits as f64 / 1000.0)
@@ -30,8 +30,7 @@ pub fn is_pci_function(text: &str) -> bool {
     right && parts.next().is_none() && digits(function, 1)
 }
 
-/// A port's or interface's name against what the operator wrote: the device, the port, or the beginning of either
-/// before a `*`.
+/// Whether a port or interface matches the operator's pattern: the device, the port, or a prefix of either followed by `*`.
 pub fn names(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
@@ -44,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_are_read_behind_their_numbers() {
+    fn states_are_parsed_after_their_numbers() {
         assert_eq!(state_name("4: ACTIVE\n"), Some("ACTIVE"));
         assert_eq!(state_name("2: Polling"), Some("Polling"));
         for wrong in ["", "ACTIVE", "4:", "x: ACTIVE", ":"] {
@@ -53,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_read_in_their_own_units() {
+    fn rates_are_converted_to_gbits() {
         assert_eq!(port_rate("400 Gb/sec (4X NDR)\n"), Some(400.0));
         assert_eq!(port_rate("2.5 Gb/sec (1X SDR)"), Some(2.5));
         assert_eq!(interface_rate("100000\n"), Some(100.0));
@@ -66,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_names_are_told_apart() {
+    fn addresses_and_names_are_distinguished() {
         assert!(is_pci_function("0000:3b:00.0") && is_pci_function("10000:01:00.1"));
         for wrong in ["", "pci0000:3a", "0000:3b:00", "device", "0000:3b.0", "virtual"] {
             assert!(!is_pci_function(wrong), "{wrong}");

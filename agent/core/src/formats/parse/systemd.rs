@@ -1,6 +1,6 @@
-//! Units as `systemctl show` prints their properties: a block for each, `Name=value` on each line.
+//! Parses the properties that `systemctl show` prints: one block per unit, `Name=value` per line.
 
-/// A unit of systemd, in its own words.
+/// A systemd unit. Values are systemd's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
     /// `nvidia-fabricmanager.service`.
@@ -11,13 +11,13 @@ pub struct Service {
     pub sub: String,
     /// Why it failed: `exit-code`, `signal`, `timeout`.
     pub result: String,
-    /// It is to be started at boot.
+    /// It is started at boot.
     pub enabled: bool,
-    /// How often systemd started it again.
+    /// How often systemd restarted it.
     pub restarts: u64,
 }
 
-/// The units that there are, from the properties of all that were asked for.
+/// The existing units among those that were queried.
 pub fn units(text: &str) -> Vec<Service> {
     let unit = |block: &str| {
         let value = |name: &str| {
@@ -38,7 +38,7 @@ pub fn units(text: &str) -> Vec<Service> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn only_units_that_there_are_count() {
+    fn only_existing_units_count() {
         let text = "Id=a.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\n\
             UnitFileState=enabled\nNRestarts=3\n\nId=b.service\nLoadState=not-found\nActiveState=inactive\n\n\n";
         let units = super::units(text);

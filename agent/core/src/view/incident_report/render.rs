@@ -1,4 +1,4 @@
-//! The report as text for a terminal, or as Markdown for a ticket.
+//! Renders a report as text for a terminal, or as Markdown for a ticket.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,21 @@ use crate::hang::listed;
 use crate::model::finding::Finding;
 use crate::model::verdict::FaultDomain;
 
-/// Lines of evidence that are shown unless all are wanted.
+/// Lines of evidence shown by default.
 const FEW: usize = 5;
 
 /// How a report is shown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
-    /// The directory with the output of all ranks, if it is known.
+    /// The directory with the output of all ranks, if known.
     pub logs: Option<&'a str>,
-    /// As Markdown instead of text.
+    /// Markdown instead of text.
     pub markdown: bool,
-    /// With all evidence, and with what speaks against the judgement and what would change it.
+    /// Show all evidence, the counter-evidence and what would change the result.
     pub all: bool,
 }
 
-/// The report in words.
+/// Renders the report.
 pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
     let IncidentReport { verdict, decision, outcome, .. } = report;
     let page = Page { markdown: options.markdown };
@@ -74,7 +74,7 @@ fn since(report: &IncidentReport) -> String {
     format!("{}{into}{run}{noticed}. Failure {} of this job.", report.happened, verdict.incident.0)
 }
 
-/// Findings in words.
+/// Renders findings.
 pub fn render_findings(findings: &BTreeMap<u64, Finding>, markdown: bool) -> String {
     let page = Page { markdown };
     let mut lines = Vec::new();
@@ -97,7 +97,7 @@ fn capital(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// How titles and lists look; text of others can neither format a ticket nor drive a terminal.
+/// The format of titles and lists. Foreign text can neither format a ticket nor control a terminal.
 struct Page {
     markdown: bool,
 }
@@ -115,7 +115,7 @@ impl Page {
         if self.markdown { escape::escaped(text) } else { escape::clean(text) }
     }
 
-    /// A section with its items; none if there are none.
+    /// Adds a section with its items. Adds nothing if there are none.
     fn section(&self, lines: &mut Vec<String>, title: &str, items: &[String]) {
         if items.is_empty() {
             return;

@@ -7,7 +7,7 @@ use crate::failure::root_rank::{self, HOST_LOST};
 use crate::model::entry::ExitStatus;
 use crate::model::verdict::{Action, Cause, Decision, FaultDomain, Verdict};
 
-/// Whose fault it was and how sure that is; where that is unknown, what was seen instead.
+/// Whose fault it was and with what confidence. If that is unknown, what was observed.
 pub fn fault(verdict: &Verdict) -> String {
     let whose = match verdict.domain {
         FaultDomain::User => "The training program's",
@@ -23,17 +23,17 @@ pub fn fault(verdict: &Verdict) -> String {
     }
 }
 
-/// Where it began and how sure that is.
+/// On which rank it started and with what confidence.
 pub(super) fn origin(verdict: &Verdict) -> Option<String> {
     let culprit = verdict.culprit?;
-    // Journals of earlier versions have one confidence for both.
+    // Journals of earlier versions have a single confidence.
     let sure = verdict
         .culprit_confidence
         .or((verdict.domain == FaultDomain::Unknown).then_some(verdict.confidence))?;
     Some(format!("It began with {culprit}: {} sure.", percent(sure)))
 }
 
-/// One line for the terminal and the list of events: what happened, whose fault and how sure.
+/// One line for the terminal and the list of events: what happened, whose fault and with what confidence.
 pub fn brief(verdict: &Verdict) -> String {
     if verdict.domain != FaultDomain::Unknown {
         return format!("{} ({}, {} sure)", verdict.headline, verdict.domain, percent(verdict.confidence));
@@ -46,22 +46,22 @@ pub fn brief(verdict: &Verdict) -> String {
         Cause::Signal { signal } if comes_from_outside(signal) => {
             "; cause not seen: Mainstay did not send the signal"
         }
-        // Nothing of theirs ran that could be at fault; the error itself is in the line.
+        // Nothing of the program ran that could be at fault; the line contains the error.
         Cause::Hang { .. } | Cause::StartFailed => "",
         _ => "; fault unknown",
     };
     format!("{}{who_sent}", verdict.headline)
 }
 
-/// Why nobody is blamed for a lost host.
+/// Why no one is blamed for a lost host.
 const LOST_HOST: &str = "Cause not seen: the host or its launcher was lost. Its power, its network, its kernel log, or who \
                          ended the launcher can show why.";
 
-/// Why nobody is blamed.
+/// Why no one is blamed.
 fn not_seen(verdict: &Verdict) -> String {
     let rank = verdict.culprit.map_or_else(|| "a rank".to_owned(), |rank| rank.to_string());
     match &verdict.cause {
-        // Journals of earlier versions have the class alone.
+        // Journals of earlier versions have only the class.
         _ if verdict.class.as_deref() == Some(HOST_LOST) => LOST_HOST.to_owned(),
         Cause::Signal { signal: 9 } => format!(
             "Cause not seen: {rank} was ended by SIGKILL, which Mainstay did not send and the kernel's OOM killer did not \
@@ -112,23 +112,23 @@ fn not_seen(verdict: &Verdict) -> String {
     }
 }
 
-/// Whether the evidence quotes what the rank wrote last on its standard error.
+/// Whether the evidence quotes the rank's last message on standard error.
 fn has_last_message(verdict: &Verdict) -> bool {
     verdict.evidence.iter().any(|line| line.starts_with("last message on its standard error"))
 }
 
-/// Whether the exception is what the end of another rank leads to.
+/// Whether the exception is typical of the end of another rank.
 fn lost_a_peer(verdict: &Verdict) -> bool {
     root_rank::speaks_of_a_lost_peer(&verdict.headline)
 }
 
-/// Whether a signal is one that others send, and not one that the program's own code causes.
+/// Whether the signal is sent by others, and not caused by the program's own code.
 fn comes_from_outside(signal: i32) -> bool {
-    // SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV and SIGSYS come from what the process did itself.
+    // The process itself causes SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV and SIGSYS.
     !matches!(signal, 4 | 5 | 6 | 7 | 8 | 11 | 31)
 }
 
-/// What was done about it and why.
+/// What was done, and why.
 pub fn done(decision: Option<&Decision>, since_then: AfterFailure) -> String {
     let ended = match since_then {
         AfterFailure::Ended { exit } => Some(exit),
@@ -164,7 +164,7 @@ pub fn done(decision: Option<&Decision>, since_then: AfterFailure) -> String {
     format!("{done}{later}: {why}.")
 }
 
-/// What became of the job after a restart.
+/// The state of the job after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterFailure {
     /// No rank has completed a step yet.
@@ -178,8 +178,8 @@ pub enum AfterFailure {
     },
 }
 
-/// What the person who reads it does next. It follows from what was decided: a job that runs again needs nothing, and one that
-/// was stopped is not called one that may pass.
+/// What the reader should do next. It follows from the decision: a job that runs again needs nothing, and the failure of a stopped job
+/// is not called transient.
 pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterFailure) -> Vec<String> {
     let class = verdict.class.as_deref().and_then(Class::named).filter(|class| *class != Class::Unknown);
     let look = class.map(|class| look(class).to_owned());
@@ -213,7 +213,7 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: AfterF
     }
 }
 
-/// What has to be done before a job that has ended is started again.
+/// What to do before a job that ended is started again.
 fn before_the_next_start(verdict: &Verdict, look: Option<String>) -> Vec<String> {
     std::iter::once(to_start_again(verdict).to_owned()).chain(look).collect()
 }
@@ -261,7 +261,7 @@ fn if_it_comes_back(verdict: &Verdict, look: Option<String>) -> String {
     format!("If it comes back: {then}")
 }
 
-/// A length of time for people: "38.2 s", "12 min", "3 h 5 min".
+/// A duration for people: "38.2 s", "12 min", "3 h 5 min".
 pub(super) fn length(span: Span) -> String {
     let seconds = span.0 / 1_000_000_000;
     match seconds {

@@ -4,7 +4,7 @@ use crate::base::time::Stamp;
 use crate::model::entry::JobSpec;
 use crate::model::verdict::{Action, Cause, DecidedBy, Doubts, FaultDomain};
 
-/// Entries of one boot, each a second after the one before; the first is the start of the job.
+/// Entries of one boot, one second apart. The first is the start of the job.
 fn entries(bodies: Vec<Body>) -> Vec<Entry> {
     let start = Body::Fact(Fact::JobStarted(JobSpec::default()));
     let all = std::iter::once(start).chain(bodies).enumerate();
@@ -24,7 +24,7 @@ fn entries(bodies: Vec<Body>) -> Vec<Entry> {
 }
 
 #[test]
-fn an_exception_that_is_quoted_is_not_called_absent() {
+fn a_quoted_exception_is_not_reported_as_missing() {
     let mut report = reported(FaultDomain::Unknown, None);
     assert!(sentences::fault(&report.verdict).contains("left no message"));
     let quoted = "last message on its standard error, 1.00 s before the failure: RuntimeError: bad sample";
@@ -75,7 +75,7 @@ fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
 }
 
 #[test]
-fn what_to_do_after_a_restart_follows_from_what_became_of_the_job() {
+fn advice_after_a_restart_depends_on_the_state_of_the_job() {
     let restart = Decision {
         incident: Incident(2),
         action: Action::RestartInJob { attempt: Attempt(2) },
@@ -102,7 +102,7 @@ fn text(report: &IncidentReport) -> String {
     render(report, Options::default())
 }
 
-/// A verdict on a signal of which nobody is known to be the sender.
+/// A verdict on a signal with an unknown sender.
 fn killed(signal: i32) -> Verdict {
     Verdict {
         cause: Cause::Signal { signal },
@@ -115,7 +115,7 @@ fn killed(signal: i32) -> Verdict {
 }
 
 #[test]
-fn a_report_says_what_since_when_whose_fault_what_was_done_and_what_to_do_in_this_order() {
+fn a_report_has_its_sections_in_order() {
     let report = reported(FaultDomain::User, Some("user_code"));
     let text = render(&report, Options { logs: Some("/runs/x/attempt_1"), ..Options::default() });
     let mut from = 0;
@@ -156,7 +156,7 @@ fn five_lines_of_evidence_are_shown_and_the_rest_with_all() {
 }
 
 #[test]
-fn a_signal_from_outside_is_said_plainly_to_have_no_known_cause() {
+fn a_signal_from_outside_is_reported_without_a_cause() {
     let report = |signal| IncidentReport { verdict: killed(signal), ..reported(FaultDomain::Unknown, None) };
     assert!(
         text(&report(9)).contains(
@@ -167,7 +167,7 @@ fn a_signal_from_outside_is_said_plainly_to_have_no_known_cause() {
         text(&report(9))
     );
     assert!(text(&report(15)).contains("received SIGTERM, which Mainstay did not send"));
-    // What native code does to itself nobody sent.
+    // Signals that native code causes itself have no sender.
     for signal in [6, 7, 8, 11] {
         let text = text(&report(signal));
         assert!(text.contains("native code") && !text.contains("sent it"), "{text}");
@@ -179,7 +179,7 @@ fn a_signal_from_outside_is_said_plainly_to_have_no_known_cause() {
 }
 
 #[test]
-fn a_lost_peer_is_said_to_have_its_cause_elsewhere_and_an_unknown_message_is_quoted() {
+fn a_lost_peer_points_to_another_rank_and_an_unknown_message_is_quoted() {
     let raised = |message: &str| {
         let report = reported(FaultDomain::Unknown, None);
         let cause = Cause::Exception { exception: "RuntimeError".into(), fingerprint: String::new() };
@@ -207,7 +207,7 @@ fn a_failure_that_was_detected_at_once_has_no_delay() {
 }
 
 #[test]
-fn how_sure_it_is_of_the_rank_and_of_the_fault_are_said_apart() {
+fn confidence_in_the_rank_and_in_the_fault_are_separate() {
     let known = text(&reported(FaultDomain::User, Some("data")));
     assert!(known.contains("80 % sure.") && known.contains("It began with rank 3: 99 % sure."), "{known}");
     let unknown = text(&reported(FaultDomain::Unknown, None));
@@ -218,7 +218,7 @@ fn how_sure_it_is_of_the_rank_and_of_the_fault_are_said_apart() {
 }
 
 #[test]
-fn what_to_do_follows_from_what_was_decided() {
+fn advice_depends_on_the_decision() {
     let mut report = reported(FaultDomain::User, Some("user_code"));
     report.verdict.deterministic = false;
     if let Some(decision) = &mut report.decision {
@@ -236,7 +236,7 @@ fn what_to_do_follows_from_what_was_decided() {
 }
 
 #[test]
-fn a_ticket_has_a_title_and_lists_and_the_terminal_has_neither() {
+fn only_a_ticket_has_a_title_and_lists() {
     let reported = reported(FaultDomain::User, Some("user_code"));
     let shown = |markdown| render(&reported, Options { logs: Some("/runs/x"), markdown, all: false });
     let (ticket, terminal) = (shown(true), shown(false));
@@ -247,7 +247,7 @@ fn a_ticket_has_a_title_and_lists_and_the_terminal_has_neither() {
 }
 
 #[test]
-fn what_others_wrote_neither_formats_a_ticket_nor_drives_a_terminal() {
+fn foreign_text_cannot_format_a_ticket_or_control_a_terminal() {
     let mut reported = reported(FaultDomain::User, Some("user_code"));
     reported.verdict.headline = "rank 3 raised E: <b>\x1b[31m\n# [x](y)".into();
     reported.verdict.evidence = vec!["a\n| b |".into()];
@@ -274,7 +274,7 @@ fn a_job_that_ended_while_it_waited_for_its_host_has_nothing_to_wait_for() {
 }
 
 #[test]
-fn of_several_decisions_on_one_failure_the_last_is_what_was_done() {
+fn the_last_decision_on_a_failure_is_reported() {
     let IncidentReport { verdict, decision, .. } = reported(FaultDomain::User, None);
     let decision = decision.expect("one");
     let waited = Decision { action: Action::Wait, why: "memory is held".into(), ..decision.clone() };
@@ -284,7 +284,7 @@ fn of_several_decisions_on_one_failure_the_last_is_what_was_done() {
 }
 
 #[test]
-fn the_report_is_that_of_the_failure_that_is_wanted_or_the_last_with_its_time() {
+fn a_report_is_of_the_wanted_failure_or_the_last_with_its_time() {
     let IncidentReport { verdict, decision, .. } = reported(FaultDomain::User, None);
     let first = Verdict { incident: Incident(1), headline: "the first".into(), ..verdict.clone() };
     let last = Verdict { fault_at: Mono(1_500_000_000), ..verdict };

@@ -1,8 +1,8 @@
-//! One line of each format, and beside it what must stay silent.
+//! One line of each format, and similar lines that report no step.
 
 use super::*;
 
-/// Lines that report a step, with the step that they name.
+/// Lines that report a step, with its number.
 const REPORTS: &[(&str, Option<u64>)] = &[
     // nanoGPT.
     ("iter 100: loss 2.5421, time 12.30ms, mfu 1.02%", Some(100)),
@@ -85,7 +85,7 @@ const REPORTS: &[(&str, Option<u64>)] = &[
 const SILENT: &[&str] = &[
     "",
     "hello",
-    // Not in good order.
+    // Abnormal loss.
     "iter 100: loss nan, time 12.30ms, mfu 1.02%",
     " iteration       10/     100 | consumed samples:  160 | elapsed time per iteration (ms): 512.1 | lm loss: NAN | loss scale: 1.0 |",
     "{'loss': nan, 'grad_norm': 1.2, 'epoch': 0.1}",
@@ -103,7 +103,7 @@ const SILENT: &[&str] = &[
     "Test set: Average loss: 0.0512, Accuracy: 9812/10000 (98%)",
     "step 10",
     "Starting epoch 3",
-    // Bars of something else.
+    // Bars that count other things.
     "Loading:  33%|███▎      | 1/3 [00:01<00:02,  1.0s/it]",
     "Loading checkpoint shards: 100%|██████████| 2/2 [00:01<00:00,  1.5it/s]",
     "[rank0]: Loading checkpoint shards:  50%|█████     | 1/2 [00:01<00:01,  1.5it/s]",
@@ -140,11 +140,11 @@ const SILENT: &[&str] = &[
     "TrainConfig(step=10, loss=2.0)",
     "step: 100, lr: 0.1, loss: cross_entropy",
     "loss_fn: 1, step: mse",
-    // What a checkpoint had.
+    // Values from a checkpoint.
     "Resuming from step 100, loss 2.3",
     "Loaded checkpoint of step 100 (loss 2.3012)",
     "=> loading checkpoint, epoch 3, loss 2.3",
-    // What agents and schedulers print.
+    // Output of agents and schedulers.
     "srun: job 10 step 0 queued",
     "slurmstepd: error: *** STEP 10.0 ON n1 CANCELLED AT 2026-01-01T10:00:00 ***",
     "NCCL INFO Channel 10/16 : 0 1 2 3",

@@ -1,11 +1,11 @@
-//! Words of a line and the numbers behind them, without a regular expression.
+//! Splits a line into words and the numbers after them, without a regular expression.
 
 /// Separators between a name and its number: `loss: 2`, `'loss': '2'`, `step=1`, `Epoch: [0]`, `iteration       10`.
 const SEPARATORS: &[u8] = b" \t:='\"[(#";
-/// No program puts more of them there.
+/// The maximum number of separators in practice.
 const MOST_SEPARATORS: usize = 24;
 
-/// The words of a line: letters, digits and `_`, beginning with a letter.
+/// The words of a line: letters, digits and `_`, starting with a letter.
 pub(super) struct Words<'a> {
     line: &'a [u8],
     at: usize,
@@ -16,7 +16,7 @@ impl<'a> Words<'a> {
         Words { line, at: 0 }
     }
 
-    /// The next word and where it ends.
+    /// The next word and its end offset.
     pub(super) fn next_word(&mut self) -> Option<(&'a [u8], usize)> {
         let line = self.line;
         let mut start = self.at;
@@ -37,7 +37,7 @@ fn is_of_word(byte: u8) -> bool {
     OF_WORD[usize::from(byte)]
 }
 
-/// A table is half as dear as comparisons, and this is asked for every byte of a log.
+/// A table costs half as much as comparisons, and this runs for every byte of a log.
 const OF_WORD: [bool; 256] = {
     let mut table = [false; 256];
     let mut byte = 0;
@@ -49,7 +49,7 @@ const OF_WORD: [bool; 256] = {
     table
 };
 
-/// What stands where a number may stand.
+/// The value at a position where a number may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Number {
     Finite,
@@ -58,7 +58,7 @@ pub(super) enum Number {
     None,
 }
 
-/// The number that follows the word which ends at `end`.
+/// The number after the word that ends at `end`.
 pub(super) fn number_after(line: &[u8], end: usize) -> Number {
     let rest = value_at(line, end);
     // `tensor(2.3, device='cuda:0')`, `Array(2.3, dtype=float32)`.
@@ -86,7 +86,7 @@ pub(super) fn is_number_at(line: &[u8], end: usize) -> bool {
 
 /// The whole number after the word that ends at `end`.
 pub(super) fn whole_number_after(line: &[u8], end: usize) -> Option<u64> {
-    // A word right before its number belongs to it: `step10` is a word of its own and never comes here.
+    // A number attached to a word belongs to it: `step10` is one word and never gets here.
     let rest = value_at(line, end);
     let (number, rest) = leading_number(rest)?;
     let is_fraction = matches!(rest, [b'.', b'0'..=b'9', ..]);
@@ -106,8 +106,8 @@ pub(super) fn leading_number(text: &[u8]) -> Option<(u64, &[u8])> {
     Some((number, &text[digits..]))
 }
 
-/// The place of `[64/60000]`, `[0][ 10/5005]`, `[1,  2000]`, of Keras' `10/100 [===>`, and of a line that begins with
-/// `[10] `; inside, the number of the step or batch where it is one.
+/// The position in `[64/60000]`, `[0][ 10/5005]`, `[1,  2000]`, Keras' `10/100 [===>`, or a line that starts with `[10] `. The inner
+/// value is the number of the step or batch, if it is one.
 pub(super) fn place_in_brackets(line: &[u8]) -> Option<Option<u64>> {
     for at in memchr::memchr2_iter(b'/', b',', line) {
         let Some((before, start)) = number_before(line, at) else { continue };

@@ -1,20 +1,20 @@
-//! Exceptions whose names do not tell that they are ones, such as `Stalled: no batch for 60 s`. They are known by their place:
-//! the first line below the frames of a traceback that is not indented.
+//! Exceptions whose names do not look like exceptions, such as `Stalled: no batch for 60 s`. They are recognised by position: the first
+//! unindented line below the frames of a traceback.
 
 use super::super::lines;
 use super::super::traceback;
 use super::Scan;
 
-/// Lines of the program that stand below a frame before the exception: its text and the marks under it.
+/// Lines between a frame and the exception: the source text and the marks under it.
 const BELOW: usize = 8;
-/// A frame belongs to a traceback that began at most so many lines before it.
+/// Maximum distance in lines between a frame and the start of its traceback.
 const LONGEST: u64 = 2000;
 
 /// The last frame of a traceback, below which its exception is expected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LastFrame {
     rank: Option<u32>,
-    /// Lines below it that were looked at.
+    /// Lines below it that were examined.
     looked_at: usize,
 }
 
@@ -25,8 +25,8 @@ impl Scan<'_> {
         self.last_frame = inside.then_some(LastFrame { rank, looked_at: 0 });
     }
 
-    /// Looks for the exception in the lines below the last frame; `below` begins with line `number`. Where the text ends
-    /// first, the next block is looked at.
+    /// Searches the exception in the lines below the last frame; `below` starts at line `number`. If the text ends first, the search
+    /// continues in the next block.
     pub(super) fn look_below_frame(&mut self, below: &[u8], number: u64) {
         let Some(mut last) = self.last_frame.take() else { return };
         let complete = below.strip_suffix(b"\n").unwrap_or(below);
@@ -43,7 +43,7 @@ impl Scan<'_> {
             let prefix = lines::prefix(&line);
             let text = line[prefix.len..].trim_end();
             let of_another = prefix.rank.or(self.findings.rank) != last.rank;
-            // One space may part the launcher's prefix from the text.
+            // One space may separate the launcher's prefix from the text.
             let is_indented = line[..prefix.len].ends_with("  ");
             if of_another || text.is_empty() || is_indented {
                 continue;
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exception_of_any_name_is_known_below_the_frames_of_a_traceback() {
+    fn an_exception_of_any_name_is_found_below_the_frames_of_a_traceback() {
         let found = |name: &str, line| vec![(name.to_owned(), line, true)];
         assert_eq!(exceptions(&format!("{TRACEBACK}acme.Stalled: no batch\n")), found("acme.Stalled", 5));
         assert_eq!(exceptions(&format!("step 1\n{TRACEBACK}Stalled\nstep 2\n")), found("Stalled", 6));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_other_ranks_in_between_are_passed_over() {
+    fn lines_of_other_ranks_in_between_are_skipped() {
         let of_rank = |rank, text: &str| -> Vec<String> {
             text.lines().map(|line| format!("[rank{rank}]: {line}\n")).collect()
         };
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_without_an_exception_and_what_is_logged_below_one_are_none() {
+    fn stacks_without_an_exception_and_log_lines_below_one_are_ignored() {
         let stack = TRACEBACK.split_once('\n').map_or("", |(_, frames)| frames);
         assert_eq!(exceptions(&format!("{stack}Epoch: 3\n")), []);
         assert_eq!(exceptions(&format!("{TRACEBACK}INFO: started again\n")), []);

@@ -1,20 +1,21 @@
-//! Lines that report a completed step. A long log has millions of them: the first ones, some between, and the last ones are noted.
+//! Lines that report a completed step. A long log has millions of them: the scan records the first ones, samples, and the last ones.
 
 use std::ops::Range;
 
 use super::{Progress, Scan, line_around, newlines};
 use crate::failure::attribution::{lines, progress};
 
-/// Progress lines that are all noted; after them one in so many bytes is.
+/// Up to this many progress lines are all recorded; after that, one per stride of bytes.
 const PROGRESS_LINES: usize = 256;
 const PROGRESS_STRIDE: usize = 64 * 1024;
-/// Places of words of progress that are remembered at the end of a block: its last steps are noted whatever the stride.
+/// Offsets of progress words that are remembered until the end of a block, so that its last steps are recorded regardless of the
+/// stride.
 const PROGRESS_LAST: usize = 64;
-/// The most progress lines that are kept at a time.
+/// Maximum number of progress lines kept.
 const PROGRESS_KEPT: usize = 65_536;
 
 impl Scan<'_> {
-    /// A word of progress at this place of the block is not looked at now; the last ones of the block are, at its end.
+    /// Skips a progress word at this offset of the block. The last ones of the block are examined at its end.
     pub(super) fn pass_over_progress(&mut self, at: usize) {
         if self.findings.progress.len() >= PROGRESS_LINES {
             if self.passed_over.len() == PROGRESS_LAST {
@@ -24,7 +25,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Notes the last lines of a block that were passed over and report a completed step.
+    /// Records the last skipped lines of a block that report a completed step.
     pub(super) fn last_progress_in(&mut self, block: &[u8]) {
         let places = std::mem::take(&mut self.passed_over);
         for at in places {
@@ -36,7 +37,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Notes a line that reports a completed step.
+    /// Records a line that reports a completed step.
     pub(super) fn progress_in(&mut self, raw: &[u8], end: usize) {
         if self.note_progress(raw, self.findings.lines + 1) && self.findings.progress.len() >= PROGRESS_LINES
         {
@@ -44,14 +45,14 @@ impl Scan<'_> {
         }
     }
 
-    /// Whether the line reported a completed step and was noted.
+    /// Returns whether the line reports a completed step and was recorded.
     fn note_progress(&mut self, raw: &[u8], number: u64) -> bool {
         let line = lines::clean(raw);
         if !progress::is_progress(&line) {
             return false;
         }
         if self.findings.progress.len() >= PROGRESS_KEPT {
-            // The newest are worth most: of the older ones every second goes.
+            // The newest are the most useful: drop every second one of the older ones.
             let mut keep = false;
             self.findings.progress.retain(|_| {
                 keep = !keep;

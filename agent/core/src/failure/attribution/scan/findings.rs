@@ -1,4 +1,4 @@
-//! What one pass over a source finds: signatures, exceptions and progress lines, each with its place.
+//! The result of scanning a source: signatures, exceptions and progress lines, each with its position.
 
 use std::collections::BTreeSet;
 
@@ -7,59 +7,59 @@ use super::super::traceback::Frame;
 use super::super::words::Word;
 use crate::model::entry::LineTime;
 
-/// A line after which so many healthy steps were done is no cause of the failure.
+/// A line that is followed by this many healthy steps is no cause of the failure.
 pub const HEALTHY_STEPS: u64 = 2;
 
-/// Where a text comes from.
+/// The kind of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// What ranks or their launcher printed.
+    /// Output of ranks or their launcher.
     #[default]
     Log,
-    /// What the kernel said.
+    /// Kernel log lines.
     Kernel,
-    /// What is known about exits, in words.
+    /// Exit information in words.
     Exit,
 }
 
 /// A signature in a source.
 #[derive(Clone, Debug)]
 pub struct Sighting {
-    /// Its place in `Catalog::signatures`.
+    /// Its index in `Catalog::signatures`.
     pub signature: usize,
-    /// Where it was seen, at most the first few.
+    /// Where it was seen: only the first and last sightings.
     pub spots: Vec<Spot>,
-    /// How often it was seen in all.
+    /// The total number of sightings.
     pub count: u64,
-    /// Ranks that told it.
+    /// Ranks that reported it.
     pub ranks: BTreeSet<u32>,
 }
 
-/// A line that matters.
+/// A relevant line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spot {
     /// Its number in its source, from 1.
     pub line: u64,
-    /// The rank that wrote it or of which it speaks.
+    /// The rank that wrote the line or that it is about.
     pub rank: Option<u32>,
-    /// Time of day, seconds, where the line has one.
+    /// Time of day in seconds, if the line has one.
     pub time: Option<f64>,
-    /// It stands in a warning or a note.
+    /// It is in a warning or a note.
     pub mild: bool,
-    /// When the launcher first saw the line, where it read it from a living rank.
+    /// When the launcher first saw the line, if it read it from a running rank.
     pub seen: Option<LineTime>,
-    /// Steps that were surely begun and completed after the line; none where no progress is known.
+    /// Steps that certainly started and completed after the line. `None` if no progress is known.
     pub steps_after: Option<u64>,
-    /// It stands in a traceback that a logger wrote below a message: the exception was caught.
+    /// It is in a traceback that a logger wrote below a message: the exception was caught.
     pub logged: bool,
     /// The line itself, cleaned and shortened.
     pub text: String,
 }
 
 impl Spot {
-    /// Whether training went on in good order after the line.
+    /// Whether training continued normally after the line.
     pub fn is_past(&self) -> bool {
-        // An exception that was caught and logged needs no second step to be over.
+        // For an exception that was caught and logged, one step is enough.
         let least = if self.logged { 1 } else { HEALTHY_STEPS };
         self.steps_after.is_some_and(|steps| steps >= least)
     }
@@ -70,9 +70,9 @@ impl Spot {
 pub struct Progress {
     /// Its number in its source, from 1.
     pub line: u64,
-    /// Time of day, seconds, where the line has one.
+    /// Time of day in seconds, if the line has one.
     pub time: Option<f64>,
-    /// The number of the step, where the line names it.
+    /// The number of the step, if the line has one.
     pub step: Option<u64>,
 }
 
@@ -81,17 +81,17 @@ pub struct Progress {
 pub struct Exception {
     /// Its type with modules.
     pub name: String,
-    /// Where it stands.
+    /// Where it is.
     pub spot: Spot,
     /// The innermost frame of its traceback.
     pub frame: Option<Frame>,
-    /// The line tells more before it.
+    /// The line has other text before it.
     pub embedded: bool,
-    /// A signature knows the line better.
+    /// A signature explains the line better.
     pub known: bool,
 }
 
-/// How likely each class is, in the order of [`Class::ALL`].
+/// The probability of each class, in the order of [`Class::ALL`].
 pub type Opinion = [f64; Class::ALL.len()];
 
 /// What was found in one source.
@@ -99,21 +99,21 @@ pub type Opinion = [f64; Class::ALL.len()];
 pub struct Findings {
     /// The source's name: a file.
     pub source: String,
-    /// The rank whose output it is, where that is known.
+    /// The rank whose output it is, if known.
     pub rank: Option<u32>,
     /// What kind of text it is.
     pub kind: Kind,
-    /// It is what ended the rank, by the rank's own exit note: no text around it can be meant.
+    /// The text is the rank's own exit note: it is what ended the rank, not an unrelated line nearby.
     pub ended: bool,
     /// Signatures, in the order of their first sighting.
     pub sightings: Vec<Sighting>,
     /// Exceptions, in order.
     pub exceptions: Vec<Exception>,
-    /// The last line that complains and that nothing explains.
+    /// The last line that reports a problem and that nothing explains.
     pub unexplained: Option<Spot>,
-    /// Of the lines that nothing explains the one whose words say most, with what they speak for.
+    /// Of the lines that nothing explains, the one with the most conclusive words, and the classes that they support.
     pub words: Option<(Spot, Opinion)>,
-    /// All words that say something: of a small text those of all lines, of a large one those of the lines that matter.
+    /// All known words: of all lines for a small text, of the relevant lines for a large one.
     pub vocabulary: BTreeSet<Word>,
     /// Lines that report completed steps, in order.
     pub progress: Vec<Progress>,

@@ -1,27 +1,27 @@
-//! Tracebacks in a log: frames, exceptions, what is above them, and the table of a launcher that names ranks.
+//! Tracebacks in a log: frames, exceptions, the line above them, and the launcher's table that names ranks.
 
 use super::{Exception, IGNORED_REACH, LINE_WINDOW, RANKS, Scan};
 use crate::failure::attribution::lines;
 use crate::failure::attribution::traceback::{self, Raised};
 
-/// Exceptions kept per source: so many of the first, and so many of the last.
+/// Exceptions kept per source: this many of the first, and this many of the last.
 const EXCEPTIONS: usize = 128;
 /// Rows of a rank in the launcher's table.
 const TABLE: u64 = 4;
-/// A traceback's last frame stands at most so many lines before the exception.
+/// Maximum distance in lines between a traceback's last frame and its exception.
 const FRAME_REACH: u64 = 12;
-/// How Python begins a traceback.
+/// How Python starts a traceback.
 const TRACEBACK: &[u8] = b"Traceback (most recent";
 
 impl Scan<'_> {
-    /// The rank of the launcher's table in whose rows the line stands: `  exitcode  : -9`, below `  rank      : 4`.
+    /// The rank of the launcher's table whose rows contain the line: `  exitcode  : -9`, below `  rank      : 4`.
     pub(super) fn in_table(&self, line: &str, number: u64) -> Option<u32> {
         let (at, rank) = self.table?;
         let row = line.starts_with(' ') || line.starts_with("exitcode") || line.starts_with("traceback");
         (row && line.contains(':') && number > at && number - at <= TABLE).then_some(rank)
     }
 
-    /// Frames and exceptions.
+    /// Records frames and exceptions.
     pub(super) fn structure_of(&mut self, line: &str, number: u64, known: bool) {
         if line.contains("Exception ignored in") {
             self.ignored = Some(number);
@@ -76,7 +76,7 @@ impl Scan<'_> {
     }
 }
 
-/// The line above a traceback that says where it comes from: what only parts a worker's traceback from it is passed over.
+/// The line above a traceback that shows where it comes from. Skips separators between that line and a worker's traceback.
 pub(super) fn above_traceback(before: &[u8]) -> Option<String> {
     let lines = before.strip_suffix(b"\n")?.rsplit(|byte| *byte == b'\n').take(4);
     let text = |line: &[u8]| {
@@ -94,7 +94,7 @@ pub(super) fn is_chain(line: &str) -> bool {
         || line.contains("During handling of the above exception")
 }
 
-/// Whether the line begins a traceback of Python's.
+/// Whether the line starts a Python traceback.
 pub(super) fn is_traceback(line: &[u8]) -> bool {
     line.windows(TRACEBACK.len()).any(|window| window == TRACEBACK)
 }

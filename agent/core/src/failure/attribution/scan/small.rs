@@ -1,4 +1,4 @@
-//! The second reading of a small source: lines joined with the next, and the words of lines that nothing explains.
+//! The second reading of a small source: lines joined with the next, and the words of unexplained lines.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -26,14 +26,14 @@ impl Scan<'_> {
             if self.ignored_lines.contains(&number) || self.ignored_lines.contains(&(number + 1)) {
                 continue;
             }
-            // A frame and the program's text below it are not one message.
+            // A frame and the source text below it are not one message.
             let before = at.checked_sub(1).and_then(|before| lines.get(before));
             if traceback::frame(first).is_some()
                 || before.is_some_and(|line| traceback::frame(line).is_some())
             {
                 continue;
             }
-            // Lines that begin alike are messages of their own: no word goes on from one to the next.
+            // Lines that start alike are separate messages: no word continues from one to the next.
             let glues: &[&str] = if begin_alike(first, second) { &[" "] } else { &[" ", ""] };
             for glue in glues {
                 let both = format!("{first}{glue}{second}");
@@ -45,7 +45,7 @@ impl Scan<'_> {
             }
         }
         let words = self.catalog.vocabulary();
-        // Neither warnings nor what came before healthy steps: their words are those of every run.
+        // Skips warnings and lines before healthy steps: their words occur in every run.
         let current = (1u64..).zip(&lines).filter(|(number, line)| {
             if self.logged_lines.contains(number) {
                 return false;
@@ -61,13 +61,13 @@ impl Scan<'_> {
         self.hints(&lines);
     }
 
-    /// Hints of the lines that nothing explains.
+    /// Collects hints from the lines that nothing explains.
     fn hints(&mut self, lines: &[Cow<'_, str>]) {
         let explained: BTreeSet<u64> =
             self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
         let mut before: &str = "";
         for (number, line) in (1u64..).zip(lines) {
-            // A warning quotes the program in its second line.
+            // A warning quotes the source in its second line.
             let quoted = line.starts_with(' ') && level::is_python_warning(before);
             before = line;
             let past = steps_after(&self.findings.progress, self.times, number)
@@ -94,7 +94,7 @@ impl Scan<'_> {
     }
 }
 
-/// Whether two lines begin with the same word, as those of one program do.
+/// Whether two lines start with the same word, as those of one program do.
 fn begin_alike(first: &str, second: &str) -> bool {
     let word = first.split_whitespace().next().unwrap_or_default();
     word.len() > 2 && second.split_whitespace().next() == Some(word)

@@ -1,10 +1,10 @@
-//! How many steps were completed after each line that matters.
+//! How many steps completed after each relevant line.
 
 use super::super::lines;
 use super::findings::{Findings, Kind, Progress};
 use crate::model::entry::LineTime;
 
-/// Says of each line that matters how many steps were done after it.
+/// Sets for each relevant line how many steps completed after it.
 pub(super) fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
     let Findings { progress, sightings, exceptions, words, .. } = findings;
     let spots = sightings.iter_mut().flat_map(|of| &mut of.spots);
@@ -17,8 +17,8 @@ pub(super) fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
     });
 }
 
-/// Steps that were surely begun and completed after a line: as the launcher saw it, else by the lines of the same source
-/// that report steps.
+/// Steps that certainly started and completed after a line: as the launcher saw it, else by the lines of the same source that report
+/// steps.
 pub(super) fn steps_after(progress: &[Progress], times: &[LineTime], line: u64) -> Option<u64> {
     if let Some(steps) = seen(times, line).and_then(|time| time.steps_after) {
         return Some(steps);
@@ -32,7 +32,7 @@ pub(super) fn steps_after(progress: &[Progress], times: &[LineTime], line: u64) 
     Some((after.len() as u64).max(by_number))
 }
 
-/// Relates sources to each other by time of day: a source that reports no steps itself was healthy when another was.
+/// Relates sources to each other by time of day: a source without its own step reports was healthy while another reported steps.
 pub fn relate(findings: &mut [Findings]) {
     let mut steps: Vec<f64> =
         findings.iter().flat_map(|of| of.progress.iter().filter_map(|of| of.time)).collect();
@@ -64,7 +64,7 @@ mod tests {
 
     const ERROR: &str = "ValueError: the batch has no samples\n";
 
-    /// Steps after the error line when so many steps were reported before and after it.
+    /// Steps after the error line, with this many steps reported before and after it.
     fn steps_after_error(before: u64, after: u64) -> Option<u64> {
         let step =
             |step: u64| format!("iteration {step:8}/ 900000 | lm loss: 2.{step:06} | grad norm: 1.0 |\n");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_steps_of_a_long_log_are_counted_though_most_lines_are_passed_over() {
+    fn the_last_steps_of_a_long_log_are_counted_though_most_lines_are_skipped() {
         assert_eq!(steps_after_error(20_000, 0), Some(0));
         assert_eq!(steps_after_error(20_000, 1), Some(1));
         assert!(steps_after_error(20_000, 3).is_some_and(|steps| steps >= 2));
@@ -85,11 +85,11 @@ mod tests {
     }
 
     #[test]
-    fn a_log_with_more_steps_than_are_kept_still_knows_its_last_ones() {
+    fn the_last_steps_are_kept_when_a_log_has_more_than_fit() {
         let step = |step: u64| format!("iteration {step:8}/ 900000 | lm loss: 2.0 |\n");
         let catalog = Catalog::built_in().expect("the catalogue");
         let mut scan = Scan::new(catalog, "log", None, Kind::Log);
-        // Each piece is a block of its own, of which the last lines are noted.
+        // Each piece is a block, of which the last lines are recorded.
         for piece in 0..4_000 {
             scan.feed((0..40).map(|at| step(piece * 40 + at)).collect::<String>().as_bytes());
         }

@@ -1,4 +1,4 @@
-//! Ranks that wait in collectives: whether they wait for the same, and for whom.
+//! Ranks that wait in collectives: whether they wait for the same one, and for which rank.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use crate::failure::attribution::class::Class;
 use crate::failure::attribution::scan::Spot;
 use crate::failure::attribution::vote::Vote;
 
-/// Log-odds of ranks that stand in different collectives of one group: the program's branches differ.
+/// Log-odds when ranks wait in different collectives of one group: the program's branches differ.
 const DISAGREE: f64 = 3.4;
-/// The same where the lines do not tell that it is the same group.
+/// The same if the lines may be from different groups.
 const DISAGREE_PERHAPS: f64 = 2.2;
 
-/// A collective in which a rank waited when its watchdog barked.
+/// A collective in which a rank waited when its watchdog reported a timeout.
 #[derive(Clone, Debug, PartialEq)]
 struct Waiting {
     rank: u32,
@@ -26,13 +26,13 @@ struct Waiting {
     spot: Spot,
 }
 
-/// The rank that all others wait for: the only one that is behind in a group, or that has nothing under way while
-/// the others have. None where the lines do not tell.
+/// The rank that all others wait for: the only one that is behind in a group, or that has no pending work while the others have. `None`
+/// if the lines do not show it.
 pub fn laggard(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, Spot)> {
     of_status(catalog, evidence).or_else(|| of_sequences(&waiting(catalog, evidence)))
 }
 
-/// Ranks of one group that wait in one place of its sequence for different things.
+/// Ranks of one group that wait at one sequence number for different operations.
 pub(super) fn disagreement(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     let waiting = waiting(catalog, evidence);
     let mut seen: BTreeMap<(&str, u64), &Waiting> = BTreeMap::new();
@@ -72,7 +72,7 @@ fn is_point_to_point(one: &Waiting) -> bool {
     )
 }
 
-/// Where one rank alone is behind the others of its group.
+/// The rank that is alone behind the others of its group.
 fn of_sequences(waiting: &[Waiting]) -> Option<(u32, usize, Spot)> {
     let mut first: BTreeMap<(&str, u32), &Waiting> = BTreeMap::new();
     for one in waiting {
@@ -89,8 +89,8 @@ fn of_sequences(waiting: &[Waiting]) -> Option<(u32, usize, Spot)> {
     }
 }
 
-/// `last enqueued work: 7220, last completed work: 7218`: the rank that has completed all that it enqueued, while
-/// others have work under way, never came to the collective.
+/// `last enqueued work: 7220, last completed work: 7218`: a rank that has completed all its enqueued work while others have pending
+/// work never entered the collective.
 fn of_status(catalog: &Catalog, evidence: &Evidence) -> Option<(u32, usize, Spot)> {
     let mut idle: BTreeMap<u32, (usize, Spot)> = BTreeMap::new();
     let mut busy = 0;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_in_different_collectives_are_the_programs_fault() {
+    fn ranks_in_different_collectives_point_to_the_program() {
         let log = timeout(0, 5769, "ALLREDUCE", 100) + &timeout(1, 5769, "ALLREDUCE", 2_958_336);
         assert_eq!(judged(&log).class, Class::UserCode);
         let same = timeout(0, 5769, "ALLREDUCE", 2_958_336) + &timeout(1, 5769, "ALLREDUCE", 2_958_336);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rank_with_nothing_under_way_never_came() {
+    fn the_rank_without_pending_work_is_the_laggard() {
         let status = |rank, enqueued, completed| {
             format!(
                 "[rank{rank}]: [Rank {rank}] failure detected: last enqueued work: {enqueued}, last completed work: {completed}\n"

@@ -1,4 +1,4 @@
-//! Causes that are consequences where something else is seen beside them.
+//! Causes that are consequences when certain other evidence is present.
 
 use super::spots_in;
 use crate::failure::attribution::Evidence;
@@ -10,22 +10,21 @@ use crate::failure::attribution::vote::Vote;
 /// Signatures that read "killed by SIGKILL" in a launcher's table.
 const KILLED: [&str; 4] = ["exit.minus9", "exit.any_kill", "torch.sigkill", "exit.minus15"];
 
-/// Causes that are consequences where the same source tells of one of these.
+/// Causes that are consequences when one of these signatures is present too.
 const FOLLOWS: [(&str, &[&str]); 6] = [
     ("nccl.internal_error", &["nccl.closed_by_peer", "nccl.remote_error", "nccl.socket_lost"]),
     ("crash.segv", &["exit.134", "amd.gpu_hang", "intel.gpu_hang"]),
-    // A program that hangs in a collective had what it needed: what was not found is a side matter, a monitor.
+    // A program that hangs in a collective had what it needed: something missing is a side issue, such as a monitor.
     ("conda.env", &["nccl.watchdog_timeout"]),
-    // A host that never came up is reported as one that failed.
+    // A host that never came up is also reported as failed.
     ("host.node_failure", &["slurm.boot"]),
-    // A GPU whose program went out of bounds is reset, and said to hang.
+    // A GPU is reset after an out-of-bounds access and reported as hung.
     ("amd.gpu_hang", &["amd.page_fault"]),
-    // What a rank finds when it tries again after another fault.
+    // Found by a rank that retries after another fault.
     ("python.file_exists", &["storage.quota", "storage.enospc"]),
 ];
 
-/// In a launcher's table with another first failure, ranks that were killed were stopped by the launcher: they tell
-/// nothing of the cause.
+/// In a launcher's table with another first failure, the launcher killed the ranks that were killed: they show nothing about the cause.
 pub fn demote_stopped_ranks(catalog: &Catalog, evidence: &Evidence, votes: &mut [Vote]) {
     if !evidence.findings.iter().any(|findings| first_failure_was_no_kill(catalog, findings)) {
         return;
@@ -38,7 +37,7 @@ pub fn demote_stopped_ranks(catalog: &Catalog, evidence: &Evidence, votes: &mut 
     }
 }
 
-/// A library's "internal error" whose last error is a lost connection tells of a peer that went away.
+/// Demotes causes that follow from other evidence, such as a library's "internal error" after a lost connection: the peer was lost.
 pub fn demote_followers(votes: &mut [Vote]) {
     for (cause, signs) in FOLLOWS {
         if !votes.iter().any(|vote| signs.contains(&vote.id.as_str())) {
@@ -71,7 +70,7 @@ mod tests {
     use crate::failure::attribution::judged;
 
     #[test]
-    fn ranks_that_the_launcher_killed_tell_nothing_of_the_cause() {
+    fn ranks_killed_by_the_launcher_do_not_count_as_the_cause() {
         let table = |first: &str| {
             format!(
                 "Failures:\n[1]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 11)\n  traceback : Signal 9 (SIGKILL) \
@@ -79,7 +78,7 @@ mod tests {
             )
         };
         assert_eq!(judged(&table("1")).class, Class::Unknown);
-        // Who killed is not said: a kill that came first names nobody either.
+        // The table does not show who killed: a kill that came first names no culprit either.
         assert_eq!(judged(&table("-9")).class, Class::Unknown);
     }
 

@@ -1,5 +1,5 @@
-//! What the frames of tracebacks tell of who is to blame: libraries that bring kernels of their own, libraries that do not fit
-//! together, processes in which no code of the program runs.
+//! Evidence from the frames of tracebacks: libraries with their own kernels, incompatible libraries, and processes that run no code of
+//! the program.
 
 use super::{spots_of, vote};
 use crate::failure::attribution::Evidence;
@@ -8,18 +8,18 @@ use crate::failure::attribution::class::Class;
 use crate::failure::attribution::traceback::Frame;
 use crate::failure::attribution::vote::Vote;
 
-/// Log-odds of a fault that a program's kernel causes, shown in the frames of a library of kernels.
+/// Log-odds of a kernel fault whose frames are in a kernel library.
 const LIBRARY_KERNEL: f64 = 1.4;
 
-/// Log-odds of one library that asks another for what that one does not have: versions that do not fit together.
+/// Log-odds of a library that uses what another one lacks: incompatible versions.
 const BETWEEN_LIBRARIES: f64 = 2.4;
 
-/// Log-odds of an installed library that uses a name which it does not define: no program can mend that.
+/// Log-odds of an installed library that uses a name which it does not define: no program can fix that.
 const LIBRARY_NAME: f64 = 6.0;
 
-/// Log-odds of an assertion without words inside a compiler: it holds its own work for impossible.
+/// Log-odds of an assertion without a message inside a compiler: an internal error.
 const IN_COMPILER: f64 = 2.6;
-/// Parts of libraries that compile programs.
+/// Paths of compiler libraries.
 const COMPILERS: [&str; 7] = [
     "/torch/_inductor/",
     "/torch/_dynamo/",
@@ -30,9 +30,9 @@ const COMPILERS: [&str; 7] = [
     "/torch_xla/",
 ];
 
-/// Log-odds of a slip inside a launcher, which runs before the program and beside it.
+/// Log-odds of an internal error in a launcher, which runs before the program and next to it.
 const IN_LAUNCHER: f64 = 5.0;
-/// Parts of libraries that start programs and watch them.
+/// Paths of libraries that start and monitor programs.
 const LAUNCHERS: [&str; 4] = [
     "/torch/distributed/elastic/",
     "/torch/distributed/launcher/",
@@ -40,7 +40,7 @@ const LAUNCHERS: [&str; 4] = [
     "/accelerate/commands/",
 ];
 
-/// Libraries that bring GPU kernels of their own.
+/// Libraries with their own GPU kernels.
 const KERNEL_LIBRARIES: [&str; 14] = [
     "/vllm/",
     "/sglang/",
@@ -58,7 +58,7 @@ const KERNEL_LIBRARIES: [&str; 14] = [
     "/megablocks/",
 ];
 
-/// Signatures of faults that a kernel causes by itself.
+/// Signatures of faults that a kernel causes itself.
 const KERNEL_FAULTS: [&str; 5] = [
     "cuda.illegal_access",
     "cuda.misaligned",
@@ -67,13 +67,13 @@ const KERNEL_FAULTS: [&str; 5] = [
     "amd.page_fault",
 ];
 
-/// What processes of an inference engine write before their lines: no code of the training program runs in them.
+/// Prefixes of log lines from processes of an inference engine, which run no code of the training program.
 const ENGINES: [&str; 4] = ["(EngineCore", "[EngineCore", "(VllmWorker", "(Worker_TP"];
 
 /// Log-odds of a GPU fault in such a process.
 const IN_ENGINE: f64 = 6.0;
 
-/// A fault of a kernel whose innermost frame is a library's that brings kernels of its own.
+/// A kernel fault whose innermost frame is in a library with its own kernels.
 pub(super) fn library_kernel(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     for (place, findings) in evidence.findings.iter().enumerate() {
         let fault = |line: u64| {
@@ -105,7 +105,7 @@ pub(super) fn library_kernel(catalog: &Catalog, evidence: &Evidence) -> Option<V
     None
 }
 
-/// A fault that a program's kernel causes, told by a process of an inference engine.
+/// A kernel fault reported by a process of an inference engine.
 pub(super) fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     let faults = KERNEL_FAULTS.into_iter().chain(["cuda.device_assert"]);
     let mut spots = faults.flat_map(|fault| spots_of(catalog, evidence, fault));
@@ -119,7 +119,7 @@ pub(super) fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> 
     ))
 }
 
-/// An assertion, a missing key or index within a compiler of programs, of which the program knows nothing.
+/// An assertion, missing key or index inside a compiler: its internals, not the program's.
 pub(super) fn in_compiler(evidence: &Evidence) -> Option<Vote> {
     const SLIPS: [&str; 4] = ["AssertionError", "KeyError", "IndexError", "NotImplementedError"];
     evidence.findings.iter().enumerate().find_map(|(place, findings)| {
@@ -137,7 +137,7 @@ pub(super) fn in_compiler(evidence: &Evidence) -> Option<Vote> {
     })
 }
 
-/// A missing key, attribute or argument within a launcher: what a user gets wrong it refuses in words.
+/// A missing key, attribute or argument inside a launcher: it reports users' mistakes explicitly.
 pub(super) fn in_launcher(evidence: &Evidence) -> Option<Vote> {
     const SLIPS: [&str; 5] = ["KeyError", "AttributeError", "IndexError", "TypeError", "UnboundLocalError"];
     evidence.findings.iter().enumerate().find_map(|(place, findings)| {
@@ -155,8 +155,8 @@ pub(super) fn in_launcher(evidence: &Evidence) -> Option<Vote> {
     })
 }
 
-/// An attribute, an argument or a name that is not there, asked for by an installed library: had the program asked, the
-/// innermost frame would be its own.
+/// A missing attribute, argument or name that an installed library uses. If the program used it, the innermost frame would be the
+/// program's.
 pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
     const ASKS: [&str; 5] = [
         "has no attribute",
@@ -197,8 +197,7 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
     None
 }
 
-/// Whether a module is missing from a package: the package is there, in another version. A package that is missing as a whole was
-/// not installed.
+/// Whether a module is missing from a package that exists in another version. A package that is missing completely was not installed.
 fn lacks_a_part(text: &str) -> bool {
     text.split_once("No module named ").is_some_and(|(_, module)| {
         let name = module.trim_matches(|letter| "'\"` ".contains(letter));
@@ -212,7 +211,7 @@ mod tests {
     use crate::failure::attribution::judged;
 
     #[test]
-    fn a_fault_in_a_library_of_kernels_is_the_platforms() {
+    fn a_fault_in_a_kernel_library_points_to_the_platform() {
         let raised = |path: &str| {
             format!(
                 "  File \"{path}\", line 9, in forward\n    x = op(y)\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launcher_that_stumbles_is_the_platforms() {
+    fn an_internal_error_of_a_launcher_points_to_the_platform() {
         let raised = |path: &str| {
             format!(
                 "  File \"{path}\", line 259, in run\n    x.is_failed()\nAttributeError: 'NoneType' object has no attribute 'is_failed'\n"
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installed_library_that_misses_a_part_of_another_is_the_platforms() {
+    fn an_installed_library_that_misses_a_part_of_another_points_to_the_platform() {
         let raised = |path: &str, module: &str| {
             let log = format!(
                 "  File \"{path}\", line 6, in <module>\n    from {module} import f\nModuleNotFoundError: No module named '{module}'\n"
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_that_do_not_fit_together_are_the_platforms() {
+    fn incompatible_libraries_point_to_the_platform() {
         let raised = |path: &str, on: &str| {
             format!(
                 "  File \"{path}\", line 9, in forward\n    return x.y\nAttributeError: '{on}' object has no attribute 'y'\n"
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_assertion_within_a_compiler_is_the_platforms() {
+    fn an_assertion_within_a_compiler_points_to_the_platform() {
         let raised = |path: &str| format!("  File \"{path}\", line 512, in merge\nAssertionError\n");
         let compiler =
             judged(&raised("/v/lib/python3.12/site-packages/torch/_inductor/fx_passes/bucketing.py"));

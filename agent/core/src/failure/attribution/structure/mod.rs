@@ -1,5 +1,5 @@
-//! What several lines tell together that none of them tells alone: ranks that wait in different collectives, ranks
-//! that never came to one, the order of deaths in the launcher's table, the library in whose frames a GPU fault shows.
+//! Evidence from several lines together: ranks that wait in different collectives, ranks that never entered one, the order of deaths in
+//! the launcher's table, the library whose frames show a GPU fault.
 
 mod collectives;
 mod followers;
@@ -15,7 +15,7 @@ use super::vote::Vote;
 pub use collectives::laggard;
 pub use followers::{demote_followers, demote_stopped_ranks};
 
-/// Votes from several lines together.
+/// Votes based on several lines.
 pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     collectives::disagreement(catalog, evidence)
         .into_iter()

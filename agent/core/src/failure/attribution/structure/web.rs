@@ -1,4 +1,4 @@
-//! Transfers that broke off: what a client of the web raises says nothing by its type, but its frames say who waited for whom.
+//! Interrupted transfers: the type of an HTTP client's exception means little, but its frames show that it waited for a server.
 
 use super::vote;
 use crate::failure::attribution::Evidence;
@@ -7,7 +7,7 @@ use crate::failure::attribution::class::Class;
 use crate::failure::attribution::traceback::Frame;
 use crate::failure::attribution::vote::Vote;
 
-/// Log-odds of a store or a hub that did not answer.
+/// Log-odds of a store or a hub that did not respond.
 const GAVE_UP: f64 = 2.4;
 
 /// Libraries that fetch from other machines by HTTP.
@@ -25,7 +25,7 @@ const CLIENTS: [&str; 11] = [
     "/huggingface_hub/",
 ];
 
-/// Types that name a wait or a connection, whatever it was for.
+/// Exception types of a wait or a connection, for any purpose.
 const WAITS: [&str; 8] = [
     "TimeoutError",
     "Timeout",
@@ -37,7 +37,7 @@ const WAITS: [&str; 8] = [
     "IncompleteRead",
 ];
 
-/// A wait or a connection that ended within a library that fetches from other machines.
+/// A wait or a connection that failed inside a library that fetches from other machines.
 pub(super) fn gave_up(evidence: &Evidence) -> Option<Vote> {
     evidence.findings.iter().enumerate().find_map(|(place, findings)| {
         let ended = findings.exceptions.iter().find(|of| {
@@ -66,7 +66,7 @@ mod tests {
     use crate::failure::attribution::judged;
 
     #[test]
-    fn a_wait_within_a_client_of_the_web_is_the_stores() {
+    fn a_wait_inside_an_http_client_points_to_the_store() {
         let raised = |path: &str| {
             format!(
                 "  File \"{path}\", line 9, in read\n    x = read()\nTimeoutError: The read operation timed out\n"

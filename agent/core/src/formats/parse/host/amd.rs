@@ -1,4 +1,4 @@
-//! What AMD's driver says of its GPUs: `amdgpu 0000:c1:00.0: amdgpu: GPU reset(4) failed`.
+//! Messages of AMD's GPU driver: `amdgpu 0000:c1:00.0: amdgpu: GPU reset(4) failed`.
 
 use super::{OfDevice, about, contains_any};
 use crate::base::pci::PciAddress;
@@ -33,8 +33,8 @@ pub(super) fn of_device(_: &str, (driver, device, text): OfDevice<'_>) -> Option
     Some(about(class, Some(&gpu)))
 }
 
-/// `2 uncorrectable hardware errors detected in umc block`, `uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT)
-/// detected!`; none of them is no error.
+/// `2 uncorrectable hardware errors detected in umc block`, `uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!`. A count
+/// of zero is no error.
 fn is_uncorrected(lower: &str) -> bool {
     let Some((before, rest)) = lower.split_once("uncorrectable hardware error") else { return false };
     let count = before

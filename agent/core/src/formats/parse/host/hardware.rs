@@ -15,8 +15,8 @@ pub(super) fn report(message: &str) -> Option<KernelReport> {
     READERS.iter().find_map(|reader| reader(message))
 }
 
-/// PCIe's error reporting and hot plugging: `pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: …`,
-/// `nvidia 0000:01:00.0: PCIe Bus Error: severity=Corrected, …`, `pcieport …: pciehp: Slot(3): Link Down`.
+/// PCIe error reporting and hotplug: `pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: …`, `nvidia 0000:01:00.0: PCIe
+/// Bus Error: severity=Corrected, …`, `pcieport …: pciehp: Slot(3): Link Down`.
 pub(super) fn of_device(_: &str, (driver, reporter, text): OfDevice<'_>) -> Option<KernelReport> {
     if is_gone(text) {
         return Some(gone(driver, reporter));
@@ -45,15 +45,15 @@ pub(super) fn of_device(_: &str, (driver, reporter, text): OfDevice<'_>) -> Opti
     } else {
         return None;
     };
-    // The port reports for the device behind it, where it names one.
+    // A port may report on behalf of the device behind it.
     let behind = rest.split_once(" from ").or_else(|| rest.split_once("received: "));
     let behind =
         behind.and_then(|(_, device)| device.split_whitespace().next()).filter(|word| word.contains(':'));
     Some(about(class, behind.or(Some(reporter))))
 }
 
-/// `nvidia 0000:3b:00.0: Unable to change power state from D3cold to D0, device inaccessible`,
-/// `vfio-pci 0000:3b:00.0: not ready 65535ms after bus reset; giving up`: all that is read of the device is ones.
+/// `nvidia 0000:3b:00.0: Unable to change power state from D3cold to D0, device inaccessible`, `vfio-pci 0000:3b:00.0: not ready
+/// 65535ms after bus reset; giving up`: all reads from the device return ones.
 fn is_gone(text: &str) -> bool {
     let asleep = text.contains("inaccessible")
         && contains_any(text, &["nable to change power state from", "can't change power state from"])
@@ -72,8 +72,8 @@ fn gone(driver: &str, device: &str) -> KernelReport {
     about(class, Some(gpu.as_deref().unwrap_or(device)))
 }
 
-/// `CPU3: Package temperature above threshold, cpu clock throttled (total events = 7)`; kernels from 5.5 on write `is
-/// above threshold, cpu clock is throttled`.
+/// `CPU3: Package temperature above threshold, cpu clock throttled (total events = 7)`. Since 5.5 the kernel writes `is above
+/// threshold, cpu clock is throttled`.
 fn heat(message: &str) -> Option<KernelReport> {
     let text = message.strip_prefix("mce: ").unwrap_or(message);
     let throttled = ["above threshold, cpu clock throttled", "above threshold, cpu clock is throttled"];
@@ -89,7 +89,7 @@ fn heat(message: &str) -> Option<KernelReport> {
     critical.then(|| about(CriticalTemperature, None))
 }
 
-/// `EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (…)`; older kernels leave out the number.
+/// `EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (…)`. Older kernels omit the number.
 fn edac(message: &str) -> Option<KernelReport> {
     let (controller, what) = message.strip_prefix("EDAC ")?.split_once(": ")?;
     let class = what.split_whitespace().take(2).find_map(|word| match word {
@@ -102,7 +102,7 @@ fn edac(message: &str) -> Option<KernelReport> {
 }
 
 fn memory_failure(message: &str) -> Option<KernelReport> {
-    // Of ARM's CPUs: an error that came back from memory or a device after the CPU had gone on.
+    // ARM CPUs: an asynchronous error from memory or a device.
     if message.starts_with("SError Interrupt on CPU") {
         return Some(about(MachineCheck, word_after(message, "SError Interrupt on ")));
     }
@@ -119,8 +119,8 @@ fn memory_failure(message: &str) -> Option<KernelReport> {
     message.starts_with("RAS: Soft-offlining pfn").then(|| about(MachineCheckCorrected, None))
 }
 
-/// The firmware's own reports: `{1}[Hardware Error]: event severity: fatal`. Without the number in front they are of
-/// the boot before (BERT), which nobody can mend any more.
+/// The firmware's own reports: `{1}[Hardware Error]: event severity: fatal`. Reports without the leading number are about the previous
+/// boot (BERT) and cannot be acted on.
 fn firmware(message: &str) -> Option<KernelReport> {
     let (number, what) = of_firmware(message)?;
     let severity = what.strip_prefix("event severity: ")?;
@@ -131,8 +131,8 @@ fn firmware(message: &str) -> Option<KernelReport> {
     Some(about(MachineCheck, Some(&report_of_firmware(number))))
 }
 
-/// A later line of the same report says what it is about: `{1}[Hardware Error]:   section_type: PCIe error`. Returns
-/// the report, if it is about PCIe and not about memory or a CPU.
+/// A later line of the same report names its subject: `{1}[Hardware Error]:   section_type: PCIe error`. Returns the report if it is
+/// about PCIe and not about memory or a CPU.
 pub(in crate::formats::parse) fn pcie_of_firmware(message: &str) -> Option<String> {
     let (number, what) = of_firmware(message)?;
     what.starts_with("section_type: PCIe").then(|| report_of_firmware(number))
@@ -154,7 +154,7 @@ fn machine_check(message: &str) -> Option<KernelReport> {
     if starts_with_any(what, &["Corrected error", "Machine check events logged"]) {
         return Some(about(MachineCheckCorrected, None));
     }
-    // What was found by looking and not by an exception was corrected, or is left of the boot before.
+    // Errors found by polling, and not by an exception, were corrected or are left from the previous boot.
     let polled = contains_any(what, &[": Machine Check: 0 Bank ", ": Machine Check Exception: 0 Bank "]);
     if what.starts_with("CPU ") && polled {
         return Some(about(MachineCheckCorrected, between(what, "CPU ", ":")));

@@ -1,4 +1,4 @@
-//! Network cards. Links that go up and down are told by the ports themselves.
+//! Network cards. Link changes are read from the ports themselves.
 
 use super::{OfDevice, about, between, contains_any};
 use crate::model::kernel::{KernelClass, KernelReport};
@@ -14,13 +14,13 @@ pub(super) fn report(message: &str) -> Option<KernelReport> {
     Some(about(TransmitTimeout, rest.split([' ', ':']).next()))
 }
 
-/// What a card's own driver says of it.
+/// Messages of a card's own driver.
 pub(super) fn of_device(_: &str, (driver, device, text): OfDevice<'_>) -> Option<KernelReport> {
-    // From 6.3 on the kernel puts the card in front, as for all that is of a card.
+    // Since 6.3 the kernel puts the card first, as in all messages about a card.
     if let Some((name, _)) = text.split_once(": NETDEV WATCHDOG: ") {
         return Some(about(TransmitTimeout, Some(name)));
     }
-    // Of many cards, in two manners.
+    // Used by many cards, in two forms.
     if contains_any(text, &["Unit Hang", "transmit timed out"]) {
         return Some(about(TransmitTimeout, Some(device)));
     }
@@ -59,14 +59,14 @@ fn mellanox(text: &str) -> Option<KernelClass> {
     const WARNING: [&str; 4] =
         ["port module event[error]", "high temperature", "insufficient power", "power budget exceeded"];
     const BACK: [&str; 2] = ["health recovery succeeded", "recovery succeeded"];
-    // A command that the firmware refused is its caller's matter, and comes in floods.
+    // A command that the firmware refused is the caller's fault, and such lines come in floods.
     if text.starts_with("mlx5_cmd_out_err") || text.starts_with("mlx5_cmd_check") {
         return None;
     }
     if contains_any(text, &BACK) {
         return Some(NetworkCardBack);
     }
-    // The firmware tells of small things in the same words and says how small they are.
+    // The firmware reports minor events in the same form, with their severity.
     if let Some(severity) = between(text, "severity(", ")").and_then(|number| number.parse::<u8>().ok()) {
         return match severity {
             0..=3 => Some(NetworkCard),

@@ -1,4 +1,4 @@
-//! Disks and file systems, near and over the network.
+//! Disks and file systems, local and remote.
 
 use super::{OfDevice, about, between, contains_any, starts_with_any};
 use crate::model::kernel::{KernelClass, KernelReport};
@@ -13,8 +13,8 @@ pub(super) fn report(message: &str) -> Option<KernelReport> {
     READERS.iter().find_map(|reader| reader(message))
 }
 
-/// What the driver of a disk or of a controller of disks says of it by its place on the bus:
-/// `megaraid_sas 0000:65:00.0: 5013 (682172338s/0x0001/FATAL) - VD 01/1 is now OFFLINE`.
+/// Messages of a disk's or controller's driver, identified by PCI address: `megaraid_sas 0000:65:00.0: 5013 (682172338s/0x0001/FATAL) -
+/// VD 01/1 is now OFFLINE`.
 pub(super) fn of_device(message: &str, (driver, device, text): OfDevice<'_>) -> Option<KernelReport> {
     if driver == "megaraid_sas" {
         let failed = text.contains("FW in FAULT state")
@@ -41,7 +41,7 @@ fn nvme(message: &str) -> Option<KernelReport> {
     if starts_with_any(what, &LOST) {
         return Some(about(NvmeLost, Some(disk)));
     }
-    // Over a network it is the way to it that failed, until it is found again.
+    // Over a network the connection failed, until it is restored.
     if starts_with_any(what, &["starting error recovery", "Failed reconnect attempt"]) {
         return Some(about(NetworkStorage, Some(disk)));
     }
@@ -99,7 +99,7 @@ fn ext4(message: &str) -> Option<KernelReport> {
 fn xfs(message: &str) -> Option<KernelReport> {
     let (device, what) = message.strip_prefix("XFS (")?.split_once("): ")?;
     let what = what.to_ascii_lowercase();
-    // A file system that XFS shut down can no more be written than one that EXT4 made read-only.
+    // A file system that XFS shut down is as unwritable as one that EXT4 made read-only.
     const SHUT_DOWN: [&str; 4] = ["shut down", "shutting down", "force_shutdown(", "xfs_log_force: error"];
     if contains_any(&what, &SHUT_DOWN) {
         return Some(about(RemountedReadOnly, Some(device)));
@@ -153,7 +153,7 @@ fn disk(message: &str) -> Option<KernelReport> {
         let device = failed.or_else(|| unread?.rsplit(' ').next())?;
         return Some(about(DiskError, Some(device)));
     }
-    // Status code type 2 is an error of the medium; newer kernels name it, "Unrecovered Read Error".
+    // Status code type 2 is a media error. Newer kernels name it, "Unrecovered Read Error".
     if message.starts_with("nvme") && message.contains("rror (sct 0x2 ") {
         return Some(about(DiskError, message.split([':', ' ']).next()));
     }
@@ -179,17 +179,17 @@ fn disk(message: &str) -> Option<KernelReport> {
         .or_else(|| rest.strip_prefix(", dev "))
         .or_else(|| rest.strip_prefix(" on device "))?;
     let device = device.split([',', ' ']).next()?;
-    // Drives without a medium and loops over files that are gone are nobody's disks.
+    // Drives without a medium and loop devices over deleted files are no disks of the host.
     let none_of_ours = starts_with_any(device, &["sr", "fd"]) || is_virtual_disk(device);
-    // Asking an old disk to forget blocks is refused by many, and no data are lost.
+    // Many old disks refuse discards, and no data is lost.
     let only_asked = contains_any(rest, &["(DISCARD)", "(WRITE_ZEROES)"]);
-    // A target refuses much else; only what is to be read and written counts.
+    // A target refuses much else; only reads and writes count.
     let refused = text.starts_with("critical target error") && !contains_any(rest, &["(READ)", "(WRITE)"]);
     (!none_of_ours && !only_asked && !refused).then(|| about(DiskError, Some(device)))
 }
 
-/// Whether a block device is a file or memory. It fails with what holds it, a disk that the log then names too: alone it says
-/// nothing of the host's disks.
+/// Whether a block device is backed by a file or memory. It fails together with the disk below it, which the log names too. By itself
+/// it does not indicate a fault of the host's disks.
 pub fn is_virtual_disk(device: &str) -> bool {
     starts_with_any(device, &["loop", "zram", "ram"])
 }
@@ -201,7 +201,7 @@ fn controller(message: &str) -> Option<KernelReport> {
     failed.then(|| about(DiskError, Some(of)))
 }
 
-/// `nfs: server filer1 not responding, still trying`, and its like of Lustre, CIFS and Ceph; and that it is back.
+/// `nfs: server filer1 not responding, still trying`, similar messages of Lustre, CIFS and Ceph, and the messages of recovery.
 fn server(message: &str) -> Option<KernelReport> {
     for client in ["nfs: server ", "lockd: server ", "NFS: server "] {
         let Some(rest) = message.strip_prefix(client) else { continue };
@@ -219,7 +219,7 @@ fn server(message: &str) -> Option<KernelReport> {
         return gone.then(|| about(NetworkStorage, server));
     }
     if let Some(rest) = message.strip_prefix("Lustre: ") {
-        // The name of the target comes first, with the client's own number behind it: `fs-OST0001-osc-ffff9a…`.
+        // The target's name comes first, followed by the client's own number: `fs-OST0001-osc-ffff9a…`.
         let target = rest.split([':', ' ']).next().map(|name| name.split("-osc-").next().unwrap_or(name));
         let target = target.map(|name| name.split("-mdc-").next().unwrap_or(name));
         let class = if rest.contains(": Connection to ") && rest.contains(" was lost") {
@@ -243,7 +243,7 @@ fn server(message: &str) -> Option<KernelReport> {
         return target.map(|target| about(NetworkStorage, Some(target)));
     }
     let rest = message.strip_prefix("ceph: ")?;
-    // Newer kernels say of which file system.
+    // Newer kernels name the file system.
     let rest = rest.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map_or(rest, |(_, rest)| rest);
     let (server, what) = rest.split_once(' ')?;
     let class = match what {

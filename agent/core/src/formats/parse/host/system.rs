@@ -1,4 +1,4 @@
-//! Processes and the kernel itself: kills for lack of memory, hangs, lockups, oopses, crashes, clocks.
+//! Processes and the kernel itself: OOM kills, hangs, lockups, oopses, crashes, clocks.
 
 use super::{about, between, contains_any, pid, starts_with_any};
 use crate::model::kernel::{KernelClass, KernelReport};
@@ -14,11 +14,11 @@ pub(super) fn report(message: &str) -> Option<KernelReport> {
     READERS.iter().find_map(|reader| reader(message))
 }
 
-/// `oom-kill:constraint=…,task_memcg=/job,task=python,pid=1,uid=0` and, before and after it or in older kernels alone,
-/// `Out of memory: Killed process 1 (python)`.
+/// `oom-kill:constraint=…,task_memcg=/job,task=python,pid=1,uid=0`, and `Out of memory: Killed process 1 (python)`, which comes before
+/// or after it, or alone in older kernels.
 fn out_of_memory(message: &str) -> Option<KernelReport> {
     if let Some(fields) = message.strip_prefix("oom-kill:") {
-        // The task's name comes before its pid and may itself hold a comma.
+        // The task's name comes before its pid and may contain a comma.
         let process = between(fields, ",task=", ",pid=");
         let cgroup = between(fields, ",task_memcg=", ",task=");
         let pid = fields.rsplit_once(",pid=").and_then(|(_, rest)| pid(rest.split(',').next()?));
@@ -38,7 +38,7 @@ fn out_of_memory(message: &str) -> Option<KernelReport> {
     Some(KernelReport { pid: pid(number), process, ..about(OutOfMemory, None) })
 }
 
-/// `Task in /job/rank0 killed as a result of limit of /job`, before the line of the kill, in kernels before 5.0.
+/// `Task in /job/rank0 killed as a result of limit of /job`: precedes the kill's line in kernels before 5.0.
 pub(in crate::formats::parse) fn group_of_kill(message: &str) -> Option<&str> {
     let (group, _) = message.strip_prefix("Task in ")?.split_once(" killed as a result of limit of ")?;
     Some(group)
@@ -120,7 +120,7 @@ fn kernel_bug(message: &str) -> Option<KernelReport> {
 /// `traps: python[1] trap invalid opcode ip:…`.
 fn crash(message: &str) -> Option<KernelReport> {
     let text = message.strip_prefix("traps: ").unwrap_or(message);
-    // A name of a process has at most 15 letters, of four bytes each at most.
+    // A process name has at most 15 characters of up to four bytes.
     if memchr::memchr(b'[', text.as_bytes()).is_none_or(|place| place > 60) {
         return None;
     }
@@ -129,7 +129,7 @@ fn crash(message: &str) -> Option<KernelReport> {
         .or_else(|| text.split_once("] general protection fault ip:"))
         .or_else(|| text.split_once("] trap "))?;
     let (process, number) = who.rsplit_once('[')?;
-    // A name of a process has at most 15 letters; what is longer is a sentence of something else.
+    // A process name has at most 15 characters; anything longer is another message.
     if process.chars().count() > 15 || process.contains(": ") {
         return None;
     }
@@ -137,8 +137,8 @@ fn crash(message: &str) -> Option<KernelReport> {
     Some(KernelReport { pid: pid(number), process: Some(process.to_owned()), ..about(Segfault, library) })
 }
 
-/// `clocksource: timekeeping watchdog on CPU3: Marking clocksource 'tsc' as unstable because the skew is too large:`.
-/// That a clock halts in idle, the kernel finds at its start and lives with.
+/// `clocksource: timekeeping watchdog on CPU3: Marking clocksource 'tsc' as unstable because the skew is too large:`. A clock that
+/// halts in idle is found at boot and does no harm.
 fn unstable_clock(message: &str) -> Option<KernelReport> {
     let by_watchdog = (message.starts_with("clocksource: ") && message.contains("as unstable because"))
         || message.starts_with("tsc: Marking TSC unstable due to clocksource watchdog")
