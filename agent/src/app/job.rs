@@ -146,10 +146,6 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
             }
         }
     };
-    let cgroup = Cgroup::make(&format!("mainstay-{}-{}", launch_paths.job, std::process::id()))
-        .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
-        .ok();
-    let rank_spec = RankSpec { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..rank_spec };
     // Both may take minutes if an earlier launcher or a file system blocks. Until ranks run, a signal ends the job
     // at once.
     let outputs = bound.of_job(rank_spec.checkpoint_run());
@@ -174,6 +170,11 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let kept_by_hosts = kept_by_hosts.filter(|_| replicas.is_some());
     let checkpoint_pool = pool_owner.as_ref().map(|pool_owner| pool_owner.directory().to_owned());
     let rank_spec = RankSpec { modules_file: warm.modules_file(), checkpoint_pool, ..rank_spec };
+    // Just before the guardian, which removes it when this launcher is killed.
+    let cgroup = Cgroup::make(&format!("mainstay-{}-{}", launch_paths.job, std::process::id()))
+        .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
+        .ok();
+    let rank_spec = RankSpec { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..rank_spec };
     let guardian = start_guardian(&rank_spec.mark(), cgroup.as_ref(), rank_spec.checkpoint_pool.as_deref());
     let ranks = plan.settings.local_world_size;
     terminal.say(format!(

@@ -6,8 +6,8 @@ use crate::base::time::{Mono, Span};
 /// Maximum number of moments kept.
 const MOST: usize = 512;
 
-/// The inverse of the initial resolution: moments closer together than this part of their age are joined. The part is doubled until
-/// enough are joined.
+/// The inverse of the initial resolution: moments closer together than 1/32 of their age are joined. The part is doubled until enough
+/// are joined.
 const FINEST: u64 = 32;
 
 /// An observation of a new value.
