@@ -142,7 +142,7 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
         said.push(found);
     }
     if was_ended_from_outside(end) {
-        said.iter_mut().for_each(|findings| discount::keep_what_lies_in_wait(catalog, findings));
+        said.iter_mut().for_each(|findings| discount::keep_what_is_latent(catalog, findings));
     }
     if let Some(since) = chose_its_exit_at(end) {
         said.iter_mut().for_each(|findings| discount::forget_what_it_survived(catalog, findings, since));

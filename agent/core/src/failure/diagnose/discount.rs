@@ -49,7 +49,7 @@ pub(super) fn forget_what_it_caught(catalog: &Catalog, findings: &mut Findings) 
 }
 
 /// In the output of a rank that was killed only reasons for the kill count: out of memory, preemption of the machine, a failing device.
-pub(super) fn keep_what_lies_in_wait(catalog: &Catalog, findings: &mut Findings) {
+pub(super) fn keep_what_is_latent(catalog: &Catalog, findings: &mut Findings) {
     let is_latent = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
     findings.sightings.retain(|sighting| is_latent(sighting.signature));
     findings.exceptions.clear();
