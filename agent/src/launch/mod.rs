@@ -19,7 +19,7 @@ mod notice;
 pub mod order;
 pub mod paths;
 mod prefix;
-mod ready;
+mod spare_reports;
 mod recorded;
 pub mod rendezvous;
 pub mod replicas;

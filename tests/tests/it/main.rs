@@ -12,7 +12,7 @@ mod commands;
 mod corruption;
 mod drill;
 mod drills;
-mod elsewhere;
+mod failures_on_other_hosts;
 mod exception;
 mod exit_status;
 mod gpus;

@@ -10,7 +10,7 @@
 
 mod activity;
 mod counters;
-mod elsewhere;
+mod remote_ranks;
 mod finding;
 pub mod flight;
 mod idle;
@@ -23,12 +23,12 @@ mod sketch;
 mod stacks;
 mod wait_for;
 mod watch;
-mod witness;
+mod collective_counters;
 
 pub use crate::model::hang::{ACTIVITY, Hang, HangKind, PlaceGroup, Waits, listed};
 pub use activity::{Activity, Probe, ProcessState};
 pub use counters::Count;
-pub use elsewhere::RankSeen;
+pub use remote_ranks::RankSeen;
 pub use finding::{Outlook, Suspicion};
 pub use idle::{ActivitySample, Idle};
 pub use judge::HangJudge;
@@ -37,4 +37,4 @@ pub use rank::Sight;
 pub use sketch::Sketch;
 pub use stacks::{fold, innermost_of_faulthandler, innermost_of_py_spy, innermost_of_worker_server};
 pub use watch::Watch;
-pub use witness::{Counted, waits};
+pub use collective_counters::{Counted, waits};

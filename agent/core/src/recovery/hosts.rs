@@ -29,7 +29,7 @@ pub mod link;
 pub mod lost;
 pub mod merge;
 pub mod predecessor;
-pub mod ready;
+pub mod spare_ready;
 pub mod recent;
 pub mod record;
 pub mod resize;

@@ -17,13 +17,13 @@ mod lock;
 mod memory;
 mod owner;
 mod recover;
-mod room;
+mod available;
 pub mod world;
 mod writer;
 
 pub use owner::{PoolOwner, Status, View, Whole};
 pub use recover::{Recovered, recover, recover_all};
-pub use room::available;
+pub use available::available;
 
 use std::io;
 use std::ops::Range;

@@ -3,7 +3,7 @@
 //! One executable for all of them: each module is a subject.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a panic in a test is its report")]
 
-mod alike;
+mod shared_content;
 mod common;
 mod crash;
 mod damage;

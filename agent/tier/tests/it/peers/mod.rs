@@ -2,27 +2,27 @@
 //! sealed, or it does not arrive.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-mod alike;
+mod deduplication;
 mod clock;
-mod courtesy;
+mod throttle;
 mod excluded;
 mod failures;
 mod forged;
-mod lies;
+mod false_offers;
 mod lossy;
 mod memory;
-mod overheard;
+mod recorded_traffic;
 mod owners;
 mod parity;
-mod ready;
+mod prepared_memory;
 mod replicator;
-mod room;
+mod users_share;
 mod slow;
 pub(crate) mod support;
 mod tls;
 mod together;
 mod trainers;
-mod unlike;
+mod divergence;
 mod users;
 mod withdrawal;
 

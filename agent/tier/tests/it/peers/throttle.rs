@@ -45,8 +45,8 @@ fn replicas_over_their_share_of_training_time_wait_until_training_stops() {
     let hosts = pair(0.001);
     let host = &hosts[0];
     learn(host);
-    let toll = host.service().toll();
-    assert!(toll.per_second.is_some_and(|price| price > 0.5), "{toll:?}");
+    let overhead = host.service().overhead();
+    assert!(overhead.per_second.is_some_and(|price| price > 0.5), "{overhead:?}");
     // This one uses up the budget.
     host.save(0, 20, &[0], 1);
     let mut from = monotonic();
@@ -59,13 +59,13 @@ fn replicas_over_their_share_of_training_time_wait_until_training_stops() {
     until("a replica to wait", || {
         steps(host, Mono(monotonic().0 - USUAL.0), 1);
         host.service().nudge();
-        !host.service().toll().held.is_zero()
+        !host.service().overhead().held.is_zero()
     });
     let lag = host.service().lags().remove(0);
     assert_eq!((lag.of.saved, lag.of.copied.map(|(of, _)| of.step)), (30, Some(20)));
     assert_eq!(lag.reason, LagReason::Slowdown, "{}", lag.why);
     assert_eq!(host.least_copies(30), 1);
-    assert!(host.service().toll().paid > Duration::from_millis(100));
+    assert!(host.service().overhead().paid > Duration::from_millis(100));
     // No further steps are reported.
     host.wait_for_copies(30, 2);
 }
@@ -82,7 +82,7 @@ fn without_a_limit_replicas_never_wait() {
             host.least_copies(step) == 2
         });
     }
-    assert!(host.service().toll().held.is_zero());
+    assert!(host.service().overhead().held.is_zero());
 }
 
 #[test]
