@@ -157,10 +157,10 @@ impl Node {
                 // Before messages: with any number of them there is a tick every second. The watchdog is fed from
                 // here: it guards the loop, not a timer.
                 _ = sync.tick() => {
-                    self.tell_events();
+                    self.report_events();
                     self.look_at_the_clock();
-                    self.tell_surroundings();
-                    self.tell_what_came_late();
+                    self.send_rank_context();
+                    self.report_late_evidence();
                     self.forget_launchers();
                     self.sync();
                     alive();
@@ -233,7 +233,7 @@ impl Node {
             Input::Proposal(session, proposal) => self.proposed(session, *proposal),
             Input::Detached(session) => self.detached(&session),
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
-            Input::Sensed(judged) => self.sensed(judged),
+            Input::Sensed(report) => self.sensed(report),
             Input::Unwatched(names) => self.unwatched(&names),
             Input::Looked { room, components } => {
                 if self.snapshots.roster().has_looked(&room, clock::mono(), components) {
@@ -242,7 +242,7 @@ impl Node {
                 }
             }
             Input::Devices { began, report } => self.devices(began, report),
-            Input::JudgedLate(job, verdict) => self.judged_late(&job, *verdict),
+            Input::LateVerdict(job, verdict) => self.late_verdict(&job, *verdict),
             Input::RulingDue(session, incident) => self.rule_in_any_case(&session, incident),
             Input::SecondOpinions(opinions) => {
                 self.hardware.second_opinions(opinions);

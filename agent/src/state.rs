@@ -159,7 +159,7 @@ impl StateWriter {
             self.note(at, None, None, Body::Health(change));
         }
         for component in components {
-            let over = self.view.attention.judged(&component);
+            let over = self.view.attention.component_reported(&component);
             self.set_component(component);
             if let Some(observation) = over {
                 self.note(at, None, None, Body::Fact(Fact::Observed(observation)));

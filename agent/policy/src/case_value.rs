@@ -144,14 +144,16 @@ fn experience(heap: &mut Heap<'_>, known: &Experience) -> Made<Value> {
 
 fn host(heap: &mut Heap<'_>, case: Case<'_>) -> Made<Value> {
     let host = case.host;
-    let sick: Made<Vec<Value>> =
-        host.sick.iter().map(|component| sick(heap, component, host.last_step)).collect();
-    let sick = heap.list(sick?)?;
+    let unhealthy: Made<Vec<Value>> =
+        host.unhealthy.iter().map(|component| component_value(heap, component, host.last_step)).collect();
+    let unhealthy = heap.list(unhealthy?)?;
     let held = texts(heap, host.held.iter().map(String::as_str))?;
     record(
         heap,
         vec![
-            ("sick", sick),
+            ("unhealthy", unhealthy.clone()),
+            // The name before 0.2.
+            ("sick", unhealthy),
             ("held", held),
             ("waited", Value::Float(host.waited.as_seconds())),
             ("last_step_ago", seconds(host.last_step.map(|step| case.now.since(step)))),
@@ -170,12 +172,14 @@ fn seen(heap: &mut Heap<'_>, seen: Option<&SeenBefore>) -> Made<Value> {
             ("elsewhere", elsewhere),
             ("at_this_place", at_this_place),
             ("in_earlier_runs", number(|seen| seen.in_earlier_runs)),
+            ("answered_by", number(|seen| seen.answered_by)),
+            // The name before 0.2.
             ("heard_by", number(|seen| seen.answered_by)),
         ],
     )
 }
 
-fn sick(heap: &mut Heap<'_>, component: &Component, last_step: Option<Mono>) -> Made<Value> {
+fn component_value(heap: &mut Heap<'_>, component: &Component, last_step: Option<Mono>) -> Made<Value> {
     let name = heap.text(&component.name)?;
     let reason = heap.text(&component.reason)?;
     let state = heap.text(state(component.state))?;

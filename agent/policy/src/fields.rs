@@ -119,22 +119,22 @@ pub const FIELDS: &[Field] = &[
         "",
         "newest step saved through Mainstay; None if there is none, or if restarts resume from a later step saved elsewhere",
     ),
-    field("host.sick[].name", "string", "", "a component that is not healthy: `gpu.0000:3b:00`"),
-    field("host.sick[].state", "string", "", "`HEALTHY`, `UNKNOWN`, `DEGRADED` or `UNHEALTHY`"),
-    field("host.sick[].reason", "string", "", "why, in one line"),
+    field("host.unhealthy[].name", "string", "", "a component that is not healthy: `gpu.0000:3b:00`"),
+    field("host.unhealthy[].state", "string", "", "`HEALTHY`, `UNKNOWN`, `DEGRADED` or `UNHEALTHY`"),
+    field("host.unhealthy[].reason", "string", "", "why, in one line"),
     field(
-        "host.sick[].action",
+        "host.unhealthy[].action",
         "string",
         "",
         "`NONE`, `RESTART_PROCESS`, `RESET_DEVICE`, `REBOOT_NODE`, `REPLACE_NODE` or `CONTACT_SUPPORT`",
     ),
     field(
-        "host.sick[].trained_with",
+        "host.unhealthy[].trained_with",
         "float or None",
         "s",
         "how long it had been in this state when the last step was completed; None without a step",
     ),
-    field("host.sick[].passes_with_ranks", "bool", "", "whether the ranks themselves cause it"),
+    field("host.unhealthy[].passes_with_ranks", "bool", "", "whether the ranks themselves cause it"),
     field(
         "host.held",
         "list of string",
@@ -166,7 +166,7 @@ pub const FIELDS: &[Field] = &[
         "",
         "how often earlier runs of this program did so on this host, at the same step or data",
     ),
-    field("seen.heard_by", "int", "", "agents of other hosts that answer and receive this failure"),
+    field("seen.answered_by", "int", "", "agents of other hosts that answer and receive this failure"),
     field("spares", "int", "", "hosts that could take this one's place"),
     field("job.actions", "list of string", "", "the possible restarts, mildest first"),
     field("job.max_restarts", "int", "", "restarts allowed (`--max-restarts`)"),
@@ -228,7 +228,7 @@ mod tests {
             cause = { kind = "signal", signal = 9 }
             past = [{ cause = { kind = "hang", hang = "network", place = "p" } }]
             earlier = [{ cause = "signal", action = "respawn_ranks", tried = 4, helped = 3, seconds = 0.5 }]
-            sick = [{ name = "gpu.0" }]
+            unhealthy = [{ name = "gpu.0" }]
             held = ["a port"]
             job = { budgets = { hang = { max_restarts = 1 } } }
         "#;

@@ -42,7 +42,7 @@ pub struct Incident {
     past: Vec<PastFailure>,
     earlier: Vec<Experience>,
     job: JobState,
-    sick: Vec<Component>,
+    unhealthy: Vec<Component>,
     held: Vec<String>,
     waited: Span,
     last_step: Option<Mono>,
@@ -58,7 +58,12 @@ impl Incident {
             past: &self.past,
             earlier: &self.earlier,
             job: self.job,
-            host: Host { sick: &self.sick, held: &self.held, waited: self.waited, last_step: self.last_step },
+            host: Host {
+                unhealthy: &self.unhealthy,
+                held: &self.held,
+                waited: self.waited,
+                last_step: self.last_step,
+            },
             seen: Some(&self.seen),
             spares: self.spares,
             now: NOW,
@@ -105,7 +110,8 @@ struct Written {
     #[serde(default)]
     earlier: Vec<WrittenExperience>,
     #[serde(default)]
-    sick: Vec<WrittenSick>,
+    #[serde(alias = "sick")]
+    unhealthy: Vec<WrittenComponent>,
     #[serde(default)]
     held: Vec<String>,
     waited: Option<Period>,
@@ -129,7 +135,7 @@ struct WrittenSeen {
     #[serde(default)]
     in_earlier_runs: u32,
     #[serde(default)]
-    #[serde(rename = "heard_by")]
+    #[serde(alias = "heard_by")]
     answered_by: u32,
 }
 
@@ -181,11 +187,11 @@ struct WrittenExperience {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenSick {
+struct WrittenComponent {
     name: String,
     #[serde(default = "unhealthy")]
     state: HealthState,
-    #[serde(default = "sick")]
+    #[serde(default = "no_reason")]
     reason: String,
     #[serde(default)]
     action: RecommendedAction,
@@ -239,7 +245,7 @@ fn unhealthy() -> HealthState {
     HealthState::Unhealthy
 }
 
-fn sick() -> String {
+fn no_reason() -> String {
     "it is unhealthy".to_owned()
 }
 
@@ -308,12 +314,12 @@ fn incident(written: Written) -> Result<Incident, String> {
         detected_at: NOW,
         evidence: Vec::new(),
     };
-    let sick = written.sick.into_iter().map(|sick| Component {
-        name: sick.name,
-        state: sick.state,
-        reason: sick.reason,
-        action: sick.action,
-        since: ago(sick.since),
+    let unhealthy = written.unhealthy.into_iter().map(|written| Component {
+        name: written.name,
+        state: written.state,
+        reason: written.reason,
+        action: written.action,
+        since: ago(written.since),
         ..Component::default()
     });
     Ok(Incident {
@@ -333,7 +339,7 @@ fn incident(written: Written) -> Result<Incident, String> {
             ranks: 1,
             waiting: 0,
         },
-        sick: sick.collect(),
+        unhealthy: unhealthy.collect(),
         held: written.held,
         waited: written.waited.map_or(Span::default(), |period| period.0),
         last_step: written.last_step_ago.map(ago),

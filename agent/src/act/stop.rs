@@ -122,10 +122,10 @@ impl Stop {
     pub fn report(&mut self, ranks: &[RankProcess]) {
         self.report_at = None;
         let spared = self.spared.ranks.clone();
-        self.tell_those(ranks.iter().filter(|rank| !spared.contains(&rank.pid)));
+        self.announce_stop(ranks.iter().filter(|rank| !spared.contains(&rank.pid)));
     }
 
-    fn tell_those<'a>(&mut self, ranks: impl Iterator<Item = &'a RankProcess> + Clone) {
+    fn announce_stop<'a>(&mut self, ranks: impl Iterator<Item = &'a RankProcess> + Clone) {
         self.send(self.signal, ranks.clone());
         // A stopped rank would handle the signal only when it continues.
         self.send(SIGCONT, ranks);
@@ -149,7 +149,7 @@ impl Stop {
         self.spared.look_at = look_at;
         let spared = self.spared.ranks.clone();
         let reported = |rank: &&RankProcess| before.contains(&rank.pid) && !spared.contains(&rank.pid);
-        self.tell_those(ranks.iter().filter(reported));
+        self.announce_stop(ranks.iter().filter(reported));
     }
 
     /// Gives ranks that can leave the attempt in their processes the time to do so; sends nothing.

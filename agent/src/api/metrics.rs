@@ -71,7 +71,7 @@ const CHECKPOINT_FAILURES: &str = "mainstay_checkpoint_send_failures_total";
 const CHECKPOINT_DAMAGED: &str = "mainstay_checkpoint_damaged_total";
 const CHECKPOINT_PAID: &str = "mainstay_checkpoint_replication_cost_seconds_total";
 const CHECKPOINT_HELD: &str = "mainstay_checkpoint_replication_held_seconds_total";
-const CHECKPOINT_UNLIKE: &str = "mainstay_checkpoint_unlike_total";
+const CHECKPOINT_DIVERGENCES: &str = "mainstay_checkpoint_unlike_total";
 const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
 const RANK_SELF_TIME: &str = "mainstay_rank_self_time_seconds";
@@ -210,7 +210,7 @@ pub const METRICS: &[Metric] = &[
         help: "Damaged copies of checkpoints that were found, on this host or while fetching.",
     },
     Metric {
-        name: CHECKPOINT_UNLIKE,
+        name: CHECKPOINT_DIVERGENCES,
         kind: Kind::Counter,
         labels: &[],
         help: "Steps of which ranks saved different bytes although they declared the same content.",
@@ -413,10 +413,10 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
         counter!(CHECKPOINT_SENT, "to" => "peer").absolute(counts.bytes_sent);
         counter!(CHECKPOINT_FAILURES, "to" => "peer").absolute(counts.failures);
         counter!(CHECKPOINT_DAMAGED).absolute(counts.damaged);
-        let toll = checkpoints.toll();
-        counter!(CHECKPOINT_PAID).absolute(toll.paid.as_secs());
-        counter!(CHECKPOINT_HELD).absolute(toll.held.as_secs());
-        counter!(CHECKPOINT_UNLIKE).absolute(counts.unlike);
+        let overhead = checkpoints.overhead();
+        counter!(CHECKPOINT_PAID).absolute(overhead.paid.as_secs());
+        counter!(CHECKPOINT_HELD).absolute(overhead.held.as_secs());
+        counter!(CHECKPOINT_DIVERGENCES).absolute(counts.divergences);
         lags(checkpoints);
         if let Some(durable) = checkpoints.durable_figures() {
             counter!(CHECKPOINT_SENT, "to" => "durable").absolute(durable.bytes_sent);

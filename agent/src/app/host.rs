@@ -22,6 +22,6 @@ pub fn sense(
     let (reports, receiver) = mpsc::channel(1);
     let mut judge = HostJudge::new(limits);
     let look = move |at| judge.step(at, &source.sample(at));
-    let watching = watch("host", interval, look, move |judged| reports.blocking_send(judged).is_ok())?;
+    let watching = watch("host", interval, look, move |report| reports.blocking_send(report).is_ok())?;
     Ok((watching, receiver))
 }

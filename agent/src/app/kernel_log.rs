@@ -119,8 +119,8 @@ impl Follower {
             let batch = log.read(clock::mono())?;
             let more = batch.more;
             pace.count(clock::mono(), batch.lines);
-            let since_told = clock::mono().since(reported_at);
-            let silent = since_told >= LONGEST_SILENCE;
+            let since_report = clock::mono().since(reported_at);
+            let silent = since_report >= LONGEST_SILENCE;
             let Some(state) = log.state() else {
                 if silent && let Some(doubt) = log.doubt() {
                     reported_at = clock::mono();
@@ -133,7 +133,7 @@ impl Follower {
             // Lines that are no facts move the cursor too; reporting that can wait until there is nothing to read,
             // and some time longer.
             let moved = reported.as_ref() != Some(log.cursor());
-            let due = reported.is_none() || Duration::from_nanos(since_told.0) >= CURSOR_EVERY;
+            let due = reported.is_none() || Duration::from_nanos(since_report.0) >= CURSOR_EVERY;
             if !batch.facts.is_empty() || (!more && (silent || (moved && due))) {
                 reported_at = clock::mono();
                 reported = Some(log.cursor().clone());

@@ -176,7 +176,7 @@ impl SensorStarter<'_> {
         let (snapshots, mut behind) = (snapshots.clone(), BTreeSet::new());
         self.watch("replicas", Period::seconds(1), move |_| {
             replicas.stands(standing(&snapshots, &replicas));
-            let own = replicas.unlike().into_iter().filter(|found| {
+            let own = replicas.divergences().into_iter().filter(|found| {
                 // Agents without a part in it leave the report to those that have one.
                 found.members.iter().any(|member| member.holder == replicas.name())
             });

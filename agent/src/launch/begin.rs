@@ -118,7 +118,7 @@ impl Launcher {
         match &brain {
             Brain::Leading(leading) => hangs.judge_all(leading.lead.seats(), began),
             Brain::Following(following) => {
-                hangs.judged_elsewhere(following.follow.seat().group_world_size);
+                hangs.judged_by_leader(following.follow.seat().group_world_size);
             }
             Brain::Alone(_) | Brain::Gone => {}
         }

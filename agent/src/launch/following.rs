@@ -20,11 +20,11 @@ use crate::hosts::listen::Listener;
 use crate::hosts::streams;
 use crate::launch::hosts::{Aborting, HostsPlan};
 use crate::launch::meeting::{FromStore, Meeting};
-use crate::launch::ready::Ready;
+use crate::launch::spare_reports::SpareReports;
 use crate::os::clock;
 
 /// How long to wait at the end for the leader.
-const HEARD_WITHIN: Duration = Duration::from_secs(1);
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a follower starts with.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub(super) struct Following {
     /// Why this host no longer takes part.
     pub(super) cut_off: Option<String>,
     /// What a launcher that started as a spare has ready.
-    pub(super) ready: Option<Ready>,
+    pub(super) ready: Option<SpareReports>,
 }
 
 /// Events from outside for a follower.
@@ -106,7 +106,8 @@ impl Following {
         let leads = Leads { epoch, ..leads(&leader) };
         let me = meeting.launcher().to_owned();
         let follow = Follow::new(clock::mono(), me, leads, seat, plan.lease(), clock, to.is_some());
-        let (follow, ready) = if waits { (follow.waiting(), Some(Ready::default())) } else { (follow, None) };
+        let (follow, ready) =
+            if waits { (follow.waiting(), Some(SpareReports::default())) } else { (follow, None) };
         let following = Following {
             follow,
             events,
@@ -158,7 +159,7 @@ impl Following {
             {
             }
         };
-        let _ = tokio::time::timeout(HEARD_WITHIN, ended).await;
+        let _ = tokio::time::timeout(ACKNOWLEDGED_WITHIN, ended).await;
     }
 
     /// Connects to the leader that the store names.

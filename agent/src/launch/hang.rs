@@ -76,8 +76,8 @@ impl Judge {
     }
 
     /// Leaves the judgement to the leader of the job.
-    pub(super) fn judged_elsewhere(&mut self, hosts: u32) {
-        self.job.judged_elsewhere(hosts);
+    pub(super) fn judged_by_leader(&mut self, hosts: u32) {
+        self.job.judged_by_leader(hosts);
     }
 
     /// What to report to the leader about the ranks here.

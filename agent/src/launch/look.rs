@@ -41,7 +41,7 @@ impl Launcher {
             match self.brain {
                 Brain::Leading(_) => self.save_is_due_everywhere(),
                 Brain::Alone(_) | Brain::Following(_) | Brain::Gone => {
-                    save::tell_due(&self.ranks, &self.pages)
+                    save::request_save_if_due(&self.ranks, &self.pages)
                 }
             }
         }

@@ -114,7 +114,7 @@ pub struct Meeting {
     reported: watch::Sender<Says>,
     _teller: Aborting,
     /// Whether it has a say on the leader.
-    has_say: watch::Receiver<bool>,
+    has_vote: watch::Receiver<bool>,
     record: watch::Receiver<Option<StoredRecord>>,
     silent_since: Option<Instant>,
     /// Whether this launcher may be elected before there is a round.
@@ -161,12 +161,12 @@ impl Meeting {
         let pass = pass(&join.run_id, &secret, encryption).context("the secret of the job")?;
         let (sender, events) = mpsc::unbounded_channel();
         let (record_sender, record) = watch::channel(None);
-        let (say_sender, has_say) = watch::channel(false);
+        let (say_sender, has_vote) = watch::channel(false);
         let listener = StoreListener {
             me: join.launcher.clone(),
             news: sender.clone(),
             record: record_sender,
-            has_say: say_sender,
+            has_vote: say_sender,
             electors: Electors::default(),
             leader: None,
         };
@@ -190,7 +190,7 @@ impl Meeting {
             says: Says::default(),
             reported,
             _teller: teller,
-            has_say,
+            has_vote,
             record,
             silent_since: None,
             may_begin,
@@ -291,8 +291,8 @@ impl Meeting {
     }
 
     /// Whether this launcher has a say on whether the leader lives.
-    pub fn has_say(&self) -> bool {
-        *self.has_say.borrow()
+    pub fn has_vote(&self) -> bool {
+        *self.has_vote.borrow()
     }
 
     /// Publishes whether this launcher misses the leader.

@@ -102,7 +102,7 @@ impl Launcher {
         match &self.brain {
             Brain::Leading(leading) => self.hangs.judge_all(leading.lead.seats(), now),
             Brain::Following(following) => {
-                self.hangs.judged_elsewhere(following.follow.seat().group_world_size);
+                self.hangs.judged_by_leader(following.follow.seat().group_world_size);
             }
             Brain::Alone(_) | Brain::Gone => {}
         }

@@ -81,15 +81,15 @@ impl Launcher {
         }
     }
 
-    pub(super) fn host(&mut self, judged: SensorReport) {
-        for fact in judged.facts {
+    pub(super) fn host(&mut self, report: SensorReport) {
+        for fact in report.facts {
             match fact {
                 // Kills that were counted when a rank ended are already reported.
                 Fact::OutOfMemoryKills { .. } => self.count_oom_kills(),
                 fact => self.fact(fact),
             }
         }
-        self.snapshots.show_host(clock::now(), judged.components);
+        self.snapshots.show_host(clock::now(), report.components);
         if self.agent.is_none() {
             // The agent knows more than this: do not replace what it reports.
             let components: Vec<Component> = self.snapshots.view().components.values().cloned().collect();

@@ -183,23 +183,23 @@ impl Launcher {
                 stage = next_stage(&mut self.starting) => self.stage(stage, &ended_sender).await,
                 news = next_news(self.replicas.as_mut()) => self.checkpoints_news(news),
                 moved = next_moved(self.moving.as_mut()) => self.moved(moved),
-                () = until(report_at) => self.tell_to_end(),
+                () = until(report_at) => self.ask_to_end(),
                 () = until(spared_at) => self.look_at_spared(),
                 () = until(force_at) => {
                     self.force();
                     self.end_attempt_if_over().await;
                 }
                 event = next_from_hosts(&mut self.brain) => match event {
-                    FromOthers::Leading(ToLeader::Host(event)) => self.hear_host(*event),
-                    FromOthers::Leading(ToLeader::Store(news)) => self.hear_store_as_leader(news),
-                    FromOthers::Following(ToFollower::Leader(event)) => self.hear_leader(*event),
-                    FromOthers::Following(ToFollower::Store(news)) => self.hear_store_as_follower(news),
+                    FromOthers::Leading(ToLeader::Host(event)) => self.host_reported(*event),
+                    FromOthers::Leading(ToLeader::Store(news)) => self.store_sent_to_leader(news),
+                    FromOthers::Following(ToFollower::Leader(event)) => self.leader_sent(*event),
+                    FromOthers::Following(ToFollower::Store(news)) => self.store_sent_to_follower(news),
                 },
                 Some((launcher, sight)) = self.sights.1.recv() => {
                     self.report(clock::mono(), Report::Looked { launcher, sight });
                 }
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
-                Some(judged) = outside.host.recv() => self.host(judged),
+                Some(report) = outside.host.recv() => self.host(report),
                 Some(ordered) = outside.orders.recv() => self.ordered(ordered),
                 news = self.warm.news() => {
                     if let Some(fact) = self.warm.received(news) {
@@ -320,7 +320,7 @@ impl Launcher {
             ));
         }
         self.remember();
-        self.tell_the_end().await;
+        self.announce_end().await;
         let summary = self.brain.summary(clock::mono(), exit);
         self.warm.end();
         // Its template may have just forked: no process of the job may outlive it.

@@ -38,20 +38,20 @@ impl Launcher {
             let ranks = self.ranks.iter().filter(|rank| rank.exit.is_none()).map(|rank| rank.pid).collect();
             return Spared { ranks, until: now.after(TO_END_ALIKE), look_at: now.after(TO_END_ALIKE) };
         }
-        Spared { ranks: self.unheard(), until: now.after(TO_PRINT), look_at }
+        Spared { ranks: self.silent(), until: now.after(TO_PRINT), look_at }
     }
 
     /// Checks whether spared ranks have printed their tracebacks.
     pub(super) fn look_at_spared(&mut self) {
-        let unheard = self.unheard();
+        let silent = self.silent();
         let now = clock::mono();
         if let Some(stop) = &mut self.stop {
-            stop.spare_only(&unheard, now.after(LOOK_EVERY), now, &self.ranks);
+            stop.spare_only(&silent, now.after(LOOK_EVERY), now, &self.ranks);
         }
     }
 
     /// Ranks that raised and whose traceback is not in their standard error yet.
-    fn unheard(&self) -> Vec<Pid> {
+    fn silent(&self) -> Vec<Pid> {
         let silent = |rank: &&RankProcess| {
             rank.raised
                 && rank.exit.is_none()

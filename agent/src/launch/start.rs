@@ -160,13 +160,13 @@ impl Launcher {
 
     fn page_reader(&self, process: &RankProcess) -> Option<PageReader> {
         let (path, file) = process.page.as_ref()?;
-        let stand_in = self.monitors.get(&process.rank).map(Monitor::page);
+        let substitute = self.monitors.get(&process.rank).map(Monitor::page);
         PageReader::of(file)
             .inspect_err(
                 |error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"),
             )
             .ok()
-            .map(|reader| reader.with_stand_in(stand_in))
+            .map(|reader| reader.with_substitute(substitute))
     }
 
     fn show_output(&self, rank: &RankProcess) {

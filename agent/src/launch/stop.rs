@@ -267,7 +267,7 @@ impl Launcher {
     }
 
     /// Asks ranks to end that were asked to save and did not end by themselves.
-    pub(super) fn tell_to_end(&mut self) {
+    pub(super) fn ask_to_end(&mut self) {
         if let Some(stop) = &mut self.stop {
             stop.report(&self.ranks);
         }

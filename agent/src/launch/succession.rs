@@ -27,7 +27,7 @@ impl Leading {
 
 impl Launcher {
     /// Processes news from the store for a leader.
-    pub(super) fn hear_store_as_leader(&mut self, news: FromStore) {
+    pub(super) fn store_sent_to_leader(&mut self, news: FromStore) {
         let now = clock::mono();
         let Brain::Leading(leading) = &mut self.brain else { return };
         match news {

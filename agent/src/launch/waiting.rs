@@ -2,7 +2,7 @@
 //! for the hosts with ranks. The terminal, the journal and `mainstay status` show what it has.
 
 use mainstay_core::model::entry::{Body, Fact};
-use mainstay_core::recovery::hosts::ready::{SpareCopy, SpareReady};
+use mainstay_core::recovery::hosts::spare_ready::{SpareCopy, SpareReady};
 
 use crate::launch::brain::Brain;
 use crate::launch::following::Following;

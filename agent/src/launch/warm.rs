@@ -213,7 +213,7 @@ impl Warm {
     /// Processes news from a template. Returns the fact to record, if any.
     pub fn received(&mut self, (of_next, news): (bool, News)) -> Option<Fact> {
         if of_next {
-            return self.heard_of_next(news);
+            return self.news_of_next(news);
         }
         match news {
             News::Warm { modules, seconds } => {
@@ -254,7 +254,7 @@ impl Warm {
     }
 
     /// The next template replaces the present one, or is dropped.
-    fn heard_of_next(&mut self, news: News) -> Option<Fact> {
+    fn news_of_next(&mut self, news: News) -> Option<Fact> {
         match news {
             News::Warm { modules, seconds } => {
                 let mut next = self.next.take()?;

@@ -259,7 +259,7 @@ impl Asking<'_> {
         let answer =
             tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
         let mut messages = answer?.into_inner();
-        let mut last_told = Instant::now();
+        let mut last_report = Instant::now();
         loop {
             let next = tokio::time::timeout(GO_ON_WITHIN, messages.message()).await.map_err(late)?;
             match next?.and_then(|message| message.message) {
@@ -276,8 +276,8 @@ impl Asking<'_> {
                 }
                 Some(Message::Progress(at)) if !at.told.is_empty() => say(format!("checkpoint: {}", at.told)),
                 Some(Message::Progress(at)) => {
-                    if at.bytes > 0 && last_told.elapsed() >= REPORT_EVERY {
-                        last_told = Instant::now();
+                    if at.bytes > 0 && last_report.elapsed() >= REPORT_EVERY {
+                        last_report = Instant::now();
                         say(progress(&at));
                     }
                 }

@@ -151,7 +151,7 @@ pub fn leave_in(reported: v1::Leave) -> Leave {
 /// # Errors
 /// It cannot be written as JSON.
 pub fn ruling_out(incident: Incident, host_evidence: &HostEvidence) -> Result<v1::Ruling, WireError> {
-    let sick = host_evidence.sick.iter().map(serde_json::to_string);
+    let unhealthy = host_evidence.unhealthy.iter().map(serde_json::to_string);
     let records = host_evidence.failed_before.iter().map(serde_json::to_string);
     let seen = host_evidence.seen_before.as_ref().map(serde_json::to_string).transpose();
     Ok(v1::Ruling {
@@ -159,7 +159,7 @@ pub fn ruling_out(incident: Incident, host_evidence: &HostEvidence) -> Result<v1
         // An agent does not decide for the launcher.
         decision: None,
         kernel_lines: host_evidence.kernel_lines.clone(),
-        sick_components: sick.collect::<Result<_, _>>().map_err(form("a component"))?,
+        sick_components: unhealthy.collect::<Result<_, _>>().map_err(form("a component"))?,
         held: host_evidence.held.clone(),
         failed_before: records.collect::<Result<_, _>>().map_err(form("a device's record"))?,
         gpus: host_evidence.gpus.clone(),
@@ -173,7 +173,7 @@ pub fn ruling_out(incident: Incident, host_evidence: &HostEvidence) -> Result<v1
 /// # Errors
 /// It is not of this version.
 pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
-    let sick =
+    let unhealthy =
         ruling.sick_components.iter().map(|text| messages::component(text)).collect::<Result<_, _>>()?;
     let records = ruling.failed_before.iter().map(|text| messages::record(text));
     let failed_before = records.collect::<Result<_, _>>()?;
@@ -183,7 +183,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
         instead: None,
         host_evidence: HostEvidence {
             kernel_lines: ruling.kernel_lines.clone(),
-            sick,
+            unhealthy,
             held: ruling.held.clone(),
             failed_before,
             gpus: ruling.gpus.clone(),

@@ -14,14 +14,14 @@ use super::{DEVICES, KERNEL_LOG, LogReport, NoSuchComponent, Node};
 use crate::os::clock;
 
 impl Node {
-    pub(super) fn sensed(&mut self, judged: SensorReport) {
-        for fact in judged.facts {
-            self.tell_launchers_to_leave(&fact);
+    pub(super) fn sensed(&mut self, report: SensorReport) {
+        for fact in report.facts {
+            self.ask_launchers_to_leave(&fact);
             self.record(None, fact);
         }
         // Each look also shows what changed on the hardware with time.
         let now = clock::now();
-        self.show(now, judged.components);
+        self.show(now, report.components);
     }
 
     /// Shows the readings and the current hardware.
@@ -64,12 +64,12 @@ impl Node {
     pub(super) fn gpu_events(&mut self, events: &[GpuEvent]) {
         let now = clock::now();
         events.iter().for_each(|event| self.hardware.event(now.mono, event));
-        self.tell_events();
+        self.report_events();
         self.show(now, Vec::new());
     }
 
     /// Records events of the driver once the kernel log had time for the matching line.
-    pub(super) fn tell_events(&mut self) {
+    pub(super) fn report_events(&mut self) {
         for (at, fact) in self.hardware.due(clock::mono()) {
             self.snapshots.record(clock::stamp_of(at), None, None, Body::Fact(fact));
         }

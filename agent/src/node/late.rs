@@ -20,7 +20,7 @@ const AT_ONCE: usize = 1000;
 
 impl Node {
     /// Sends late evidence about the failures that were ruled on recently.
-    pub(super) fn tell_what_came_late(&mut self) {
+    pub(super) fn report_late_evidence(&mut self) {
         let now = clock::mono();
         for mut ruled in std::mem::take(&mut self.ruled) {
             let later = self.report_evidence(&ruled.session, &ruled.verdict, &ruled.of_then);
@@ -41,7 +41,7 @@ impl Node {
     }
 
     /// Registers a reported failure without a ruling: it may have happened before the launcher found the agent.
-    pub(super) fn may_be_heard_of_late(&mut self, session: &Session, verdict: &Verdict) {
+    pub(super) fn await_late_evidence(&mut self, session: &Session, verdict: &Verdict) {
         let is_it = |of: &Ruled| of.session.job == session.job && of.verdict.incident == verdict.incident;
         if !self.ruled.iter().any(is_it) {
             self.ruled.retain(|of| of.session.job != session.job);
@@ -61,11 +61,11 @@ impl Node {
         self.record(Some(&job), Fact::HostEvidenceReported { incident, host_evidence });
         let (snapshots, inputs) = (self.snapshots.reader(), self.own_inputs.clone());
         tokio::task::spawn_blocking(move || {
-            let judged = judged_anew(&snapshots, &job, incident);
+            let judged = judge_again(&snapshots, &job, incident);
             memory::give_back();
             match judged {
                 // The node may be gone in the meantime; the evidence is in its journal.
-                Ok(Some(verdict)) => _ = inputs.blocking_send(Input::JudgedLate(job, Box::new(verdict))),
+                Ok(Some(verdict)) => _ = inputs.blocking_send(Input::LateVerdict(job, Box::new(verdict))),
                 Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(%job, incident = incident.0, %error, "the journal cannot be read: what came late of a failure is not judged");
@@ -75,7 +75,7 @@ impl Node {
     }
 
     /// Records a verdict that late evidence changed, for a failure of an ended job.
-    pub(super) fn judged_late(&mut self, job: &JobId, verdict: Verdict) {
+    pub(super) fn late_verdict(&mut self, job: &JobId, verdict: Verdict) {
         if !self.is_over(job) {
             return;
         }
@@ -87,7 +87,7 @@ impl Node {
 }
 
 /// The verdict from everything in the journal, if it differs from the previous one.
-fn judged_anew(
+fn judge_again(
     snapshots: &StateReader,
     job: &JobId,
     incident: Incident,

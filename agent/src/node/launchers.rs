@@ -203,13 +203,13 @@ impl Node {
         self.repeats.take_in(&recorded);
         if let Body::Verdict(verdict) = &recorded.body {
             self.report_failures_to_peers();
-            self.may_be_heard_of_late(session, verdict);
+            self.await_late_evidence(session, verdict);
         }
         self.hooks.report(&recorded);
     }
 
     /// Sends changed slowdown hints to launchers.
-    pub(super) fn tell_surroundings(&mut self) {
+    pub(super) fn send_rank_context(&mut self) {
         let view = self.snapshots.view();
         let mut components = None;
         for (job, launcher) in &mut self.launchers {
@@ -228,7 +228,7 @@ impl Node {
 
     /// Sends this fact to every launcher, and to each that attaches later, if it says that the machine will be
     /// taken away.
-    pub(super) fn tell_launchers_to_leave(&mut self, fact: &Fact) {
+    pub(super) fn ask_launchers_to_leave(&mut self, fact: &Fact) {
         let Some(notice) = leave::notice_of(fact) else { return };
         // A newer notice replaces the previous one; if it still applies, it follows.
         self.leave.take_if(|(of, _)| of == notice);

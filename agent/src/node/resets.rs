@@ -108,10 +108,10 @@ impl Node {
         }
         let words = outcome.as_ref().err().map(ToString::to_string);
         // The agent tries repeatedly; the same result is recorded once.
-        let told_before = order.by == ResetBy::Agent
+        let reported_before = order.by == ResetBy::Agent
             && !tried
             && self.resets.refused.get(&order.address).map(String::as_str) == words.as_deref();
-        if !told_before {
+        if !reported_before {
             let fact = order.ended(&outcome);
             self.record(None, fact.clone());
             self.hardware.receive(now.mono, now.mono, &fact);

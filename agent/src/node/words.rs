@@ -40,7 +40,7 @@ pub enum Input {
     /// A proposal has waited for the reading of the GPUs as long as it may.
     RulingDue(Session, Incident),
     /// Late evidence changes the verdict of a failure whose job has ended.
-    JudgedLate(JobId, Box<Verdict>),
+    LateVerdict(JobId, Box<Verdict>),
     /// A launcher's connection ended.
     Detached(Session),
     /// A launcher's process ended.

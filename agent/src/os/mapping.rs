@@ -72,7 +72,7 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub struct MappedPage {
     mapping: Mapping,
-    stand_in: Option<Arc<PageWords>>,
+    substitute: Option<Arc<PageWords>>,
 }
 
 impl MappedPage {
@@ -82,15 +82,15 @@ impl MappedPage {
     /// The file cannot be mapped, or does not hold a page of this version.
     pub fn of(file: &File) -> io::Result<MappedPage> {
         let length = NonZeroUsize::new(PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
-        let mapped = MappedPage { mapping: Mapping::of(file, length)?, stand_in: None };
+        let mapped = MappedPage { mapping: Mapping::of(file, length)?, substitute: None };
         mapped.page().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         Ok(mapped)
     }
 
     /// The same, with a page in our own memory that is shown until a client has claimed the mapped one.
     #[must_use]
-    pub fn with_stand_in(self, stand_in: Option<Arc<PageWords>>) -> MappedPage {
-        MappedPage { stand_in, ..self }
+    pub fn with_substitute(self, substitute: Option<Arc<PageWords>>) -> MappedPage {
+        MappedPage { substitute, ..self }
     }
 
     /// The page.
@@ -101,10 +101,10 @@ impl MappedPage {
         // SAFETY: the mapping lives as long as `self`, hence as the page; the file is ours, in a directory that
         // only the job's user may write, and is never truncated by us; nothing else in this process reads it.
         let page = unsafe { Page::from_raw(self.mapping.as_ptr(), self.mapping.len()) }?;
-        match &self.stand_in {
+        match &self.substitute {
             Some(words) if page.claim() == Claim::Unclaimed => {
-                let stand_in = Page::new(words)?;
-                Ok(if stand_in.claim() == Claim::Unclaimed { page } else { stand_in })
+                let substitute = Page::new(words)?;
+                Ok(if substitute.claim() == Claim::Unclaimed { page } else { substitute })
             }
             _ => Ok(page),
         }

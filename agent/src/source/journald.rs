@@ -61,8 +61,8 @@ pub struct Journald {
     complaints: ChildStderr,
     complaint: Vec<u8>,
     cursor: LogCursor,
-    /// Positions up to here were judged before the restart, although the cursor is before them.
-    judged: u64,
+    /// Positions up to here were read before the restart, although the cursor is before them.
+    read_to: u64,
     /// It returned an entry of this boot's kernel.
     proven: bool,
     reader: LogReader,
@@ -101,7 +101,7 @@ impl Journald {
             entries,
             complaints,
             complaint: Vec::new(),
-            judged: cursor.next,
+            read_to: cursor.next,
             cursor,
             proven: false,
             reader: LogReader::default(),
@@ -208,16 +208,16 @@ impl Journald {
         let position = entry.at.map(|at| journal_position(at.min(now)));
         if self.cursor.journal.is_some() && self.cursor.journal == entry.cursor {
             // Read before. More lines of the same microsecond may follow, so only later ones are new.
-            if position.is_some_and(|position| self.judged <= position) {
-                self.judged = 0;
+            if position.is_some_and(|position| self.read_to <= position) {
+                self.read_to = 0;
             }
             return None;
         }
         self.cursor.journal.clone_from(&entry.cursor);
-        if position.is_some_and(|position| position <= self.judged) {
+        if position.is_some_and(|position| position <= self.read_to) {
             return None;
         }
-        self.judged = 0;
+        self.read_to = 0;
         self.cursor.next = position.unwrap_or(self.cursor.next);
         self.reader.entry(now, entry, position.unwrap_or(0))
     }

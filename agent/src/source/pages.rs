@@ -88,8 +88,8 @@ impl PageReader {
 
     /// The same, with another page to read while no client has claimed this one.
     #[must_use]
-    pub fn with_stand_in(mut self, stand_in: Option<Arc<PageWords>>) -> PageReader {
-        self.mapped = self.mapped.with_stand_in(stand_in);
+    pub fn with_substitute(mut self, substitute: Option<Arc<PageWords>>) -> PageReader {
+        self.mapped = self.mapped.with_substitute(substitute);
         self
     }
 

@@ -96,7 +96,7 @@ fn a_memory_error_of_a_ranks_gpu_is_detected_like_a_real_one() {
     agent.wait_for("18 NVLinks up");
     let job = std::thread::scope(|scope| {
         // Before it happens: an agent that is about to judge its first XID may be slow to accept a new listener.
-        let reported = scope.spawn(|| agent.wait_for("XID 48 of GPU 0000:02:00: told by an event of NVML"));
+        let reported = scope.spawn(|| agent.wait_for("XID 48 of GPU 0000:02:00: reported by an NVML event"));
         let ill = scope.spawn(|| agent.wait_for("gpu.0000:02:00 went from HEALTHY to UNHEALTHY"));
         let job = host.job(&["--allow-inject"], &library);
         // GPU 1 is the first visible one of rank 0.

@@ -14,7 +14,7 @@ const DIR: &str = "MAINSTAY_TEST_JOURNAL_DIR";
 const LIMITS: Limits = Limits { segment_bytes: 16 << 10, total_bytes: 8 << 20 };
 
 /// The directory to write to, if this process is the writer of another test.
-fn told_directory() -> Option<PathBuf> {
+fn directory_from_environment() -> Option<PathBuf> {
     std::env::var_os(DIR).map(PathBuf::from)
 }
 
@@ -39,7 +39,7 @@ fn append(journal: &mut Journal, text: &str) -> Result<u64, mainstay_agent::stor
 #[test]
 #[ignore = "the writer of `killed_at_any_instant_nothing_is_lost_or_torn`"]
 fn writer_without_end() {
-    let Some(dir) = told_directory() else { return };
+    let Some(dir) = directory_from_environment() else { return };
     let mut journal = open(&dir);
     let long = "x".repeat(6000);
     for number in 0_usize.. {
@@ -105,7 +105,7 @@ fn set_file_size_limit(bytes: u64) {
 #[test]
 #[ignore = "the writer of `a_line_that_the_disk_wrote_in_part_is_removed`"]
 fn writer_on_a_full_disk() {
-    let Some(dir) = told_directory() else { return };
+    let Some(dir) = directory_from_environment() else { return };
     // SAFETY: ignoring a signal installs no handler; this process runs this one test.
     unsafe {
         nix::sys::signal::signal(nix::sys::signal::Signal::SIGXFSZ, nix::sys::signal::SigHandler::SigIgn)

@@ -271,7 +271,7 @@ fn sealed(step: u64, size: u64, sum: u128, sums: &[u64]) -> Sealed {
         software: BTreeMap::new(),
         file: SealedFile { name: "state.safetensors".to_owned(), size, xxh3_128: sum },
         chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: sums.to_vec() }),
-        alike: None,
+        shared_content: None,
     };
     Sealed::of(manifest.encode()).unwrap()
 }

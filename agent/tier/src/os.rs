@@ -272,7 +272,7 @@ pub fn signs(stream: &TcpStream) -> Option<ConnectionSample> {
 
 /// Lowers the priority of this thread below training: for the CPU, and if `idle` also for the disk. Errors are ignored: a refusal is
 /// harmless.
-pub fn stand_back(nice: i32, idle: bool) {
+pub fn lower_priority(nice: i32, idle: bool) {
     const OF_A_PROCESS: nix::libc::c_long = 1;
     const IDLE: nix::libc::c_long = 3 << 13;
     // SAFETY: both calls take numbers only; 0 is the calling thread.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use mainstay_checkpoint::container::{self, ContainerError};
-use mainstay_checkpoint::{Alike, CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
+use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, SharedContent};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// Name of a shard's file.
@@ -134,7 +134,7 @@ pub fn seal(
         .metadata
         .iter()
         .filter_map(|(name, version)| Some((name.strip_prefix("software.")?.to_owned(), version.clone())));
-    let asked = Alike::asked(&header);
+    let asked = SharedContent::asked(&header);
     let tensors = asked.as_ref().map_or(0..0, |(_, range)| range.clone());
     let (whole, parts, of_tensors) = sums_beside(source, size, CHUNK_BYTES, tensors)?;
     Ok(Manifest {
@@ -145,7 +145,7 @@ pub fn seal(
         software: software.collect(),
         file: SealedFile { name: STATE_NAME.to_owned(), size, xxh3_128: whole },
         chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: parts }),
-        alike: asked.map(|(group, _)| Alike::of(group, &header, of_tensors)),
+        shared_content: asked.map(|(group, _)| SharedContent::of(group, &header, of_tensors)),
     })
 }
 

@@ -127,7 +127,7 @@ fn step(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult
         return Ok(py.None());
     };
     if let Some(number) = read("step", Mistake::StepNumber, &number, arguments::unsigned)? {
-        counters::script_tells_steps();
+        counters::script_reports_steps();
         if measures.digest.is_none() && counters::digest_waits() {
             measures.digest = counters::take_digest();
             measured |= measures.digest.is_some();

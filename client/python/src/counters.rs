@@ -18,7 +18,7 @@ static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Records that the script reports its steps itself: hooks must not.
 #[inline]
-pub fn script_tells_steps() {
+pub fn script_reports_steps() {
     if !REPORTED.load(Ordering::Relaxed) {
         REPORTED.store(true, Ordering::Relaxed);
     }

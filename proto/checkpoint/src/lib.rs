@@ -9,16 +9,16 @@
 //! Nothing here does I/O. Input comes from outside and is not trusted: sizes are bounded before anything is
 //! allocated, and no bytes make a function panic. `docs/reference/checkpoint.md` has the layouts.
 
-mod alike;
 pub mod bucket;
 pub mod container;
 pub mod control;
 mod hex;
 mod json;
 mod manifest;
+mod shared_content;
 
-pub use alike::{ALIKE_WORD, Alike};
 pub use manifest::{
     CHUNK_BYTES, Chunks, Identity, MANIFEST_LIMIT, MANIFEST_NAME, Manifest, ManifestError, SealedFile,
     chunk_sum, digits,
 };
+pub use shared_content::{SHARED_CONTENT_WORD, SharedContent};

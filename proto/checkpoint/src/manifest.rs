@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use crate::alike::Alike;
 use crate::hex::hex;
 use crate::json::canonical;
+use crate::shared_content::SharedContent;
 
 /// The name of the file next to the shard.
 pub const MANIFEST_NAME: &str = "manifest.json";
@@ -78,7 +78,7 @@ pub struct Manifest {
     /// The checksums of its chunks; none in format 1.
     pub chunks: Option<Chunks>,
     /// The group that should have saved the same, if its rank declared one; none in format 1.
-    pub alike: Option<Alike>,
+    pub shared_content: Option<SharedContent>,
 }
 
 /// Why bytes are not a manifest.
@@ -127,7 +127,7 @@ impl Manifest {
             body["chunks"] = chunks.sums.iter().map(|sum| Value::String(format!("{sum:016x}"))).collect();
             body["root"] = Value::String(hex(&root));
         }
-        if let Some(Alike { group, root }) = &self.alike {
+        if let Some(SharedContent { group, root }) = &self.shared_content {
             body["alike"] = json!({"group": group, "root": root});
         }
         body
@@ -214,7 +214,7 @@ impl Manifest {
             software: software.collect(),
             file: file_of(fields)?,
             chunks: None,
-            alike: None,
+            shared_content: None,
         };
         if format == Some(2) {
             manifest.run = text("run")?;
@@ -223,16 +223,16 @@ impl Manifest {
             if root.as_deref() != fields.get("root").and_then(Value::as_str) {
                 return Err(ManifestError::Root);
             }
-            manifest.alike = alike_of(fields)?;
+            manifest.shared_content = shared_content_of(fields)?;
         }
         Ok(manifest)
     }
 }
 
-fn alike_of(fields: &Map<String, Value>) -> Result<Option<Alike>, ManifestError> {
+fn shared_content_of(fields: &Map<String, Value>) -> Result<Option<SharedContent>, ManifestError> {
     let Some(reported) = fields.get("alike") else { return Ok(None) };
     let word = |name| reported.get(name).and_then(Value::as_str).unwrap_or_default();
-    Alike::read(word("group"), word("root")).map(Some).ok_or(ManifestError::Field("alike"))
+    SharedContent::read(word("group"), word("root")).map(Some).ok_or(ManifestError::Field("alike"))
 }
 
 fn file_of(fields: &Map<String, Value>) -> Result<SealedFile, ManifestError> {

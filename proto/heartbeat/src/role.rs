@@ -8,7 +8,7 @@ use crate::words::Words;
 const SINCE_MINOR: u64 = 3;
 
 /// Set in the word of the stage once a role is set.
-const TOLD: u64 = 1 << 63;
+const IS_SET: u64 = 1 << 63;
 
 /// The role that a rank reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Page<'_> {
     pub fn role(&self) -> Option<Role> {
         for _ in 0..ATTEMPTS {
             let word = self.words.load_acquire(STAGE);
-            if word & TOLD == 0 {
+            if word & IS_SET == 0 {
                 return None;
             }
             let name = self.words.load_padded(ROLE, ROLE_BYTES);
@@ -47,7 +47,7 @@ pub(crate) fn write(words: Words<'_>, name: &str, stage: Option<u32>) -> bool {
     std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
     words.store_padded(ROLE, ROLE_BYTES, name);
     // Saturates: a stage of 2^32-1 has no number above it, and no job has so many.
-    words.store_release(STAGE, TOLD | u64::from(stage.map_or(0, |stage| stage.saturating_add(1))));
+    words.store_release(STAGE, IS_SET | u64::from(stage.map_or(0, |stage| stage.saturating_add(1))));
     true
 }
 

@@ -218,7 +218,7 @@ impl Writing<'_> {
         if !again {
             lifeline::forget(words);
         }
-        self.begin_anew(now_ns, claims);
+        self.restart_page(now_ns, claims);
         words.store_release(CLAIM_STATE, claim_state::CLAIMED);
     }
 
@@ -230,11 +230,11 @@ impl Writing<'_> {
         std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
         let claims = words.load(CLAIMS).wrapping_add(1);
         words.store(CLAIMS, claims);
-        self.begin_anew(now_ns, claims);
+        self.restart_page(now_ns, claims);
         words.store_release(CLAIM_STATE, claim_state::CLAIMED);
     }
 
-    fn begin_anew(&mut self, now_ns: u64, claims: u64) {
+    fn restart_page(&mut self, now_ns: u64, claims: u64) {
         let words = self.words;
         words.store(CLAIMED_NS, now_ns);
         words.store(CLOSED_NS, 0);

@@ -203,12 +203,12 @@ pub extern "C" fn dcgmHealthCheck(_: usize, _: usize, response: *mut c_uint) -> 
 type Callback = extern "C" fn(*const [u32; 8], u64) -> c_int;
 
 static LISTENER: Mutex<Option<Callback>> = Mutex::new(None);
-static VIOLATIONS_TOLD: AtomicUsize = AtomicUsize::new(0);
+static REPORTED_VIOLATIONS: AtomicUsize = AtomicUsize::new(0);
 
 fn tell_violations(script: &Script) {
     let listener = LISTENER.lock().map_or(None, |listener| *listener);
     let Some(listener) = listener else { return };
-    let reported = VIOLATIONS_TOLD.swap(script.violations.len(), Ordering::Relaxed);
+    let reported = REPORTED_VIOLATIONS.swap(script.violations.len(), Ordering::Relaxed);
     let set = script.policy | POLICY.load(Ordering::Relaxed);
     let violated = script.violations.iter().skip(reported);
     for (condition, gpu, value) in violated.filter(|(condition, ..)| condition & set != 0) {

@@ -107,7 +107,7 @@ fn an_agent_records_that_a_launcher_was_killed() {
     let agent = stage.agent();
     let job = stage.sh(r#"mark "ready.$RANK"; work"#).ranks(2).with(&agent).start();
     job.mark("ready.0");
-    wait_until_told(&agent, &job);
+    wait_until_reported(&agent, &job);
     let launcher = job.launcher();
     let id = job.kill_launcher();
     agent.wait_for_fact(
@@ -125,7 +125,7 @@ fn an_agent_that_was_down_when_the_launcher_died_reports_it_when_it_is_back() {
     let agent = stage.agent();
     let job = stage.sh(r#"mark "ready.$RANK"; work"#).with(&agent).start();
     job.mark("ready.0");
-    wait_until_told(&agent, &job);
+    wait_until_reported(&agent, &job);
     agent.kill();
     let id = job.kill_launcher();
     let agent = stage.agent();
@@ -195,7 +195,7 @@ fn wait_for_agents(job: &Job, count: usize) {
 
 /// Waits until the agent's own journal has the job. The launcher reports that it found its agent before the agent
 /// has read the launcher's entries.
-fn wait_until_told(agent: &Agent, job: &Job) {
+fn wait_until_reported(agent: &Agent, job: &Job) {
     agent.wait_for_fact(job.id(), "the job", |fact| matches!(fact, Fact::JobStarted(_)));
 }
 

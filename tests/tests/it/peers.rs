@@ -18,7 +18,7 @@ use std::process::Command;
 
 use hosts::{Hosts, ckpt, json};
 use mainstay_checkpoint::{
-    Alike, CHUNK_BYTES, Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum,
+    CHUNK_BYTES, Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, SharedContent, chunk_sum,
 };
 use mainstay_tests::{Agent, Stage, mainstay, processes};
 use twox_hash::XxHash3_128;
@@ -39,7 +39,7 @@ fn save_rank(
     run: &str,
     (step, rank, world): (u64, u32, u32),
     size: usize,
-    alike: Option<Alike>,
+    shared_content: Option<SharedContent>,
 ) {
     let content = bytes(rank, size);
     let manifest = Manifest {
@@ -57,7 +57,7 @@ fn save_rank(
             bytes: CHUNK_BYTES,
             sums: content.chunks(CHUNK_BYTES as usize).map(chunk_sum).collect(),
         }),
-        alike,
+        shared_content,
     };
     let home = directory.join(format!("step-{step:012}/rank-{rank:05}"));
     fs::create_dir_all(&home).unwrap();
@@ -322,7 +322,7 @@ fn ranks_of_two_hosts_that_should_have_saved_the_same_and_did_not_are_reported_o
     let push = |host: usize, step: u64, content: char| {
         let directory = hosts.directory(host);
         let rank = host as u32;
-        save_alike(&directory, run, step, rank, content);
+        save_in_group(&directory, run, step, rank, content);
         ckpt(&agents[host], &["push", run, &directory.display().to_string(), "--wait", "0"]);
     };
     push(0, 3, 'a');
@@ -397,12 +397,12 @@ fn a_host_that_lost_a_gpu_keeps_no_replicas_until_an_operator_takes_it_on_himsel
 }
 
 /// Seals a shard that other ranks should have saved as well.
-fn save_alike(directory: &Path, run: &str, step: u64, rank: u32, content: char) {
+fn save_in_group(directory: &Path, run: &str, step: u64, rank: u32, content: char) {
     save_rank(
         directory,
         run,
         (step, rank, 2),
         1 << 20,
-        Some(Alike { group: "dp".to_owned(), root: content.to_string().repeat(64) }),
+        Some(SharedContent { group: "dp".to_owned(), root: content.to_string().repeat(64) }),
     );
 }

@@ -147,7 +147,7 @@ impl Client {
         let request = match signed {
             Ok(Ok(request)) => request,
             Ok(Err(status)) => {
-                return Err(match self.judged(index, status).await {
+                return Err(match self.classified(index, status).await {
                     // The question itself was not sent yet.
                     Failure::Unanswered(why) => Failure::Unsent(why),
                     other => other,
@@ -160,7 +160,7 @@ impl Client {
         };
         match tokio::time::timeout_at(until, call(channel, request)).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(self.judged(index, status).await),
+            Ok(Err(status)) => Err(self.classified(index, status).await),
             Err(_) => {
                 // The connection may be half open.
                 connections.forget(index);
@@ -170,8 +170,8 @@ impl Client {
     }
 
     /// What an error status means for the request; forgets a connection that failed.
-    pub(crate) async fn judged(&self, index: usize, status: Status) -> Failure {
-        let failure = judged(status);
+    pub(crate) async fn classified(&self, index: usize, status: Status) -> Failure {
+        let failure = classified(status);
         if !matches!(failure, Failure::Unsent(_) | Failure::Unanswered(_)) {
             return failure;
         }
@@ -199,7 +199,7 @@ pub(super) fn is_about_certificates(why: &str) -> bool {
     why.contains("invalid peer certificate") || why.contains("received fatal alert")
 }
 
-fn judged(status: Status) -> Failure {
+fn classified(status: Status) -> Failure {
     let message = status.message().to_owned();
     let said = || match status.source() {
         Some(cause) if message.is_empty() => words(cause),

@@ -258,13 +258,13 @@ impl Keeper {
         questions.try_send(first).map_err(|_| "the stream ended".to_owned())?;
         let mut request = match connections.signed(&channel, ReceiverStream::new(asked)).await {
             Ok(request) => request,
-            Err(status) => return Err(said(self.client.judged(index, status).await)),
+            Err(status) => return Err(said(self.client.classified(index, status).await)),
         };
         request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
         let answers = match LeaseClient::new(channel).lease_keep_alive(request).await {
             Ok(answers) => answers.into_inner(),
             Err(status) => {
-                let failure = self.client.judged(index, status).await;
+                let failure = self.client.classified(index, status).await;
                 if matches!(failure, Failure::TokenExpired(_)) {
                     connections.forget_user_token().await;
                 }

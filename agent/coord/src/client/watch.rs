@@ -272,7 +272,7 @@ impl Watcher {
         });
         match opened.await {
             Ok(Ok(answers)) => Ok(Stream { index, requests, answers: answers.into_inner() }),
-            Ok(Err(status)) => match self.client.judged(index, status).await {
+            Ok(Err(status)) => match self.client.classified(index, status).await {
                 Failure::TokenExpired(why) if self.client.settings().user.is_some() => {
                     connections.forget_user_token().await;
                     Err(Ended::Broken(why))
@@ -310,7 +310,7 @@ impl Watcher {
     }
 
     async fn broken(&self, index: usize, status: tonic::Status) -> Ended {
-        match self.client.judged(index, status).await {
+        match self.client.classified(index, status).await {
             Failure::TokenExpired(why) if self.client.settings().user.is_some() => {
                 self.client.connections.forget_user_token().await;
                 Ended::Broken(why)

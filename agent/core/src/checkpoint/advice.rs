@@ -21,7 +21,7 @@ const MOST_OFTEN_S: f64 = 1.0;
 const UNTIL_KNOWN_S: f64 = 60.0;
 
 /// Advice that differs by less from what was told before is not told again.
-const TOLD_AGAIN: f64 = 0.2;
+const REPORTED_AGAIN: f64 = 0.2;
 
 /// The component and the word under which a job's journal has its advice.
 const COMPONENT: &str = "checkpoint";
@@ -60,7 +60,7 @@ impl Advised {
 
     /// Whether it differs enough from what was told before.
     pub fn is_news_after(&self, reported: Option<&Advised>) -> bool {
-        reported.is_none_or(|reported| (self.every - reported.every).abs() > TOLD_AGAIN * reported.every)
+        reported.is_none_or(|reported| (self.every - reported.every).abs() > REPORTED_AGAIN * reported.every)
     }
 
     /// As a job's journal has it.

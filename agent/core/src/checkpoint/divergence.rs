@@ -78,7 +78,7 @@ impl ReplicaDivergence {
 
 /// The steps of which not all that should be the same is. A rank that is told of with two roots, as it saved the step twice, is not
 /// compared: which of them the others had beside them is not known.
-pub fn unlike(reported: &[SavedShard]) -> Vec<ReplicaDivergence> {
+pub fn divergences(reported: &[SavedShard]) -> Vec<ReplicaDivergence> {
     let mut groups: BTreeMap<(&StepKey, &str), BTreeMap<u32, BTreeSet<Member>>> = BTreeMap::new();
     for SavedShard { of, group, rank, holder, root } in reported {
         let member = Member { rank: *rank, holder: holder.clone(), root: root.clone() };
@@ -120,7 +120,7 @@ mod tests {
     fn the_majority_names_the_rank_and_its_host() {
         let all = [("a", 0), ("a", 1), ("b", 2), ("a", 3)]
             .map(|(root, rank)| reported(key(7, 0), "dp", rank, root));
-        let found = unlike(&all);
+        let found = divergences(&all);
         assert_eq!((found.len(), found[0].apart.as_slice()), (1, [2].as_slice()));
         assert_eq!(
             found[0].sentence(),
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn of_two_both_are_named_and_neither_is_believed() {
-        let found = unlike(&[reported(key(7, 0), "dp", 0, "a"), reported(key(7, 0), "dp", 3, "b")]);
+        let found = divergences(&[reported(key(7, 0), "dp", 0, "a"), reported(key(7, 0), "dp", 3, "b")]);
         assert!(found[0].apart.is_empty());
         assert!(found[0].sentence().contains("rank 0 on host0, rank 3 on host3 save the same"));
         assert!(found[0].sentence().ends_with("which copy is right is unknown"));
@@ -146,7 +146,7 @@ mod tests {
             reported(key(8, 0), "dp", 0, "c"),
             reported(key(7, 1), "dp", 1, "d"),
         ];
-        assert_eq!(unlike(&all), []);
+        assert_eq!(divergences(&all), []);
     }
 
     #[test]
@@ -156,13 +156,13 @@ mod tests {
             reported(key(7, 0), "dp", 1, "b"),
             reported(key(7, 0), "dp", 1, "a"),
         ];
-        assert_eq!(unlike(&all), []);
+        assert_eq!(divergences(&all), []);
         // In memory and on the disk: told of twice, with one root.
         all = vec![
             reported(key(7, 0), "dp", 0, "a"),
             reported(key(7, 0), "dp", 0, "a"),
             reported(key(7, 0), "dp", 1, "b"),
         ];
-        assert_eq!(unlike(&all).len(), 1);
+        assert_eq!(divergences(&all).len(), 1);
     }
 }

@@ -60,15 +60,15 @@ pub fn observations(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterat
         weight: ANNOUNCED,
         also: Vec::new(),
     });
-    sick(host_evidence, fault_at)
+    unhealthy(host_evidence, fault_at)
         .chain(records)
         .chain(notices)
         .chain(host_evidence.seen_before.iter().flat_map(repeated::observations))
         .chain(host_evidence.findings.iter().filter_map(found::observation))
 }
 
-fn sick(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
-    host_evidence.sick.iter().filter_map(move |component| {
+fn unhealthy(host_evidence: &HostEvidence, fault_at: Mono) -> impl Iterator<Item = Observation> {
+    host_evidence.unhealthy.iter().filter_map(move |component| {
         let (class, family) = speaks_for(&component.name)?;
         let weight = if around(fault_at, component.since) { FELL_SICK } else { WAS_SICK };
         let text = format!("{} is not fit for training: {}", component.name, component.reason);
@@ -175,14 +175,14 @@ impl EvidenceLog {
         components: &[Component],
     ) -> HostEvidence {
         let near = self.lines.iter().filter(|line| around(fault_at, line.at) && !elsewhere.has_line(line));
-        let sick = components.iter().filter(|component| {
+        let unhealthy = components.iter().filter(|component| {
             component.state == HealthState::Unhealthy && !elsewhere.has_component(&component.name)
         });
         let mut failed_before = self.records.before(fault_at);
         failed_before.retain(|record| !elsewhere.has_component(&record.component));
         HostEvidence {
             kernel_lines: near.map(|line| line.text.clone()).collect(),
-            sick: sick.cloned().collect(),
+            unhealthy: unhealthy.cloned().collect(),
             held: Vec::new(),
             failed_before,
             gpus: Vec::new(),
@@ -216,7 +216,7 @@ mod tests {
         })
     }
 
-    fn sick(name: &str, since: Mono) -> Component {
+    fn unhealthy(name: &str, since: Mono) -> Component {
         Component {
             name: name.to_owned(),
             state: HealthState::Unhealthy,
@@ -256,24 +256,26 @@ mod tests {
         let mut log = EvidenceLog::default();
         (1..4).for_each(|n| log.take_in(seconds(n * 36_000), &xid(79)));
         let at = seconds(3 * 36_000 + 5);
-        let components = [sick("gpu.0000:3b:00", at), sick("nvswitch.3", at)];
+        let components = [unhealthy("gpu.0000:3b:00", at), unhealthy("nvswitch.3", at)];
         let gpu = PciAddress::parse("0000:3b:00").expect("an address");
         let elsewhere = Unrelated { gpus: [gpu].into(), ..Unrelated::default() };
         let all = log.report_evidence(at, &Unrelated::default(), &components);
-        assert_eq!((all.kernel_lines.len(), all.sick.len(), all.failed_before.len()), (1, 2, 1));
+        assert_eq!((all.kernel_lines.len(), all.unhealthy.len(), all.failed_before.len()), (1, 2, 1));
         let reported = log.report_evidence(at, &elsewhere, &components);
         assert_eq!(
-            (reported.kernel_lines.len(), reported.sick.len(), reported.failed_before.len()),
+            (reported.kernel_lines.len(), reported.unhealthy.len(), reported.failed_before.len()),
             (0, 1, 0)
         );
-        assert_eq!(reported.sick[0].name, "nvswitch.3");
+        assert_eq!(reported.unhealthy[0].name, "nvswitch.3");
     }
 
     #[test]
     fn a_gpu_that_became_unhealthy_around_the_fault_weighs_more_than_an_older_one() {
         let weight = |since| {
-            let reported =
-                HostEvidence { sick: vec![sick("gpu.0000:3b:00", since)], ..HostEvidence::default() };
+            let reported = HostEvidence {
+                unhealthy: vec![unhealthy("gpu.0000:3b:00", since)],
+                ..HostEvidence::default()
+            };
             let observed: Vec<Observation> = observations(&reported, seconds(1000)).collect();
             assert_eq!(observed[0].class, Class::HardwareGpu);
             observed[0].weight
@@ -315,7 +317,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_no_evidence() {
         let reported =
-            HostEvidence { sick: vec![sick("host.disk", seconds(990))], ..HostEvidence::default() };
+            HostEvidence { unhealthy: vec![unhealthy("host.disk", seconds(990))], ..HostEvidence::default() };
         assert_eq!(observations(&reported, seconds(1000)).count(), 0);
     }
 }

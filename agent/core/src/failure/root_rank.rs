@@ -390,7 +390,7 @@ fn last_line(end: &RankEnd) -> Option<String> {
     if end.note.is_some() {
         return None;
     }
-    let at = telling_line(&end.stderr_tail)?;
+    let at = informative_line(&end.stderr_tail)?;
     let line = end.stderr_tail.get(at)?.trim();
     let when = match (end.stderr_times.get(at), end.failed_at()) {
         (Some(time), Some(failed_at)) => format!(", {}", time.before_failure(failed_at)),
@@ -401,7 +401,7 @@ fn last_line(end: &RankEnd) -> Option<String> {
 
 /// The line that explains why a process ended: the newest that reports a failure, else the newest. Skips warnings and the source lines
 /// that they quote.
-fn telling_line(lines: &[String]) -> Option<usize> {
+fn informative_line(lines: &[String]) -> Option<usize> {
     const OF_A_FAILURE: [&str; 8] =
         ["Fatal", "fatal", "terminate called", "what():", "rror:", "Assertion", "Exception", "killed"];
     let of_a_warning = |at: usize, line: &str| {

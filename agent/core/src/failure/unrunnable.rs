@@ -42,7 +42,7 @@ pub fn complete(verdict: &mut Verdict, ends: &BTreeMap<Rank, RankEnd>) {
 pub fn may_not_run(note: Option<&Note>, status: Option<ExitStatus>, stderr: &[String]) -> bool {
     match (note, status) {
         (Some(note), _) => EXCEPTIONS.contains(&name(&note.exception)),
-        (None, Some(ExitStatus::Code(code))) => says_so(code, stderr),
+        (None, Some(ExitStatus::Code(code))) => matches_stderr(code, stderr),
         (None, _) => false,
     }
 }
@@ -63,7 +63,7 @@ fn name(exception: &str) -> &str {
 }
 
 /// Messages of interpreters, shells and argument parsers, by exit code.
-fn says_so(code: i32, stderr: &[String]) -> bool {
+fn matches_stderr(code: i32, stderr: &[String]) -> bool {
     let mut last = stderr.iter().rev().filter(|line| !line.trim().is_empty()).take(LAST_LINES);
     let mut any = |what: &[&str]| last.any(|line| what.iter().any(|what| line.contains(what)));
     match code {

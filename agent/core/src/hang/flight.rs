@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::id::Rank;
 use crate::formats::pickle::{Node, Pickle, PickleError};
+use crate::hang::collective_counters::Counted;
 use crate::hang::counters::Count;
-use crate::hang::witness::Counted;
 
 /// A dump of the 2000 operations that the recorder keeps by default has about two megabytes with stacks.
 pub const DUMP_BYTES: usize = 64 << 20;

@@ -7,11 +7,11 @@ use crate::base::id::{Attempt, Rank};
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::Probe;
 use crate::hang::counters::Count;
-use crate::hang::elsewhere::{RankSeen, ToReport};
 use crate::hang::finding::{Outlook, Suspicion};
 use crate::hang::idle::{ActivitySample, Idle};
 use crate::hang::phase::{Limits, Phases};
 use crate::hang::rank::Sight;
+use crate::hang::remote_ranks::{RankSeen, ToReport};
 use crate::hang::watch::Watch;
 use crate::model::entry::Fact;
 use crate::model::hang::{ACTIVITY, Hang, HangKind, listed};
@@ -94,7 +94,7 @@ impl HangJudge {
     }
 
     /// Leaves ranks with heartbeats to the judge on another host, in a job of `hosts` hosts.
-    pub fn judged_elsewhere(&mut self, hosts: u32) {
+    pub fn judged_by_leader(&mut self, hosts: u32) {
         self.over = Scope::OtherHosts(ToReport::of(self.ranks, hosts));
     }
 

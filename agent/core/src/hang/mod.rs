@@ -9,8 +9,8 @@
 //! recorder), `witness`.
 
 mod activity;
+mod collective_counters;
 mod counters;
-mod elsewhere;
 mod finding;
 pub mod flight;
 mod idle;
@@ -19,22 +19,22 @@ mod locate;
 pub mod nccl_ras;
 mod phase;
 mod rank;
+mod remote_ranks;
 mod sketch;
 mod stacks;
 mod wait_for;
 mod watch;
-mod witness;
 
 pub use crate::model::hang::{ACTIVITY, Hang, HangKind, PlaceGroup, Waits, listed};
 pub use activity::{Activity, Probe, ProcessState};
+pub use collective_counters::{Counted, waits};
 pub use counters::Count;
-pub use elsewhere::RankSeen;
 pub use finding::{Outlook, Suspicion};
 pub use idle::{ActivitySample, Idle};
 pub use judge::HangJudge;
 pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, PhaseMemory, Phases};
 pub use rank::Sight;
+pub use remote_ranks::RankSeen;
 pub use sketch::Sketch;
 pub use stacks::{fold, innermost_of_faulthandler, innermost_of_py_spy, innermost_of_worker_server};
 pub use watch::Watch;
-pub use witness::{Counted, waits};

@@ -448,7 +448,7 @@ fn observed(
 
 /// A log line as evidence.
 fn line(text: &str) -> Evidence {
-    let source = if text.starts_with("told by") { "NVML event" } else { "kernel log" };
+    let source = if text == xid_deduplicator::BY_NVML_EVENT { "NVML event" } else { "kernel log" };
     Evidence { source: source.to_owned(), reading: text.to_owned(), ..Evidence::default() }
 }
 

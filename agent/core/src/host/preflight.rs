@@ -6,13 +6,13 @@
 
 pub mod deep;
 mod free;
-mod held;
+mod gpu_use;
 mod node_health;
 
 use serde::{Deserialize, Serialize};
 
 pub use free::{GpuAvailability, free};
-pub use held::{GpuUse, Owners};
+pub use gpu_use::{GpuUse, Owners};
 pub use node_health::{NodeHealth, node_health};
 
 use crate::base::time::Span;

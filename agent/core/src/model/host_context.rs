@@ -15,7 +15,8 @@ pub struct HostEvidence {
     pub kernel_lines: Vec<String>,
     /// Components that are not fit for training.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub sick: Vec<Component>,
+    #[serde(rename = "sick")]
+    pub unhealthy: Vec<Component>,
     /// Resources that the next ranks need and that are still held, a sentence each: GPU memory, a port, a process that
     /// does not exit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -55,8 +56,8 @@ impl HostEvidence {
     /// recovered since then is not news.
     pub fn with(&self, later: HostEvidence) -> Option<HostEvidence> {
         let mut both = self.clone();
-        let known = |of: &Component| self.sick.iter().any(|known| known.name == of.name);
-        both.sick.extend(later.sick.into_iter().filter(|component| !known(component)));
+        let known = |of: &Component| self.unhealthy.iter().any(|known| known.name == of.name);
+        both.unhealthy.extend(later.unhealthy.into_iter().filter(|component| !known(component)));
         both.notices.extend(later.notices.into_iter().filter(|notice| !self.notices.contains(notice)));
         if later.kernel_lines.iter().any(|line| !self.kernel_lines.contains(line)) {
             (both.kernel_lines, both.failed_before) = (later.kernel_lines, later.failed_before);
@@ -67,7 +68,7 @@ impl HostEvidence {
     /// Whether there is no evidence.
     pub fn is_empty(&self) -> bool {
         self.kernel_lines.is_empty()
-            && self.sick.is_empty()
+            && self.unhealthy.is_empty()
             && self.held.is_empty()
             && self.failed_before.is_empty()
             && self.gpus.is_empty()
@@ -81,11 +82,11 @@ impl HostEvidence {
 mod tests {
     use super::*;
 
-    fn reported(lines: &[&str], sick: &[&str]) -> HostEvidence {
+    fn reported(lines: &[&str], unhealthy: &[&str]) -> HostEvidence {
         let component = |name: &&str| Component { name: (*name).to_owned(), ..Component::default() };
         HostEvidence {
             kernel_lines: lines.iter().map(|line| (*line).to_owned()).collect(),
-            sick: sick.iter().map(component).collect(),
+            unhealthy: unhealthy.iter().map(component).collect(),
             ..HostEvidence::default()
         }
     }

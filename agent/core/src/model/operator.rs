@@ -133,7 +133,7 @@ impl OperatorState {
     }
 
     /// Processes a judged component. Returns the observation for the journal if its acknowledgement ends.
-    pub fn judged(&mut self, component: &Component) -> Option<Observation> {
+    pub fn component_reported(&mut self, component: &Component) -> Option<Observation> {
         let known = self.acknowledged.get(&component.name)?;
         let again = component.fault_at.is_some_and(|at| at > known.at.mono);
         let worse = component.state > known.state || component.action > known.action;
@@ -248,8 +248,8 @@ mod tests {
             (known.uid, known.reason.as_str(), known.state),
             (1000, "ticket 7", HealthState::Unhealthy)
         );
-        assert_eq!(acknowledgements.judged(&component), None);
-        let over = acknowledgements.judged(&ill(HealthState::Unhealthy, 30)).unwrap();
+        assert_eq!(acknowledgements.component_reported(&component), None);
+        let over = acknowledgements.component_reported(&ill(HealthState::Unhealthy, 30)).unwrap();
         assert_eq!((over.event.as_str(), over.weight), (ACKNOWLEDGEMENT_OVER, Weight::Warning));
         assert!(acknowledgements.counts(NAME));
     }
@@ -261,8 +261,8 @@ mod tests {
         {
             let mut acknowledgements = OperatorState::default();
             said(&mut acknowledgements, 20, &acknowledge(), &ill(HealthState::Degraded, 10));
-            assert_eq!(acknowledgements.judged(&ill(HealthState::Degraded, 10)), None);
-            assert_eq!(acknowledgements.judged(&ill(state, 10)).unwrap().weight, weight);
+            assert_eq!(acknowledgements.component_reported(&ill(HealthState::Degraded, 10)), None);
+            assert_eq!(acknowledgements.component_reported(&ill(state, 10)).unwrap().weight, weight);
         }
     }
 

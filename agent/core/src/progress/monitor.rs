@@ -21,7 +21,7 @@ use crate::host::contention::SlowdownHints;
 use crate::model::entry::{JobSpec, StepDone};
 use crate::model::finding::Finding;
 use crate::progress::memory::Learned;
-use crate::progress::numerics::{self, Numbers, Sick};
+use crate::progress::numerics::{self, Anomaly, Numbers};
 use crate::progress::parallelism::Layout;
 use crate::progress::straggler::{self, Limits, Names, OpenFindings, Peers, Role, Row, learn};
 
@@ -79,7 +79,7 @@ struct Present {
     paces: Paces,
     exchange: Exchange,
     numbers: numerics::Judge,
-    sick: BTreeMap<(crate::model::finding::FindingKind, u32), Finding>,
+    anomaly: BTreeMap<(crate::model::finding::FindingKind, u32), Finding>,
     steps: BTreeMap<u64, Reports>,
     judged: Option<u64>,
     /// By rank: its newest step.
@@ -168,7 +168,7 @@ impl Watch {
             paces: Paces::of(ranks.len()),
             exchange: Exchange::default(),
             numbers: numerics::Judge::default(),
-            sick: BTreeMap::new(),
+            anomaly: BTreeMap::new(),
             steps: BTreeMap::new(),
             judged: None,
             newest: vec![None; ranks.len()],
@@ -222,9 +222,9 @@ impl Watch {
             return Vec::new();
         }
         let shards: Vec<Vec<u64>> = shards.iter().map(|(_, chunks)| chunks.clone()).collect();
-        let (mut sick, mut found) = (Vec::new(), Vec::new());
-        present.numbers.saved(step, &shards, &mut sick);
-        present.report(step, sick, self.attempt, &mut self.reported, &mut found);
+        let (mut anomaly, mut found) = (Vec::new(), Vec::new());
+        present.numbers.saved(step, &shards, &mut anomaly);
+        present.report(step, anomaly, self.attempt, &mut self.reported, &mut found);
         found
     }
 
@@ -315,31 +315,31 @@ impl Present {
             self.pace_of(step, row, &self_times, attempt, reported, rank_context, found);
         }
         let numbers: Vec<Numbers> = row.iter().map(|reported| reported.numbers).collect();
-        let mut sick = Vec::new();
-        self.numbers.step(step, &numbers, &mut sick);
-        self.report(step, sick, attempt, reported, found);
+        let mut anomaly = Vec::new();
+        self.numbers.step(step, &numbers, &mut anomaly);
+        self.report(step, anomaly, attempt, reported, found);
     }
 
     /// Creates findings for what is faulty, and for what no longer is.
     fn report(
         &mut self,
         step: u64,
-        sick: Vec<Sick>,
+        anomaly: Vec<Anomaly>,
         attempt: Attempt,
         reported: &mut u64,
         found: &mut Vec<Finding>,
     ) {
-        for sick in sick {
-            let before = self.sick.remove(&(sick.what, sick.place));
-            let finding = match before.filter(|_| sick.over) {
+        for anomaly in anomaly {
+            let before = self.anomaly.remove(&(anomaly.what, anomaly.place));
+            let finding = match before.filter(|_| anomaly.over) {
                 Some(before) => {
-                    let headline = format!("ended at step {}: {}", sick.since, before.headline);
-                    Finding { over: true, step: sick.since, headline, ..before }
+                    let headline = format!("ended at step {}: {}", anomaly.since, before.headline);
+                    Finding { over: true, step: anomaly.since, headline, ..before }
                 }
                 None => {
                     *reported += 1;
-                    let finding = self.say(*reported, attempt, step, &sick);
-                    self.sick.insert((sick.what, sick.place), finding.clone());
+                    let finding = self.say(*reported, attempt, step, &anomaly);
+                    self.anomaly.insert((anomaly.what, anomaly.place), finding.clone());
                     finding
                 }
             };
@@ -402,9 +402,9 @@ impl Present {
         }
     }
 
-    fn say(&self, number: u64, attempt: Attempt, step: u64, sick: &Sick) -> Finding {
+    fn say(&self, number: u64, attempt: Attempt, step: u64, anomaly: &Anomaly) -> Finding {
         let ranks: Vec<Rank> =
-            sick.ranks.iter().filter_map(|index| self.ranks.get(*index as usize)).copied().collect();
+            anomaly.ranks.iter().filter_map(|index| self.ranks.get(*index as usize)).copied().collect();
         let named = match ranks.as_slice() {
             [rank] => rank.to_string(),
             ranks => {
@@ -415,21 +415,21 @@ impl Present {
         Finding {
             finding: number,
             attempt,
-            what: sick.what,
+            what: anomaly.what,
             over: false,
-            headline: sick.headline.replace("{ranks}", &named),
-            domain: sick.domain,
-            confidence: sick.confidence,
+            headline: anomaly.headline.replace("{ranks}", &named),
+            domain: anomaly.domain,
+            confidence: anomaly.confidence,
             ranks,
             device: None,
             host: None,
             stage: None,
-            since_step: sick.since,
+            since_step: anomaly.since,
             step,
             cost_percent: None,
-            evidence: sick.evidence.clone(),
-            last_agreed_step: sick.last_agreed,
-            doubtful_steps: sick.doubtful.clone(),
+            evidence: anomaly.evidence.clone(),
+            last_agreed_step: anomaly.last_agreed,
+            doubtful_steps: anomaly.doubtful.clone(),
         }
     }
 }

@@ -142,7 +142,7 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     if !hosts.is_empty() {
         return stop(format!("the same {what} came{at} on {hosts} before: a restart would only fail again"));
     }
-    if another_host_tells(case) {
+    if another_host_decides(case) {
         let why = format!(
             "the same {what} came again{at}: another host tells whether it is this one or the program"
         );
@@ -168,7 +168,7 @@ fn confirmed_on(case: Case<'_>) -> String {
 /// Whether one try on another host is worth more than to end here: this host may be at fault, other agents share the
 /// record, so that the next host stops if it fails there, and this program has failed like this in no earlier run and
 /// on no other host.
-fn another_host_tells(case: Case<'_>) -> bool {
+fn another_host_decides(case: Case<'_>) -> bool {
     let verdict = case.verdict;
     let in_doubt = match verdict.domain {
         FaultDomain::Hardware | FaultDomain::Unknown => true,

@@ -17,7 +17,7 @@ use crate::model::observation::Observation;
 use crate::model::operator::OperatorState;
 use crate::model::verdict::{Decision, Verdict};
 use crate::progress::monitor::Pace;
-use crate::recovery::hosts::ready::SpareReady;
+use crate::recovery::hosts::spare_ready::SpareReady;
 use crate::recovery::job::POLICY;
 use crate::recovery::policy::{CauseKind, Rung};
 

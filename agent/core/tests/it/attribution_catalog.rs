@@ -8,6 +8,18 @@ use labelled::catalog;
 use mainstay_core::failure::attribution::catalog::{Catalog, Role};
 
 #[test]
+fn an_example_of_a_kill_has_the_phrase_that_needs_an_oom_kill() {
+    let catalog = Catalog::built_in().unwrap();
+    let mut count = 0;
+    for signature in catalog.signatures() {
+        let Some(phrase) = &signature.needs_oom_kill else { continue };
+        assert!(signature.example.to_ascii_lowercase().contains(phrase), "{}", signature.id);
+        count += 1;
+    }
+    assert!(count > 0);
+}
+
+#[test]
 fn every_example_is_matched_best_by_its_own_signature() {
     let catalog = catalog();
     let mut wrong = Vec::new();

@@ -254,13 +254,13 @@ fn an_acknowledged_condition_that_lasts_stays_acknowledged_over_restarts_and_is_
         lasting.restart();
         lasting.looks(4);
         let still = lasting.host.find(FIRST).unwrap();
-        assert_eq!((still.state, attention.judged(&still)), (Degraded, None));
+        assert_eq!((still.state, attention.component_reported(&still)), (Degraded, None));
         assert!(!attention.counts(FIRST), "it lasts, and is known");
     }
     lasting.host.first().temperature = Read::Value(60);
     lasting.looks(3);
     let well = lasting.host.find(FIRST).unwrap();
-    let over = attention.judged(&well).unwrap();
+    let over = attention.component_reported(&well).unwrap();
     assert_eq!(over.detail, "the fault is gone");
     attention.take_in(stamp(&lasting.host), &BootId("b".into()), &over);
     lasting.host.first().temperature = Read::Value(95);
@@ -282,7 +282,7 @@ fn an_acknowledged_condition_that_gets_worse_is_told() {
     lasting.looks(1);
     let worse = lasting.host.find(FIRST).unwrap();
     assert_eq!(worse.state, Unhealthy);
-    assert!(attention.judged(&worse).is_some() && attention.counts(FIRST));
+    assert!(attention.component_reported(&worse).is_some() && attention.counts(FIRST));
 }
 
 #[test]

@@ -215,7 +215,7 @@ fn day(mut change: impl FnMut(u64, &mut Vec<GpuReading>)) -> Vec<(u64, String)> 
             host.judge.second_opinions(dcgm.opinions().clone());
         }
         if dice.one_in(300) {
-            // A program's fault, on any GPU, told by an event of NVML.
+            // A program's fault, on any GPU, reported by an NVML event.
             let gpu = Some(address(dice.small(8)));
             host.judge.event(host.now, &GpuEvent { gpu, kind: 8, data: 31, instance: None });
             host.judge.due(host.now.after(Span::seconds(2)), true);

@@ -190,7 +190,7 @@ fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
     assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
 }
 
-/// A sick component of the kind that nothing but another host helps against.
+/// A unhealthy component of the kind that nothing but another host helps against.
 fn lost_gpu() -> Component {
     Component {
         name: "gpu.0000:3b:00".into(),
@@ -240,13 +240,13 @@ fn what_the_launcher_sees_held_counts_without_an_agent_and_not_for_ever() {
 
 #[test]
 fn a_host_that_lost_a_gpu_is_handed_back_at_once_and_a_healthy_one_restarts_at_once() {
-    for (sick, last) in
+    for (unhealthy, last) in
         [(vec![lost_gpu()], Order::Finish { exit: HAND_BACK_EXIT }), (vec![], Order::StartRanks(Attempt(1)))]
     {
         let mut run = Run::begin(3);
         run.start(0);
         run.kill(0);
-        run.report_evidence(1, HostEvidence { sick, ..HostEvidence::default() });
+        run.report_evidence(1, HostEvidence { unhealthy, ..HostEvidence::default() });
         assert_eq!(run.last_order(), &last);
     }
 }

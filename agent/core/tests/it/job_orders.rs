@@ -117,11 +117,11 @@ fn a_host_that_is_not_fit_is_left_at_once_and_one_that_is_only_degraded_is_not()
         ..Component::default()
     };
     let slow = Component { state: HealthState::Degraded, ..lost.clone() };
-    for (sick, last) in
+    for (unhealthy, last) in
         [(lost, Order::Finish { exit: HAND_BACK_EXIT }), (slow, Order::StartRanks(Attempt(1)))]
     {
         let mut run = ordered();
-        run.report_evidence(0, HostEvidence { sick: vec![sick], ..HostEvidence::default() });
+        run.report_evidence(0, HostEvidence { unhealthy: vec![unhealthy], ..HostEvidence::default() });
         assert_eq!(run.last_order(), &last);
     }
 }

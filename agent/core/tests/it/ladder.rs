@@ -376,7 +376,7 @@ impl World {
             host_evidence.held.push("gpu.0000:3b:00: in use by process 7".into());
         }
         if self.lost_gpu {
-            host_evidence.sick.push(Component {
+            host_evidence.unhealthy.push(Component {
                 name: "gpu.0000:3b:00".into(),
                 state: HealthState::Unhealthy,
                 reason: "it fell off the bus".into(),

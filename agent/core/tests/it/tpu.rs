@@ -298,7 +298,7 @@ fn the_core_that_is_behind_is_named_once_nothing_moves() {
     assert_eq!(find(&judge.step(at(80), &sample(&moved)), "tpu.2").state, HealthState::Healthy);
 }
 
-fn driver_says(line: &str) -> Vec<DriverReport> {
+fn driver_reported(line: &str) -> Vec<DriverReport> {
     let line = format!("E1121 03:04:05.123456    1234 tpu_driver.cc:42] {line}");
     vec![read_driver_line(&line).unwrap_or_else(|| panic!("{line}"))]
 }
@@ -312,7 +312,7 @@ fn what_the_driver_logs_of_this_host_is_held_against_it_for_a_while() {
         stalls: Vec::new(),
         driver,
     };
-    let of_another = driver_says("Session master detected TPU session error from worker 10.0.0.7:8471");
+    let of_another = driver_reported("Session master detected TPU session error from worker 10.0.0.7:8471");
     let judged = judge.step(at(0), &sample(of_another));
     assert!(events(&judged).contains(&"driver_log"));
     assert_eq!(
@@ -320,7 +320,7 @@ fn what_the_driver_logs_of_this_host_is_held_against_it_for_a_while() {
         HealthState::Healthy,
         "another host's fault is not this one's"
     );
-    let busy = || driver_says("open(/dev/vfio/0): Device or resource busy");
+    let busy = || driver_reported("open(/dev/vfio/0): Device or resource busy");
     let judged = judge.step(at(10), &sample([busy(), busy()].concat()));
     assert_eq!(events(&judged), ["driver_log"], "each line stands in several files");
     let runtime = find(&judged, "tpu.runtime");

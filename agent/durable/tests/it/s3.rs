@@ -90,7 +90,7 @@ fn save(directory: &Path) {
             xxh3_128: XxHash3_128::oneshot(&content),
         },
         chunks: Some(Chunks { bytes: CHUNK, sums: content.chunks(CHUNK as usize).map(chunk_sum).collect() }),
-        alike: None,
+        shared_content: None,
     };
     let home = directory.join(format!("step-{STEP:012}/rank-00000"));
     fs::create_dir_all(&home).unwrap();

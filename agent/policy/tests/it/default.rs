@@ -162,7 +162,7 @@ struct Whole {
     past: Vec<PastFailure>,
     earlier: Vec<Experience>,
     job: JobState,
-    sick: Vec<Component>,
+    unhealthy: Vec<Component>,
     held: Vec<String>,
     waited: Span,
     last_step: Option<Mono>,
@@ -177,7 +177,12 @@ impl Whole {
             past: &self.past,
             earlier: &self.earlier,
             job: self.job,
-            host: Host { sick: &self.sick, held: &self.held, waited: self.waited, last_step: self.last_step },
+            host: Host {
+                unhealthy: &self.unhealthy,
+                held: &self.held,
+                waited: self.waited,
+                last_step: self.last_step,
+            },
             seen: Some(&self.seen),
             spares: self.spares,
             now: NOW,
@@ -236,12 +241,12 @@ fn whole() -> impl Strategy<Value = Whole> {
         (seen(), 0..2_u32),
     );
     (verdict(), (prop::collection::vec(past(), 0..6), earlier()), job(), host).prop_map(
-        |(verdict, (past, earlier), job, (sick, held, waited, last_step, (seen, spares)))| Whole {
+        |(verdict, (past, earlier), job, (unhealthy, held, waited, last_step, (seen, spares)))| Whole {
             verdict,
             past,
             earlier,
             job,
-            sick,
+            unhealthy,
             held,
             waited,
             last_step: last_step.map(|ago| Mono(NOW.0 - ago.0)),

@@ -59,7 +59,7 @@ pub(in crate::api) fn listing(peers: &Service, seen: &Seen<'_>) -> ListCheckpoin
         redundancy: small(peers.redundancy()),
         parity: peers.parity().map_or_else(String::new, |parity| parity.to_string()),
         advice: Vec::new(),
-        unlike: peers.unlike().iter().filter(|of| seen.has(&of.of)).map(divergence::out).collect(),
+        unlike: peers.divergences().iter().filter(|of| seen.has(&of.of)).map(divergence::out).collect(),
         excluded: peers.standing().excluded,
     }
 }

@@ -378,7 +378,7 @@ mod tests {
             stdout_times: Vec::new(),
         }));
         assert_eq!(event.severity(), Severity::Info);
-        assert_eq!(event.message, "rank 0 (pid 98) ended as told: SIGTERM");
+        assert_eq!(event.message, "rank 0 (pid 98) ended as requested: SIGTERM");
     }
 
     #[test]

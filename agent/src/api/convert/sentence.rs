@@ -111,7 +111,7 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::HostEvidenceReported { host_evidence, .. } => format!(
             "the host testifies: {} of its kernel, {} not fit for training{}",
             counted(host_evidence.kernel_lines.len() as u64, "line", "lines"),
-            counted(host_evidence.sick.len() as u64, "component", "components"),
+            counted(host_evidence.unhealthy.len() as u64, "component", "components"),
             match host_evidence.findings.len() as u64 {
                 0 => String::new(),
                 findings => format!("; {} of the job stood", counted(findings, "finding", "findings")),
@@ -194,7 +194,7 @@ fn fact_sentence(fact: &Fact) -> String {
 
 fn exited(status: ExitStatus, step: Option<u64>, after_stop: bool) -> String {
     match status {
-        _ if after_stop => format!("ended as told: {status}"),
+        _ if after_stop => format!("ended as requested: {status}"),
         ExitStatus::Code(0) => format!("finished{}", after(step)),
         ExitStatus::Code(code) => format!("exited with code {code}{}", after(step)),
         ExitStatus::Signal(_) => format!("was killed by {status}{}", after(step)),

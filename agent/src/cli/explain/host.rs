@@ -330,7 +330,7 @@ mod tests {
         let of = Component {
             name: "gpu.0000:3b:00".into(),
             reason: "XID 79: the GPU has fallen off the bus".into(),
-            evidence: vec![Evidence { reading: "told by an event of NVML".into(), ..Evidence::default() }],
+            evidence: vec![Evidence { reading: "reported by an NVML event".into(), ..Evidence::default() }],
             ..Component::default()
         };
         let (text, value) = component(&of, &catalog());

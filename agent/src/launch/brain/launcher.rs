@@ -102,7 +102,7 @@ impl Launcher {
                 self.carry_out_order(Order::TakeEvidence(attempt), ended).await;
             }
             Command::SaveDue { attempt, step } if attempt == self.attempt && self.stop.is_none() => {
-                crate::launch::save::tell_due_after(&self.ranks, step);
+                crate::launch::save::request_save_after(&self.ranks, step);
             }
             Command::SaveDue { .. } => {}
             Command::Look { launcher, address } => self.look_at_launcher(launcher, address),

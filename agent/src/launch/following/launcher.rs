@@ -92,14 +92,14 @@ impl Launcher {
     /// Reports to the leader, which judges hangs, what the ranks here are doing.
     pub(in crate::launch) fn report_sights(&mut self) {
         let Brain::Following(following) = &mut self.brain else { return };
-        if following.follow.tells_sights() {
+        if following.follow.reports_sights() {
             following.follow.seen(self.attempt, self.hangs.due_to_report(clock::mono()));
             self.follow();
         }
     }
 
     /// Processes a message of the leader, or the loss of the connection.
-    pub(in crate::launch) fn hear_leader(&mut self, event: FromLeader) {
+    pub(in crate::launch) fn leader_sent(&mut self, event: FromLeader) {
         let Brain::Following(following) = &mut self.brain else { return };
         match event {
             FromLeader::Connected { to } => {
@@ -116,7 +116,7 @@ impl Launcher {
     }
 
     /// Processes news from the store for a follower.
-    pub(in crate::launch) fn hear_store_as_follower(&mut self, news: FromStore) {
+    pub(in crate::launch) fn store_sent_to_follower(&mut self, news: FromStore) {
         let newest = self.snapshots.newest();
         let Brain::Following(following) = &mut self.brain else { return };
         match news {
@@ -155,7 +155,7 @@ impl Launcher {
     fn look_at_leader(&mut self) {
         let Brain::Following(following) = &self.brain else { return };
         let (meeting, follows) = (&following.meeting, &following.follow.leader().launcher);
-        let Some(leader) = meeting.leader().filter(|leader| meeting.has_say() && leader.launch == *follows)
+        let Some(leader) = meeting.leader().filter(|leader| meeting.has_vote() && leader.launch == *follows)
         else {
             return;
         };

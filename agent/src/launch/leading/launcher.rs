@@ -95,7 +95,7 @@ impl Launcher {
     }
 
     /// Processes a message of a follower.
-    pub(in crate::launch) fn hear_host(&mut self, event: FromHost) {
+    pub(in crate::launch) fn host_reported(&mut self, event: FromHost) {
         let now = clock::mono();
         let Brain::Leading(leading) = &mut self.brain else { return };
         match event {
@@ -159,7 +159,7 @@ impl Launcher {
     }
 
     /// Waits until all followers know that the job is over, or long enough.
-    pub(in crate::launch) async fn tell_the_end(&mut self) {
+    pub(in crate::launch) async fn announce_end(&mut self) {
         self.feed();
         self.carry_out_acts(clock::mono());
         let until = tokio::time::Instant::now() + END_WITHIN;
@@ -176,7 +176,7 @@ impl Launcher {
                 return self.carry_out_acts(clock::mono());
             }
             match tokio::time::timeout_at(until, leading.next()).await {
-                Ok(ToLeader::Host(event)) => self.hear_host(*event),
+                Ok(ToLeader::Host(event)) => self.host_reported(*event),
                 Ok(ToLeader::Store(_)) => {}
                 Err(_) => return,
             }

@@ -53,7 +53,7 @@ pub(super) struct StoreListener {
     pub(super) me: String,
     pub(super) news: mpsc::UnboundedSender<FromStore>,
     pub(super) record: watch::Sender<Option<StoredRecord>>,
-    pub(super) has_say: watch::Sender<bool>,
+    pub(super) has_vote: watch::Sender<bool>,
     pub(super) electors: Electors,
     pub(super) leader: Option<Leader>,
 }
@@ -77,8 +77,8 @@ impl StoreListener {
             _ => return,
         }
         let Some(leader) = &self.leader else { return };
-        let say = self.electors.has_say(&self.me, &leader.launch);
-        self.has_say.send_if_modified(|before| std::mem::replace(before, say) != say);
+        let say = self.electors.has_vote(&self.me, &leader.launch);
+        self.has_vote.send_if_modified(|before| std::mem::replace(before, say) != say);
         if say && self.electors.miss(&missed(leader)) {
             let _ = self.news.send(FromStore::LeaderMissed);
         }

@@ -65,7 +65,7 @@ impl Device {
             let name = function.file_name()?.to_str()?;
             is_pci_function(name).then(|| name.to_owned())
         });
-        let passed_over = why_passed_over(&path, name);
+        let passed_over = why_skipped(&path, name);
         let mut device = Device {
             near: function.as_ref().map(|function| near::gpus(sys, function)).unwrap_or_default(),
             virtual_function: path.join("device/physfn").exists(),
@@ -203,7 +203,7 @@ impl Port {
     }
 }
 
-fn why_passed_over(path: &Path, name: &str) -> Option<String> {
+fn why_skipped(path: &Path, name: &str) -> Option<String> {
     let real = std::fs::canonicalize(path).unwrap_or_default();
     let software = name.starts_with("rxe") || name.starts_with("siw");
     if software || real.to_string_lossy().contains("/devices/virtual/") {

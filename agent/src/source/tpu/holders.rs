@@ -30,7 +30,7 @@ pub(super) fn find(proc: &Path, chips: &mut [Chip]) -> BTreeSet<u16> {
                         let held: Vec<usize> =
                             chips.iter().enumerate().filter(held).map(|(at, _)| at).collect();
                         if !held.is_empty() {
-                            ports.extend(told_ports(&proc.join(format!("{pid}/environ"))));
+                            ports.extend(ports_of_environment(&proc.join(format!("{pid}/environ"))));
                         }
                         let name =
                             std::fs::read_to_string(proc.join(format!("{pid}/comm"))).unwrap_or_default();
@@ -78,7 +78,7 @@ fn open_files(directory: &Path) -> io::Result<BTreeSet<String>> {
 }
 
 /// The ports on which a process was configured to serve, from its environment.
-pub(super) fn told_ports(environment: &Path) -> Vec<u16> {
+pub(super) fn ports_of_environment(environment: &Path) -> Vec<u16> {
     let environment = std::fs::read(environment).unwrap_or_default();
     let reported =
         environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(PORTS.as_bytes()));

@@ -27,7 +27,7 @@ pub fn ask_idle(ranks: Vec<Pid>, within: Duration) -> mpsc::Receiver<Option<Span
         let family =
             ranks.into_iter().flat_map(|rank| processes::descendants(rank).into_iter().chain([rank]));
         let environment = |pid: Pid| PathBuf::from(format!("/proc/{}/environ", pid.0));
-        let ports = family.flat_map(|pid| holders::told_ports(&environment(pid))).collect();
+        let ports = family.flat_map(|pid| holders::ports_of_environment(&environment(pid))).collect();
         // The attempt may be over meanwhile, and the receiver gone.
         let _ = sender.send(idle_at(ports, within));
     };

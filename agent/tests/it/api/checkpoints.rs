@@ -63,7 +63,7 @@ fn seal(directory: &Path) {
             xxh3_128: XxHash3_128::oneshot(bytes),
         },
         chunks: Some(Chunks { bytes: 64 << 10, sums: vec![chunk_sum(bytes)] }),
-        alike: None,
+        shared_content: None,
     };
     let home = directory.join(format!("step-{STEP:012}/rank-00000"));
     fs::create_dir_all(&home).unwrap();

@@ -74,7 +74,7 @@ fn an_agent_shows_its_gpus_and_reports_an_xid_once() {
     fs::write(kernel_log(&host), line).unwrap();
     let event = |gpu, code| json!({"gpu": gpu, "kind": 8, "data": code});
     host.set("/events", json!([event(1, 119), event(0, 79)]));
-    agent.wait_for("XID 79 of GPU 0000:01:00: told by an event of NVML");
+    agent.wait_for("XID 79 of GPU 0000:01:00: reported by an NVML event");
     let events = agent.ask(&["events", "--json"]);
     let xids = events.lines().filter(|line| line.contains("XID 119 of GPU")).count();
     assert_eq!(xids, 1, "{events}");
@@ -105,7 +105,7 @@ fn an_xid_of_a_lost_gpu_names_it_though_its_handle_is_a_new_one() {
     agent.wait_for("18 NVLinks up");
     host.script["gpus"][1]["codes"] = json!({"*": 15});
     host.set("/events", json!([{"gpu": 1, "kind": 8, "data": 79}]));
-    agent.wait_for("XID 79 of GPU 0000:02:00: told by an event of NVML");
+    agent.wait_for("XID 79 of GPU 0000:02:00: reported by an NVML event");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use super::host::{self, Acting, Bell, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{Way, unpack};
-use crate::os::stand_back;
+use crate::os::lower_priority;
 use crate::peer::error::PeerError;
 use crate::peer::sealed::Sealed;
 use crate::peer::user::{As, User};
@@ -130,7 +130,7 @@ impl Inner {
     }
 
     fn work(&self) {
-        stand_back(15, true);
+        lower_priority(15, true);
         let mut said = String::new();
         loop {
             if let Err(error) = self.look() {

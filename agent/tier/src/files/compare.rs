@@ -44,13 +44,13 @@ pub(super) fn compare(
     let is_whole_set = files.iter().filter(there).count() == files.len();
     if is_whole_set {
         let newest = changed.iter().filter_map(|of| now.get(of.path.as_str())).map(|mark| mark.written).max();
-        let told_anew = sealed
+        let reported_again = sealed
             .iter()
             .filter(|of| of.words.is_some())
             .any(|of| trackers.get(&of.path).is_some_and(|at| *at > of.mark.written && Some(*at) >= newest));
         // A single file without its own checksum may also be damaged.
         let is_evident = files.len() > 1 || !first.path.ends_with(".safetensors") || went_back;
-        if told_anew || (changed.len() == files.len() && is_evident) {
+        if reported_again || (changed.len() == files.len() && is_evident) {
             return Became::Again;
         }
     }

@@ -97,7 +97,7 @@ impl Content {
             software: BTreeMap::new(),
             file: SealedFile { name: ARCHIVE_NAME.to_owned(), size: self.layout.size, xxh3_128: whole },
             chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: parts }),
-            alike: None,
+            shared_content: None,
         })
     }
 

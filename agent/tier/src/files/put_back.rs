@@ -361,7 +361,7 @@ mod tests {
             software: BTreeMap::new(),
             file: SealedFile { name: ARCHIVE_NAME.to_owned(), size: content.size(), xxh3_128: whole },
             chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: parts }),
-            alike: None,
+            shared_content: None,
         };
         let manifest = manifest.encode();
         let landed = Landed { file: 0, home: PathBuf::new(), name: ARCHIVE_NAME.to_owned(), manifest };

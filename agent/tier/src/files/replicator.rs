@@ -23,7 +23,7 @@ use super::host::{self, AGAIN, Acting, Bell, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{Way, unpack};
-use crate::os::stand_back;
+use crate::os::lower_priority;
 use crate::peer::sealed::Sealed;
 use crate::peer::{Progress, Service};
 use crate::small_file::write_at_once;
@@ -120,7 +120,7 @@ struct Job {
 
 impl Work {
     fn run(&mut self) {
-        stand_back(5, true);
+        lower_priority(5, true);
         self.resume();
         let mut said = String::new();
         loop {

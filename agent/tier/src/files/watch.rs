@@ -22,7 +22,7 @@ use super::host::{self, AGAIN, Acting, Bell, Place};
 use super::left::{Left, Started};
 use super::tree::{self, Mark, Member};
 use crate::beneath::Beneath;
-use crate::os::stand_back;
+use crate::os::lower_priority;
 use crate::peer::user::User;
 use crate::peer::{Progress, Restored, Service};
 
@@ -213,7 +213,7 @@ impl Inner {
     }
 
     fn work(&self) {
-        stand_back(5, true);
+        lower_priority(5, true);
         loop {
             let mut state = self.state();
             let looked = self.look(&mut state, self.settings.interval);

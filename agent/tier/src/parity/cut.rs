@@ -125,6 +125,6 @@ fn seal(whole: &Sealed, of: Parity, index: u32, file: &File, size: u64) -> io::R
         software: BTreeMap::new(),
         file: SealedFile { name: NAME.to_owned(), size, xxh3_128 },
         chunks: Some(Chunks { bytes: chunk, sums: parts }),
-        alike: None,
+        shared_content: None,
     })
 }

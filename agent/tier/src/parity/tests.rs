@@ -30,7 +30,7 @@ fn sealed(content: &[u8]) -> Sealed {
             xxh3_128: XxHash3_128::oneshot(content),
         },
         chunks: Some(Chunks { bytes: CHUNK, sums: content.chunks(CHUNK as usize).map(chunk_sum).collect() }),
-        alike: None,
+        shared_content: None,
     };
     Sealed::of(manifest.encode()).unwrap()
 }

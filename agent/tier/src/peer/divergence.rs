@@ -28,9 +28,9 @@ const MOST: usize = 16;
 /// Fills the chunks of an upload that are already on this host. Returns the number of bytes.
 pub(crate) fn fill(shared: &Shared, upload: &Upload) -> u64 {
     let began = Instant::now();
-    let alike = alike(shared, &upload.sealed.shard);
+    let sources = probably_equal(shared, &upload.sealed.shard);
     let mut places: HashMap<(u32, u64), (usize, u64)> = HashMap::new();
-    for (number, opened) in alike.iter().enumerate() {
+    for (number, opened) in sources.iter().enumerate() {
         let chunks = (0..opened.sealed.chunks()).filter_map(|index| opened.sealed.chunk(index));
         chunks.for_each(|(offset, length, sum)| {
             places.entry((length, sum)).or_insert((number, offset));
@@ -45,7 +45,7 @@ pub(crate) fn fill(shared: &Shared, upload: &Upload) -> u64 {
         }
         let Some(claim) = upload.claim(index) else { continue };
         // An unfinished claim is released: the chunk counts as missing again.
-        if matches!(copy(&*alike[number].bytes, from, &claim, (offset, length), &mut buffer), Ok(found) if found == sum)
+        if matches!(copy(&*sources[number].bytes, from, &claim, (offset, length), &mut buffer), Ok(found) if found == sum)
         {
             claim.done();
             bytes += u64::from(length);
@@ -55,7 +55,7 @@ pub(crate) fn fill(shared: &Shared, upload: &Upload) -> u64 {
 }
 
 /// Local shards that may have chunks in common with this one.
-fn alike(shared: &Shared, of: &Shard) -> Vec<Opened> {
+fn probably_equal(shared: &Shared, of: &Shard) -> Vec<Opened> {
     let own = shared.own.list().into_iter().filter(|(.., good)| *good).map(|(shard, ..)| shard);
     let kept = shared.store.list().into_iter().filter(|(.., verified)| *verified).map(|(shard, ..)| shard);
     let mut shards: Vec<Shard> = own

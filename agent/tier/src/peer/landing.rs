@@ -15,7 +15,7 @@ use mainstay_checkpoint::MANIFEST_NAME;
 use super::client::Target;
 use super::error::PeerError;
 use super::sealed::Sealed;
-use super::store::{Ready, Store};
+use super::store::{PreparedMemory, Store};
 use super::user::{As, User};
 use crate::beneath::Beneath;
 use crate::lent_files::{Landed, Lot};
@@ -54,7 +54,7 @@ enum Room<'a> {
     /// In a new file in the temporary directory.
     New(File),
     /// In memory of the store whose pages are already allocated.
-    Ready(Ready<'a>),
+    Ready(PreparedMemory<'a>),
 }
 
 /// Path of a shard relative to its checkpoint directory.

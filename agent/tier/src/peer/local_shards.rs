@@ -1,8 +1,8 @@
 //! Shards of this host's ranks: the checkpoint directories of its jobs, read with the rights of their users.
 
-mod held;
 mod look;
 mod opened;
+mod pinned;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -16,10 +16,10 @@ use mainstay_core::checkpoint::inventory::{Medium, Shard};
 use mainstay_core::checkpoint::owner::owner;
 use serde::{Deserialize, Serialize};
 
-use self::held::HeldShard;
 pub(crate) use self::look::rank_directories;
 use self::look::{Read, Turn};
 pub use self::opened::Opened;
+use self::pinned::PinnedShard;
 use super::pooled::{self, Pooled};
 use super::sealed::Sealed;
 use super::user::{As, User};
@@ -66,7 +66,7 @@ struct Inner {
     /// Mapped memory of sent slots, by file, with device, inode and length to detect another file.
     mapped: BTreeMap<PathBuf, ((u64, u64, u64), Outgoing)>,
     /// Shards on disk whose files stay open until their replicas are stored, by root.
-    held: BTreeMap<String, HeldShard>,
+    held: BTreeMap<String, PinnedShard>,
     /// Shards whose bytes differ from their seal.
     bad: BTreeSet<String>,
 }
@@ -205,12 +205,13 @@ impl LocalShards {
     }
 
     /// For shards whose ranks named ranks that should save the same: the group and the root over the saved bytes, by the shard's root.
-    pub(crate) fn alike(&self) -> BTreeMap<String, (String, String)> {
+    pub(crate) fn shared_content(&self) -> BTreeMap<String, (String, String)> {
         let inner = self.inner();
         let sealed =
             inner.pooled.values().map(|of| &of.sealed).chain(inner.shards.values().map(|of| &of.sealed));
-        let reported = sealed.filter_map(|sealed| Some((sealed.shard.root.clone(), sealed.alike.clone()?)));
-        reported.map(|(root, alike)| (root, (alike.group, alike.root))).collect()
+        let reported =
+            sealed.filter_map(|sealed| Some((sealed.shard.root.clone(), sealed.shared_content.clone()?)));
+        reported.map(|(root, shared)| (root, (shared.group, shared.root))).collect()
     }
 
     /// Sets what is offered of a watched directory for one run; watches of other users are not affected. Returns whether it changed.
@@ -276,7 +277,7 @@ impl LocalShards {
         if let Some(pack) = self.pack(root) {
             return Some(Opened::of_pack(&pack));
         }
-        self.open_file(root).or_else(|| self.open_held(root)).map(Opened::of_file)
+        self.open_file(root).or_else(|| self.open_pinned(root)).map(Opened::of_file)
     }
 
     pub(crate) fn open_file(&self, root: &str) -> Option<(Arc<Sealed>, File)> {

@@ -66,8 +66,8 @@ pub struct Held {
     /// Whether its bytes are verified.
     pub verified: bool,
     /// Ranks that should have saved the same: the name of their group, and the root over what this rank saved of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub alike: Option<(String, String)>,
+    #[serde(default, rename = "alike", skip_serializing_if = "Option::is_none")]
+    pub shared_content: Option<(String, String)>,
 }
 
 /// Asks to which step a job goes back.

@@ -98,7 +98,7 @@ impl Service {
         let mut last = None;
         for _ in 0..TRIES {
             let decision = shared.decide(&place.run)?;
-            shared.tell_of_lost_pieces(&place.run, decision.step.as_ref(), report);
+            shared.report_lost_pieces(&place.run, decision.step.as_ref(), report);
             let Some(key) = decision.step.clone() else {
                 return Ok(Restored {
                     decision,
@@ -140,7 +140,7 @@ impl Service {
 
 impl Shared {
     /// Reports newer steps than the decided one that are lost because too many pieces are missing.
-    fn tell_of_lost_pieces(&self, run: &str, decided: Option<&StepKey>, report: &(dyn Fn(Progress) + Sync)) {
+    fn report_lost_pieces(&self, run: &str, decided: Option<&StepKey>, report: &(dyn Fn(Progress) + Sync)) {
         for state in steps(&self.copies(), Some(run)) {
             let key = &state.key;
             if decided.is_some_and(|decided| decided.step >= key.step) {

@@ -5,7 +5,7 @@ use std::hash::Hasher;
 use std::io::{self, Read};
 use std::path::Path;
 
-use mainstay_checkpoint::{Alike, MANIFEST_LIMIT, Manifest};
+use mainstay_checkpoint::{MANIFEST_LIMIT, Manifest, SharedContent};
 use mainstay_core::checkpoint::inventory::{Shard, StepKey};
 use mainstay_core::checkpoint::owner;
 use twox_hash::XxHash3_64;
@@ -31,7 +31,7 @@ pub struct Sealed {
     /// The manifest, byte for byte.
     pub manifest: Vec<u8>,
     /// Ranks that should have saved the same, if its rank named them.
-    pub alike: Option<Alike>,
+    pub shared_content: Option<SharedContent>,
 }
 
 /// Why peers cannot use a manifest.
@@ -86,7 +86,7 @@ impl Sealed {
             sums: chunks.sums,
             key: u64::from_be_bytes([root[0], root[1], root[2], root[3], root[4], root[5], root[6], root[7]]),
             manifest,
-            alike: read.alike,
+            shared_content: read.shared_content,
         })
     }
 

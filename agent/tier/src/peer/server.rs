@@ -17,7 +17,7 @@ use super::service::Shared;
 use super::store::{Offer, StoreError, Upload, Withdrawn};
 use super::wire::{Frame, Wire};
 use super::withdrawal::WithdrawalLock;
-use crate::os::stand_back;
+use crate::os::lower_priority;
 
 /// Maximum number of chunks in flight on one connection.
 const CREDITS: u32 = 4;
@@ -108,8 +108,8 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
         Ok(Offer::Here) => wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes()),
         Ok(Offer::Wanted(upload)) => {
             // The thread keeps this priority: a replicating peer requests nothing else over the same connection.
-            stand_back(REPLICATE_NICE, false);
-            let _busy = shared.courtesy.begin();
+            lower_priority(REPLICATE_NICE, false);
+            let _busy = shared.throttle.begin();
             if upload.search_begins() {
                 divergence::fill(shared, &upload);
             }

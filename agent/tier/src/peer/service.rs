@@ -1,6 +1,7 @@
 //! The agent as a peer: listens, knows the copies of all peers, and sends shards with too few copies.
 
 mod ask_pace;
+mod connection_slots;
 mod counts;
 mod decide;
 mod divergence;
@@ -11,7 +12,6 @@ mod lag;
 mod loops;
 mod refusals;
 mod repair;
-mod seats;
 mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,7 +98,7 @@ pub(crate) struct Shared {
     withdrawn: Mutex<BTreeMap<String, Instant>>,
     refusals: Refusals,
     /// Shards that should have been equal and were not.
-    unlike: Mutex<divergence::Found>,
+    divergences: Mutex<divergence::Found>,
     /// The time since which steps wait for their copies.
     lags: Mutex<CopyLags>,
     /// This host's eligibility as a holder of replicas.
@@ -116,9 +116,9 @@ pub(crate) struct Shared {
     /// A launch of that job, and the attempt and step from which its owners here keep their shards.
     keeps_from: Mutex<Option<(String, (u64, u64))>>,
     limit: Limit,
-    pub(crate) courtesy: ReplicationThrottle,
+    pub(crate) throttle: ReplicationThrottle,
     counters: Counters,
-    seats: seats::Seats,
+    connection_slots: connection_slots::ConnectionSlots,
     stop: AtomicBool,
     nudged: Mutex<bool>,
     nudge: Condvar,
@@ -185,7 +185,7 @@ impl Service {
         let peers = others.map(|peer| (peer.clone(), Peer::default())).collect();
         let shared = Arc::new(Shared {
             limit: Limit::new(settings.rate),
-            courtesy: ReplicationThrottle::new(settings.slowdown),
+            throttle: ReplicationThrottle::new(settings.slowdown),
             settings,
             pass: pass.into(),
             store,
@@ -196,7 +196,7 @@ impl Service {
             distrusted: Mutex::default(),
             withdrawn: Mutex::default(),
             refusals: Refusals::default(),
-            unlike: Mutex::default(),
+            divergences: Mutex::default(),
             lags: Mutex::default(),
             standing: Mutex::default(),
             failures: Mutex::default(),
@@ -206,7 +206,7 @@ impl Service {
             spares: Mutex::default(),
             keeps_from: Mutex::default(),
             counters: Counters::default(),
-            seats: seats::Seats::default(),
+            connection_slots: connection_slots::ConnectionSlots::default(),
             stop: AtomicBool::new(false),
             nudged: Mutex::new(true),
             nudge: Condvar::new(),
@@ -330,17 +330,17 @@ impl Service {
 
     /// Reports steps that a rank of a job on this host completed, oldest first: they show what replication costs training.
     pub fn stepped(&self, job: &str, steps: &[StepTime]) {
-        self.shared.courtesy.stepped(job, steps);
+        self.shared.throttle.stepped(job, steps);
     }
 
     /// The cost of replication for training, as far as jobs report their steps.
-    pub fn toll(&self) -> ReplicationOverhead {
-        self.shared.courtesy.toll()
+    pub fn overhead(&self) -> ReplicationOverhead {
+        self.shared.throttle.overhead()
     }
 
     /// Steps of which ranks saved different bytes although they declared them equal; the newest steps last.
-    pub fn unlike(&self) -> Vec<ReplicaDivergence> {
-        let found = self.shared.unlike.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn divergences(&self) -> Vec<ReplicaDivergence> {
+        let found = self.shared.divergences.lock().unwrap_or_else(PoisonError::into_inner);
         found.values().cloned().collect()
     }
 

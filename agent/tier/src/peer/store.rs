@@ -12,8 +12,8 @@
 
 mod error;
 pub mod place;
-mod ready;
-mod room;
+mod prepared_memory;
+mod shares;
 mod upload;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +35,7 @@ use super::withdrawal::{WithdrawalKey, WithdrawalLock};
 use crate::os::{MappedFile, Outgoing};
 use crate::small_file::sync_directory;
 pub use error::StoreError;
-pub(crate) use ready::Ready;
+pub(crate) use prepared_memory::PreparedMemory;
 pub use upload::{Claim, Upload};
 
 /// Name of the file in the store, regardless of its name at the owner.

@@ -78,9 +78,9 @@ impl ReplicationThrottle {
         let mut state = self.state();
         let times: Vec<Span> = steps.iter().map(|step| state.within(step.start, step.end, now)).collect();
         let fresh = || (ReplicationCost::new(self.allowed), now);
-        let (price, reported) = state.jobs.entry(job.to_owned()).or_insert_with(fresh);
+        let (cost, reported) = state.jobs.entry(job.to_owned()).or_insert_with(fresh);
         *reported = now;
-        steps.iter().zip(times).for_each(|(step, replicating)| price.stepped(*step, replicating));
+        steps.iter().zip(times).for_each(|(step, replicating)| cost.stepped(*step, replicating));
     }
 
     /// Whether a replica may be sent now: no job requires it to wait.
@@ -89,7 +89,7 @@ impl ReplicationThrottle {
         let mut state = self.state();
         state.jobs.retain(|_, (_, reported)| now.since(*reported) < GONE);
         // Ask each job: one with enough budget must also see that time passes.
-        let holds: Vec<Hold> = state.jobs.values_mut().filter_map(|(price, _)| price.holds(now)).collect();
+        let holds: Vec<Hold> = state.jobs.values_mut().filter_map(|(cost, _)| cost.holds(now)).collect();
         let why = holds.into_iter().min();
         match (why, state.waits) {
             (None, Some((since, _))) => {
@@ -108,11 +108,11 @@ impl ReplicationThrottle {
     }
 
     /// The current and total cost of replication.
-    pub(crate) fn toll(&self) -> ReplicationOverhead {
+    pub(crate) fn overhead(&self) -> ReplicationOverhead {
         let state = self.state();
         let waits = state.waits.map_or(Span::default(), |(since, _)| monotonic().since(since));
         ReplicationOverhead {
-            per_second: state.jobs.values().filter_map(|(price, _)| price.per_second()).reduce(f64::max),
+            per_second: state.jobs.values().filter_map(|(cost, _)| cost.per_second()).reduce(f64::max),
             paid: Duration::from_secs_f64(state.paid_s),
             held: Duration::from_nanos(state.held.plus(waits).0),
         }
@@ -142,7 +142,7 @@ impl Drop for Busy<'_> {
             state.spells.pop_front();
         }
         state.spells.push_back((began, now));
-        let costs = state.jobs.values_mut().map(|(price, _)| price.replicated(now.since(began), now));
+        let costs = state.jobs.values_mut().map(|(cost, _)| cost.replicated(now.since(began), now));
         let most = costs.fold(0.0, f64::max);
         state.paid_s += most;
     }
@@ -157,31 +157,31 @@ mod tests {
     }
 
     /// Steps before any replication, then steps of twice the duration during replication until now.
-    fn dear(courtesy: &ReplicationThrottle) {
+    fn dear(throttle: &ReplicationThrottle) {
         let (began, took) = (Mono(monotonic().0 - 3_000_000_000), Span::millis(10));
         let quiet: Vec<StepTime> = (1..=100).map(|n| step(Mono(began.0 + n * took.0), took)).collect();
-        courtesy.stepped("job", &quiet);
-        courtesy.state().spells.push_back((Mono(began.0 + 1_000_000_000), monotonic()));
+        throttle.stepped("job", &quiet);
+        throttle.state().spells.push_back((Mono(began.0 + 1_000_000_000), monotonic()));
         let slow = Span::millis(20);
         let beside: Vec<StepTime> =
             (1..=100).map(|n| step(Mono(began.0 + 1_000_000_000 + n * slow.0), slow)).collect();
-        courtesy.stepped("job", &beside);
+        throttle.stepped("job", &beside);
     }
 
     #[test]
     fn steps_during_a_transfer_are_distinguished_and_pay_for_it() {
-        let courtesy = ReplicationThrottle::new(0.01);
-        dear(&courtesy);
-        assert!(courtesy.toll().per_second.unwrap() > 0.4, "{:?}", courtesy.toll());
-        assert!(courtesy.allows());
+        let throttle = ReplicationThrottle::new(0.01);
+        dear(&throttle);
+        assert!(throttle.overhead().per_second.unwrap() > 0.4, "{:?}", throttle.overhead());
+        assert!(throttle.allows());
         // Two transfers overlap: they are one period.
-        let (one, other) = (courtesy.begin(), courtesy.begin());
+        let (one, other) = (throttle.begin(), throttle.begin());
         drop(one);
-        courtesy.state().since = Mono(monotonic().0 - 100_000_000_000);
+        throttle.state().since = Mono(monotonic().0 - 100_000_000_000);
         drop(other);
-        assert!(!courtesy.allows());
-        assert!(courtesy.toll().paid > Duration::from_secs(40), "{:?}", courtesy.toll());
-        let state = courtesy.state();
+        assert!(!throttle.allows());
+        assert!(throttle.overhead().paid > Duration::from_secs(40), "{:?}", throttle.overhead());
+        let state = throttle.state();
         assert_eq!((state.spells.len(), state.busy), (2, 0));
         assert!(matches!(state.waits, Some((_, Hold::Spent))), "{:?}", state.waits);
     }
@@ -190,20 +190,20 @@ mod tests {
     fn without_jobs_or_without_a_bound_nothing_waits() {
         let (no_one, unbounded) = (ReplicationThrottle::new(0.01), ReplicationThrottle::new(0.0));
         dear(&unbounded);
-        for courtesy in [&no_one, &unbounded] {
-            let busy = courtesy.begin();
-            courtesy.state().since = Mono(1);
+        for throttle in [&no_one, &unbounded] {
+            let busy = throttle.begin();
+            throttle.state().since = Mono(1);
             drop(busy);
-            assert!(courtesy.allows());
-            assert_eq!(courtesy.toll().held, Duration::ZERO);
+            assert!(throttle.allows());
+            assert_eq!(throttle.overhead().held, Duration::ZERO);
         }
     }
 
     #[test]
     fn a_running_transfer_counts_for_current_steps() {
-        let courtesy = ReplicationThrottle::new(0.01);
-        let busy = courtesy.begin();
-        let (now, state) = (monotonic(), courtesy.state());
+        let throttle = ReplicationThrottle::new(0.01);
+        let busy = throttle.begin();
+        let (now, state) = (monotonic(), throttle.state());
         let within = state.within(Mono(now.0 - 5), Mono(now.0 + 7), Mono(now.0 + 100));
         assert!(within.0 >= 7, "{within:?}");
         assert_eq!(state.within(Mono(1), Mono(2), now), Span::default());

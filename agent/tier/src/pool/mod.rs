@@ -12,18 +12,18 @@
 //! The path is derived from the checkpoint directory: the guardian, or the next launcher of any job, finds what a killed launcher
 //! left, writes it to disk and removes it ([`recover`]).
 
+mod available;
 pub mod choose;
 mod lock;
 mod memory;
 mod owner;
 mod recover;
-mod room;
 pub mod world;
 mod writer;
 
+pub use available::available;
 pub use owner::{PoolOwner, Status, View, Whole};
 pub use recover::{Recovered, recover, recover_all};
-pub use room::available;
 
 use std::io;
 use std::ops::Range;

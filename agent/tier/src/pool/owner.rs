@@ -1,8 +1,8 @@
 //! The keeper: the thread in the launcher that owns the memory of a job's ranks.
 
-mod held;
+mod contents;
 mod place;
-mod room;
+mod reserve;
 mod slots;
 mod threads;
 

@@ -3,7 +3,6 @@
 //! One executable for all of them: each module is a subject.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a panic in a test is its report")]
 
-mod alike;
 mod common;
 mod crash;
 mod damage;
@@ -12,3 +11,4 @@ mod faults;
 mod from_memory;
 mod peers;
 mod pool;
+mod shared_content;

@@ -23,7 +23,7 @@ fn manifest(job: String, step: u64, rank: u32, sums: Vec<u64>, format: u8) -> Ma
             xxh3_128: 5,
         },
         chunks: (format == 2).then_some(Chunks { bytes, sums }),
-        alike: None,
+        shared_content: None,
     }
 }
 

@@ -135,7 +135,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let likeliest = Class::ALL.into_iter().filter(|class| *class != Class::Unknown);
     let likeliest = likeliest.max_by(|a, b| posterior.of(*a).total_cmp(&posterior.of(*b)));
     if likeliest.is_some_and(|class| names_only_a_signal(&votes, class)) {
-        say_nothing_of_the_sender(&mut votes);
+        drop_votes_about_the_sender(&mut votes);
         posterior = fuse::fuse(&votes, evidence.job.as_ref());
     }
     let domains = domains(&votes);
@@ -208,7 +208,7 @@ fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
 }
 
 /// Keeps signals as consequences and removes the causes that they support.
-fn say_nothing_of_the_sender(votes: &mut Vec<Vote>) {
+fn drop_votes_about_the_sender(votes: &mut Vec<Vote>) {
     for vote in votes.iter_mut().filter(|vote| vote.signal) {
         (vote.role, vote.class, vote.weight) = (Role::Secondary, Class::Unknown, SIGNAL);
         vote.also.clear();

@@ -54,7 +54,7 @@ pub fn vote(catalog: &Catalog, (place, findings): (usize, &Findings), exception:
     };
     let own = exception.frame.as_ref().is_some_and(|frame| !frame.in_library());
     let any_message = rule.is_some_and(|rule| rule.names.iter().any(|name| name == "RuntimeError"));
-    if any_message && !own && told_by_native_code(&exception.spot.text) {
+    if any_message && !own && is_raised_by_native_code(&exception.spot.text) {
         classes = NATIVE_EXCEPTION.to_vec();
     }
     for (class, weight) in &mut classes {
@@ -91,7 +91,7 @@ pub fn vote(catalog: &Catalog, (place, findings): (usize, &Findings), exception:
 }
 
 /// Whether native code created the message: it contains a C++ source location, or a status that only libraries use.
-fn told_by_native_code(text: &str) -> bool {
+fn is_raised_by_native_code(text: &str) -> bool {
     const SOURCES: [&str; 6] = [".cpp:", ".cc:", ".cu:", ".cxx:", ".hpp:", ".cuh:"];
     const STATUS: [&str; 6] =
         ["synStatus", "error code is", "failed with error: ", "FATAL ERROR", "backend failed", "MODULE:"];

@@ -71,6 +71,9 @@ pub struct Signature {
     /// then.
     #[serde(default)]
     pub latent: Option<String>,
+    /// A phrase, in lower case. A line with it reports a SIGKILL: it counts only if the kernel may have counted an OOM kill.
+    #[serde(default)]
+    pub needs_oom_kill: Option<String>,
     /// Only a hint, for short texts and lines that no other signature explains.
     #[serde(default)]
     pub fallback: bool,
@@ -185,6 +188,7 @@ pub(super) fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signat
         warning: true,
         signal: false,
         latent: xid.latent.clone(),
+        needs_oom_kill: None,
         fallback: false,
         also: xid.also.clone(),
         family: family.to_owned(),

@@ -12,9 +12,6 @@ use crate::model::verdict::FaultDomain;
 /// A program that still runs this long after an exception has survived it. An interpreter that exits takes less, even on a busy host.
 const SURVIVED: Span = Span::seconds(5);
 
-/// The signature of a DataLoader worker that a signal ended.
-const WORKER_KILLED: &str = "torch.dataloader_killed";
-
 /// A program that exits because of an exception does so soon after printing it. It survived what it printed long before.
 pub(super) fn forget_what_it_survived(catalog: &Catalog, findings: &mut Findings, ended: Mono) {
     let survived = |spot: &Spot| spot.seen.is_some_and(|seen| ended.since(seen.at) > SURVIVED);
@@ -57,8 +54,9 @@ pub(super) fn keep_what_is_latent(catalog: &Catalog, findings: &mut Findings) {
     findings.words = None;
 }
 
-/// A DataLoader worker that SIGKILL ended indicates that memory ran out, unless the kernel counted no OOM kill. In that case another
-/// process sent the signal, and neither memory nor the program explains it. Returns whether there was such a worker.
+/// A process of the job, such as a DataLoader worker, that SIGKILL ended indicates that memory ran out, unless the kernel counted no OOM
+/// kill. In that case another process sent the signal, and neither memory nor the program explains it. Returns whether there was such a
+/// line: one with the phrase that a signature of the catalogue has as `needs_oom_kill`.
 pub(super) fn forget_unexplained_kills(catalog: &Catalog, all: &mut [Findings]) -> bool {
     let mut found = false;
     for findings in all {
@@ -68,13 +66,13 @@ pub(super) fn forget_unexplained_kills(catalog: &Catalog, all: &mut [Findings]) 
 }
 
 fn forget_kills_in(catalog: &Catalog, findings: &mut Findings) -> bool {
-    let is_kill = |spot: &Spot| spot.text.contains("killed by signal: Killed");
     let mut unexplained = BTreeSet::new();
     for sighting in &mut findings.sightings {
-        if catalog.signatures().get(sighting.signature).is_some_and(|of| of.id == WORKER_KILLED) {
-            unexplained.extend(sighting.spots.iter().filter(|spot| is_kill(spot)).map(|spot| spot.line));
-            sighting.spots.retain(|spot| !is_kill(spot));
-        }
+        let signature = catalog.signatures().get(sighting.signature);
+        let Some(phrase) = signature.and_then(|of| of.needs_oom_kill.as_deref()) else { continue };
+        let is_kill = |spot: &Spot| spot.text.to_ascii_lowercase().contains(phrase);
+        unexplained.extend(sighting.spots.iter().filter(|spot| is_kill(spot)).map(|spot| spot.line));
+        sighting.spots.retain(|spot| !is_kill(spot));
     }
     findings.sightings.retain(|sighting| !sighting.spots.is_empty());
     findings.exceptions.retain(|exception| !unexplained.contains(&exception.spot.line));

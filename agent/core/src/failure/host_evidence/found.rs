@@ -91,10 +91,14 @@ mod tests {
         assert!(corrupt.text.contains("since step 80"), "{}", corrupt.text);
         let alone = observation(&finding(FindingKind::NotANumber, hardware, None)).expect("evidence");
         assert_eq!(alone.class, Class::HardwareGpu);
-        let sick = observation(&finding(FindingKind::NotANumber, FaultDomain::User, None)).expect("evidence");
-        let device = sick.also.iter().find(|(class, _)| *class == Class::HardwareGpu).expect("a device, too");
-        assert_eq!(sick.class, Class::UserCode);
-        assert!(device.1 < sick.weight && sick.weight < alone.weight && alone.weight < corrupt.weight);
+        let unhealthy =
+            observation(&finding(FindingKind::NotANumber, FaultDomain::User, None)).expect("evidence");
+        let device =
+            unhealthy.also.iter().find(|(class, _)| *class == Class::HardwareGpu).expect("a device, too");
+        assert_eq!(unhealthy.class, Class::UserCode);
+        assert!(
+            device.1 < unhealthy.weight && unhealthy.weight < alone.weight && alone.weight < corrupt.weight
+        );
     }
 
     #[test]

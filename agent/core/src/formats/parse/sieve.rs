@@ -130,7 +130,7 @@ const WORDS: &[&str] = &[
 ];
 
 /// Whether the line can contain a fact, in any wrapping.
-pub(super) fn may_say_something(line: &str) -> bool {
+pub(super) fn may_match_a_pattern(line: &str) -> bool {
     static ANY: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         let builder = &mut AhoCorasick::builder();
         builder.ascii_case_insensitive(true).kind(Some(AhoCorasickKind::DFA)).build(WORDS).ok()

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{FlightRecord, GroupProgress, counted};
 use crate::base::id::Rank;
-use crate::hang::witness::waits;
+use crate::hang::collective_counters::waits;
 use crate::model::hang::{HangKind, listed};
 
 /// What the records show of a job that hangs.

@@ -115,7 +115,7 @@ impl Faults {
     }
 
     /// Withdraws the last fault with this code: it is reported again in more detail.
-    pub(super) fn untell(&mut self, code: u32) {
+    pub(super) fn retract(&mut self, code: u32) {
         if let Some(fault) = self.held.get_mut(&code) {
             fault.count = fault.count.saturating_sub(1);
         }
@@ -141,7 +141,7 @@ impl Faults {
     }
 
     /// The driver reports the recovery action that the device needs; 0 means healthy again.
-    pub(super) fn driver_says(&mut self, at: Mono, number: u32, line: &str, window: Span) {
+    pub(super) fn driver_reported(&mut self, at: Mono, number: u32, line: &str, window: Span) {
         if number == 0 {
             self.held.clear();
             self.driver = None;

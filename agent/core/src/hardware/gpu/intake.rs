@@ -17,7 +17,7 @@ impl Readings {
         rules: Rules<'_>,
     ) -> Vec<(String, Change)> {
         let mut changes = Vec::new();
-        let reading = &self.missing_what_was_told(reading);
+        let reading = &self.with_lost_readings_as_failed(reading);
         let refused = matches!(reading.trouble, Some(GpuTrouble::Unopened(_)));
         self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
         if reading.trouble.is_some() {
@@ -49,7 +49,7 @@ impl Readings {
     /// Returns the reading with values that the driver no longer reports marked as failed: a fault is not over, and a
     /// GPU not healthy, because a value is missing. A GPU that was split (MIG), or whose ECC was switched off, reports
     /// less by design.
-    fn missing_what_was_told(&self, reading: &GpuReading) -> GpuReading {
+    fn with_lost_readings_as_failed(&self, reading: &GpuReading) -> GpuReading {
         fn reported<T: Clone>(now: &Read<T>, before: &Read<T>) -> Read<T> {
             match (now, before) {
                 (Read::NotOffered, Read::Value(_) | Read::Failed(_)) => {

@@ -17,7 +17,7 @@ impl DeviceJudge {
         let gpu = self.gpus.entry(xid.gpu).or_default();
         let window = self.limits.echo_window.0;
         if let (RECOVERY_ACTION, Some(number)) = (xid.code, xid.recovery_action) {
-            gpu.faults.driver_says(at, number, &xid.place.line, window);
+            gpu.faults.driver_reported(at, number, &xid.place.line, window);
             return;
         }
         let Some(meaning) = self.catalog.xid(xid.code) else {

@@ -39,7 +39,7 @@ impl Programs {
     }
 
     /// Withdraws the last failure with this code: it is reported again in more detail.
-    pub(super) fn untell(&mut self, code: u32) {
+    pub(super) fn retract(&mut self, code: u32) {
         if let Some(place) = self.failures.iter().rposition(|failure| failure.code == code) {
             self.failures.remove(place);
         }

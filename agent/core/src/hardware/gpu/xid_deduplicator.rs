@@ -21,6 +21,9 @@ const UNKNOWN: u32 = 999;
 /// XIDs whose severity is only in the line: those of NVLinks of the fifth generation.
 const BY_LINE: std::ops::RangeInclusive<u32> = 144..=150;
 
+/// What an XID that only an NVML event reported has in place of its kernel log line.
+pub(super) const BY_NVML_EVENT: &str = "reported by an NVML event";
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct XidDeduplicator {
     seen: VecDeque<Sighting>,
@@ -95,7 +98,7 @@ impl DeviceJudge {
         if self.reported.same((at, gpu, code), self.limits.event_window.0, |by| *by == By::Line).is_some() {
             return;
         }
-        let line = "told by an event of NVML".to_owned();
+        let line = BY_NVML_EVENT.to_owned();
         let xid = Xid {
             gpu,
             code,
@@ -177,11 +180,11 @@ impl DeviceJudge {
             match event.and_then(|place| self.reported.seen.remove(place)).map(|of| of.by) {
                 Some(By::Waiting(_, judged)) => {
                     if judged {
-                        self.untell(xid);
+                        self.retract(xid);
                     }
                 }
                 Some(By::Event) => {
-                    self.untell(xid);
+                    self.retract(xid);
                     news = adds(xid);
                 }
                 Some(By::Line) | None => {}
@@ -192,10 +195,10 @@ impl DeviceJudge {
         news
     }
 
-    fn untell(&mut self, xid: &Xid) {
+    fn retract(&mut self, xid: &Xid) {
         if let Some(gpu) = self.gpus.get_mut(&xid.gpu) {
-            gpu.faults.untell(xid.code);
-            gpu.programs.untell(xid.code);
+            gpu.faults.retract(xid.code);
+            gpu.programs.retract(xid.code);
         }
     }
 }

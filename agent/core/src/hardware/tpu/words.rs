@@ -141,8 +141,8 @@ fn held_by(holders: &Holders) -> String {
 /// "python (4711) and 3 more": a trainer's workers inherit its chips.
 fn names(holders: &[Holder]) -> String {
     let Some(first) = holders.first() else { return String::new() };
-    let first_told = format!("{} ({})", first.name, first.pid.0);
-    if holders.len() == 1 { first_told } else { format!("{first_told} and {} more", holders.len() - 1) }
+    let first_holder = format!("{} ({})", first.name, first.pid.0);
+    if holders.len() == 1 { first_holder } else { format!("{first_holder} and {} more", holders.len() - 1) }
 }
 
 pub(super) fn chip_evidence(chip: &Chip, readings: &[String]) -> Vec<Evidence> {

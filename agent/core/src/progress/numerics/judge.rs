@@ -39,7 +39,7 @@ pub struct Numbers {
 
 /// A numerical problem, or its end if `over`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sick {
+pub struct Anomaly {
     /// The kind.
     pub what: FindingKind,
     /// Distinguishes problems of one kind.
@@ -72,7 +72,7 @@ pub struct Judge {
     replicas: Replicas,
     shards: Shards,
     /// Open problems, with the number of steps since each was last seen.
-    open: BTreeMap<(FindingKind, u32), (Sick, u32)>,
+    open: BTreeMap<(FindingKind, u32), (Anomaly, u32)>,
     overflows: u32,
     /// The rank whose gradient norm is an outlier, since when, and for how many steps.
     apart: Option<(u32, u64, u32)>,
@@ -104,7 +104,7 @@ impl Judge {
     }
 
     /// Records what the ranks saved of a step: by rank the checksums of its shard's chunks. Appends changes to `out`.
-    pub fn saved(&mut self, step: u64, shards: &[Vec<u64>], out: &mut Vec<Sick>) {
+    pub fn saved(&mut self, step: u64, shards: &[Vec<u64>], out: &mut Vec<Anomaly>) {
         let compared = self.shards.compare(step, shards);
         let agreed = compared == Compared::Agreed;
         let seen = match compared {
@@ -115,7 +115,7 @@ impl Judge {
     }
 
     /// Records a step, by rank. Appends changes to `out`.
-    pub fn step(&mut self, step: u64, ranks: &[Numbers], out: &mut Vec<Sick>) {
+    pub fn step(&mut self, step: u64, ranks: &[Numbers], out: &mut Vec<Anomaly>) {
         if ranks.iter().any(|rank| rank.checkpointed) {
             self.checkpoints.push(step);
             let excess = self.checkpoints.len().saturating_sub(CHECKPOINTS);
@@ -123,7 +123,7 @@ impl Judge {
         }
         let losses = given(ranks, |rank| rank.loss);
         let grad_norms = given(ranks, |rank| rank.grad_norm);
-        let mut seen: Vec<Sick> = Vec::new();
+        let mut seen: Vec<Anomaly> = Vec::new();
         seen.extend(not_a_number("loss", LOSS, step, &losses));
         let overflow = not_a_number("gradient norm", GRAD_NORM, step, &grad_norms);
         self.overflows = if overflow.is_some() { self.overflows + 1 } else { 0 };
@@ -150,21 +150,21 @@ impl Judge {
     fn settle(
         &mut self,
         step: u64,
-        seen: Vec<Sick>,
+        seen: Vec<Anomaly>,
         judged: impl Fn(FindingKind, u32) -> bool,
-        out: &mut Vec<Sick>,
+        out: &mut Vec<Anomaly>,
     ) {
         for (key, (_, quiet)) in &mut self.open {
             if judged(key.0, key.1) {
                 *quiet += 1;
             }
         }
-        for sick in seen {
-            match self.open.get_mut(&(sick.what, sick.place)) {
+        for anomaly in seen {
+            match self.open.get_mut(&(anomaly.what, anomaly.place)) {
                 Some((_, quiet)) => *quiet = 0,
                 None => {
-                    self.open.insert((sick.what, sick.place), (sick.clone(), 0));
-                    out.push(sick);
+                    self.open.insert((anomaly.what, anomaly.place), (anomaly.clone(), 0));
+                    out.push(anomaly);
                 }
             }
         }
@@ -172,10 +172,10 @@ impl Judge {
             FindingKind::SilentCorruption | FindingKind::ReplicasDiffer => 1,
             _ => OVER_AFTER,
         };
-        self.open.retain(|(kind, _), (sick, quiet)| {
+        self.open.retain(|(kind, _), (anomaly, quiet)| {
             let over = *quiet >= over_after(*kind);
             if over {
-                out.push(Sick { over: true, since: step + 1 - u64::from(*quiet), ..sick.clone() });
+                out.push(Anomaly { over: true, since: step + 1 - u64::from(*quiet), ..anomaly.clone() });
             }
             !over
         });
@@ -183,7 +183,7 @@ impl Judge {
 
     /// Finds a rank whose own gradient norm differs from its replicas': what it computes before the reduction goes
     /// into all replicas.
-    fn stands_out(&mut self, step: u64, norms: &[(u32, f64)]) -> Option<Sick> {
+    fn stands_out(&mut self, step: u64, norms: &[(u32, f64)]) -> Option<Anomaly> {
         let mut logs: Vec<(u32, f64)> = norms
             .iter()
             .filter(|(_, norm)| *norm > 0.0 && norm.is_finite())
@@ -209,7 +209,7 @@ impl Judge {
             _ => (step, 1),
         };
         self.apart = Some((rank, since, steps));
-        (steps >= APART_STEPS).then(|| Sick {
+        (steps >= APART_STEPS).then(|| Anomaly {
             what: FindingKind::GradNormSpike,
             place: rank + 1,
             over: false,
@@ -230,7 +230,7 @@ impl Judge {
         })
     }
 
-    fn corrupt(&self, step: u64, split: Split) -> Sick {
+    fn corrupt(&self, step: u64, split: Split) -> Anomaly {
         let agreed = match split.last_agreed {
             Some(agreed) => format!("they last agreed at step {agreed}: checkpoints after it are doubtful"),
             None => "they never agreed in this attempt: all its checkpoints are doubtful".to_owned(),
@@ -251,7 +251,7 @@ impl Judge {
                 format!("at step {step}, no majority of {} replicas has the same digest", split.of),
             ),
         };
-        Sick {
+        Anomaly {
             what,
             place: split.group,
             over: false,
@@ -267,7 +267,7 @@ impl Judge {
     }
 
     /// The finding for saved chunks that should be equal and differ.
-    fn unlike(&self, step: u64, apart: Apart) -> Sick {
+    fn unlike(&self, step: u64, apart: Apart) -> Anomaly {
         let Apart { ranks, named, chunks: (differing, compared), first, of, last_agreed } = apart;
         let (what, headline, domain, confidence) = if named {
             (
@@ -301,7 +301,7 @@ impl Judge {
         let mut doubtful: Vec<u64> = self.checkpoints_after(last_agreed).chain([step]).collect();
         doubtful.sort_unstable();
         doubtful.dedup();
-        Sick {
+        Anomaly {
             what,
             place: SHARDS,
             over: false,
@@ -333,7 +333,7 @@ fn typical(values: &[(u32, f64)]) -> Option<f64> {
     finite.get(finite.len() / 2).copied()
 }
 
-fn not_a_number(what: &str, place: u32, step: u64, values: &[(u32, f64)]) -> Option<Sick> {
+fn not_a_number(what: &str, place: u32, step: u64, values: &[(u32, f64)]) -> Option<Anomaly> {
     let broken: Vec<u32> =
         values.iter().filter(|(_, value)| !value.is_finite()).map(|(rank, _)| *rank).collect();
     let first = values.iter().find(|(_, value)| !value.is_finite())?.1;
@@ -347,7 +347,7 @@ fn not_a_number(what: &str, place: u32, step: u64, values: &[(u32, f64)]) -> Opt
         (false, false) => (format!("the {what} of {{ranks}} is {first}"), FaultDomain::Unknown, 0.5),
     };
     let evidence = format!("at step {step}, {} of {} ranks that give it", broken.len(), values.len());
-    Some(Sick {
+    Some(Anomaly {
         what: FindingKind::NotANumber,
         place,
         over: false,
@@ -362,8 +362,8 @@ fn not_a_number(what: &str, place: u32, step: u64, values: &[(u32, f64)]) -> Opt
     })
 }
 
-fn spiked(what: FindingKind, name: &str, step: u64, spike: Spike) -> Sick {
-    Sick {
+fn spiked(what: FindingKind, name: &str, step: u64, spike: Spike) -> Anomaly {
+    Anomaly {
         what,
         place: 0,
         over: false,

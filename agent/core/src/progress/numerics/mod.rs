@@ -15,4 +15,4 @@ mod replicas;
 mod shards;
 mod spike;
 
-pub use judge::{Judge, Numbers, Sick};
+pub use judge::{Anomaly, Judge, Numbers};

@@ -43,7 +43,7 @@ impl Electors {
 
     /// Whether launcher `me` is an elector while `leader` leads.
     #[must_use]
-    pub fn has_say(&self, me: &str, leader: &str) -> bool {
+    pub fn has_vote(&self, me: &str, leader: &str) -> bool {
         self.of(leader).any(|(launcher, _)| launcher == me)
     }
 
@@ -90,7 +90,7 @@ mod tests {
         assert!(!members(9, &[1, 2]).miss(&lost()), "two of five");
         assert!(members(9, &[1, 4, 5]).miss(&lost()));
         assert!(!members(9, &[5, 6, 7, 8]).miss(&lost()), "only one of them has a say");
-        assert!(members(9, &[]).has_say("l5", "l0") && !members(9, &[]).has_say("l6", "l0"));
+        assert!(members(9, &[]).has_vote("l5", "l0") && !members(9, &[]).has_vote("l6", "l0"));
     }
 
     #[test]

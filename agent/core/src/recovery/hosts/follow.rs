@@ -267,7 +267,7 @@ impl Follow {
 
     /// A message of the leader, received at this time.
     pub fn said(&mut self, received: Mono, down: Down) {
-        self.hears_leader(received, &down);
+        self.leader_reported(received, &down);
         match down {
             Down::Welcome { epoch, .. } | Down::Command { epoch, .. } if !self.standing().obeys(epoch) => {
                 // A leader that was replaced and does not know it yet.

@@ -175,7 +175,7 @@ impl Job {
                     waiting: count(self.waiting.len()),
                 },
                 host: Host {
-                    sick: &host_evidence.sick,
+                    unhealthy: &host_evidence.unhealthy,
                     held: &host_evidence.held,
                     waited: pending.waits_since.map_or(Span::default(), |since| at.since(since)),
                     last_step: self.last_step,

@@ -64,7 +64,7 @@ impl Job {
         let mut host_evidence = ruling.map(|ruling| ruling.host_evidence).unwrap_or_default();
         host_evidence.held.extend(self.held.iter().cloned());
         let host = Host {
-            sick: &host_evidence.sick,
+            unhealthy: &host_evidence.unhealthy,
             held: &host_evidence.held,
             waited: ordered.since.map_or(Span::default(), |since| at.since(since)),
             last_step: self.last_step,

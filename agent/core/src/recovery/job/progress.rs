@@ -77,7 +77,7 @@ impl Job {
             self.longest_start = self.longest_start.max(Some(last.since(self.attempt_began)));
             out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step })));
             let counted = stepped.iter().any(|(first, _)| first.counted);
-            self.tell_outcome(last, step, counted, out);
+            self.report_outcome(last, step, counted, out);
         } else {
             self.last_progress = at;
             let step = stepped.iter().map(|(_, newest)| newest.step).min().unwrap_or(0);
@@ -89,7 +89,7 @@ impl Job {
     }
 
     /// Records the outcome of the last restart, at the first step that all ranks completed after it.
-    pub(super) fn tell_outcome(&mut self, at: Mono, step: u64, counted: bool, out: &mut Vec<Output>) {
+    pub(super) fn report_outcome(&mut self, at: Mono, step: u64, counted: bool, out: &mut Vec<Output>) {
         let attempt = self.attempt;
         let Some(incident) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none())
         else {

@@ -35,7 +35,7 @@ pub struct PastFailure {
 }
 
 /// Ranks that run longer than this without a step are assumed never to report any.
-const TELLS_WITHIN: Span = Span::seconds(600);
+const COMPARABLE_WITHIN: Span = Span::seconds(600);
 
 /// How far an attempt brought the job, if that can be known.
 #[derive(Clone, Copy, Debug)]
@@ -51,8 +51,8 @@ pub struct Reached {
 }
 
 impl Reached {
-    fn can_be_told(self) -> bool {
-        self.heartbeats && (self.step.is_some() || self.lived < TELLS_WITHIN)
+    fn is_comparable(self) -> bool {
+        self.heartbeats && (self.step.is_some() || self.lived < COMPARABLE_WITHIN)
     }
 
     /// Whether this is further than `before`. Steps that are in no checkpoint are lost with the attempt: if it is
@@ -73,7 +73,7 @@ pub fn without_progress(past: &[PastFailure], now: Reached) -> u32 {
     for failure in past.iter().rev() {
         let PastFailure { reached: step, committed, heartbeats, lived, .. } = *failure;
         let before = Reached { step, committed, heartbeats, lived };
-        if !later.can_be_told() || !before.can_be_told() || later.is_beyond(before) {
+        if !later.is_comparable() || !before.is_comparable() || later.is_beyond(before) {
             break;
         }
         count += 1;

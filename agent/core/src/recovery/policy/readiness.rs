@@ -14,7 +14,7 @@ use crate::model::health::{Component, HealthState, RecommendedAction};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host<'a> {
     /// Components that are not fit for training, as the agent judges them; empty without an agent.
-    pub sick: &'a [Component],
+    pub unhealthy: &'a [Component],
     /// Resources in use that the ranks need, a sentence each: a GPU's memory, a port, a process that does not end.
     pub held: &'a [String],
     /// How long this restart has waited for the host so far.
@@ -39,13 +39,15 @@ const TRAINED_WITH: Span = Span::seconds(30);
 
 /// Whether anything prevents a restart on this host.
 pub fn readiness(host: Host<'_>) -> Readiness {
-    let sick: Vec<&Component> = host.sick.iter().filter(|component| is_in_the_way(component, host)).collect();
+    let unhealthy: Vec<&Component> =
+        host.unhealthy.iter().filter(|component| is_in_the_way(component, host)).collect();
     let reported = |component: &&Component| format!("{}: {}", component.name, component.reason);
-    if let Some(unfit) = sick.iter().find(|component| component.action >= RecommendedAction::ResetDevice) {
+    if let Some(unfit) = unhealthy.iter().find(|component| component.action >= RecommendedAction::ResetDevice)
+    {
         return Readiness::Unfit(reported(unfit));
     }
     let mut reasons: Vec<String> = host.held.to_vec();
-    reasons.extend(sick.iter().map(reported));
+    reasons.extend(unhealthy.iter().map(reported));
     if reasons.is_empty() { Readiness::Ready } else { Readiness::NotYet(reasons.join("; ")) }
 }
 
@@ -65,7 +67,7 @@ pub fn passes_with_the_ranks(component: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn sick(name: &str, action: RecommendedAction, since: u64) -> Component {
+    fn unhealthy(name: &str, action: RecommendedAction, since: u64) -> Component {
         Component {
             name: name.into(),
             state: HealthState::Unhealthy,
@@ -76,31 +78,31 @@ mod tests {
         }
     }
 
-    fn of(sick: &[Component], held: &[String]) -> Readiness {
+    fn of(unhealthy: &[Component], held: &[String]) -> Readiness {
         let last_step = Some(Mono(100 * 1_000_000_000));
-        readiness(Host { sick, held, waited: Span::default(), last_step })
+        readiness(Host { unhealthy, held, waited: Span::default(), last_step })
     }
 
     #[test]
     fn a_lost_gpu_is_not_waited_for_and_a_mount_is() {
-        let lost = sick("gpu.0000:3b:00", RecommendedAction::RebootNode, 99);
+        let lost = unhealthy("gpu.0000:3b:00", RecommendedAction::RebootNode, 99);
         assert_eq!(of(&[lost], &[]), Readiness::Unfit("gpu.0000:3b:00: lost".into()));
-        let mount = sick("host.mounts", RecommendedAction::None, 101);
+        let mount = unhealthy("host.mounts", RecommendedAction::None, 101);
         assert_eq!(of(&[mount], &[]), Readiness::NotYet("host.mounts: lost".into()));
         assert_eq!(of(&[], &["memory is held".into()]), Readiness::NotYet("memory is held".into()));
     }
 
     #[test]
     fn components_the_job_trained_with_that_end_with_it_or_are_only_degraded_are_not_in_the_way() {
-        let old = sick("gpu.0000:3b:00", RecommendedAction::RebootNode, 10);
-        let own = sick("host.memory", RecommendedAction::RestartProcess, 101);
+        let old = unhealthy("gpu.0000:3b:00", RecommendedAction::RebootNode, 10);
+        let own = unhealthy("host.memory", RecommendedAction::RestartProcess, 101);
         let slow = Component {
             state: HealthState::Degraded,
-            ..sick("fabric.mlx5_0/1", RecommendedAction::ReplaceNode, 101)
+            ..unhealthy("fabric.mlx5_0/1", RecommendedAction::ReplaceNode, 101)
         };
         let unknown = Component {
             state: HealthState::Unknown,
-            ..sick("gpu.driver", RecommendedAction::RebootNode, 101)
+            ..unhealthy("gpu.driver", RecommendedAction::RebootNode, 101)
         };
         assert_eq!(of(&[old, own, slow, unknown], &[]), Readiness::Ready);
     }

@@ -275,7 +275,7 @@ fn a_budget_for_a_cause_ends_that_cause_alone() {
 
 #[test]
 fn an_unfit_host_is_left_by_the_best_available_way() {
-    let sick = [Component {
+    let unhealthy = [Component {
         name: "gpu.0000:3b:00".into(),
         state: HealthState::Unhealthy,
         reason: "it fell off the bus".into(),
@@ -283,7 +283,7 @@ fn an_unfit_host_is_left_by_the_best_available_way() {
         ..Component::default()
     }];
     let kill = verdict(Cause::Signal { signal: 9 }, None);
-    let host = Host { sick: &sick, ..Host::default() };
+    let host = Host { unhealthy: &unhealthy, ..Host::default() };
     let of = |rungs, spares| {
         let settings = Settings { rungs, ..Settings::from(THREE) };
         decide(&settings, Case { host, spares, ..case(&kill, &[]) }).action

@@ -95,7 +95,7 @@ impl World {
             }
             follow::Act::LookAtLeader => {
                 let leads = self.launchers[me].leader_now().expect("it follows");
-                if self.launchers[me].client.has_say {
+                if self.launchers[me].client.has_vote {
                     let look = Command::Look { launcher: leads.launcher, address: String::new() };
                     self.will_do(me, look, None);
                 }

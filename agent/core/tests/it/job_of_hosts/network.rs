@@ -255,13 +255,13 @@ impl World {
         let of = |connection: &Connection| connection.follower == launcher || connection.leader == launcher;
         let all: Vec<u64> =
             self.connections.iter().filter(|(_, c)| of(c)).map(|(number, _)| *number).collect();
-        let says_so = self.machines[self.launchers[launcher].machine].up;
+        let matches_stderr = self.machines[self.launchers[launcher].machine].up;
         for number in all {
             let connection = self.connections.get_mut(&number).expect("listed");
             match connection.follower == launcher {
-                true if says_so => self.end_as_follower(number),
+                true if matches_stderr => self.end_as_follower(number),
                 true => connection.follower_open = false,
-                false if says_so => self.end_as_leader(number),
+                false if matches_stderr => self.end_as_leader(number),
                 false => connection.leader_open = false,
             }
         }

@@ -41,7 +41,7 @@ pub struct Store {
 #[derive(Default)]
 pub struct Client {
     /// Whether it has a say on the leader.
-    pub has_say: bool,
+    pub has_vote: bool,
     /// The highest epoch that was ever seen here.
     pub highest_epoch: u64,
     pub leader: Option<LeaderKey>,
@@ -242,8 +242,9 @@ impl World {
                 if let Some(key) = &leader {
                     let leads = self.launchers[key.launcher].name.clone();
                     let client = &mut self.launchers[launcher];
-                    client.client.has_say = electors.has_say(&client.name, &leads);
-                    if client.client.has_say && electors.miss(&Missed { launcher: leads, epoch: key.epoch }) {
+                    client.client.has_vote = electors.has_vote(&client.name, &leads);
+                    if client.client.has_vote && electors.miss(&Missed { launcher: leads, epoch: key.epoch })
+                    {
                         self.leader_is_missed(launcher);
                     }
                 }

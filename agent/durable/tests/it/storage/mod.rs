@@ -53,7 +53,7 @@ fn save(directory: &Path, step: u64, world: u32) {
                 size: content.len() as u64,
                 xxh3_128: XxHash3_128::oneshot(&content),
             },
-            alike: None,
+            shared_content: None,
             chunks: Some(Chunks {
                 bytes: CHUNK,
                 sums: content.chunks(CHUNK as usize).map(chunk_sum).collect(),

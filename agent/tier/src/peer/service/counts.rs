@@ -18,7 +18,7 @@ pub struct Counts {
     /// Copies that were found damaged.
     pub damaged: u64,
     /// Steps of which ranks saved different bytes although they declared them equal.
-    pub unlike: u64,
+    pub divergences: u64,
 }
 
 /// The running counters.
@@ -30,14 +30,15 @@ pub(super) struct Counters {
     pub(super) bytes_taken: AtomicU64,
     pub(super) failures: AtomicU64,
     pub(super) damaged: AtomicU64,
-    pub(super) unlike: AtomicU64,
+    pub(super) divergences: AtomicU64,
 }
 
 impl Counters {
     /// The current values.
     pub(super) fn now(&self) -> Counts {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged, unlike } = self;
+        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged, divergences } =
+            self;
         Counts {
             shards_sent: of(shards_sent),
             bytes_sent: of(bytes_sent),
@@ -45,7 +46,7 @@ impl Counters {
             bytes_taken: of(bytes_taken),
             failures: of(failures),
             damaged: of(damaged),
-            unlike: of(unlike),
+            divergences: of(divergences),
         }
     }
 }

@@ -28,7 +28,7 @@ impl Shared {
         // A peer that knows a newer decision raises the number; after this many tries something is wrong.
         for _ in 0..8 {
             let decision = self.decisions().decide(self.name(), run, asker, newest.as_ref());
-            let Some(newer) = self.tell_all(&decision) else { return Ok(decision) };
+            let Some(newer) = self.announce(&decision) else { return Ok(decision) };
             let mut decisions = self.decisions();
             let newer = Decision {
                 fence: newer.fence.max(decision.fence).saturating_add(1),
@@ -42,7 +42,7 @@ impl Shared {
     }
 
     /// Announces a decision to all peers that answer. Returns the newest decision with which one of them rejects it.
-    pub(super) fn tell_all(&self, decision: &Decision) -> Option<Decision> {
+    pub(super) fn announce(&self, decision: &Decision) -> Option<Decision> {
         let alive = self.alive();
         let words = std::thread::scope(|scope| {
             let reported: Vec<_> =

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use mainstay_core::checkpoint::divergence::{ReplicaDivergence, SavedShard, unlike};
+use mainstay_core::checkpoint::divergence::{ReplicaDivergence, SavedShard, divergences};
 use mainstay_core::checkpoint::inventory::StepKey;
 
 use super::Shared;
@@ -19,26 +19,27 @@ pub(super) type Found = BTreeMap<(StepKey, String), ReplicaDivergence>;
 
 impl Shared {
     /// Compares shards that ranks declared equal: of this host, and of peers by their last inventories.
-    pub(super) fn compare_alike(&self) {
-        unlike(&self.told_alike()).into_iter().for_each(|found| self.remember(found));
+    pub(super) fn compare_shared_content(&self) {
+        divergences(&self.reported_shared_content()).into_iter().for_each(|found| self.remember(found));
     }
 
     /// Same for an offered shard. If it differs from those of others, asks peers again: only its owner reports the rank and host.
     pub(crate) fn compare_offered(&self, sealed: &Sealed) {
-        let Some(alike) = &sealed.alike else { return };
-        let is_alike =
-            |of: &SavedShard| of.of != sealed.shard.of || of.group != alike.group || of.root == alike.root;
+        let Some(content) = &sealed.shared_content else { return };
+        let is_equal = |of: &SavedShard| {
+            of.of != sealed.shard.of || of.group != content.group || of.root == content.root
+        };
         let is_known = |of: &SavedShard| of.of == sealed.shard.of && of.rank == sealed.shard.rank;
-        let reported = self.told_alike();
-        if !reported.iter().all(is_alike) && !reported.iter().any(is_known) {
+        let reported = self.reported_shared_content();
+        if !reported.iter().all(is_equal) && !reported.iter().any(is_known) {
             self.refresh();
-            self.compare_alike();
+            self.compare_shared_content();
         }
     }
 
-    fn told_alike(&self) -> Vec<SavedShard> {
+    fn reported_shared_content(&self) -> Vec<SavedShard> {
         let of = |holder: &str, held: &Held| {
-            let (group, root) = held.alike.clone().filter(|_| held.own)?;
+            let (group, root) = held.shared_content.clone().filter(|_| held.own)?;
             let (of, rank) = (held.shard.of.clone(), held.shard.rank);
             Some(SavedShard { of, group, rank, holder: holder.to_owned(), root })
         };
@@ -51,7 +52,7 @@ impl Shared {
     }
 
     fn remember(&self, found: ReplicaDivergence) {
-        let mut known = self.unlike.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.divergences.lock().unwrap_or_else(PoisonError::into_inner);
         let roots = |of: &ReplicaDivergence| -> Vec<(u32, String)> {
             of.members.iter().map(|member| (member.rank, member.root.clone())).collect()
         };
@@ -61,7 +62,7 @@ impl Shared {
             return;
         }
         if before.is_none() {
-            self.counters.unlike.fetch_add(1, Ordering::Relaxed);
+            self.counters.divergences.fetch_add(1, Ordering::Relaxed);
         }
         tracing::error!("{}", found.sentence());
         known.insert(place, found);

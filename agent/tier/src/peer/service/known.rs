@@ -77,11 +77,11 @@ impl Shared {
     pub(super) fn inventory_unlooked(&self) -> Vec<Held> {
         let own = self.own.list().into_iter().map(|of| (of, true));
         let kept = self.store.list().into_iter().map(|of| (of, false));
-        let alike = self.own.alike();
+        let shared_content = self.own.shared_content();
         let held = |((shard, medium, verified), own): ((Shard, Medium, bool), bool)| {
             // Only a rank's own agent reports the rank's group.
-            let alike = alike.get(&shard.root).filter(|_| own).cloned();
-            Held { shard, medium, own, verified, alike }
+            let shared_content = shared_content.get(&shard.root).filter(|_| own).cloned();
+            Held { shard, medium, own, verified, shared_content }
         };
         own.chain(kept).map(held).collect()
     }

@@ -56,7 +56,7 @@ impl Shared {
             return (LagReason::Peer, "no peer is configured".to_owned());
         }
         drop(peers);
-        match self.courtesy.holds() {
+        match self.throttle.holds() {
             Some(Hold::Spent) => {
                 let percent = self.settings.slowdown * 100.0;
                 let why = format!(

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::ask_pace::{self, AskPace};
 use super::{Shared, UPLOAD_PATIENCE};
-use crate::os::stand_back;
+use crate::os::lower_priority;
 use crate::peer::wire::Wire;
 use crate::peer::{REPLICATE_NICE, server};
 
 pub(super) fn verify(shared: &Shared) {
-    stand_back(19, true);
+    lower_priority(19, true);
     shared.store.verify_all(|shard| {
         shared.counters.damaged.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
@@ -26,7 +26,7 @@ pub(super) fn verify(shared: &Shared) {
 
 /// Prepares memory for the shards that are expected.
 pub(super) fn make_ready(shared: &Shared) {
-    stand_back(19, true);
+    lower_priority(19, true);
     let mut seen = Vec::new();
     while let Some(sizes) = shared.expected_other_than(&seen) {
         shared.store.prepare(&sizes, &|| !shared.stops());
@@ -44,7 +44,7 @@ pub(super) fn ask(shared: &Shared) {
         let spread = ask_pace::spread(shared.settings.interval, known.len());
         let meets = shared.meets.load(Ordering::Relaxed);
         shared.ask_peers(&pace.next(known, meets && shared.copies().is_empty()), spread);
-        shared.compare_alike();
+        shared.compare_shared_content();
         shared.withdraw_again();
         shared.expect();
         shared.store.sweep(UPLOAD_PATIENCE);
@@ -61,7 +61,7 @@ pub(super) fn ask(shared: &Shared) {
 /// Sends shards with too few copies whenever something may have changed.
 pub(super) fn send(shared: &Shared) {
     // The threads that it starts, one for each connection, inherit this.
-    stand_back(REPLICATE_NICE, false);
+    lower_priority(REPLICATE_NICE, false);
     let (mut last, mut seen) = (Instant::now(), 0);
     loop {
         let nudged = shared.wait();
@@ -83,11 +83,11 @@ pub(super) fn send(shared: &Shared) {
         // One at a time: each transfer may change what is needed next.
         while !shared.stops() {
             let Some(repair) = shared.next_repair() else { break };
-            if !shared.courtesy.allows() {
+            if !shared.throttle.allows() {
                 // While it waits, a newer step may replace it.
                 break;
             }
-            let busy = shared.courtesy.begin();
+            let busy = shared.throttle.begin();
             shared.repair(&repair);
             drop(busy);
             shared.own.look();
@@ -106,13 +106,13 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             continue;
         };
         let host = stream.peer_addr().ok().map(|address| address.ip());
-        let Some(seat) = shared.seats.take(host, shared.peers_at(host)) else { continue };
+        let Some(slot) = shared.connection_slots.take(host, shared.peers_at(host)) else { continue };
         let serving = Arc::clone(shared);
         let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
             let patience = serving.settings.patience;
-            let (mut seat, mut is_greeted) = (seat, false);
+            let (mut slot, mut is_greeted) = (slot, false);
             let talked = Wire::accept(stream, &serving.pass, patience).and_then(|mut wire| {
-                seat.is_known();
+                slot.is_known();
                 is_greeted = true;
                 server::converse(&mut wire, &serving)
             });
@@ -126,7 +126,7 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                     tracing::debug!(%error, "a peer's connection ended");
                 }
             }
-            drop(seat);
+            drop(slot);
             if changed {
                 serving.changed();
             }

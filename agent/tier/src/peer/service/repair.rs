@@ -80,7 +80,7 @@ impl Shared {
     fn put_in_order(&self, needed: &mut [Repair], copies: &[Copy]) {
         let wanted: BTreeSet<&StepKey> = needed.iter().map(|repair| &repair.shard.of).collect();
         // Without the owner's copy, the newest step with all copies would have one too few.
-        let safe = self.own.held_runs().into_iter().filter_map(|run| self.newest_safe(&run, copies));
+        let safe = self.own.pinned_runs().into_iter().filter_map(|run| self.newest_safe(&run, copies));
         let safe: BTreeSet<StepKey> = safe.collect();
         self.own.hold_only(&wanted.union(&safe.iter().collect()).copied().collect());
         if needed.is_empty() {
@@ -148,7 +148,7 @@ impl Shared {
                 // The peer confirmed it; its next inventory will include it.
                 let medium = mainstay_core::checkpoint::inventory::Medium::Disk;
                 peer.inventory.copies.retain(|other| other.shard.root != offered.root);
-                let held = Held { shard: offered, medium, own: false, verified: true, alike: None };
+                let held = Held { shard: offered, medium, own: false, verified: true, shared_content: None };
                 peer.inventory.copies.push(held);
             }
             Err(error) if (is_ours(&error) || matches!(error, PeerError::Local(_))) && !opened.is_still() => {
@@ -174,7 +174,7 @@ impl Shared {
     fn open_to_send(&self, shard: &Shard) -> Option<(Opened, Option<WithdrawalLock>)> {
         // Memory is faster but may be overwritten.
         let is_overtaken = self.overtaken.load(Ordering::Relaxed);
-        let held = is_overtaken.then(|| self.own.open_held(&shard.root).map(Opened::of_file)).flatten();
+        let held = is_overtaken.then(|| self.own.open_pinned(&shard.root).map(Opened::of_file)).flatten();
         let own = held.or_else(|| self.own.open(&shard.root));
         let own = own.map(|opened| (opened, Some(self.store.withdrawal_key().lock(shard.whole()))));
         own.or_else(|| Some((self.open(&shard.root)?, self.store.lock_of(&shard.root))))

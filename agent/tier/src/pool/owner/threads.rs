@@ -13,13 +13,13 @@ use mainstay_checkpoint::{Identity, Manifest};
 use super::place::ring;
 use super::{LOOK_WITHOUT_BELL, SEAL_NICE, Shared, WRITE_NICE};
 use crate::disk::{self, StdVolume};
-use crate::os::stand_back;
+use crate::os::lower_priority;
 use crate::pool::choose::At;
 use crate::pool::writer;
 use crate::seal::{SealError, seal};
 
 pub(super) fn keep(shared: &Shared, bell: Option<&UnixDatagram>) {
-    stand_back(SEAL_NICE, false);
+    lower_priority(SEAL_NICE, false);
     loop {
         match bell {
             Some(bell) => drop(bell.recv(&mut [0; 64])),
@@ -36,7 +36,7 @@ pub(super) fn keep(shared: &Shared, bell: Option<&UnixDatagram>) {
 }
 
 pub(super) fn write_on(shared: &Shared) {
-    stand_back(WRITE_NICE, true);
+    lower_priority(WRITE_NICE, true);
     loop {
         let mut inner = shared.inner();
         let batch = loop {
@@ -114,7 +114,7 @@ impl Shared {
             std::thread::scope(|scope| {
                 for (rank, slot, file) in some {
                     scope.spawn(move || {
-                        stand_back(SEAL_NICE, false);
+                        lower_priority(SEAL_NICE, false);
                         let sealed = self.seal_one(*rank, slot, file);
                         self.inner().sealed(*rank, slot, sealed);
                     });

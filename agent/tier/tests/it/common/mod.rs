@@ -31,7 +31,7 @@ pub fn container(job: &str, attempt: u64, step: u64, rank: u32, world_size: u32,
 }
 
 /// A container that names the group of ranks that save equal bytes.
-pub fn container_alike(rank: u32, group: &str, state: &[u8]) -> Vec<u8> {
+pub fn container_of_group(rank: u32, group: &str, state: &[u8]) -> Vec<u8> {
     let words = [("job", "job"), ("attempt", "0"), ("step", "1"), ("world_size", "12"), ("alike", group)];
     let words = words.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let words = words.into_iter().chain([("rank".to_owned(), rank.to_string())]).collect();

@@ -2,28 +2,28 @@
 //! sealed, or it does not arrive.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-mod alike;
 mod clock;
-mod courtesy;
+mod deduplication;
+mod divergence;
 mod excluded;
 mod failures;
+mod false_offers;
 mod forged;
-mod lies;
 mod lossy;
 mod memory;
-mod overheard;
 mod owners;
 mod parity;
-mod ready;
+mod prepared_memory;
+mod recorded_traffic;
 mod replicator;
-mod room;
 mod slow;
 pub(crate) mod support;
+mod throttle;
 mod tls;
 mod together;
 mod trainers;
-mod unlike;
 mod users;
+mod users_share;
 mod withdrawal;
 
 use std::fs::{self, OpenOptions};

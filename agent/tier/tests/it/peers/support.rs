@@ -246,7 +246,7 @@ pub fn manifest(identity: &Identity, content: &[u8]) -> Manifest {
             xxh3_128: XxHash3_128::oneshot(content),
         },
         chunks: Some(Chunks { bytes: CHUNK, sums: content.chunks(CHUNK as usize).map(chunk_sum).collect() }),
-        alike: None,
+        shared_content: None,
     }
 }
 

@@ -63,8 +63,8 @@ impl ProcessWatch {
         if let Some(why) = &self.unreadable {
             findings.unreadable(format!("processes cannot be looked through: {why}"));
         }
-        self.tell_zombies(limits, &mut findings);
-        self.tell_stuck(limits, at, &mut findings);
+        self.report_zombies(limits, &mut findings);
+        self.report_stuck(limits, at, &mut findings);
         findings
     }
 
@@ -79,7 +79,7 @@ impl ProcessWatch {
         }
     }
 
-    fn tell_zombies(&self, limits: &ProcessLimits, findings: &mut Findings) {
+    fn report_zombies(&self, limits: &ProcessLimits, findings: &mut Findings) {
         let Some((checked, scan)) = &self.zombies else { return };
         let ProcessScan { processes, zombies, most, .. } = scan;
         findings.evidence(
@@ -97,7 +97,7 @@ impl ProcessWatch {
         );
     }
 
-    fn tell_stuck(&self, limits: &ProcessLimits, at: Mono, findings: &mut Findings) {
+    fn report_stuck(&self, limits: &ProcessLimits, at: Mono, findings: &mut Findings) {
         let stuck = |waiting: &&Waiting| {
             let long = at.since(waiting.since) >= limits.stuck_after.0 && waiting.looks >= limits.stuck_looks;
             // Kernel threads may sleep like this forever; the kernel itself reports those that should not.

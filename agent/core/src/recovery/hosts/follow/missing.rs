@@ -10,7 +10,7 @@ const ME: u32 = 0;
 
 impl Follow {
     /// A message proves that the leader is alive.
-    pub(super) fn hears_leader(&mut self, at: Mono, down: &Down) {
+    pub(super) fn leader_reported(&mut self, at: Mono, down: &Down) {
         match down {
             // Messages buffered in a closed connection prove nothing.
             _ if !self.open => return,

@@ -61,7 +61,7 @@ impl Follow {
     }
 
     /// Whether sights of ranks can be sent to the leader now. Before the first round trip no time can be converted.
-    pub fn tells_sights(&self) -> bool {
+    pub fn reports_sights(&self) -> bool {
         self.gone.is_none() && self.clock.uncertainty().is_some()
     }
 

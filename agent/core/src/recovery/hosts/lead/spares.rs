@@ -31,7 +31,7 @@ impl Lead {
 
     /// Sends all launchers the addresses where copies are stored, if they changed. Before the first spare, hosts know
     /// them anyway. In a large job spares store none: each host has other partners there.
-    pub(super) fn tell_who_keeps(&mut self) {
+    pub(super) fn report_holders(&mut self) {
         if self.links.len() > COPIES_AMONG {
             return;
         }

@@ -75,7 +75,7 @@ impl Lead {
         let waiting = self.spares.iter().map(|(member, _)| member.clone());
         let waiting: Vec<Member> = waiting.filter(|member| !self.has_seat(member)).collect();
         self.merge.set_waiting(waiting);
-        self.tell_who_keeps();
+        self.report_holders();
     }
 
     /// Whether a launcher has a seat of the present arrangement.

@@ -12,12 +12,12 @@ use crate::peer::sealed::Sealed;
 
 /// A shard whose bytes exist as long as its file is open, even if it is deleted.
 #[derive(Debug)]
-pub(super) struct HeldShard {
+pub(super) struct PinnedShard {
     found: Found,
     file: Arc<File>,
 }
 
-impl HeldShard {
+impl PinnedShard {
     pub(super) fn sealed(&self) -> &Sealed {
         &self.found.sealed
     }
@@ -60,7 +60,7 @@ impl LocalShards {
         };
         for (root, found) in wanted {
             if let Some((_, file)) = self.open_file(&root) {
-                self.inner().held.insert(root, HeldShard { found, file: Arc::new(file) });
+                self.inner().held.insert(root, PinnedShard { found, file: Arc::new(file) });
             }
         }
     }
@@ -85,7 +85,7 @@ impl LocalShards {
     }
 
     /// The runs with files that are kept open.
-    pub(crate) fn held_runs(&self) -> BTreeSet<String> {
+    pub(crate) fn pinned_runs(&self) -> BTreeSet<String> {
         self.inner().held.values().map(|shard| shard.sealed().shard.of.run_id().to_owned()).collect()
     }
 
@@ -95,7 +95,7 @@ impl LocalShards {
     }
 
     /// Opens a shard whose file is kept open.
-    pub(crate) fn open_held(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+    pub(crate) fn open_pinned(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
         let inner = self.inner();
         let shard = inner.held.get(root)?;
         Some((Arc::clone(&shard.found.sealed), shard.file.try_clone().ok()?))

@@ -92,7 +92,7 @@ fn a_peer_that_offers_a_step_it_does_not_have_costs_a_try_and_no_step() {
                     medium: Medium::Memory,
                     own: false,
                     verified: true,
-                    alike: None,
+                    shared_content: None,
                 };
                 let reported = match header.kind {
                     Kind::List => wire.send_json(

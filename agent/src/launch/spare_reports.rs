@@ -2,19 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use mainstay_core::recovery::hosts::ready::SpareReady;
+use mainstay_core::recovery::hosts::spare_ready::SpareReady;
 
 /// How often a copy of a newer step is written to the journal.
 const RECORDED_EVERY: Duration = Duration::from_secs(10);
 
 /// What was reported about a spare.
 #[derive(Debug, Default)]
-pub(super) struct Ready {
+pub(super) struct SpareReports {
     /// What the journal has, and since when.
     recorded: Option<(SpareReady, Instant)>,
 }
 
-impl Ready {
+impl SpareReports {
     /// Whether to write this down now, and whether to show it to people: not each newer step is shown.
     fn is_due(&self, now: &SpareReady) -> (bool, bool) {
         let Some((before, at)) = &self.recorded else { return (true, now.has_something()) };
@@ -42,14 +42,14 @@ impl Ready {
 
 #[cfg(test)]
 mod tests {
-    use mainstay_core::recovery::hosts::ready::SpareCopy;
+    use mainstay_core::recovery::hosts::spare_ready::SpareCopy;
 
     use super::*;
 
     #[test]
     fn people_see_what_becomes_ready_and_not_each_newer_step() {
         let copy = |step| Some(SpareCopy { attempt: 0, step, shards: 2, ranks: 2 });
-        let mut ready = Ready::default();
+        let mut ready = SpareReports::default();
         let mut see = |imports, copy| ready.take(&SpareReady { imports: Some(imports), copy });
         assert_eq!(see(false, None), Some(false), "the leader has said that it waits");
         assert_eq!(see(false, None), None);

@@ -6,7 +6,7 @@ use crate::container::{Header, STATE_TENSOR};
 use crate::hex::hex;
 
 /// The key of the container's metadata with which a rank declares it.
-pub const ALIKE_WORD: &str = "alike";
+pub const SHARED_CONTENT_WORD: &str = "alike";
 
 /// A longer group name is ignored.
 const LONGEST: usize = 200;
@@ -16,19 +16,19 @@ const ROOT_OF: &[u8] = b"mainstay checkpoint content 1\n";
 
 /// The group of ranks that should have saved the same, and the root of what was saved.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Alike {
+pub struct SharedContent {
     /// The name of the group; only ranks of one step are compared.
     pub group: String,
     /// BLAKE3 over the table of tensors and the checksum of their bytes, in hexadecimal digits.
     pub root: String,
 }
 
-impl Alike {
+impl SharedContent {
     /// The group that a container names, and the byte range of its tensors in the file. None if it names no group,
     /// or if its tensors are not contiguous before the rest of the state.
     #[must_use]
     pub fn asked(header: &Header) -> Option<(String, std::ops::Range<u64>)> {
-        let group = header.metadata.get(ALIKE_WORD).filter(|group| is_name(group))?;
+        let group = header.metadata.get(SHARED_CONTENT_WORD).filter(|group| is_name(group))?;
         let (last, before) = header.tensors.split_last()?;
         let tensors = if last.tensor.name == STATE_TENSOR { before } else { &header.tensors };
         if tensors.iter().any(|placed| placed.tensor.name == STATE_TENSOR) {
@@ -40,7 +40,7 @@ impl Alike {
 
     /// The root for the tensors of a container whose bytes have this checksum.
     #[must_use]
-    pub fn of(group: String, header: &Header, bytes_xxh3_128: u128) -> Alike {
+    pub fn of(group: String, header: &Header, bytes_xxh3_128: u128) -> SharedContent {
         let mut hasher = blake3::Hasher::new();
         hasher.update(ROOT_OF);
         for placed in header.tensors.iter().filter(|placed| placed.tensor.name != STATE_TENSOR) {
@@ -53,14 +53,14 @@ impl Alike {
             }
         }
         hasher.update(&bytes_xxh3_128.to_le_bytes());
-        Alike { group, root: hex(hasher.finalize().as_bytes()) }
+        SharedContent { group, root: hex(hasher.finalize().as_bytes()) }
     }
 
     /// Reads the group and root from a manifest, if they are valid.
-    pub(crate) fn read(group: &str, root: &str) -> Option<Alike> {
+    pub(crate) fn read(group: &str, root: &str) -> Option<SharedContent> {
         let is_root = root.len() == 64
             && root.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-        (is_name(group) && is_root).then(|| Alike { group: group.to_owned(), root: root.to_owned() })
+        (is_name(group) && is_root).then(|| SharedContent { group: group.to_owned(), root: root.to_owned() })
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
     use crate::container::{Tensor, encode};
 
     fn header(rank: &str, tensors: &[(&str, u64)]) -> Header {
-        let words = [("rank", rank), (ALIKE_WORD, "dp")];
+        let words = [("rank", rank), (SHARED_CONTENT_WORD, "dp")];
         let words: BTreeMap<String, String> =
             words.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let tensor = |(name, length): &(&str, u64)| Tensor {
@@ -91,14 +91,14 @@ mod tests {
     fn the_rank_and_its_own_state_are_not_part_of_the_root() {
         let (one, other) =
             (header("3", &[("w", 6), (STATE_TENSOR, 5)]), header("12", &[("w", 6), (STATE_TENSOR, 9)]));
-        let (group, range) = Alike::asked(&one).unwrap();
+        let (group, range) = SharedContent::asked(&one).unwrap();
         assert_eq!((group.as_str(), range.end - range.start), ("dp", 24));
-        assert_eq!(Alike::of(group.clone(), &one, 7), Alike::of(group, &other, 7));
+        assert_eq!(SharedContent::of(group.clone(), &one, 7), SharedContent::of(group, &other, 7));
     }
 
     #[test]
     fn other_bytes_names_or_shapes_give_another_root() {
-        let root = |header: &Header, sum| Alike::of("dp".to_owned(), header, sum).root;
+        let root = |header: &Header, sum| SharedContent::of("dp".to_owned(), header, sum).root;
         let one = header("0", &[("w", 6)]);
         assert_ne!(root(&one, 7), root(&one, 8));
         assert_ne!(root(&one, 7), root(&header("0", &[("v", 6)]), 7));
@@ -108,9 +108,9 @@ mod tests {
     #[test]
     fn a_container_without_group_or_with_its_state_in_front_is_not_compared() {
         let mut nameless = header("0", &[("w", 6)]);
-        nameless.metadata.remove(ALIKE_WORD);
-        assert_eq!(Alike::asked(&nameless), None);
-        assert_eq!(Alike::asked(&header("0", &[(STATE_TENSOR, 2), ("w", 6)])), None);
-        assert_eq!(Alike::asked(&header("0", &[])), None);
+        nameless.metadata.remove(SHARED_CONTENT_WORD);
+        assert_eq!(SharedContent::asked(&nameless), None);
+        assert_eq!(SharedContent::asked(&header("0", &[(STATE_TENSOR, 2), ("w", 6)])), None);
+        assert_eq!(SharedContent::asked(&header("0", &[])), None);
     }
 }

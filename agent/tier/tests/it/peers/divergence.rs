@@ -2,15 +2,16 @@
 
 use std::fs;
 
-use mainstay_checkpoint::{Alike, MANIFEST_NAME, Manifest};
+use mainstay_checkpoint::{MANIFEST_NAME, Manifest, SharedContent};
 
 use super::support::{Host, bytes, hosts, identity, manifest, shard, until};
 
 /// Seals what a rank saved with the group of ranks that should save the same; `content` is what is compared.
 fn save(host: &Host, (attempt, step, rank): (u64, u64, u32), group: &str, content: &str) {
     let state = bytes(step, rank);
-    let alike = Alike { group: group.to_owned(), root: content.repeat(64) };
-    let reported = Manifest { alike: Some(alike), ..manifest(&identity(attempt, step, rank, 2), &state) };
+    let shared = SharedContent { group: group.to_owned(), root: content.repeat(64) };
+    let reported =
+        Manifest { shared_content: Some(shared), ..manifest(&identity(attempt, step, rank, 2), &state) };
     let home = shard(host.directory.path(), step, rank);
     fs::create_dir_all(&home).unwrap();
     fs::write(home.join("state.safetensors"), state).unwrap();
@@ -23,7 +24,7 @@ fn save(host: &Host, (attempt, step, rank): (u64, u64, u32), group: &str, conten
 type Found = (u64, String, Vec<(u32, String)>);
 
 fn found(host: &Host) -> Vec<Found> {
-    let all = host.service().unlike();
+    let all = host.service().divergences();
     let members = |of: &mainstay_core::checkpoint::divergence::ReplicaDivergence| {
         of.members.iter().map(|member| (member.rank, member.holder.clone())).collect()
     };
@@ -40,7 +41,7 @@ fn both_hosts_detect_shards_that_should_be_equal_and_are_not_and_name_both() {
     for host in &hosts {
         until("the finding", || !found(host).is_empty());
         assert_eq!(found(host), expected);
-        assert_eq!(host.service().counts().unlike, 1, "one step, however often it is compared");
+        assert_eq!(host.service().counts().divergences, 1, "one step, however often it is compared");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Limits for connections of peers. Unauthenticated peers have few seats per address, so that one host without credentials
+//! Limits for connections of peers. Unauthenticated peers have few slots per address, so that one host without credentials
 //! cannot block others.
 
 use std::collections::BTreeMap;
@@ -19,9 +19,9 @@ fn greeting_of(peers: usize) -> usize {
     peers.clamp(GREETING_EACH, GREETING / 2)
 }
 
-/// The seats of a service.
+/// The slots of a service.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seats(Arc<Mutex<Taken>>);
+pub(super) struct ConnectionSlots(Arc<Mutex<Taken>>);
 
 #[derive(Debug, Default)]
 struct Taken {
@@ -29,9 +29,9 @@ struct Taken {
     greeting: BTreeMap<Option<IpAddr>, usize>,
 }
 
-impl Seats {
-    /// A seat for one more connection from this address, which has `peers` peers. It is held until it is dropped.
-    pub(super) fn take(&self, host: Option<IpAddr>, peers: usize) -> Option<Seat> {
+impl ConnectionSlots {
+    /// A slot for one more connection from this address, which has `peers` peers. It is held until it is dropped.
+    pub(super) fn take(&self, host: Option<IpAddr>, peers: usize) -> Option<ConnectionSlot> {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let greeting: usize = taken.greeting.values().sum();
         let each = taken.greeting.get(&host).copied().unwrap_or(0);
@@ -40,23 +40,23 @@ impl Seats {
         }
         taken.all += 1;
         taken.greeting.insert(host, each + 1);
-        Some(Seat { seats: self.clone(), host, is_greeting: true })
+        Some(ConnectionSlot { slots: self.clone(), host, is_greeting: true })
     }
 }
 
-/// The seat of one connection. It is released even if its thread panics.
+/// The slot of one connection. It is released even if its thread panics.
 #[derive(Debug)]
-pub(super) struct Seat {
-    seats: Seats,
+pub(super) struct ConnectionSlot {
+    slots: ConnectionSlots,
     host: Option<IpAddr>,
     is_greeting: bool,
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// Records that the other side is authenticated.
     pub(super) fn is_known(&mut self) {
         if std::mem::take(&mut self.is_greeting) {
-            let mut taken = self.seats.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut taken = self.slots.0.lock().unwrap_or_else(PoisonError::into_inner);
             taken.greeted(self.host);
         }
     }
@@ -73,9 +73,9 @@ impl Taken {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut taken = self.seats.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.slots.0.lock().unwrap_or_else(PoisonError::into_inner);
         taken.all -= 1;
         if self.is_greeting {
             taken.greeted(self.host);
@@ -87,7 +87,7 @@ impl Drop for Seat {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use super::{ALL, GREETING, GREETING_EACH, Seat, Seats};
+    use super::{ALL, ConnectionSlot, ConnectionSlots, GREETING, GREETING_EACH};
 
     fn host(last: u8) -> Option<IpAddr> {
         Some(Ipv4Addr::new(10, 0, 0, last).into())
@@ -95,40 +95,41 @@ mod tests {
 
     #[test]
     fn a_host_that_never_authenticates_does_not_block_others() {
-        let seats = Seats::default();
-        let silent: Vec<Seat> = (0..GREETING_EACH).map(|_| seats.take(host(1), 1).unwrap()).collect();
-        assert!(seats.take(host(1), 1).is_none());
-        let mut other = seats.take(host(2), 1).unwrap();
+        let slots = ConnectionSlots::default();
+        let silent: Vec<ConnectionSlot> =
+            (0..GREETING_EACH).map(|_| slots.take(host(1), 1).unwrap()).collect();
+        assert!(slots.take(host(1), 1).is_none());
+        let mut other = slots.take(host(2), 1).unwrap();
         other.is_known();
         drop(silent);
-        assert!(seats.take(host(1), 1).is_some());
+        assert!(slots.take(host(1), 1).is_some());
     }
 
     #[test]
     fn all_peers_of_one_address_may_greet_at_the_same_moment() {
-        let seats = Seats::default();
+        let slots = ConnectionSlots::default();
         let peers = GREETING / 2;
-        let greeting: Vec<Seat> = (0..peers).map(|_| seats.take(host(1), peers).unwrap()).collect();
-        assert!(seats.take(host(1), 10 * peers).is_none(), "half is left for others");
-        assert!(seats.take(host(2), 0).is_some());
+        let greeting: Vec<ConnectionSlot> = (0..peers).map(|_| slots.take(host(1), peers).unwrap()).collect();
+        assert!(slots.take(host(1), 10 * peers).is_none(), "half is left for others");
+        assert!(slots.take(host(2), 0).is_some());
         drop(greeting);
     }
 
     #[test]
-    fn seats_are_released_after_a_panic() {
-        let seats = Seats::default();
+    fn slots_are_released_after_a_panic() {
+        let slots = ConnectionSlots::default();
         for _ in 0..ALL + 1 {
-            let seat = seats.take(host(1), 1).unwrap();
+            let slot = slots.take(host(1), 1).unwrap();
             let thread = std::thread::spawn(move || {
-                let _seat = seat;
+                let _slot = slot;
                 std::panic::panic_any("as a parser might");
             });
             assert!(thread.join().is_err());
         }
-        let mut known: Vec<Seat> = Vec::new();
-        while let Some(mut seat) = seats.take(host(1), 1) {
-            seat.is_known();
-            known.push(seat);
+        let mut known: Vec<ConnectionSlot> = Vec::new();
+        while let Some(mut slot) = slots.take(host(1), 1) {
+            slot.is_known();
+            known.push(slot);
         }
         assert_eq!(known.len(), ALL);
     }

@@ -9,16 +9,16 @@
 
 use crate::common;
 
-use common::container_alike;
-use mainstay_checkpoint::{Alike, Identity, Manifest};
+use common::container_of_group;
+use mainstay_checkpoint::{Identity, Manifest, SharedContent};
 use mainstay_tier::seal::seal;
 
-fn sealed(rank: u32, group: &str, state: &[u8]) -> Option<Alike> {
-    let bytes = container_alike(rank, group, state);
+fn sealed(rank: u32, group: &str, state: &[u8]) -> Option<SharedContent> {
+    let bytes = container_of_group(rank, group, state);
     let identity = Identity { job: "job".to_owned(), attempt: 0, step: 1, rank, world_size: 12 };
     let manifest = seal(&bytes, bytes.len() as u64, &identity, "run", 1).expect("sealed");
     assert_eq!(Manifest::decode(&manifest.encode()).as_ref(), Ok(&manifest), "it is read as it was written");
-    manifest.alike
+    manifest.shared_content
 }
 
 #[test]

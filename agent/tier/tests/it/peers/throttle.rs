@@ -45,8 +45,8 @@ fn replicas_over_their_share_of_training_time_wait_until_training_stops() {
     let hosts = pair(0.001);
     let host = &hosts[0];
     learn(host);
-    let toll = host.service().toll();
-    assert!(toll.per_second.is_some_and(|price| price > 0.5), "{toll:?}");
+    let overhead = host.service().overhead();
+    assert!(overhead.per_second.is_some_and(|price| price > 0.5), "{overhead:?}");
     // Each replica costs far more than the budget. Whether the first one is counted depends on whether its transfer ended before
     // or after its steps were reported.
     let mut step = 10;
@@ -55,7 +55,7 @@ fn replicas_over_their_share_of_training_time_wait_until_training_stops() {
         steps(host, from, 1);
         from = monotonic();
         host.service().nudge();
-        let waits = !host.service().toll().held.is_zero();
+        let waits = !host.service().overhead().held.is_zero();
         if !waits && host.least_copies(step) == 2 {
             step += 10;
             host.save(0, step, &[0], 1);
@@ -66,7 +66,7 @@ fn replicas_over_their_share_of_training_time_wait_until_training_stops() {
     assert_eq!((lag.of.saved, lag.of.copied.map(|(of, _)| of.step)), (step, Some(step - 10)));
     assert_eq!(lag.reason, LagReason::Slowdown, "{}", lag.why);
     assert_eq!(host.least_copies(step), 1);
-    assert!(host.service().toll().paid > Duration::from_millis(100));
+    assert!(host.service().overhead().paid > Duration::from_millis(100));
     // No further steps are reported.
     host.wait_for_copies(step, 2);
 }
@@ -83,7 +83,7 @@ fn without_a_limit_replicas_never_wait() {
             host.least_copies(step) == 2
         });
     }
-    assert!(host.service().toll().held.is_zero());
+    assert!(host.service().overhead().held.is_zero());
 }
 
 #[test]

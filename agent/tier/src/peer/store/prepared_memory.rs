@@ -15,7 +15,7 @@ use crate::pool::available;
 
 /// A file of the store with allocated pages. It returns to the store when it is dropped, or is given to a user.
 #[derive(Debug)]
-pub(crate) struct Ready<'s> {
+pub(crate) struct PreparedMemory<'s> {
     store: &'s Store,
     spare: Option<Spare>,
     /// The file.
@@ -25,7 +25,7 @@ pub(crate) struct Ready<'s> {
 
 impl Store {
     /// Lends memory for a shard whose final place is `directory`, not the store; none if files cannot be moved there or none is ready.
-    pub(crate) fn lend(&self, bytes: u64, directory: &File) -> Option<Ready<'_>> {
+    pub(crate) fn lend(&self, bytes: u64, directory: &File) -> Option<PreparedMemory<'_>> {
         if bytes == 0 || self.medium != Medium::Memory || !self.reaches(directory) {
             return None;
         }
@@ -47,7 +47,7 @@ impl Store {
             self.inner().lent -= bytes;
             return None;
         };
-        Some(Ready { store: self, spare: Some(spare), file, memory })
+        Some(PreparedMemory { store: self, spare: Some(spare), file, memory })
     }
 
     /// Whether a file of the store can be moved into that directory: not to another file system or mount.
@@ -106,7 +106,7 @@ impl Store {
     }
 }
 
-impl Ready<'_> {
+impl PreparedMemory<'_> {
     /// The memory for a chunk.
     pub(crate) fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
         self.memory.lend(offset, length)
@@ -125,7 +125,7 @@ impl Ready<'_> {
     }
 }
 
-impl Drop for Ready<'_> {
+impl Drop for PreparedMemory<'_> {
     fn drop(&mut self) {
         let Some(mut spare) = self.spare.take() else { return };
         let mut inner = self.store.inner();
